@@ -1,0 +1,1 @@
+"""Kernel configurations, candidate tables and budgets. Imports neither the compiler nor torch."""

@@ -1,0 +1,81 @@
+"""Configurations of the dense GEMM kernels: plain frozen data, free of any compiler import.
+
+A configuration is part of a kernel's cache key, so every field is something that the compiled code
+depends on. What shape gets which configuration is decided in `gemm_table`; whether one fits a
+device is decided in `budget`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Schedule(enum.Enum):
+    """How the consumer warpgroups of the SM90 kernel share the output tiles."""
+
+    COOPERATIVE = "cooperative"
+    """All consumer warpgroups work on one tile, split along M."""
+    PINGPONG = "pingpong"
+    """Each consumer warpgroup owns a tile; one computes while the other stores."""
+
+
+@dataclass(frozen=True)
+class Sm90GemmConfig:
+    """One instance of the TMA + WGMMA kernel.
+
+    `tile_*` are elements of a CTA's tile; `tile_k` 0 stands for 128 bytes of K, the width of the
+    widest swizzle. `stages` 0 takes as many pipeline stages as shared memory holds.
+    `epi_tma` False stores D with predicated global stores, which any alignment allows.
+    `raster_group` is the number of tiles (along the other mode) that are visited together so that
+    their operands stay in L2; `raster_along_m` says that M is the mode that varies within a group.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int = 0
+    cluster_m: int = 1
+    cluster_n: int = 1
+    schedule: Schedule = Schedule.COOPERATIVE
+    stages: int = 0
+    epi_tma: bool = True
+    raster_group: int = 8
+    raster_along_m: bool = True
+    split_k: int = 1
+
+    family = "sm90"
+
+    def tile_k_for(self, element_bytes: int) -> int:
+        """Elements of K in a tile for operands of `element_bytes` bytes each."""
+        return self.tile_k or 128 // element_bytes
+
+
+@dataclass(frozen=True)
+class Sm80GemmConfig:
+    """One instance of the cp.async + mma.sync kernel, which also runs on every later GPU.
+
+    `warps_m` x `warps_n` warps share a tile. `copy_bytes_a` and `copy_bytes_b` are the width of a
+    load from global memory along the operand's contiguous mode: 16, 8 or 4 bytes use cp.async;
+    an operand that is aligned to 2 bytes only takes plain predicated loads.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+    warps_m: int
+    warps_n: int
+    raster_group: int = 8
+    split_k: int = 1
+    copy_bytes_a: int = 16
+    copy_bytes_b: int = 16
+
+    family = "sm80"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps_m * self.warps_n
+
+
+GemmConfig = Sm90GemmConfig | Sm80GemmConfig
