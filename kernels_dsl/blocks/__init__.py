@@ -1,0 +1,1 @@
+"""Building blocks of the kernels: the only place that touches raw instructions."""
