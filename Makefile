@@ -1,0 +1,35 @@
+# make demo: compile, run (with a GPU) and check the kernels.   make test: the tests.
+VENV := .venv
+RUN := $(VENV)/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench doctor clean
+
+help:
+	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
+	@echo "make test     the tests; with a GPU: the GPU tests too"
+	@echo "make lint     ruff and mypy"
+	@echo "make bench    the benchmarks (needs a GPU)"
+	@echo "make doctor   what this machine has and lacks"
+	@echo "make clean    remove the virtual environment"
+
+$(VENV)/.complete: pyproject.toml constraints-cpu.txt tools/make_venv.sh
+	tools/make_venv.sh $(VENV)
+
+demo: $(VENV)/.complete
+	$(RUN) -m kernels_dsl demo
+
+test: $(VENV)/.complete
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.complete
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.complete
+	$(RUN) -m kernels_dsl bench gemm
+
+doctor: $(VENV)/.complete
+	$(RUN) -m kernels_dsl doctor
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

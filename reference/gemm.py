@@ -1,0 +1,130 @@
+"""GEMM as plainly as it can be said: D = activation(alpha · A @ B + beta · C + bias) + residual.
+
+`gemm` is the float64 reference, `gemm_same_dtype` what PyTorch makes of the same inputs in their own dtype,
+which the tolerance rule measures against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_TF32_DROPPED_BITS = 13  # tf32 keeps 10 of float32's 23 mantissa bits
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def activation_function(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation of that name: relu, gelu (by erf), gelu_tanh, silu, or None for none."""
+    if name is None:
+        return lambda x: x
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}, must be None or one of {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[name]
+
+
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 values rounded to tf32 (10 mantissa bits), to nearest, ties away as `cvt.rna` does."""
+    if x.dtype != torch.float32:
+        raise ValueError(f"x has dtype {x.dtype}, must be torch.float32")
+    half = 1 << (_TF32_DROPPED_BITS - 1)
+    mask = -(1 << _TF32_DROPPED_BITS)
+    rounded = ((x.contiguous().view(torch.int32) + half) & mask).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded, x)
+
+
+def truncate_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 values cut to tf32's 10 mantissa bits: what the tensor cores make of float32 words."""
+    if x.dtype != torch.float32:
+        raise ValueError(f"x has dtype {x.dtype}, must be torch.float32")
+    mask = -(1 << _TF32_DROPPED_BITS)
+    return torch.where(torch.isfinite(x), (x.contiguous().view(torch.int32) & mask).view(torch.float32), x)
+
+
+def _finish(
+    product: torch.Tensor,
+    c: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str | None,
+) -> torch.Tensor:
+    """The epilogue, in the dtype of `product`."""
+    dtype = product.dtype
+    value = product * alpha if alpha != 1.0 else product
+    if c is not None and beta != 0.0:
+        value = value + beta * c.to(dtype)
+    if bias is not None:
+        value = value + bias.to(dtype)
+    value = activation_function(activation)(value)
+    if residual is not None:
+        value = value + residual.to(dtype)
+    return value
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """activation(alpha · a @ b + beta · c + bias) + residual in float64.
+
+    a: (…, M, K), b: (…, K, N), batch modes broadcast. c, bias, residual: anything that broadcasts to
+    (…, M, N), so a bias a column is (N,) and a bias a row is (M, 1). beta counts only where c is given; with
+    beta 0 c is not read. K = 0 gives a product of zeros. Returns (…, M, N), float64.
+    """
+    return _finish(torch.matmul(a.double(), b.double()), c, bias, residual, alpha, beta, activation)
+
+
+def gemm_same_dtype(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    tf32: bool = True,
+) -> torch.Tensor:
+    """The same by PyTorch's own operations in the inputs' dtype, as `gemm` is in float64.
+
+    out_dtype (default the inputs'): where it differs from the inputs', the inputs are converted to float32
+    first, since rounding the product to the inputs' dtype would make too generous a yardstick for a wider
+    output. tf32: float32 operands are cut to tf32, as the tensor cores do with plain float32 words.
+    """
+    if a.dtype != b.dtype:
+        raise ValueError(f"a has dtype {a.dtype} and b {b.dtype}, must be the same")
+    out_dtype = a.dtype if out_dtype is None else out_dtype
+    if a.dtype == torch.float32:
+        product = _float32_matmul(*(truncate_to_tf32(x) if tf32 else x for x in (a, b)))
+    elif out_dtype == a.dtype:
+        product = torch.matmul(a, b)
+    else:
+        product = _float32_matmul(a.float(), b.float())
+    return _finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
+
+
+def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in full float32, whatever the process allows cuBLAS to do."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        return torch.matmul(a, b)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed

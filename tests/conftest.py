@@ -1,0 +1,73 @@
+"""What all tests share: markers that skip with a reason, a seed each, a line to reproduce a failure."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+
+@functools.cache
+def _missing_gpu() -> str | None:
+    """Why GPU tests cannot run here; None where they can."""
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        return "this torch is a CPU build: no GPU here"
+    if not torch.cuda.is_available():
+        return "no NVIDIA GPU here"
+    return None
+
+
+@functools.cache
+def _missing_hopper() -> str | None:
+    import torch
+
+    reason = _missing_gpu()
+    if reason is not None:
+        return reason
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        return f"needs compute capability 9.0, this GPU has {capability[0]}.{capability[1]}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in (("gpu", _missing_gpu), ("sm90", _missing_hopper)):
+        if item.get_closest_marker(marker) is not None:
+            reason = missing()
+            if reason is not None:
+                pytest.skip(reason)
+
+
+def _seed_of(nodeid: str) -> int:
+    from reference.inputs import case_seed
+
+    return case_seed(nodeid) & 0xFFFF_FFFF
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that follows from the test's name and parameters alone."""
+    return _seed_of(request.node.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """The global generators start from the test's seed, so that the order of the tests does not matter."""
+    import sys
+
+    start = _seed_of(request.node.nodeid)
+    random.seed(start)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(start)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and report.when == "call":
+        line = f"python -m pytest '{item.nodeid}'    (seed {_seed_of(item.nodeid)})"
+        report.sections.append(("reproduce", line))
