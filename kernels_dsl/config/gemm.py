@@ -78,4 +78,16 @@ class Sm80GemmConfig:
         return 32 * self.warps_m * self.warps_n
 
 
+@dataclass(frozen=True)
+class EntryLayout:
+    """How the tensors of a call relate to the kernel's (M, N, K, L): part of the kernel's key.
+
+    `operand_modes` has for each epilogue operand the modes it has, in its own order, such as "n" for
+    a bias of shape (N,), "mn", "lmn", and "" for a scalar. `swap` computes D^T = B^T A^T.
+    """
+
+    operand_modes: tuple[str, ...] = ()
+    swap: bool = False
+
+
 GemmConfig = Sm90GemmConfig | Sm80GemmConfig

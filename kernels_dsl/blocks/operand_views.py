@@ -1,0 +1,54 @@
+"""Trace-time views that turn PyTorch-oriented GEMM tensors into the kernels' (M, K, L) orientation.
+
+A kernel works on A (M, K, L), B (N, K, L), D (M, N, L) and epilogue operands (M, N, L). A caller has
+A (M, K) or (L, M, K), B (K, N) or (L, K, N), D (M, N) or (L, M, N) and operands that lack the modes
+along which they are broadcast. Making these views with torch costs 0.7 us of host time each, at every
+call; made here they cost nothing, because they are layouts that the compiler sees. A mode that a
+tensor does not have gets the static stride 0, and the batch mode of an unbatched problem the static
+extent 1, so neither costs an address computation in the kernel either.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+
+def batch_first_view(tensor: cute.Tensor, batch, swap: bool) -> cute.Tensor:
+    """View (X, Y) or (L, X, Y) as (X, Y, L), or as (Y, X, L) where `swap`.
+
+    `batch` is the extent of L that a tensor of rank 2 gets, with stride 0.
+    """
+    shape, stride = tensor.shape, tensor.stride
+    rank = cute.rank(tensor)
+    if rank not in (2, 3):
+        raise ValueError(f"a GEMM tensor must have rank 2 or 3, got rank {rank}")
+    x, y = (rank - 1, rank - 2) if swap else (rank - 2, rank - 1)
+    batch_shape, batch_stride = (shape[0], stride[0]) if rank == 3 else (batch, 0)
+    layout = cute.make_layout(
+        (shape[x], shape[y], batch_shape), stride=(stride[x], stride[y], batch_stride)
+    )
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def epilogue_operand_view(operand, modes: str, shape: tuple, swap: bool):
+    """View an epilogue operand as (M, N, L), or as (N, M, L) where `swap`.
+
+    `modes` names the operand's own modes in their order, a subset of "lmn"; `shape` is the result's
+    shape in the order of the view. A scalar (`modes` empty) is returned as it is.
+    """
+    if modes == "":
+        return operand
+    if cute.rank(operand) != len(modes):
+        raise ValueError(f"an epilogue operand with modes {modes!r} has rank {cute.rank(operand)}")
+    order = "nml" if swap else "mnl"
+    stride = tuple(operand.stride[modes.index(mode)] if mode in modes else 0 for mode in order)
+    return cute.make_tensor(operand.iterator, cute.make_layout(shape, stride=stride))
+
+
+def batch_extent(*tensors: cute.Tensor):
+    """The batch extent shared by tensors of rank 2 (no batch) and 3; static 1 if none has one."""
+    for tensor in tensors:
+        if cutlass.const_expr(cute.rank(tensor) == 3):
+            return tensor.shape[0]
+    return 1

@@ -1,0 +1,235 @@
+"""Which GEMM configuration a shape gets: tables of candidates and a model of how long each would take.
+
+The model counts waves of tiles over the SMs. Its constants, all in `MODELS` and the candidate tables, come
+from measurements and are meant to be edited after new ones. It only has to rank candidates; where it ranks
+wrongly, the tuner's record (see `tuned`) overrules it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kernels_dsl.config.budget import why_not
+from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.problem import Device, GemmProblem
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Constants of the time model of one family. Times in seconds, rates a second.
+
+    `sm_flops`: 16-bit FLOPs of one SM at full tilt (tf32 runs at half of it). `chip_flops`: what the
+    power limit leaves the chip of 132 SMs. `bandwidth`: global memory. `sm_bandwidth`: L2 or global memory to
+    one SM. `launch`: start of a kernel, until its first tile computes. `epilogue`: bytes of D a second that one
+    SM converts and
+    stores. `tile_start`: filling the pipeline at a tile that nothing overlaps. `reduce`: the second
+    kernel of split-K, before the bytes it moves.
+    """
+
+    sm_flops: float
+    chip_flops: float
+    bandwidth: float
+    sm_bandwidth: float
+    launch: float
+    epilogue: float
+    tile_start: float
+    reduce: float
+
+
+MODELS = {
+    "sm90": Model(
+        sm_flops=7.0e12,
+        chip_flops=800e12,
+        bandwidth=3.9e12,
+        sm_bandwidth=55e9,
+        launch=3.0e-6,
+        epilogue=60e9,
+        tile_start=0.7e-6,
+        reduce=3.0e-6,
+    ),
+    "sm80": Model(
+        sm_flops=3.6e12,
+        chip_flops=450e12,
+        bandwidth=3.5e12,
+        sm_bandwidth=45e9,
+        launch=3.0e-6,
+        epilogue=40e9,
+        tile_start=1.2e-6,
+        reduce=3.0e-6,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration and the fraction of `sm_flops` that its main loop reaches on long K."""
+
+    config: GemmConfig
+    efficiency: float
+
+
+_PINGPONG = Schedule.PINGPONG
+SM90_CANDIDATES = (
+    Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 1.00),
+    Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.99),
+    Candidate(Sm90GemmConfig(256, 192, cluster_m=2), 0.98),
+    Candidate(Sm90GemmConfig(128, 256), 0.96),
+    Candidate(Sm90GemmConfig(256, 128), 0.95),
+    Candidate(Sm90GemmConfig(128, 192, cluster_m=2, schedule=_PINGPONG), 1.00),
+    Candidate(Sm90GemmConfig(128, 128, cluster_m=2, schedule=_PINGPONG), 0.92),
+    Candidate(Sm90GemmConfig(128, 128, schedule=_PINGPONG), 0.90),
+    Candidate(Sm90GemmConfig(128, 192, cluster_m=2), 0.93),
+    Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.85),
+    Candidate(Sm90GemmConfig(128, 128), 0.83),
+    Candidate(Sm90GemmConfig(128, 64), 0.62),
+    Candidate(Sm90GemmConfig(64, 256, schedule=_PINGPONG), 0.80),
+    Candidate(Sm90GemmConfig(64, 256), 0.70),
+    Candidate(Sm90GemmConfig(64, 128), 0.60),
+    Candidate(Sm90GemmConfig(64, 64), 0.40),
+    Candidate(Sm90GemmConfig(64, 32), 0.22),
+)
+
+SM80_CANDIDATES = (
+    Candidate(Sm80GemmConfig(128, 256, 32, 3, 2, 4), 1.00),
+    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 2), 0.95),
+    Candidate(Sm80GemmConfig(128, 128, 64, 3, 2, 4), 0.90),
+    Candidate(Sm80GemmConfig(128, 64, 32, 4, 2, 2), 0.75),
+    Candidate(Sm80GemmConfig(64, 128, 32, 4, 2, 2), 0.75),
+    Candidate(Sm80GemmConfig(64, 64, 64, 4, 2, 2), 0.55),
+    Candidate(Sm80GemmConfig(32, 64, 64, 4, 2, 2), 0.30),
+    Candidate(Sm80GemmConfig(16, 64, 128, 3, 1, 4), 0.18),
+)
+
+TABLES = {"sm90": SM90_CANDIDATES, "sm80": SM80_CANDIDATES}
+
+
+def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
+    """`config` with the fields that follow from the problem's alignment and type, not from its speed."""
+    if isinstance(config, Sm90GemmConfig):
+        # The workspace of split-K is allocated with aligned rows where N allows it.
+        aligned = problem.d_align == 16 if config.split_k == 1 else problem.n % 4 == 0
+        return replace(config, epi_tma=config.epi_tma and aligned)
+    # A K tile is so many bytes: float32 operands get half the elements.
+    tile_k = config.tile_k * 2 // problem.ab_bytes
+    return replace(
+        config,
+        tile_k=tile_k,
+        copy_bytes_a=min(config.copy_bytes_a, problem.a_align),
+        copy_bytes_b=min(config.copy_bytes_b, problem.b_align),
+    )
+
+
+def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Candidate]:
+    """Every feasible configuration of a family for this problem, with each split of K worth a try."""
+    for candidate in TABLES[family]:
+        for split in SPLITS:
+            if split > 1 and not _split_pays(candidate.config, problem, device, split):
+                continue
+            config = adapted(replace(candidate.config, split_k=split), problem)
+            if why_not(config, problem, device) is None:
+                yield Candidate(config, candidate.efficiency)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _split_pays(config: GemmConfig, problem: GemmProblem, device: Device, split: int) -> bool:
+    """Splitting K makes sense where tiles leave SMs idle and each split keeps a few K tiles."""
+    tiles = problem.l * _ceil_div(problem.m, config.tile_m) * _ceil_div(problem.n, config.tile_n)
+    return tiles * split <= 2 * device.sm_count and problem.k >= 256 * split
+
+
+def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> float:
+    """Seconds that the model gives `candidate` on `problem`."""
+    config = candidate.config
+    model = MODELS[config.family]
+    chip = device.sm_count / 132  # rates of the whole chip were measured on 132 SMs
+    cluster_m, cluster_n = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
+    tiles_m = _ceil_div(_ceil_div(problem.m, config.tile_m), cluster_m) * cluster_m
+    tiles_n = _ceil_div(_ceil_div(problem.n, config.tile_n), cluster_n) * cluster_n
+    tiles = tiles_m * tiles_n * problem.l * config.split_k
+    cluster = cluster_m * cluster_n
+    slots = device.sm_count // cluster * cluster
+    waves = _ceil_div(tiles, slots)
+
+    k = _ceil_div(problem.k, config.split_k)
+    rate = model.sm_flops * candidate.efficiency * 2 / problem.ab_bytes
+    loaded = (config.tile_m / cluster_n + config.tile_n / cluster_m) * k * problem.ab_bytes
+    mainloop = max(2 * config.tile_m * config.tile_n * k / rate, loaded / model.sm_bandwidth)
+    stored = 4 if config.split_k > 1 else problem.d_bytes + problem.operand_bytes
+    finish = config.tile_m * config.tile_n * stored / model.epilogue
+    if getattr(config, "schedule", None) is Schedule.PINGPONG:
+        # The other warpgroup computes meanwhile; only the last tile's epilogue shows.
+        compute = waves * max(mainloop, finish) + finish + model.tile_start
+    else:
+        compute = waves * (mainloop + finish + model.tile_start)
+    padded_flops = 2 * config.tile_m * config.tile_n * k * tiles
+    power = padded_flops / (model.chip_flops * chip * 2 / problem.ab_bytes)
+    partials = 4 * problem.m * problem.n * problem.l * config.split_k if config.split_k > 1 else 0
+    memory = (problem.traffic + partials) / model.bandwidth
+    seconds = model.launch + max(compute, power, memory)
+    if config.split_k > 1:
+        seconds += model.reduce + partials / model.bandwidth
+    return seconds
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: GemmProblem, device: Device, family: str) -> GemmConfig:
+    """The configuration of `family` that the model ranks first. ValueError where none fits."""
+    best = min(
+        candidates(problem, device, family),
+        key=lambda candidate: estimate(candidate, problem, device),
+        default=None,
+    )
+    if best is None:
+        raise ValueError(f"no {family} configuration fits {problem} on {device.name}")
+    return _rasterised(best.config, problem)
+
+
+def _rasterised(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
+    """Walk the tiles in groups along the longer side, so that the shorter side's operand stays in L2."""
+    if not isinstance(config, Sm90GemmConfig):
+        return config
+    tiles_m = _ceil_div(problem.m, config.tile_m * config.cluster_m)
+    tiles_n = _ceil_div(problem.n, config.tile_n * config.cluster_n)
+    return replace(config, raster_along_m=tiles_m >= tiles_n)
+
+
+@dataclass(frozen=True)
+class CopyModel:
+    """Cost of copying an operand that TMA cannot read: `start` seconds and `bandwidth` bytes a second.
+
+    `narrow_efficiency` is the speed of the SM80 family with loads of 2, 4 and 8 bytes in place of 16.
+    """
+
+    start: float = 4.0e-6
+    bandwidth: float = 2.5e12
+    narrow_efficiency: tuple[tuple[int, float], ...] = ((2, 0.35), (4, 0.6), (8, 0.85), (16, 1.0))
+
+
+COPY_MODEL = CopyModel()
+
+
+def copying_pays(
+    problem: GemmProblem, copied: GemmProblem, copied_bytes: int, copies: int, device: Device
+) -> bool:
+    """Whether to copy operands for the SM90 family rather than run the SM80 family on them as they are.
+
+    `problem` is as the caller gave it, `copied` after the copies, which write `copied_bytes` in all.
+    """
+    copy = copies * COPY_MODEL.start + 2 * copied_bytes / COPY_MODEL.bandwidth
+    with_copy = copy + best_estimate(copied, device, "sm90")
+    narrow = dict(COPY_MODEL.narrow_efficiency)[min(problem.a_align, problem.b_align)]
+    return with_copy <= best_estimate(problem, device, "sm80") / narrow
+
+
+@lru_cache(maxsize=4096)
+def best_estimate(problem: GemmProblem, device: Device, family: str) -> float:
+    """Seconds of the best configuration of `family`; infinity where none fits."""
+    times = [estimate(candidate, problem, device) for candidate in candidates(problem, device, family)]
+    return min(times, default=float("inf"))

@@ -1,0 +1,91 @@
+"""What a GEMM asks for and what a device offers, as plain data for budgets, tables and the tuner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """D (M, N, L) = epilogue(A (M, K, L) @ B (N, K, L)) in the kernel's orientation.
+
+    `ab_type` and `d_type` are "bf16", "fp16" or "fp32" (fp32 operands are multiplied as tf32).
+    `a_k_major` and `b_k_major` say that K is the operand's contiguous mode. `*_align` are the bytes
+    (1 to 16) that divide every row's address. `operand_bytes` is what the epilogue reads for each
+    element of D, such as 2 for a bf16 residual; broadcast operands count 0.
+    """
+
+    m: int
+    n: int
+    k: int
+    l: int = 1
+    ab_type: str = "bf16"
+    d_type: str = "bf16"
+    a_k_major: bool = True
+    b_k_major: bool = False
+    a_align: int = 16
+    b_align: int = 16
+    d_align: int = 16
+    operand_bytes: int = 0
+
+    @property
+    def ab_bytes(self) -> int:
+        """Bytes of an element of A or B."""
+        return ELEMENT_BYTES[self.ab_type]
+
+    @property
+    def d_bytes(self) -> int:
+        """Bytes of an element of D."""
+        return ELEMENT_BYTES[self.d_type]
+
+    @property
+    def flops(self) -> int:
+        """Two operations a multiply-add."""
+        return 2 * self.m * self.n * self.k * self.l
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that must move at least: A and B read once, D written once, tensor operands read once."""
+        inputs = (self.m + self.n) * self.k * self.ab_bytes
+        return self.l * (inputs + self.m * self.n * (self.d_bytes + self.operand_bytes))
+
+
+@dataclass(frozen=True)
+class Device:
+    """The limits of a GPU that decide about configurations.
+
+    `capability` is (major, minor). `smem_bytes` is the most dynamic shared memory that a CTA can ask for.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    smem_bytes: int
+
+    @property
+    def has_wgmma(self) -> bool:
+        """TMA and WGMMA as the SM90 family uses them; later architectures dropped WGMMA."""
+        return self.capability == (9, 0)
+
+    def families(self) -> tuple[str, ...]:
+        """Kernel families that run on this device, the fastest first."""
+        if self.has_wgmma:
+            return ("sm90", "sm80")
+        return ("sm80",) if self.capability >= (8, 0) else ()
+
+
+H200 = Device("H200", (9, 0), 132, 232448)
+L40S = Device("L40S", (8, 9), 142, 101376)
+A100 = Device("A100", (8, 0), 108, 166912)
+DEVICES_BY_ARCH = {
+    "sm_80": A100,
+    "sm_86": Device("A40", (8, 6), 84, 101376),
+    "sm_89": L40S,
+    "sm_90": H200,
+    "sm_90a": H200,
+    "sm_100a": Device("B200", (10, 0), 148, 232448),
+    "sm_120a": Device("RTX 5090", (12, 0), 170, 101376),
+}
+"""A typical device of each architecture, for compiling where none is at hand."""
