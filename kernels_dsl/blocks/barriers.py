@@ -1,0 +1,38 @@
+"""Names of the hardware's named barriers (`bar.sync id`), so that no two roles share an id by accident.
+
+Id 0 is `__syncthreads`. A warpgroup's barrier is its base id plus the warpgroup's index.
+"""
+
+import enum
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+WARPGROUP_THREADS = 128
+
+
+class NamedBarrier(enum.IntEnum):
+    """First id of each named barrier; up to three consumer warpgroups use base + index."""
+
+    EPILOGUE = 1
+    """Warps of one consumer warpgroup, around its staging buffers in shared memory."""
+    MMA_ORDER = 4
+    """Ping-pong: the warpgroup whose turn it is to issue WGMMA."""
+
+
+@cute.jit
+def sync_warpgroup(barrier: NamedBarrier, warpgroup: Int32):
+    """Barrier among the 128 threads of one consumer warpgroup."""
+    cute.arch.barrier(barrier_id=int(barrier) + warpgroup, number_of_threads=WARPGROUP_THREADS)
+
+
+@cute.jit
+def wait_turn(barrier: NamedBarrier, warpgroup: Int32):
+    """Blocks a warpgroup until the other one has called `give_turn` for it."""
+    cute.arch.barrier(barrier_id=int(barrier) + warpgroup, number_of_threads=2 * WARPGROUP_THREADS)
+
+
+@cute.jit
+def give_turn(barrier: NamedBarrier, warpgroup: Int32):
+    """Lets `warpgroup` (the other one) pass its next `wait_turn`; does not block."""
+    cute.arch.barrier_arrive(barrier_id=int(barrier) + warpgroup, number_of_threads=2 * WARPGROUP_THREADS)

@@ -1,0 +1,154 @@
+"""Epilogue of one consumer warpgroup: accumulators -> function -> staging in shared memory -> global.
+
+The warpgroup's tile is cut into subtiles of 64 x epi_n. Each goes through one of a ring of staging
+buffers, so that the store of one subtile overlaps the arithmetic of the next, and all of the stores
+overlap the main loop of whoever computes next. One barrier a subtile is enough: see `store_subtile`.
+"""
+
+from dataclasses import dataclass
+from typing import Callable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import warp
+
+from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
+from .epilogue_operands import apply_epilogue, load_operands
+from .wgmma import WGMMA_M
+
+
+@dataclass(frozen=True)
+class EpiloguePlan:
+    """Trace-time facts of an epilogue. `tile` is a warpgroup's (rows, columns)."""
+
+    tile: tuple[int, int]
+    epi_n: int
+    stages: int
+    dtype: type[cutlass.Numeric]
+    use_tma: bool
+
+    @property
+    def subtile(self) -> tuple[int, int]:
+        """Rows and columns that go through one staging buffer."""
+        return WGMMA_M, self.epi_n
+
+
+def epilogue_columns(tile_n: int, dtype: type[cutlass.Numeric]) -> int:
+    """Columns of a subtile: 64 bytes of D where that divides the tile (measured best), else less."""
+    columns = 512 // dtype.width
+    while tile_n % columns:
+        columns //= 2
+    return columns
+
+
+def register_to_smem_copy(tiled_mma: cute.TiledMma, dtype: type[cutlass.Numeric], epi_n: int) -> cute.TiledCopy:
+    """Copy from a WGMMA accumulator fragment to row-major shared memory: stmatrix for 16-bit types."""
+    matrices = 4 if epi_n % 16 == 0 else 2
+    stmatrix = warp.StMatrix8x8x16bOp(False, matrices)
+    if dtype.width == 16:
+        atom = cute.make_copy_atom(stmatrix, dtype)
+    else:
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype)
+    like = cute.make_tiled_copy_C_atom(cute.make_copy_atom(stmatrix, cutlass.Float16), tiled_mma)
+    return cute.make_tiled_copy_S(atom, like)
+
+
+@cute.jit
+def store_tile(
+    plan: cutlass.Constexpr,
+    acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
+    epilogue: cutlass.Constexpr,
+    operands: tuple,
+    origin: tuple,  # (m, n, batch) of the warpgroup's tile in D
+    extent: tuple,  # (M, N, L)
+    sD: cute.Tensor,  # (64, epi_n, stages)
+    tiled_mma_epi: cute.TiledMma,  # 64 x epi_n
+    write: cutlass.Constexpr,  # write(stage, m, n): shared -> global
+    thread: Int32,  # within the warpgroup
+    warpgroup: Int32,
+):
+    """Runs the epilogue of one tile, subtile by subtile."""
+    copy_r2s = register_to_smem_copy(tiled_mma_epi, plan.dtype, plan.epi_n)
+    thr_copy = copy_r2s.get_slice(thread)
+    tRS_sD = thr_copy.partition_D(sD)  # (R2S, R2S_M, R2S_N, stages)
+    thr_mma = tiled_mma_epi.get_slice(thread)
+    c_sub = cute.make_identity_tensor((*plan.subtile, 1))
+    shape = thr_mma.partition_shape_C(plan.subtile)  # (MMA, 1, 1)
+    r_acc = cute.make_rmem_tensor(shape, cutlass.Float32)
+    size = cute.size(r_acc)
+    columns = plan.tile[1] // plan.epi_n
+    drain(plan, thread)
+    sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
+    for sub in cutlass.range_constexpr(cute.size(acc) // size):
+        row, column = (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
+        for i in cutlass.range_constexpr(size):
+            r_acc[i] = acc[sub * size + i]
+        at = (origin[0] + row, origin[1] + column, origin[2])
+        t_coord = thr_mma.partition_C(cute.domain_offset(at, c_sub)[None, None, 0])  # (MMA, 1, 1)
+        values = load_operands(operands, t_coord, extent)
+        tRS_rD = cute.make_rmem_tensor(thr_copy.partition_S(sD).shape[:3], plan.dtype)
+        r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
+        r_d.store(apply_epilogue(epilogue, r_acc.load(), values).to(plan.dtype))
+        stage = sub % plan.stages
+        cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
+        store_subtile(plan, write, stage, at, thread, warpgroup)
+
+
+@cute.jit
+def drain(plan: cutlass.Constexpr, thread: Int32):
+    """Returns once the storing warp's TMA stores have read shared memory. Long done after a main loop."""
+    if cutlass.const_expr(plan.use_tma):
+        if cute.arch.make_warp_uniform(thread // 32) == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def store_subtile(
+    plan: cutlass.Constexpr, write: cutlass.Constexpr, stage: int, at: tuple, thread: Int32, warpgroup: Int32
+):
+    """Hands a filled staging buffer to the store.
+
+    The barrier says that the buffer is full. It also says that the buffer after it is free: the
+    storing warp arrives only once all but the newest `stages - 2` stores before this one have been
+    read (TMA), or all threads arrive after they have read the last one (plain stores).
+    """
+    if cutlass.const_expr(plan.use_tma):
+        cute.arch.fence_proxy("async.shared", space="cta")
+        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
+        if cute.arch.make_warp_uniform(thread // 32) == 0:
+            write(stage, at)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
+    else:
+        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
+        write(stage, at)
+
+
+def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: tuple[int, int]) -> Callable:
+    """`write(stage, (m, n, batch))` by one TMA store; clipped at D's edges by the hardware."""
+
+    def write(stage: int, at: tuple) -> None:
+        corner = cute.domain_offset((at[0], at[1], 0), mD)
+        gD = cute.local_tile(corner, subtile, (0, 0, at[2]))
+        tDsD, tDgD = cute.nvgpu.cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
+        )
+        cute.copy(atom, tDsD[None, stage], tDgD)
+
+    return write
+
+
+def plain_writer(mD: cute.Tensor, sD: cute.Tensor, extent: tuple, thread: Int32) -> Callable:
+    """`write(stage, (m, n, batch))` by predicated stores, one element a thread: any strides of D will do."""
+
+    @cute.jit
+    def write(stage: int, at: tuple):
+        rows, columns = cute.size(sD, mode=[0]), cute.size(sD, mode=[1])
+        row, column = thread // columns, thread % columns
+        for i in cutlass.range_constexpr(rows * columns // WARPGROUP_THREADS):
+            r = row + i * (WARPGROUP_THREADS // columns)
+            if at[0] + r < extent[0] and at[1] + column < extent[1]:
+                mD[at[0] + r, at[1] + column, at[2]] = sD[r, column, stage]
+
+    return write

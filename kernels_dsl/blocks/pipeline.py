@@ -1,0 +1,67 @@
+"""The ring of shared-memory stages between a TMA producer warp and WGMMA consumer warpgroups.
+
+Each stage has two mbarriers. *Full* completes a phase once the producer has announced a number of
+bytes and TMA has written as many; *empty* completes once every consumer of the stage, in every CTA
+that the producer's multicast reaches, has arrived. Both sides keep an index and a phase bit.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, pipeline
+
+from .arrive_counts import multicast_release_count
+
+
+def make_tma_ring(
+    barriers: cute.Pointer,
+    stages: int,
+    stage_bytes: int,
+    consumer_warps: int,
+    cluster: tuple[int, int],
+) -> pipeline.PipelineTmaAsync:
+    """Initialises the mbarriers of a ring and returns its pipeline. The caller syncs the cluster.
+
+    `barriers` points to 2 * stages 8-byte words of shared memory, `stage_bytes` is what TMA writes
+    into one CTA's stage, `consumer_warps` release each stage in each CTA of the (M, N) `cluster`.
+    """
+    arrivals = multicast_release_count(consumer_warps, cluster)
+    return pipeline.PipelineTmaAsync.create(
+        barrier_storage=barriers,
+        num_stages=stages,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals),
+        tx_count=stage_bytes,
+        cta_layout_vmnk=cute.make_layout((1, *cluster, 1)),
+        defer_sync=True,
+    )
+
+
+def producer_state(stages: int) -> pipeline.PipelineState:
+    """Producer's position in an empty ring: the first pass over the stages does not block."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, stages)
+
+
+def consumer_state(stages: int) -> pipeline.PipelineState:
+    """Consumer's position at the start of a ring."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, stages)
+
+
+@cute.jit
+def skip(state: pipeline.PipelineState, count: Int32) -> pipeline.PipelineState:
+    """`state` moved on by `count` >= 0 stages that somebody else consumes."""
+    position = state.index + count
+    turns = position // state.stages
+    return pipeline.PipelineState(
+        state.stages, state.count + count, position - turns * state.stages, state.phase ^ (turns & 1)
+    )
+
+
+@cute.jit
+def sync_after_init(cluster: cutlass.Constexpr):
+    """Makes initialised mbarriers visible to every CTA of the cluster and to the async proxy."""
+    cute.arch.mbarrier_init_fence()
+    if cutlass.const_expr(cluster[0] * cluster[1] > 1):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.barrier()

@@ -1,0 +1,65 @@
+"""TMA loads of operand tiles: one descriptor an operand, one closure a work tile.
+
+A TMA load is issued by one thread, moves a whole tile from global to swizzled shared memory, fills
+what lies outside of the tensor with zeros, and signals an mbarrier with the bytes that it wrote.
+With multicast, each CTA of a cluster loads one slice of the tile into the shared memory of all.
+"""
+
+from typing import Callable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+
+def make_load_atom(
+    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int], multicast: int = 1
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """Descriptor and coordinate tensor for loads of `tile` from `tensor` (MN, K, L).
+
+    `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile.
+    """
+    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    one_stage = cute.slice_(smem_layout, (None, None, 0))
+    # fp32 goes to the tensor cores as tf32, and TMA rounds to it (to nearest) on its way.
+    internal = cutlass.TFloat32 if tensor.element_type is cutlass.Float32 else None
+    return cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=multicast, internal_type=internal)
+
+
+def make_store_atom(
+    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int]
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """Descriptor and coordinate tensor for stores of `tile` to `tensor` (M, N, L); writes nothing outside."""
+    one_stage = cute.slice_(smem_layout, (None, None, 0))
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one_stage, tile)
+
+
+def load_partition(
+    atom: cute.CopyAtom,
+    g_tiles: cute.Tensor,
+    s_tiles: cute.Tensor,
+    peers: cute.Layout,
+    peer: cutlass.Int32,
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """Splits tiles (tile, tile, rest…) among the `peers` CTAs that multicast them to each other.
+
+    Returns shared (TMA, stages) and global (TMA, rest…) partitions of this CTA, number `peer`.
+    """
+    return cpasync.tma_partition(
+        atom, peer, peers, cute.group_modes(s_tiles, 0, 2), cute.group_modes(g_tiles, 0, 2)
+    )
+
+
+def tile_loader(
+    atom: cute.CopyAtom, t_g: cute.Tensor, t_s: cute.Tensor, mask: cutlass.Int16 | None
+) -> Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None]:
+    """`load(k_tile, stage, barrier)`: issues the copy of global tile `k_tile` into `stage`.
+
+    `t_g` (TMA, restK) and `t_s` (TMA, stages) are partitions; `mask` names the CTAs of a multicast.
+    """
+
+    def load(k_tile: cutlass.Int32, stage: cutlass.Int32, barrier: cute.Pointer) -> None:
+        extra = {} if mask is None else {"mcast_mask": mask}
+        cute.copy(atom, t_g[None, k_tile], t_s[None, stage], tma_bar_ptr=barrier, **extra)
+
+    return load

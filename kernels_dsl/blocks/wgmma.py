@@ -1,0 +1,81 @@
+"""WGMMA: the matrix instruction that four warps issue together and that reads shared memory by itself.
+
+The order that PTX demands is kept here: fence, issue, commit, and a wait before anyone else touches
+the accumulators or overwrites the operands (PTX ISA, 'asynchronous warpgroup level matrix instructions').
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu.warpgroup import mma as warpgroup_mma
+from cutlass.cute.typing import Boolean
+
+WGMMA_M = 64
+
+
+class MmaTF32Op(warpgroup_mma.MmaOp):
+    """`wgmma.m64nNk8.f32.tf32.tf32`, which the DSL's own set of operations lacks. K-major operands only."""
+
+    descriptive_name = "warpgroup TF32 MMA Operation"
+
+    def __init__(self, instruction_n: int):
+        tf32, f32 = cutlass.TFloat32, cutlass.Float32
+        super().__init__(
+            tf32, tf32, f32, (WGMMA_M, instruction_n, 8),
+            warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K,
+        )  # fmt: skip
+
+    def _make_trait(self, *, loc=None, ip=None, **_):
+        shape = cute.core._pack_shape(self.shape_mnk, loc=loc, ip=ip)
+        atom_type = cute_nvgpu_ir.MmaAtomSM90Type.get(
+            shape.type.attribute,
+            self.a_major_mode._to_ir(),
+            self.b_major_mode._to_ir(),
+            self.a_dtype.mlir_type,
+            self.b_dtype.mlir_type,
+            self.acc_dtype.mlir_type,
+            self.a_src._to_ir(),
+        )
+        atom = cute.core.make_atom(atom_type, [Boolean(False).ir_value(loc=loc, ip=ip)], loc=loc, ip=ip)
+        return warpgroup_mma.MmaTraits(atom)
+
+
+def make_warpgroup_mma(
+    dtype: type[cutlass.Numeric], a_major: OperandMajorMode, b_major: OperandMajorMode, n: int
+) -> cute.TiledMma:
+    """The 64 x n WGMMA of one warpgroup with float32 accumulators, both operands in shared memory.
+
+    `dtype` is that of both operands: Float16, BFloat16, or TFloat32 (K-major only).
+    """
+    if dtype is cutlass.TFloat32:
+        if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):
+            raise ValueError("tf32 WGMMA reads K-major operands only")
+        op = MmaTF32Op(n)
+    else:
+        op = warpgroup.MmaF16BF16Op(
+            dtype, cutlass.Float32, (WGMMA_M, n, 16), warpgroup.OperandSource.SMEM, a_major, b_major
+        )
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+@cute.jit
+def issue_k_tile(
+    tiled_mma: cute.TiledMma,
+    acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
+    tCrA: cute.Tensor,  # (MMA, MMA_M, MMA_K, stages) descriptors
+    tCrB: cute.Tensor,  # (MMA, MMA_N, MMA_K, stages) descriptors
+    stage: cutlass.Int32,
+    accumulate: cutlass.Constexpr,
+):
+    """Issues acc (+)= A[stage] @ B[stage] as one committed group; does not wait.
+
+    `accumulate` is known at trace time: a predicate would make the accumulators of a first tile live,
+    and ptxas then keeps copies of them.
+    """
+    warpgroup.fence()
+    tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+    for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        cute.gemm(tiled_mma, acc, tCrA[None, None, k, stage], tCrB[None, None, k, stage], acc)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()

@@ -1,0 +1,220 @@
+"""Device side of the SM90 GEMM: the kernel that hands out roles, and one function a role."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, pipeline
+from cutlass.cute.nvgpu import cpasync, warpgroup
+
+from kernels_dsl.blocks import epilogue as epi
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
+from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
+from kernels_dsl.blocks.wgmma import issue_k_tile
+
+
+@cute.kernel
+def gemm_kernel(
+    spec: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    mmas: tuple,  # (main loop's, epilogue's) TiledMma
+    smem_layouts: tuple,  # of A, B and the epilogue's staging
+    loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
+    output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands)
+    grid: TileGrid,
+    problem: tuple,  # (M, N, K)
+):
+    """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
+    a_atom, tma_a, b_atom, tma_b = loads
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        cpasync.prefetch_descriptor(a_atom)
+        cpasync.prefetch_descriptor(b_atom)
+        if cutlass.const_expr(output[0] is not None):
+            cpasync.prefetch_descriptor(output[0])
+
+    dtypes = (spec.mma_dtype, spec.mma_dtype, spec.epilogue.dtype)
+    barriers, (sA, sB, sD) = allocate(spec, dtypes, smem_layouts)
+    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, spec.cluster)
+    sync_after_init(spec.cluster)
+
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == spec.consumers:
+        cute.arch.setmaxregister_decrease(spec.registers[0])
+        if warp == spec.consumers * 4:
+            produce(spec, ring, loads, (sA, sB), grid, problem)
+    else:
+        cute.arch.setmaxregister_increase(spec.registers[1])
+        consume(spec, epilogue, ring, mmas, (sA, sB, sD), output, (grid, problem), group)
+
+
+def allocate(spec: cutlass.Constexpr, dtypes: tuple, layouts: tuple) -> tuple:
+    """mbarriers of the ring, and the tensors A (M, K, stages), B (N, K, stages) and the staging of D.
+
+    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers).
+    """
+
+    @cute.struct
+    class SharedStorage:
+        barriers: cute.struct.MemRange[cutlass.Int64, spec.stages * 2]
+        a: cute.struct.Align[cute.struct.MemRange[dtypes[0], cute.cosize(layouts[0])], 1024]
+        b: cute.struct.Align[cute.struct.MemRange[dtypes[1], cute.cosize(layouts[1])], 1024]
+        d: cute.struct.Align[cute.struct.MemRange[dtypes[2], cute.cosize(layouts[2]) * spec.consumers], 1024]
+
+    storage = cutlass.utils.SmemAllocator().allocate(SharedStorage)
+    a_layout, b_layout, d_layout = layouts
+    staging = cute.append(d_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(d_layout)))
+    return storage.barriers.data_ptr(), (
+        storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner),
+        storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner),
+        storage.d.get_tensor(staging, swizzle=d_layout.inner),
+    )
+
+
+@cute.jit
+def produce(
+    spec: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    loads: tuple,
+    s_tiles: tuple,
+    grid: TileGrid,
+    problem: tuple,
+):
+    """Producer warp: for each work tile of this cluster, loads its K tiles into the ring."""
+    a_atom, tma_a, b_atom, tma_b = loads
+    rank_m, rank_n, cluster = cute.arch.block_idx()
+    gA = cute.local_tile(tma_a, (spec.tile_m, spec.tile_k), (None, None, None))  # (bM, bK, restM, restK, L)
+    gB = cute.local_tile(tma_b, (spec.tile_n, spec.tile_k), (None, None, None))  # (bN, bK, restN, restK, L)
+    # CTAs of one cluster row share A's tile, those of one column B's: each loads a slice for all.
+    tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
+    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
+    ranks = cute.make_layout(spec.cluster)
+    a_mask, b_mask = None, None
+    if cutlass.const_expr(spec.cluster[1] > 1):
+        a_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=1)
+    if cutlass.const_expr(spec.cluster[0] > 1):
+        b_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=0)
+
+    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
+    clusters = cute.arch.grid_dim()[2]
+    state = producer_state(spec.stages)
+    work = cluster
+    while work < grid.size:
+        at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
+        m, n = at.m * spec.cluster[0] + rank_m, at.n * spec.cluster[1] + rank_n
+        load_a = tma.tile_loader(a_atom, tAgA[None, m, None, at.batch], tAsA, a_mask)
+        load_b = tma.tile_loader(b_atom, tBgB[None, n, None, at.batch], tBsB, b_mask)
+        first, end = split_range(k_tiles, at.split, spec.split_k)
+        for k in cutlass.range(first, end, unroll=1):
+            ring.producer_acquire(state)
+            full = ring.producer_get_barrier(state)
+            load_a(k, state.index, full)
+            load_b(k, state.index, full)
+            ring.producer_commit(state)
+            state.advance()
+        work += clusters
+    # Peers may still write into this CTA's shared memory, or signal its barriers: stay until they are done.
+    ring.producer_tail(state)
+
+
+@cute.jit
+def consume(
+    spec: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    mmas: tuple,
+    s_tiles: tuple,
+    output: tuple,
+    schedule: tuple,  # (grid, problem)
+    group: Int32,
+):
+    """Consumer warpgroup number `group`: main loop and epilogue of its share of the tiles."""
+    grid, problem = schedule
+    sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
+    rank_m, rank_n, cluster = cute.arch.block_idx()
+    clusters = cute.arch.grid_dim()[2]
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    thr_mma = mmas[0].get_slice(thread)
+    row = Int32(0)
+    if cutlass.const_expr(not spec.pingpong):
+        row = group * spec.wg_m
+        sA = cute.local_tile(sA, (spec.wg_m, spec.tile_k), (group, 0, None))  # (wgM, bK, stages)
+    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stages)
+    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stages)
+    acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+
+    atom_d, mD, operands = output
+    extent = (problem[0], problem[1], grid.batch * spec.split_k)
+    if cutlass.const_expr(spec.epilogue.use_tma):
+        write = epi.tma_writer(atom_d, mD, sD, spec.epilogue.subtile)
+    else:
+        write = epi.plain_writer(mD, sD, extent, thread)
+
+    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
+    state = consumer_state(spec.stages)
+    work, stride = cluster, clusters
+    if cutlass.const_expr(spec.pingpong):
+        stride = clusters * 2
+        if group == 1:
+            give_turn(NamedBarrier.MMA_ORDER, Int32(0))
+            state = skip(state, k_tile_count(spec, grid, k_tiles, work))
+            work += clusters
+    while work < grid.size:
+        at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
+        first, end = split_range(k_tiles, at.split, spec.split_k)
+        if cutlass.const_expr(spec.pingpong):
+            wait_turn(NamedBarrier.MMA_ORDER, group)
+        state = main_loop(spec, ring, state, mmas[0], (acc, tCrA, tCrB), end - first, group)
+        m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
+        n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
+        origin = (m, n, at.batch * spec.split_k + at.split)
+        epi.store_tile(
+            spec.epilogue, acc, epilogue, operands, origin, extent, sD, mmas[1], write, thread, group
+        )
+        if cutlass.const_expr(spec.pingpong):
+            state = skip(state, k_tile_count(spec, grid, k_tiles, work + clusters))
+        work += stride
+    epi.drain(spec.epilogue, thread)
+
+
+@cute.jit
+def k_tile_count(spec: cutlass.Constexpr, grid: TileGrid, k_tiles: Int32, work: Int32) -> Int32:
+    """K tiles of work item `work`."""
+    if cutlass.const_expr(spec.split_k == 1):
+        return k_tiles
+    at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
+    first, end = split_range(k_tiles, at.split, spec.split_k)
+    return end - first
+
+
+@cute.jit
+def main_loop(
+    spec: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, stages)
+    k_tiles: Int32,
+    group: Int32,
+) -> pipeline.PipelineState:
+    """acc = sum over `k_tiles` >= 1 stages of A @ B. One group of WGMMAs stays in flight behind the newest.
+
+    The first K tile is peeled: it overwrites the accumulators, so nobody has to clear them.
+    """
+    acc, tCrA, tCrB = fragments
+    release = state.clone()
+    ring.consumer_wait(state)
+    issue_k_tile(tiled_mma, acc, tCrA, tCrB, state.index, False)
+    state.advance()
+    for _ in cutlass.range(1, k_tiles, unroll=1):
+        ring.consumer_wait(state)
+        issue_k_tile(tiled_mma, acc, tCrA, tCrB, state.index, True)
+        state.advance()
+        warpgroup.wait_group(1)
+        ring.consumer_release(release)
+        release.advance()
+    if cutlass.const_expr(spec.pingpong):
+        give_turn(NamedBarrier.MMA_ORDER, 1 - group)
+    warpgroup.wait_group(0)
+    ring.consumer_release(release)
+    return state

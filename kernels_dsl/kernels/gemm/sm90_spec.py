@@ -1,0 +1,78 @@
+"""What the SM90 GEMM derives from its configuration and operand types at trace time."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+
+SMEM_BYTES = 232448
+"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
+BARRIER_BYTES = 1024
+"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    wg_m: int
+    consumers: int
+    pingpong: bool
+    cluster: tuple[int, int]
+    stages: int
+    split_k: int
+    raster_group: int
+    raster_along_m: bool
+    mma_dtype: type[cutlass.Numeric]
+    epilogue: EpiloguePlan
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warpgroup."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def wgs_per_tile(self) -> int:
+        """Consumer warpgroups that work on one tile together."""
+        return 1 if self.pingpong else self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
+        return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtype.width // 8
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
+        return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
+
+
+def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> GemmSpec:
+    """Completes an `Sm90GemmConfig` for operands of these types. ValueError names what does not fit."""
+    if mA.element_type is not mB.element_type:
+        raise ValueError(f"A and B must have one dtype; they have {mA.element_type} and {mB.element_type}")
+    mma_dtype = cutlass.TFloat32 if mA.element_type is cutlass.Float32 else mA.element_type
+    pingpong = config.schedule.name == "PINGPONG"
+    consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[config.tile_m]
+    wg_m = config.tile_m if pingpong else config.tile_m // consumers
+    epi_n = epilogue_columns(config.tile_n, mD.element_type)
+    tile_k = config.tile_k_for(mma_dtype.width // 8)
+    stage_bytes = (config.tile_m + config.tile_n) * tile_k * mma_dtype.width // 8
+    subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
+    room = SMEM_BYTES - BARRIER_BYTES
+    stages = config.stages or (room - 2 * subtile_bytes) // stage_bytes
+    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
+    if stages < 2 or epi_stages < 2:
+        raise ValueError(f"{config} leaves room for {stages} stages and {epi_stages} staging buffers; 2 of each are the least")
+    plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    return GemmSpec(
+        config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
+        cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
+        raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtype=mma_dtype, epilogue=plan,
+    )  # fmt: skip
