@@ -96,7 +96,6 @@ class TensorMap:
     swizzle: Swizzle
     l2_promotion: int
     nan_fill: bool
-    interleave: int = 0
 
     @property
     def rank(self) -> int:
