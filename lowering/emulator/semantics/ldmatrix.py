@@ -56,5 +56,5 @@ def collect(registers: np.ndarray, transposed: bool = False) -> np.ndarray:
 
 
 def movmatrix(registers: np.ndarray) -> np.ndarray:
-    """`movmatrix.sync.aligned.m8n8.trans.b16`: uint32 (..., 32) -> the transposed matrix, uint32 (..., 32)."""
+    """`movmatrix.sync.aligned.m8n8.trans.b16`: uint32 (..., 32) -> transposed, likewise."""
     return distribute(collect(registers[..., None]), transposed=True)[..., 0]

@@ -111,7 +111,9 @@ def multiply(shape: Shape, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.nd
     return tensor_core.accumulator_registers(result[..., rows, columns], shape.d)
 
 
-def _matrix(elements: np.ndarray, coordinates: tuple[np.ndarray, np.ndarray], size: tuple[int, int]) ->
-np.ndarray: matrix = np.empty((*elements.shape[:-2], *size), dtype=elements.dtype)
+def _matrix(
+    elements: np.ndarray, coordinates: tuple[np.ndarray, np.ndarray], size: tuple[int, int]
+) -> np.ndarray:
+    matrix = np.empty((*elements.shape[:-2], *size), dtype=elements.dtype)
     matrix[..., coordinates[0], coordinates[1]] = elements
     return matrix
