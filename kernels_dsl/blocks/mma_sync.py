@@ -1,0 +1,104 @@
+"""Warp-level matrix instructions (mma.sync) and the loads of their fragments from shared memory.
+
+bf16 and fp16 use m16n8k16, float32 is rounded to tf32 and uses m16n8k8; all accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float16, Float32, Int32, TFloat32
+from cutlass.cute.nvgpu import warp
+
+MMA_M, MMA_N = 16, 16
+"""Rows and columns of the output that one warp step covers: two n8 instructions side by side, because
+ldmatrix brings four 8x8 matrices, B fragments for both, at once."""
+
+
+def mma_k(dtype: type[cutlass.Numeric]) -> int:
+    """K elements of one instruction: 32 bytes."""
+    return 256 // dtype.width
+
+
+def fragment_dtype(dtype: type[cutlass.Numeric]) -> type[cutlass.Numeric]:
+    """The type that operands have in shared memory and fragments: float32 is taken as tf32."""
+    return TFloat32 if dtype is Float32 else dtype
+
+
+def make_tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> cute.TiledMma:
+    """mma.sync over warps_m x warps_n warps, for A and B of `dtype` (bf16, fp16 or float32 as tf32).
+
+    One step of the tiled instruction is (16 warps_m, 16 warps_n, 32 bytes of K). Raises ValueError for
+    another dtype.
+    """
+    if dtype not in (BFloat16, Float16, Float32):
+        raise ValueError(f"A and B are {dtype}; they must be BFloat16, Float16 or Float32")
+    if dtype is Float32:
+        op = warp.MmaTF32Op((16, 8, 8))
+    else:
+        op = warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
+    return cute.make_tiled_mma(
+        op,
+        cute.make_layout((warps_m, warps_n, 1)),
+        permutation_mnk=(MMA_M * warps_m, MMA_N * warps_n, mma_k(dtype)),
+    )
+
+
+def fragment_copy_atom(dtype: type[cutlass.Numeric], k_major: bool) -> cute.CopyAtom:
+    """How a fragment is read: ldmatrix, transposing where MN is contiguous.
+
+    ldmatrix moves 16-bit halves: it cannot transpose 32-bit elements, which take plain loads instead.
+    """
+    if dtype.width == 32 and not k_major:
+        return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=32)
+    return cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not k_major, 4), dtype)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """One operand's fragments of a K tile and the copy that fills them from a stage."""
+
+    tiled_copy: cute.TiledCopy
+    tXsX: cute.Tensor  # ((CPY), CPY_MN, k_blocks, stages)
+    tXrX: cute.Tensor  # ((CPY), CPY_MN, k_blocks): tCrX as the copy sees it
+    tCrX: cute.Tensor  # ((MMA), MMA_MN, k_blocks)
+
+    def load(self, k_block: int, stage: cutlass.Int32) -> None:
+        """Shared memory to registers: K block `k_block` of `stage`."""
+        cute.copy(self.tiled_copy, self.tXsX[None, None, k_block, stage], self.tXrX[None, None, k_block])
+
+    def round_to_tf32(self, k_block: int) -> None:
+        """Round float32 to tf32, to nearest with ties away from zero; no-op for 16-bit types.
+
+        The instruction would drop the low 13 bits, which doubles the error and biases it.
+        """
+        if self.tCrX.element_type is TFloat32:
+            values = cute.recast_tensor(self.tCrX[None, None, k_block], Float32)
+            bits = cute.recast_tensor(values, Int32)
+            for i in range(cute.size(values)):
+                bits[i] = Int32(cute.arch.cvt_f32_tf32(values[i]))
+
+
+def make_fragments_a(tiled_mma: cute.TiledMma, sA: cute.Tensor, k_major: bool, tidx) -> Fragments:
+    """Fragments of A from sA (M, K, stages)."""
+    tCrA = tiled_mma.make_fragment_A(tiled_mma.get_slice(tidx).partition_A(sA)[None, None, None, 0])
+    tiled_copy = cute.make_tiled_copy_A(fragment_copy_atom(sA.element_type, k_major), tiled_mma)
+    thr_copy = tiled_copy.get_slice(tidx)
+    return Fragments(tiled_copy, thr_copy.partition_S(sA), thr_copy.retile(tCrA), tCrA)
+
+
+def make_fragments_b(tiled_mma: cute.TiledMma, sB: cute.Tensor, k_major: bool, tidx) -> Fragments:
+    """Fragments of B from sB (N, K, stages)."""
+    tCrB = tiled_mma.make_fragment_B(tiled_mma.get_slice(tidx).partition_B(sB)[None, None, None, 0])
+    tiled_copy = cute.make_tiled_copy_B(fragment_copy_atom(sB.element_type, k_major), tiled_mma)
+    thr_copy = tiled_copy.get_slice(tidx)
+    return Fragments(tiled_copy, thr_copy.partition_S(sB), thr_copy.retile(tCrB), tCrB)
+
+
+def mma_k_block(tiled_mma: cute.TiledMma, acc: cute.Tensor, a: Fragments, b: Fragments, k_block: int) -> None:
+    """acc += A[:, k_block] @ B[:, k_block].T on fragments."""
+    a.round_to_tf32(k_block)
+    b.round_to_tf32(k_block)
+    cute.gemm(tiled_mma, acc, a.tCrX[None, None, k_block], b.tCrX[None, None, k_block], acc)
