@@ -1,0 +1,62 @@
+"""JIT compilation, caching, launching, inspecting and emulating CuTe DSL kernels.
+
+`jit` is the entry; it knows no particular kernel. Importing this package imports neither the compiler nor
+torch::
+
+    from lowering import jit
+
+    @jit
+    def scale(x: cute.Tensor, y: cute.Tensor, factor: Float32, stream, threads: cutlass.Constexpr):
+        scale_kernel(x, y, factor).launch(grid=..., block=(threads, 1, 1), stream=stream)
+
+    scale(x, y, 2.0, threads=128)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lowering import arch, cache
+from lowering.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CaptureError,
+    CompileError,
+    CompileRefused,
+    DamagedEntry,
+    LinkError,
+    LoweringError,
+)
+from lowering.function import JitFunction, jit
+from lowering.launch import CompiledKernel
+
+if TYPE_CHECKING:
+    from lowering import bundle, emulator, inspect
+
+_LAZY = ("bundle", "emulator", "inspect")
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "CaptureError",
+    "CompileError",
+    "CompileRefused",
+    "CompiledKernel",
+    "DamagedEntry",
+    "JitFunction",
+    "LinkError",
+    "LoweringError",
+    "arch",
+    "bundle",
+    "cache",
+    "emulator",
+    "inspect",
+    "jit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"lowering.{name}")
+    raise AttributeError(f"module 'lowering' has no attribute {name!r}")

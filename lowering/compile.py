@@ -1,0 +1,338 @@
+"""From a host function and a signature to machine code: the only module that imports the compiler.
+
+``cute.compile`` is not thread-safe (several threads in it end the process), so one lock is around it;
+compiles that should run side by side need processes. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowering import arch as arch_module
+from lowering.errors import CompileError
+from lowering.signature import (
+    TENSOR_DTYPES,
+    ArgumentClass,
+    NoneClass,
+    Parameter,
+    ScalarClass,
+    TensorClass,
+    TupleClass,
+)
+
+if TYPE_CHECKING:
+    from lowering.function import JitFunction
+
+log = logging.getLogger("lowering")
+
+# The name of the function in every exported object.
+ENTRY = "kernel"
+ANNOUNCE_SECONDS = 1.0
+RESERVED = {"options", "is_experimental", "trace_finalize_hooks", "no_cache", "compile_only"}
+
+_compile_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What the host function's launch of one kernel holds as constants; None where it is computed."""
+
+    entry: str
+    block: tuple[int | None, ...]
+    dynamic_smem: int | None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compile made. ``module`` (the DSL's IR) and ``function_name`` are kept for the emulator."""
+
+    object: bytes
+    ptx: str
+    cubin: bytes
+    launches: tuple[LaunchFacts, ...]
+    seconds: float
+    function_name: str
+    module: Any = None
+
+
+@dataclass(frozen=True)
+class EmulatorCompile:
+    """A kernel compiled with line information, its IR kept so that its host function can run on a CPU."""
+
+    ir_module: Any
+    function_name: str
+    ptx: str
+    cubin: bytes
+    signature: tuple[ArgumentClass, ...]
+    parameters: tuple[Parameter, ...]
+    launches: tuple[LaunchFacts, ...]
+    arch: str
+    name: str
+    seconds: float
+
+
+def resolve(target: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The host function itself; a ``"module:qualname"`` is imported."""
+    if not isinstance(target, str):
+        return target
+    module_name, _, qualname = target.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def compile_host(
+    target: str | Callable[..., Any],
+    parameters: Sequence[Parameter],
+    signature: Sequence[ArgumentClass],
+    constants: dict[str, Any],
+    *,
+    arch: str,
+    name: str,
+    options: str = "",
+    line_info: bool = False,
+    keep_module: bool = False,
+) -> Compiled:
+    """Compile one host function for one signature.
+
+    :param target: the host function, or ``"module:qualname"``.
+    :param parameters: all its parameters; ``signature`` has one entry for each runtime one.
+    :param constants: the configuration, by parameter name.
+    :param options: more of the DSL's compile options.
+    :raises CompileError: if the DSL refuses, or a kernel wants more shared memory or threads than the
+        architecture has (the DSL itself does not notice the first).
+    """
+    arch_module.check(arch)
+    with (
+        _compile_lock,
+        _announced(name, arch) as started,
+        tempfile.TemporaryDirectory(prefix="kernels-dsl-") as folder,
+    ):
+        import cutlass.cute as cute
+
+        function = resolve(target)
+        if not hasattr(function, "__wrapped__"):
+            function = cute.jit(function)
+        args, kwargs = _arguments(parameters, signature, constants)
+        wanted = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
+        wanted += " --generate-line-info" * line_info + (f" {options}" if options else "")
+        try:
+            compiled = cute.compile(function, *args, **kwargs, options=wanted)
+            object_path = Path(folder) / "kernel.o"
+            compiled.export_to_c(str(object_path), function_name=ENTRY)
+        except Exception as error:
+            raise CompileError(
+                f"compiling {name!r} for {arch} failed: {type(error).__name__}: {error}"
+            ) from error
+        result = Compiled(
+            object=object_path.read_bytes(),
+            ptx=_text(compiled.__ptx__),
+            cubin=_bytes(compiled.__cubin__),
+            launches=launch_facts(compiled.ir_module, compiled.function_name),
+            seconds=time.perf_counter() - started,
+            function_name=compiled.function_name,
+            module=compiled.ir_module if keep_module else None,
+        )
+    check_budget(name, arch, result.launches)
+    return result
+
+
+def compile_for_emulator(
+    function: JitFunction, args: Sequence[Any], constants: dict[str, Any], arch: str
+) -> EmulatorCompile:
+    """Compile in this process with line information, keeping the IR of the host function.
+
+    :param args: the runtime arguments; CPU and meta tensors serve as well as CUDA ones.
+    :raises CompileError: as `compile_host`.
+    """
+    from lowering.signature import classify
+
+    parameters = function.parameters
+    signature = classify([p for p in parameters if p.is_runtime], args)
+    made = compile_host(
+        function.target,
+        parameters,
+        signature,
+        constants,
+        arch=arch,
+        name=function.name,
+        line_info=True,
+        keep_module=True,
+    )
+    return EmulatorCompile(
+        ir_module=made.module,
+        function_name=made.function_name,
+        ptx=made.ptx,
+        cubin=made.cubin,
+        signature=signature,
+        parameters=parameters,
+        launches=made.launches,
+        arch=arch,
+        name=function.name,
+        seconds=made.seconds,
+    )
+
+
+@contextmanager
+def _announced(name: str, arch: str) -> Iterator[float]:
+    """Say once, through logging, that a compile is taking long: a silent one is taken for a hang."""
+    said = threading.Event()
+    started = time.perf_counter()
+
+    def say() -> None:
+        said.set()
+        log.warning("compiling %s for %s; this is done once, later runs take it from the cache", name, arch)
+
+    timer = threading.Timer(ANNOUNCE_SECONDS, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield started
+    finally:
+        timer.cancel()
+        seconds = time.perf_counter() - started
+        if seconds > ANNOUNCE_SECONDS and not said.is_set():
+            # The compiler held the interpreter lock throughout, so the timer had no chance to speak.
+            log.warning(
+                "compiled %s for %s in %.1f s; later runs take it from the cache", name, arch, seconds
+            )
+        else:
+            log.info("compiled %s for %s in %.2f s", name, arch, seconds)
+
+
+def _arguments(
+    parameters: Sequence[Parameter], signature: Sequence[ArgumentClass], constants: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    from cutlass.cute.runtime import make_fake_stream
+
+    positional: list[Any] = []
+    by_name: dict[str, Any] = {}
+    classes = iter(signature)
+    skipped = False
+    for parameter in parameters:
+        if parameter.name in RESERVED:
+            raise CompileError(
+                f"a host function's parameter cannot be called {parameter.name!r}: the DSL takes it"
+            )
+        if parameter.is_stream:
+            value: Any = make_fake_stream(use_tvm_ffi_env_stream=True)
+        elif parameter.is_constexpr:
+            if parameter.name not in constants:
+                skipped = True  # it has a default
+                continue
+            value = constants[parameter.name]
+        else:
+            value = _stand_in(next(classes))
+        if skipped:
+            by_name[parameter.name] = value
+        else:
+            positional.append(value)
+    return positional, by_name
+
+
+def _stand_in(argument: ArgumentClass) -> Any:
+    """What the DSL is given in place of a runtime argument."""
+    import cutlass
+    from cutlass import cute
+
+    if isinstance(argument, TupleClass):
+        return tuple(_stand_in(item) for item in argument.items)
+    if isinstance(argument, NoneClass):
+        return None
+    if isinstance(argument, ScalarClass):
+        return getattr(cutlass, argument.type)(1)
+    assert isinstance(argument, TensorClass)
+    shape_bits, stride_bits = (64 if wide else 32 for wide in (argument.wide_shape, argument.wide_strides))
+    shape = tuple(cute.sym_int(shape_bits) for _ in argument.strides)
+    stride = tuple(
+        cute.sym_int(stride_bits, divisibility=argument.stride_divisibility) if s is None else s
+        for s in argument.strides
+    )
+    element = getattr(cutlass, TENSOR_DTYPES[argument.dtype][0])
+    return cute.runtime.make_fake_tensor(element, shape, stride=stride, assumed_align=argument.align)
+
+
+def _text(value: Any) -> str:
+    # With a dump folder that vanished the DSL leaves a path here instead of the text.
+    if not isinstance(value, str) or ".version" not in value:
+        raise CompileError("the DSL kept no PTX for this kernel")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes) or value[:4] != b"\x7fELF":
+        raise CompileError("the DSL kept no cubin for this kernel")
+    return value
+
+
+_CONSTANT = re.compile(r"^\s*(%\w+) = llvm\.mlir\.constant\((-?\d+) : i(?:32|64)\)", re.M)
+_CONFIG = r"array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32"
+_CONFIG_ALLOCA = re.compile(rf"^\s*(%\w+) = llvm\.alloca %\w+ x !llvm\.struct<\({_CONFIG}\)>", re.M)
+_FIELD = re.compile(
+    rf"^\s*(%\w+) = llvm\.getelementptr (%\w+)\[0, ([\d, ]+)\] .*!llvm\.struct<\({_CONFIG}\)>", re.M
+)
+_STORE = re.compile(r"^\s*llvm\.store (%\w+), (%\w+) :", re.M)
+_KERNEL = re.compile(r"llvm\.mlir\.addressof @kernels_(\w+) :")
+
+
+def launch_facts(module: Any, function_name: str) -> tuple[LaunchFacts, ...]:
+    """Read the constants of every launch out of the host function's IR, in launch order.
+
+    The launch configuration is the struct ``{grid[3], block[3], shared memory, stream, attributes, count}``
+    that the host function fills in with constants or with values that it computes.
+    """
+    text = ""
+    for operation in module.body.operations:
+        if (
+            "sym_name" in operation.attributes
+            and str(operation.attributes["sym_name"]).strip('"') == function_name
+        ):
+            text = str(operation)
+    constants = {name: int(value) for name, value in _CONSTANT.findall(text)}
+    order = {name: i for i, name in enumerate(_CONFIG_ALLOCA.findall(text))}
+    fields = {address: (config, where.replace(" ", "")) for address, config, where in _FIELD.findall(text)}
+    values: list[dict[str, int | None]] = [{} for _ in order]
+    for value, address in _STORE.findall(text):
+        config, where = fields.get(address, ("", ""))
+        if config in order:
+            values[order[config]].setdefault(where, constants.get(value))
+    entries = list(dict.fromkeys(_KERNEL.findall(text)))
+    if len(entries) != len(values):
+        # One kernel launched several times: the entries cannot be told apart by order alone.
+        entries = entries * len(values) if len(entries) == 1 else ["?"] * len(values)
+    return tuple(
+        LaunchFacts(entry, tuple(v.get(f"1,{i}") for i in range(3)), v.get("2"))
+        for entry, v in zip(entries, values)
+    )
+
+
+def check_budget(name: str, arch: str, launches: Sequence[LaunchFacts]) -> None:
+    """Refuse what no GPU of this architecture can launch.
+
+    :raises CompileError: naming the kernel, what it wants, and what there is.
+    """
+    limits = arch_module.limits(arch)
+    for launch in launches:
+        if launch.dynamic_smem is not None and launch.dynamic_smem > limits.smem_per_block:
+            raise CompileError(
+                f"{name!r} ({launch.entry}) wants {launch.dynamic_smem} bytes of shared memory; "
+                f"{arch} has {limits.smem_per_block} for a block"
+            )
+        threads = 1
+        for size in launch.block:
+            threads *= size if size is not None else 1
+        if threads > limits.max_threads_per_block:
+            raise CompileError(
+                f"{name!r} ({launch.entry}) wants {threads} threads a block; {arch} allows {limits.max_threads_per_block}"
+            )

@@ -1,0 +1,121 @@
+"""A compiled kernel as something to call.
+
+The compiled host function is called through TVM-FFI, which takes torch tensors as they are, checks each
+(dtype, rank, strides, alignment, device), makes the tensors' device current, launches on torch's current
+stream there, and restores the device. That is the whole launch path: about 5 µs with four tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowering import toolchain
+from lowering.compile import ENTRY, LaunchFacts
+from lowering.errors import LoweringError
+from lowering.store import Entry
+
+if TYPE_CHECKING:
+    from lowering.inspect import KernelResources
+
+_runtime: list[ctypes.CDLL] = []
+_runtime_lock = threading.Lock()
+
+
+def load_runtime() -> Any:
+    """Load what every compiled host function needs; returns the ``tvm_ffi`` module.
+
+    A kernel's shared object names these libraries without a path, and the loader takes the ones that are
+    already there.
+    """
+    import tvm_ffi
+
+    with _runtime_lock:
+        if not _runtime:
+            _runtime.append(ctypes.CDLL(str(toolchain.runtime_library())))
+    return tvm_ffi
+
+
+class CompiledKernel:
+    """One kernel, compiled for one signature, configuration and architecture.
+
+    Attributes: ``key`` (hex), ``name``, ``arch``, ``source`` ("memory", "disk" or "compiled": where this
+    lookup found it), ``seconds`` (that the compile took, whenever it was), ``launches`` (block and dynamic
+    shared memory of each launch, where they are constants).
+    """
+
+    def __init__(self, entry: Entry, path: Path | None, source: str) -> None:
+        facts = entry.facts
+        self.key: str = facts["key"]
+        self.name: str = facts["name"]
+        self.arch: str = facts["arch"]
+        self.seconds: float = facts["seconds"]
+        self.launches = tuple(
+            LaunchFacts(entry=f["entry"], block=tuple(f["block"]), dynamic_smem=f["dynamic_smem"])
+            for f in facts["launches"]
+        )
+        self.source = source
+        self.entry = entry
+        self._path = path
+        self.launched = False
+
+    def __repr__(self) -> str:
+        return f"<CompiledKernel {self.name} {self.arch} {self.key[:12]} from {self.source}>"
+
+    @cached_property
+    def launch(self) -> Callable[..., Any]:
+        """The raw callable: takes the runtime arguments, positionally, and launches.
+
+        It checks what `JitFunction` keys on, and raises TypeError or ValueError naming the argument. The
+        library is loaded at the first use of this attribute, the machine code at the first call: do both
+        before a CUDA graph capture.
+        """
+        tvm_ffi = load_runtime()
+        path = self._path
+        if path is not None and self.entry.facts["kind"] == "shared":
+            return getattr(tvm_ffi.load_module(str(path)), ENTRY)
+        # Not on disk: the loader wants a file, which can go as soon as it is mapped.
+        suffix = ".so" if self.entry.facts["kind"] == "shared" else ".o"
+        descriptor, name = tempfile.mkstemp(suffix=suffix, prefix="kernels-dsl-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self.entry.library)
+            if suffix == ".so":
+                return getattr(tvm_ffi.load_module(name), ENTRY)
+            import cutlass.cute as cute
+
+            return cute.runtime.load_module(name, enable_tvm_ffi=True)[ENTRY]
+        except Exception as error:
+            raise LoweringError(f"the compiled kernel {self.name!r} could not be loaded: {error}") from error
+        finally:
+            os.unlink(name)
+
+    def __call__(self, *args: Any) -> None:
+        self.launch(*args)
+        self.launched = True
+
+    def ptx(self) -> str:
+        """The PTX text."""
+        return self.entry.ptx
+
+    def cubin(self) -> bytes:
+        """The machine code, an ELF file."""
+        return self.entry.cubin
+
+    def sass(self) -> str:
+        """The machine code, disassembled; needs ``nvdisasm`` but no GPU."""
+        from lowering import inspect
+
+        return inspect.sass(self.entry.cubin)
+
+    def resources(self) -> list[KernelResources]:
+        """Registers, stack, shared memory, spills and instruction counts of each entry; needs no GPU."""
+        from lowering import inspect
+
+        return inspect.resources(self.entry.cubin, self.launches)

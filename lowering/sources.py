@@ -1,0 +1,286 @@
+"""Fingerprints of source files, without running them.
+
+A kernel's key must change when its source changes, or the source of any helper that it reaches; and a warm
+start must find this out without importing those modules, since they import the compiler. So the modules
+that a module imports are followed through its syntax tree, file by file, with the import system asked only
+where a file is.
+
+What is followed: modules of the root module's own top-level package, and modules that live outside the
+interpreter's library folders (``site-packages``, the standard library). Installed third-party packages are
+not followed; the versions of the toolchain are part of the key on their own. `lowering` is not followed
+either: the modules of it that shape a compiled kernel are hashed as part of the toolchain.
+
+Reading a file's facts takes a millisecond or so. They are remembered by path, modification time and size,
+in memory and in the cache folder, so that a warm start costs one ``stat`` a file.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lowering.errors import LoweringError
+from lowering.signature import Parameter, parameters_in_source
+
+# A file changed within this many seconds may change again without a new modification time.
+RACY_SECONDS = 2.0
+MEMO_NAME = "sources.json"
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """One source file: its hash, the modules it may import, and its top-level functions' parameters."""
+
+    digest: str
+    imports: tuple[str, ...]
+    functions: dict[str, tuple[Parameter, ...]]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The hash of a module and of what it reaches; ``files`` maps each path to its stat, for `changed`."""
+
+    digest: str
+    files: dict[str, tuple[int, int]]
+
+    def changed(self) -> list[str]:
+        """Paths whose file is no longer the one that was hashed."""
+        return [path for path, stamp in self.files.items() if file_stamp(path) != stamp]
+
+
+_memo: dict[str, tuple[tuple[int, int], FileFacts]] = {}
+_memo_lock = threading.Lock()
+_memo_dirty = False
+
+
+def module_fingerprint(module: str) -> Fingerprint:
+    """Hash the source of a module and of the first-party modules it reaches.
+
+    :param module: dotted name.
+    :raises LoweringError: if there is no such module, or it has no source file.
+    """
+    found: dict[str, str] = {}
+    files: dict[str, tuple[int, int]] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        if _foreign(name.partition(".")[0], module):
+            continue
+        place = locate(name)
+        if place is None:
+            if name == module:
+                raise LoweringError(f"module {module!r} has no source file that can be found on sys.path")
+            continue
+        path, package = place
+        if name != module and not is_first_party(name, path, module):
+            continue
+        stamp, facts = file_facts(path, package)
+        files[path] = stamp
+        # The root's own name is left out: a script is `__main__` in one run and a module in another.
+        found[name] = facts.digest
+        waiting += [i for i in facts.imports if i not in found]
+        waiting += [p for p in _parents(name) if p not in found]
+    listing = [("<root>" if name == module else name, digest) for name, digest in sorted(found.items())]
+    return Fingerprint(hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest(), files)
+
+
+def function_parameters(module: str, qualname: str) -> tuple[Parameter, ...]:
+    """The parameters of ``module:qualname``, read from its source.
+
+    :raises LoweringError: if the module's source has no such top-level function.
+    """
+    place = locate(module)
+    if place is None:
+        raise LoweringError(f"module {module!r} has no source file that can be found on sys.path")
+    functions = file_facts(*place)[1].functions
+    if qualname not in functions:
+        raise LoweringError(
+            f"{place[0]} defines no top-level function {qualname!r}; it has {sorted(functions)}"
+        )
+    return functions[qualname]
+
+
+def locate(module: str) -> tuple[str, str] | None:
+    """(path of its source, name of its package) of a module, or None. Nothing is imported."""
+    loaded = sys.modules.get(module)
+    path = getattr(loaded, "__file__", None)
+    if path is not None:
+        if not path.endswith(".py"):
+            return None
+        package = module if Path(path).name == "__init__.py" else module.rpartition(".")[0]
+        return os.path.abspath(path), package
+    spec = _find_spec(module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
+    return os.path.abspath(spec.origin), package
+
+
+@lru_cache(maxsize=4096)
+def _find_spec(module: str) -> Any:
+    parent, _, _ = module.rpartition(".")
+    if module == "__main__":
+        return None
+    if not parent:
+        try:
+            return importlib.util.find_spec(module)
+        except (ImportError, ValueError):  # ValueError: a loaded module without a __spec__
+            return None
+    above = _find_spec(parent)
+    if above is None or above.submodule_search_locations is None:
+        return None
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(module, above.submodule_search_locations, None) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    paths = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += site.getsitepackages() + [site.getusersitepackages()]
+    return tuple(sorted({os.path.abspath(p) + os.sep for p in paths if p}))
+
+
+def is_first_party(module: str, path: str, root: str = "") -> bool:
+    """Whether a module's source belongs to the project of the module ``root``."""
+    top = module.partition(".")[0]
+    if top == "lowering":
+        return False
+    if root and top == root.partition(".")[0]:
+        return True
+    return not path.startswith(_library_folders()) and f"{os.sep}dist-packages{os.sep}" not in path
+
+
+@lru_cache(maxsize=1024)
+def _foreign(top: str, root: str) -> bool:
+    """Whether a top-level name is a library: decided once, so that its submodules are not looked up."""
+    if top == root.partition(".")[0]:
+        return False
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return True
+    spec = _find_spec(top)
+    if spec is None or (spec.submodule_search_locations is None and not (spec.origin or "").endswith(".py")):
+        return True
+    origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return not is_first_party(top, os.path.abspath(origin), root)
+
+
+def _parents(module: str) -> Iterable[str]:
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def file_stamp(path: str) -> tuple[int, int]:
+    """(modification time in ns, size) of a file; zeros if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+def file_facts(path: str, package: str) -> tuple[tuple[int, int], FileFacts]:
+    """The facts of one source file, with the stat they belong to; remembered."""
+    global _memo_dirty
+    stamp = file_stamp(path)
+    memo_key = f"{package}:{path}"
+    with _memo_lock:
+        known = _memo.get(memo_key)
+    if known is not None and known[0] == stamp:
+        return known
+    with open(path, "rb") as file:
+        source = file.read()
+    facts = _read_facts(source, path, package)
+    fresh = (stamp, facts)
+    if time.time() - stamp[0] / 1e9 > RACY_SECONDS:
+        with _memo_lock:
+            _memo[memo_key] = fresh
+            _memo_dirty = True
+    return fresh
+
+
+def _read_facts(source: bytes, path: str, package: str) -> FileFacts:
+    tree = ast.parse(source, filename=path)
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            imports.add(base)
+            imports.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+    functions = {
+        node.name: parameters_in_source(node) for node in tree.body if isinstance(node, ast.FunctionDef)
+    }
+    return FileFacts(hashlib.sha256(source).hexdigest(), tuple(sorted(imports - {""})), functions)
+
+
+def load_memo(folder: Path) -> None:
+    """Take over the facts that an earlier process left in ``folder``; a damaged file is ignored."""
+    try:
+        stored = json.loads((folder / MEMO_NAME).read_text())
+        facts = {
+            key: (
+                (int(stamp[0]), int(stamp[1])),
+                FileFacts(
+                    digest,
+                    tuple(imports),
+                    {n: tuple(Parameter(*p) for p in ps) for n, ps in functions.items()},
+                ),
+            )
+            for key, (stamp, digest, imports, functions) in stored.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    with _memo_lock:
+        for key, value in facts.items():
+            _memo.setdefault(key, value)
+
+
+def save_memo(folder: Path) -> None:
+    """Leave the facts for later processes; failing to is not an error."""
+    global _memo_dirty
+    with _memo_lock:
+        if not _memo_dirty:
+            return
+        _memo_dirty = False
+        stored = {
+            key: (
+                stamp,
+                facts.digest,
+                facts.imports,
+                {n: [(p.name, p.annotation, p.has_default) for p in ps] for n, ps in facts.functions.items()},
+            )
+            for key, (stamp, facts) in _memo.items()
+        }
+    temporary = folder / f".{MEMO_NAME}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        temporary.write_text(json.dumps(stored))
+        os.replace(temporary, folder / MEMO_NAME)
+    except OSError:
+        try:
+            temporary.unlink()
+        except OSError:
+            pass

@@ -1,0 +1,258 @@
+"""One folder of compiled kernels, shared by processes that may die at any moment.
+
+An entry is one file, so that it is there whole or not at all. It *is* the shared object, with more behind
+it that the loader does not look at::
+
+    shared object | PTX, deflated | cubin, deflated | facts, JSON | footer
+
+The footer has the four lengths and a SHA-256 over everything before the hash: a shared object with damaged
+bytes in it would still load. Entries are written to a temporary file and renamed. A lock file per kernel
+makes processes that start together compile once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowering.errors import DamagedEntry
+
+log = logging.getLogger("lowering")
+
+MAGIC = b"KDSLENT1"
+FOOTER = struct.Struct("<8s4Q32s")
+WAIT_SECONDS = 900.0
+KEPT_DAMAGED = 16
+STALE_TEMPORARY_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel as it is stored. ``facts`` is JSON: key, key parts, name, arch, kind, launches, seconds."""
+
+    library: bytes
+    ptx: str
+    cubin: bytes
+    facts: dict[str, Any]
+
+    def pack(self) -> bytes:
+        parts = [
+            self.library,
+            zlib.compress(self.ptx.encode(), 6),
+            zlib.compress(self.cubin, 6),
+            json.dumps(self.facts, sort_keys=True).encode(),
+        ]
+        body = b"".join(parts)
+        lengths = [len(part) for part in parts]
+        digest = _digest(body, lengths)
+        return body + FOOTER.pack(MAGIC, *lengths, digest)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the cache: the key it is under, bytes, seconds since the epoch of its last use."""
+
+    key: str
+    path: Path
+    size: int
+    used: float
+
+
+def _digest(body: bytes, lengths: list[int]) -> bytes:
+    digest = hashlib.sha256(body)
+    digest.update(MAGIC + struct.pack("<4Q", *lengths))
+    return digest.digest()
+
+
+def unpack(data: bytes, key: str | None = None) -> Entry:
+    """Take an entry apart.
+
+    :param key: the key it must have been stored under, if that is known.
+    :raises DamagedEntry: if a single byte is not as it was written.
+    """
+    if len(data) < FOOTER.size:
+        raise DamagedEntry(f"{len(data)} bytes are too few for an entry")
+    magic, *lengths, digest = FOOTER.unpack(data[-FOOTER.size :])
+    body = data[: -FOOTER.size]
+    if magic != MAGIC:
+        raise DamagedEntry("the footer is missing")
+    if sum(lengths) != len(body):
+        raise DamagedEntry(f"{len(body)} bytes where the footer says {sum(lengths)}")
+    if _digest(body, lengths) != digest:
+        raise DamagedEntry("the content does not match its SHA-256")
+    ends = [sum(lengths[: i + 1]) for i in range(4)]
+    library, ptx, cubin, facts = (body[end - size : end] for end, size in zip(ends, lengths))
+    entry = Entry(library, zlib.decompress(ptx).decode(), zlib.decompress(cubin), json.loads(facts))
+    if key is not None and entry.facts.get("key") != key:
+        raise DamagedEntry(f"it is the entry of another kernel, {entry.facts.get('key')}")
+    return entry
+
+
+class Store:
+    """The files under one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kernels = folder / "kernels"
+
+    def path(self, key: str) -> Path:
+        return self.kernels / key[:2] / f"{key}.so"
+
+    def read(self, key: str) -> Entry | None:
+        """The entry of a key, or None. A damaged one is set aside, and is None.
+
+        :raises OSError: if the file is there and cannot be read.
+        """
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            entry = unpack(data, key)
+        except (DamagedEntry, zlib.error, ValueError) as error:
+            self.set_aside(key, str(error))
+            return None
+        try:
+            os.utime(path)  # the least recently used go first
+        except OSError:
+            pass
+        return entry
+
+    def set_aside(self, key: str, reason: str) -> None:
+        """Move an entry out of the way, keeping it for a look at what went wrong."""
+        log.warning("a cached kernel is damaged and will be compiled again (%s): %s", reason, self.path(key))
+        aside = self.folder / "damaged"
+        try:
+            aside.mkdir(mode=0o700, exist_ok=True)
+            os.replace(self.path(key), aside / f"{key}.{time.time_ns()}.so")
+            old = sorted(aside.iterdir(), key=lambda p: p.name.split(".")[1])
+            for path in old[:-KEPT_DAMAGED]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            pass  # a read-only folder: the entry stays, and is refused again next time
+
+    def write(self, key: str, entry: Entry, limit: int) -> Path:
+        """Store an entry: whole, or not at all.
+
+        :param limit: bytes that all kernels together may take; the least recently used go.
+        :raises OSError: if it cannot be written, with nothing left behind.
+        """
+        path = self.path(key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.parent / f".{key}.{os.getpid()}.{threading.get_ident()}.tmp"
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(entry.pack())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            try:
+                temporary.unlink(missing_ok=True)
+            except OSError:
+                pass
+            raise
+        self._prune(limit, keep=key)
+        return path
+
+    def entries(self) -> list[StoredFile]:
+        """Every kernel on disk, whole or not."""
+        found = []
+        for path in self.kernels.glob("??/*.so"):
+            try:
+                about = path.stat()
+            except OSError:
+                continue
+            found.append(StoredFile(path.stem, path, about.st_size, about.st_mtime))
+        return found
+
+    def _prune(self, limit: int, keep: str) -> None:
+        entries = sorted(self.entries(), key=lambda e: e.used)
+        total = sum(entry.size for entry in entries)
+        for entry in entries:
+            if total <= limit:
+                break
+            if entry.key != keep:
+                try:
+                    entry.path.unlink()
+                    total -= entry.size
+                except OSError:
+                    pass
+        # What killed processes left.
+        for path in self.kernels.glob("??/.*.tmp"):
+            try:
+                if time.time() - path.stat().st_mtime > STALE_TEMPORARY_SECONDS:
+                    path.unlink()
+            except OSError:
+                pass
+
+    def clear(self) -> int:
+        """Remove every kernel; returns how many there were."""
+        entries = self.entries()
+        for entry in entries:
+            entry.path.unlink(missing_ok=True)
+        return len(entries)
+
+    @contextmanager
+    def lock(self, key: str, name: str) -> Iterator[bool]:
+        """Hold the lock of one kernel against other processes. It ends with the process that holds it.
+
+        Yields False where there can be no lock (a read-only folder, a file system without locks), or where
+        another process held it for longer than any compile takes.
+        """
+        descriptor = self._open_lock(key)
+        if descriptor is None:
+            yield False
+            return
+        held = _acquire(descriptor, name)
+        try:
+            yield held
+        finally:
+            if held:
+                # Not left to the close: a process forked meanwhile has a copy of the descriptor.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _open_lock(self, key: str) -> int | None:
+        folder = self.folder / "locks"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            # One of 4096 files: a folder that does not grow. Two kernels that share one wait for each other.
+            return os.open(folder / key[:3], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+
+
+def _acquire(descriptor: int, name: str) -> bool:
+    started = time.monotonic()
+    said = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
+                return False
+        waited = time.monotonic() - started
+        if waited > WAIT_SECONDS:
+            log.warning("waited %.0f s for another process to compile %s; compiling it here", waited, name)
+            return False
+        if waited > 1.0 and not said:
+            said = True
+            log.warning("waiting for another process that compiles %s", name)
+        time.sleep(0.01 if waited < 1.0 else 0.05)

@@ -1,0 +1,111 @@
+"""Which compiler made a kernel, and where its runtime library is. Nothing here imports the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from lowering import arch
+from lowering.errors import LoweringError
+
+RUNTIME_NAME = "libcute_dsl_runtime.so"
+# The modules of this package whose source shapes what is compiled and stored.
+SHAPING_MODULES = ("compile.py", "link.py", "signature.py", "toolchain.py")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise LoweringError(f"the package {distribution} is not installed") from None
+
+
+@lru_cache(maxsize=1)
+def root() -> Path:
+    """The folder of the installed ``nvidia_cutlass_dsl`` package.
+
+    :raises LoweringError: if it is not installed.
+    """
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        raise LoweringError("the package nvidia-cutlass-dsl is not installed")
+    return Path(places[0])
+
+
+@lru_cache(maxsize=1)
+def flavour() -> str:
+    """The CUDA flavour of the compiler that would be used: ``cu12`` or ``cu13``.
+
+    The DSL takes the newest installed one that the driver supports, and without a driver the newest.
+    """
+    found = [
+        int(m[1])
+        for p in root().iterdir()
+        if (m := re.fullmatch(r"cu(\d+)", p.name)) and (p / "lib").is_dir()
+    ]
+    if not found:
+        raise LoweringError(
+            f"{root()} holds no CUDA flavour: install nvidia-cutlass-dsl or nvidia-cutlass-dsl[cu13]"
+        )
+    if len(found) > 1 and (version := arch.driver_version()) is not None:
+        found = [f for f in found if f <= version[0]] or found
+    return f"cu{max(found)}"
+
+
+def runtime_library() -> Path:
+    """The DSL's runtime library, which every compiled host function calls."""
+    for path in os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep):
+        if path.endswith(RUNTIME_NAME):
+            return Path(path)
+    path = root() / flavour() / "lib" / RUNTIME_NAME
+    if not path.exists():
+        raise LoweringError(f"{path} is missing: reinstall nvidia-cutlass-dsl")
+    return path
+
+
+@lru_cache(maxsize=1)
+def host_isa() -> str:
+    """The instruction level of this CPU: the compiler uses all of it in the host function.
+
+    An object made on a CPU with AVX-512 holds AVX-512 instructions, and would be an illegal instruction on
+    one without; so this is part of a kernel's key.
+    """
+    machine = platform.machine()
+    if machine != "x86_64":
+        return machine
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+        flags = set(re.search(r"^flags\s*:(.*)$", text, re.M)[1].split())  # type: ignore[index]
+    except (OSError, TypeError):
+        return "x86-64"
+    if {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags:
+        return "x86-64-v4"
+    return "x86-64-v3" if {"avx2", "bmi1", "bmi2", "fma", "movbe"} <= flags else "x86-64-v2"
+
+
+def isa_runs_here(isa: str) -> bool:
+    """Whether a host function compiled for the CPU level ``isa`` runs on this CPU."""
+    here = host_isa()
+    return isa == here or (isa.startswith("x86-64") and here.startswith("x86-64") and isa <= here)
+
+
+@lru_cache(maxsize=1)
+def identity() -> dict[str, str]:
+    """What a kernel's key says about the tools that make it."""
+    folder = Path(__file__).parent
+    own = hashlib.sha256(b"\0".join((folder / name).read_bytes() for name in SHAPING_MODULES))
+    ffi = _version("apache-tvm-ffi").split(".")
+    return {
+        "dsl": _version("nvidia-cutlass-dsl"),
+        "tvm_ffi": ".".join(ffi[:2]),  # the ABI of an object holds within a minor version
+        "flavour": flavour(),
+        "host": host_isa(),
+        "lowering": own.hexdigest()[:16],
+    }
