@@ -114,9 +114,7 @@ def poisoned(
     guard: int = 64,
 ) -> Guarded:
     """An output: a view full of NaN inside guarded memory. Pass `.tensor` as `out`, then `check_output`."""
-    return guarded(
-        shape, dtype, device=device, contiguous=contiguous, pad=pad, offset=offset, guard=guard
-    )
+    return guarded(shape, dtype, device=device, contiguous=contiguous, pad=pad, offset=offset, guard=guard)
 
 
 def embed(
@@ -132,9 +130,7 @@ def embed(
     Integer dtypes have no NaN and get a constant pattern instead.
     """
     shape, dtype, device = values.shape, values.dtype, values.device
-    place = guarded(
-        shape, dtype, device=device, contiguous=contiguous, pad=pad, offset=offset, guard=guard
-    )
+    place = guarded(shape, dtype, device=device, contiguous=contiguous, pad=pad, offset=offset, guard=guard)
     place.tensor.copy_(values)
     return place.tensor
 

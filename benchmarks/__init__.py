@@ -1,0 +1,1 @@
+"""Measurements of this project against its peers. `python -m benchmarks.gemm --help`."""

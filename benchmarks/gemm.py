@@ -1,0 +1,182 @@
+"""Dense GEMM against cuBLAS (torch.mm) and quack.
+
+    python -m benchmarks.gemm                          # everything
+    python -m benchmarks.gemm --suite shapes           # the six shapes alone
+    python -m benchmarks.gemm --suite ragged --dtype fp16
+
+Suites: `shapes` (six large shapes, best of quack's four configurations), `ragged` (sizes that fit no tile),
+`host` (host time of an eager call), `first-call` (cold and warm, each in its own process).
+A is (M, K) and B is (N, K) in memory, both with K contiguous, as a linear layer has them.
+Operations counted: 2·M·N·K.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import first_call, harness, machine
+from benchmarks.harness import DTYPES, OURS, Case
+from kernels_dsl.measure import Call, host_us
+
+SHAPES = (
+    (8192, 8192, 8192),
+    (4096, 4096, 4096),
+    (2048, 2048, 2048),
+    (8192, 8192, 1024),
+    (16384, 1024, 4096),
+    (64, 8192, 8192),
+)
+RAGGED = (
+    (1000, 2056, 4104),
+    (4095, 4097, 511),
+    (17, 8192, 8192),
+    (1, 4096, 4096),
+    (3, 11008, 4096),
+    (127, 129, 131),
+    (333, 4096, 4096),
+    (1024, 1000, 1024),
+    (1536, 1528, 1544),
+    (2000, 2000, 2000),
+    (2049, 2049, 2049),
+    (3000, 3000, 64),
+    (3072, 5120, 1280),
+    (4000, 4000, 1000),
+    (4104, 4104, 4104),
+    (5000, 5000, 5000),
+    (6000, 200, 8192),
+    (200, 6000, 8192),
+    (7168, 2304, 1152),
+    (8191, 1023, 2047),
+    (8200, 520, 1032),
+    (10000, 1000, 3000),
+    (12288, 96, 4096),
+    (32768, 384, 384),
+)
+QUACK_CONFIGS = {
+    "128x192 pp 2x1": ((128, 192, 2, 1), True),
+    "128x256 coop 2x1": ((128, 256, 2, 1), False),
+    "256x128 coop 2x1": ((256, 128, 2, 1), False),
+    "128x128 pp 2x1": ((128, 128, 2, 1), True),
+}
+PEERS = ("cublas", "quack")
+SUITES = ("shapes", "ragged", "host", "first-call")
+
+
+def operands(shape: tuple[int, int, int], dtype: str, seed: int = 0) -> tuple[Any, Any]:
+    """a (M, K) and b (N, K) on the GPU, N(0, 1): zeros would be timed at clocks that no real data reaches."""
+    import torch
+
+    m, n, k = shape
+    generator = torch.Generator("cuda").manual_seed(seed)
+    kind = getattr(torch, DTYPES[dtype])
+    a, b = (torch.randn(rows, k, generator=generator, device="cuda", dtype=kind) for rows in (m, n))
+    return a, b
+
+
+def quack_calls(a: Any, b: Any, out: Any) -> dict[str, Call]:
+    """quack's configurations as calls; none where quack is not installed."""
+    try:
+        from quack.gemm import gemm as quack_gemm
+    except ImportError:
+        return {}
+
+    def make(tile: tuple[int, int, int, int], pingpong: bool) -> Call:
+        return lambda _set: quack_gemm(a, b, out, None, None, *tile, pingpong=pingpong)
+
+    return {f"quack/{name}": make(tile, pingpong) for name, (tile, pingpong) in QUACK_CONFIGS.items()}
+
+
+def case(shape: tuple[int, int, int], dtype: str, peers: Sequence[str]) -> Case:
+    """One shape: ours, cuBLAS and quack on the same operands, each into an output of its own."""
+    import torch
+
+    import kernels_dsl
+
+    m, n, k = shape
+    a, b = operands(shape, dtype)
+    outputs = {name: torch.empty(m, n, dtype=a.dtype, device="cuda") for name in (OURS, *peers)}
+    calls: dict[str, Call] = {OURS: lambda _set: kernels_dsl.gemm(a, b.t(), out=outputs[OURS])}
+    if "cublas" in peers:
+        calls["cublas"] = lambda _set: torch.mm(a, b.t(), out=outputs["cublas"])
+    if "quack" in peers:
+        calls.update(quack_calls(a, b, outputs["quack"]))
+    return Case("x".join(str(size) for size in shape), 2.0 * m * n * k, calls)
+
+
+def cases(shapes: Sequence[tuple[int, int, int]], dtype: str, peers: Sequence[str]) -> Iterator[Case]:
+    """The cases one by one, so that only one shape's tensors are alive."""
+    import torch
+
+    for shape in shapes:
+        yield case(shape, dtype, peers)
+        torch.cuda.empty_cache()
+
+
+def host_rows(dtype: str, peers: Sequence[str]) -> list[dict[str, Any]]:
+    """Host microseconds of an eager call with `out=`, at a size where the GPU outruns the host."""
+    shape = (256, 256, 256)
+    current = case(shape, dtype, peers)
+    rows = []
+    for name, call in current.calls.items():
+        try:
+            microseconds = host_us(lambda call=call: call(0))  # type: ignore[misc]
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            print(f"{name:>24}  not measured: {type(error).__name__}: {error}")
+            continue
+        rows.append({"name": name, "host_us": microseconds})
+        print(f"{name:>24}  {microseconds:6.2f} us a call on the host")
+    return rows
+
+
+def run(suites: Sequence[str], dtype: str, peers: Sequence[str], rounds: int, results: Path) -> None:
+    """Run the chosen suites one after the other; each writes its own file."""
+    # tf32 is what our fp32 GEMM computes, so cuBLAS gets to use it too.
+    if dtype == "fp32":
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = True
+    if "shapes" in suites:
+        harness.run_suite(f"gemm_{dtype}", cases(SHAPES, dtype, peers), rounds=rounds, results=results)
+    if "ragged" in suites:
+        ragged = cases(RAGGED, dtype, [peer for peer in peers if peer != "quack"])
+        harness.run_suite(f"gemm_{dtype}_ragged", ragged, rounds=rounds, results=results)
+    if "host" in suites:
+        print("host time, 256x256x256")
+        harness.write(f"gemm_{dtype}_host", machine.header(), host_rows(dtype, peers), results)
+    if "first-call" in suites:
+        rows = first_call.measure(dtype)
+        for row in rows:
+            print(first_call.line(row))
+        harness.write(f"gemm_{dtype}_first_call", machine.header(), rows, results)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `python -m benchmarks.gemm`; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gemm", description="Dense GEMM against its peers."
+    )
+    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: all")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: %(default)s")
+    parser.add_argument("--rounds", type=int, default=30, help="timed calls of each (default %(default)s)")
+    parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
+    args = parser.parse_args(argv)
+    peers = [peer for peer in args.peers.split(",") if peer]
+    unknown = sorted(set(peers) - set(PEERS))
+    if unknown:
+        parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PEERS)}")
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}, must be at least 1")
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU")
+    run(args.suite or SUITES, args.dtype, peers, args.rounds, args.results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,175 @@
+"""Runs competitors in turns, prints time, rate and ratio, and keeps the rows as JSON.
+
+A case has one `ours` and any number of peers. A peer with several configurations counts with its best one,
+chosen from this very run. Losses stay in the table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from kernels_dsl.measure import Call, Timing, interleaved
+
+RESULTS = Path(__file__).resolve().parent / "results"
+OURS = "ours"
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: `calls` by competitor; a competitor's configurations are named "peer/configuration".
+
+    flops: useful floating-point operations of one call. sets: input sets that the calls rotate through.
+    """
+
+    name: str
+    flops: float
+    calls: Mapping[str, Call]
+    sets: int = 1
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured case. `chosen` says which configuration of a peer was its best."""
+
+    name: str
+    flops: float
+    ms: dict[str, float]
+    method: str
+    l2: str
+    chosen: dict[str, str] = field(default_factory=dict)
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: str = ""
+
+    def tflops(self, competitor: str) -> float:
+        return self.flops / self.ms[competitor] / 1e9
+
+    def ratio(self, peer: str) -> float:
+        """Our rate divided by the peer's: above 1 we are faster."""
+        return self.ms[peer] / self.ms[OURS]
+
+    @property
+    def peers(self) -> list[str]:
+        return [name for name in self.ms if name != OURS]
+
+    @property
+    def best_peer(self) -> str | None:
+        return min(self.peers, key=self.ms.__getitem__, default=None)
+
+
+def best_of(timings: Mapping[str, Timing]) -> tuple[dict[str, Timing], dict[str, str]]:
+    """Fold "peer/configuration" into the peer's fastest; timings by competitor, and what was chosen."""
+    folded: dict[str, Timing] = {}
+    chosen: dict[str, str] = {}
+    for name, timing in timings.items():
+        competitor, _, configuration = name.partition("/")
+        if competitor in folded and folded[competitor].ms <= timing.ms:
+            continue
+        folded[competitor] = timing
+        if configuration:
+            chosen[competitor] = configuration
+    return folded, chosen
+
+
+def run_case(case: Case, *, rounds: int = 30) -> Row:
+    """Measure one case on the current device. A peer that raises is left out and named in the notes."""
+    calls, refused = {}, []
+    for name, call in case.calls.items():
+        try:
+            call(0)
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            if name == OURS:
+                raise
+            refused.append(f"{name}: {type(error).__name__}")
+            continue
+        calls[name] = call
+    timings, chosen = best_of(interleaved(calls, sets=case.sets, rounds=rounds))
+    return Row(
+        name=case.name,
+        flops=case.flops,
+        ms={name: timing.ms for name, timing in timings.items()},
+        method="/".join(sorted({timing.method for timing in timings.values()})),
+        l2="rotating inputs" if case.sets > 1 else "same inputs each call",
+        chosen=chosen,
+        spread={name: (timing.low_ms, timing.high_ms) for name, timing in timings.items()},
+        notes="; ".join([case.notes] * bool(case.notes) + refused),
+    )
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean; NaN for no values."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def line(row: Row) -> str:
+    """One row for the terminal: ours, then each peer with the ratio."""
+    parts = [f"{row.name:>22}  ours {row.ms[OURS]:8.4f} ms {row.tflops(OURS):7.1f} TFLOPS"]
+    for peer in row.peers:
+        parts.append(f"{peer} {row.tflops(peer):7.1f}  x{row.ratio(peer):.3f}")
+    return "  |  ".join(parts) + (f"  ({row.notes})" if row.notes else "")
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """The geometric mean and the worst row against each peer."""
+    lines = []
+    for peer in sorted({peer for row in rows for peer in row.peers}):
+        compared = [row for row in rows if peer in row.ms]
+        worst = min(compared, key=lambda row: row.ratio(peer))
+        mean = geomean(row.ratio(peer) for row in compared)
+        lines.append(
+            f"against {peer}: geometric mean x{mean:.3f} over {len(compared)}, "
+            f"worst x{worst.ratio(peer):.3f} at {worst.name}"
+        )
+    return lines
+
+
+def run_suite(
+    suite: str,
+    cases: Iterable[Case],
+    *,
+    rounds: int = 30,
+    results: Path = RESULTS,
+    echo: Callable[[str], None] = print,
+) -> list[Row]:
+    """Measure all cases, print them as they come, and write `results`/<gpu>/<suite>.json."""
+    facts = machine.header()
+    for text in machine.header_lines(facts):
+        echo(text)
+    rows = []
+    for case in cases:
+        row = run_case(case, rounds=rounds)
+        rows.append(row)
+        echo(line(row))
+    for text in summary(rows):
+        echo(text)
+    facts.update({f"{key}_after": value for key, value in machine.driver_facts().items() if key != "driver"})
+    path = write(suite, facts, [asdict(row) for row in rows], results)
+    echo(f"wrote {path}")
+    return rows
+
+
+def write(suite: str, facts: dict[str, Any], rows: list[dict[str, Any]], results: Path = RESULTS) -> Path:
+    """Write one suite's JSON: {"suite", "header", "rows"}; returns its path."""
+    folder = results / machine.slug(facts["gpu"])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{suite}.json"
+    path.write_text(json.dumps({"suite": suite, "header": facts, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """The header and the rows of a suite that `run_suite` wrote."""
+    stored = json.loads(path.read_text())
+    rows = []
+    for row in stored["rows"]:
+        spread = {name: (low, high) for name, (low, high) in row.pop("spread").items()}
+        rows.append(Row(**row, spread=spread))
+    return stored["header"], rows

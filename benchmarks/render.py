@@ -1,0 +1,137 @@
+"""Writes the tables and the plot of docs/performance.md from the JSON files of benchmarks/results.
+
+    python -m benchmarks.render [--results benchmarks/results] [--document docs/performance.md]
+
+Each table goes between `<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays.
+The plot needs matplotlib (the extra `bench`); without it the tables are still written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, machine
+from benchmarks.harness import OURS, Row
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def rate_table(facts: dict[str, Any], rows: list[Row]) -> str:
+    """Markdown: a row a case, with milliseconds, TFLOPS and the ratio to each peer."""
+    peers = sorted({peer for row in rows for peer in row.peers})
+    heads = ["M×N×K", "ms", "TFLOPS"] + [f"{peer} TFLOPS | × {peer}" for peer in peers] + ["timed by"]
+    text = ["| " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + len(peers))]
+    for row in rows:
+        cells = [row.name.replace("x", "×"), f"{row.ms[OURS]:.4f}", f"{row.tflops(OURS):.0f}"]
+        for peer in peers:
+            if peer in row.ms:
+                chosen = f" ({row.chosen[peer]})" if peer in row.chosen else ""
+                cells += [f"{row.tflops(peer):.0f}{chosen}", f"{row.ratio(peer):.3f}"]
+            else:
+                cells += ["–", "–"]
+        text.append("| " + " | ".join([*cells, row.method]) + " |")
+    text.append("")
+    text += [f"- {sentence}" for sentence in harness.summary(rows)]
+    return "\n".join([*_machine(facts, rows), "", *text])
+
+
+def _machine(facts: dict[str, Any], rows: list[Row]) -> list[str]:
+    states = sorted({row.l2 for row in rows})
+    return [f"{'; '.join(machine.header_lines(facts))}. L2: {', '.join(states)}."]
+
+
+def plain_table(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Markdown of rows with a name and numbers: host time, first call."""
+    columns = [key for key in rows[0] if key != "name"]
+    text = ["; ".join(machine.header_lines(facts)) + ".", ""]
+    text += ["| | " + " | ".join(column.replace("_", " ") for column in columns) + " |"]
+    text += ["|" + "---|" * (len(columns) + 1)]
+    for row in rows:
+        values = [row[column] for column in columns]
+        cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
+        text.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(text)
+
+
+def insert(document: str, name: str, table: str) -> str:
+    """`document` with `table` between its markers; appended with markers where there are none."""
+    begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
+    block = f"{begin}\n{table}\n{end}"
+    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+    if pattern.search(document):
+        return pattern.sub(lambda _match: block, document)
+    return document.rstrip() + f"\n\n## {name}\n\n{block}\n"
+
+
+def plot(rows: list[Row], title: str, path: Path) -> bool:
+    """Grouped bars of TFLOPS by case into an SVG; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("svg")
+    # Text stays text and ids stay the same, so that the file is small and changes only with the data.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernels-dsl"})
+    import matplotlib.pyplot as plt
+
+    names = [OURS, *sorted({peer for row in rows for peer in row.peers})]
+    width = 0.8 / len(names)
+    figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(rows)), 3.6))
+    for position, name in enumerate(names):
+        shift = (position - (len(names) - 1) / 2) * width
+        places = [i + shift for i, row in enumerate(rows) if name in row.ms]
+        axes.bar(places, [row.tflops(name) for row in rows if name in row.ms], width, label=name)
+    axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=30, ha="right", fontsize=8)
+    axes.set_ylabel("TFLOPS")
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return True
+
+
+def render(results: Path, document: Path) -> list[str]:
+    """Put every suite under `results` into `document`, plots beside it; returns what was done."""
+    text = document.read_text()
+    done = []
+    for path in sorted(results.glob("*/*.json")):
+        name = f"{path.parent.name} {path.stem}"
+        if "ms" not in json.loads(path.read_text())["rows"][0]:
+            stored = json.loads(path.read_text())
+            text = insert(text, name, plain_table(stored["header"], stored["rows"]))
+            done.append(f"{name}: table")
+            continue
+        facts, rows = harness.read(path)
+        picture = document.parent / "plots" / f"{path.parent.name}_{path.stem}.svg"
+        picture.parent.mkdir(exist_ok=True)
+        drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)
+        table = rate_table(facts, rows)
+        if drawn:
+            table += f"\n\n![TFLOPS by shape]({picture.relative_to(document.parent)})"
+        text = insert(text, name, table)
+        done.append(f"{name}: table and plot" if drawn else f"{name}: table (no plot: matplotlib is missing)")
+    document.write_text(text)
+    return done
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `python -m benchmarks.render`; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.render", description="Tables and plots from results."
+    )
+    parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    parser.add_argument("--document", type=Path, default=_ROOT / "docs" / "performance.md")
+    args = parser.parse_args(argv)
+    for text in render(args.results, args.document):
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""GPU kernels written in Python with CUTLASS's CuTe DSL, for PyTorch tensors.
+
+`gemm(a, b)` and its relatives compile their kernel at the first call, keep it on disk and launch it on
+torch's current stream. Importing this package imports neither torch nor the compiler: names are looked up
+when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kernels_dsl._version import __version__
+
+# Public name -> the module that defines it.
+_PUBLIC = {
+    "gemm": "kernels_dsl.ops.gemm",
+    "GemmConfig": "kernels_dsl.config.gemm",
+    "Schedule": "kernels_dsl.config.gemm",
+    "Sm80GemmConfig": "kernels_dsl.config.gemm",
+    "Sm90GemmConfig": "kernels_dsl.config.gemm",
+    "LinearEpilogue": "kernels_dsl.blocks.epilogue_fns",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kernels_dsl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

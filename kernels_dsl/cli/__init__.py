@@ -1,0 +1,1 @@
+"""The command line: doctor, compile, inspect, bench, demo. One module a command."""

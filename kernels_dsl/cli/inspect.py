@@ -1,0 +1,63 @@
+"""`inspect`: PTX, SASS and resources of an op's kernels. Compiles what is not in the cache; needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kernels_dsl.cli import kernels
+from kernels_dsl.cli.errors import UsageError
+
+
+def add_command(commands: Any) -> None:
+    """Add `inspect` to the parser."""
+    parser = commands.add_parser(
+        "inspect", help="PTX, SASS, registers, spills of a kernel", description=__doc__
+    )
+    parser.add_argument("op", choices=kernels.OPS)
+    parser.add_argument("--arch", default="sm_90a", help="default %(default)s")
+    parser.add_argument("--name", default="", help="only kernels whose name contains this")
+    parser.add_argument("--list", action="store_true", help="name the kernels, compile nothing")
+    parser.add_argument(
+        "--ptx", action="store_true", help="print the PTX of the one kernel that --name leaves"
+    )
+    parser.add_argument("--sass", action="store_true", help="print its SASS")
+    parser.add_argument("-o", "--output", type=Path, help="folder for .ptx, .sass and .cubin of each kernel")
+    parser.set_defaults(run=run)
+
+
+def save(compiled: Any, name: str, folder: Path) -> list[Path]:
+    """Write PTX, SASS and cubin of a kernel into `folder`; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
+    paths = [folder / f"{stem}.{suffix}" for suffix in ("ptx", "sass", "cubin")]
+    paths[0].write_text(compiled.ptx())
+    paths[1].write_text(compiled.sass())
+    paths[2].write_bytes(compiled.cubin())
+    return paths
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for; the resources where nothing was."""
+    chosen = kernels.shipped(args.arch, (args.op,), args.name)
+    if args.list:
+        print("\n".join(kernel.name for kernel in chosen))
+        return 0
+    if (args.ptx or args.sass) and len(chosen) > 1:
+        names = "\n  ".join(kernel.name for kernel in chosen)
+        raise UsageError(f"--ptx and --sass print one kernel; --name leaves {len(chosen)}:\n  {names}")
+    for kernel in chosen:
+        compiled = kernel.compile(args.arch)
+        if args.ptx:
+            print(compiled.ptx())
+        if args.sass:
+            print(compiled.sass())
+        if args.output is not None:
+            for path in save(compiled, kernel.name, args.output):
+                print(f"wrote {path}")
+        if not (args.ptx or args.sass):
+            print(f"{kernel.name}  ({args.arch}, {kernels.origin(compiled)})")
+            for line in kernels.report_lines(compiled):
+                print(f"  {line}")
+    return 0

@@ -1,0 +1,87 @@
+"""The kernels that this project ships, for the commands that compile, inspect or show them.
+
+`report_lines` says what came out of a compile: registers, spills, shared memory, instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kernels_dsl.cli.errors import UsageError
+
+OPS = ("gemm",)
+# Opcodes of SASS by what they do. SM90 kernels have HGMMA and UTMALDG, SM80-class ones HMMA and LDGSTS.
+MATRIX_OPCODES = ("HGMMA", "QGMMA", "HMMA", "QMMA")
+COPY_OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "LDSM", "STSM")
+
+
+class Shipped(NamedTuple):
+    """One kernel: the jit function and what to compile it for."""
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+    constexprs: dict[str, Any]
+
+    def compile(self, arch: str) -> Any:
+        """The compiled kernel, from the cache where it is there. No GPU is needed."""
+        return self.function.compile(*self.args, arch=arch, **self.constexprs)
+
+
+def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "") -> list[Shipped]:
+    """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match."""
+    from kernels_dsl.ops import aot
+    from lowering.arch import LIMITS
+
+    if arch not in LIMITS:
+        raise UsageError(f"arch is {arch!r}, must be one of {', '.join(LIMITS)}")
+    found = [Shipped(*item) for item in aot.iter_kernels(arch, ops=tuple(ops))]
+    chosen = [kernel for kernel in found if name in kernel.name]
+    if not chosen:
+        known = "\n  ".join(kernel.name for kernel in found)
+        raise UsageError(f"no kernel for {arch} has {name!r} in its name; there are:\n  {known}")
+    return chosen
+
+
+def counts(instructions: dict[str, int], opcodes: Sequence[str]) -> str:
+    """ "HGMMA 16, UTMALDG 4": those of `opcodes` that occur, summed over their variants."""
+    totals = {}
+    for opcode in opcodes:
+        total = sum(count for name, count in instructions.items() if name.split(".")[0] == opcode)
+        if total:
+            totals[opcode] = total
+    return ", ".join(f"{opcode} {total}" for opcode, total in totals.items()) or "none"
+
+
+def origin(compiled: Any) -> str:
+    """Where this lookup found a compiled kernel. `seconds` is what its compile took, whenever it was."""
+    if compiled.source == "compiled":
+        return f"compiled in {compiled.seconds:.2f} s"
+    place = {"disk": "from the cache on disk", "memory": "already in memory"}[compiled.source]
+    return f"{place}, no compile (it took {compiled.seconds:.2f} s)"
+
+
+def report_lines(compiled: Any) -> list[str]:
+    """Two lines for each GPU entry of a compiled kernel."""
+    lines = []
+    for entry in compiled.resources():
+        smem = entry.dynamic_smem if entry.dynamic_smem is not None else entry.static_smem
+        memory = f"{smem / 1024:.1f} KiB shared memory"
+        lines.append(f"{entry.entry}: {entry.registers} registers, {spills(entry)}, {memory}")
+        lines.append(
+            f"  matrix instructions: {counts(entry.instructions, MATRIX_OPCODES)}; "
+            f"copies: {counts(entry.instructions, COPY_OPCODES)}"
+        )
+    return lines
+
+
+def spills(entry: Any) -> str:
+    """ "no spills", or how many and how large the stack is."""
+    total = entry.spill_loads + entry.spill_stores
+    return f"{total} SPILLS ({entry.stack_bytes} bytes of stack)" if total else "no spills"
+
+
+def spilling(compiled: Any) -> bool:
+    """Whether any entry of this kernel spills registers."""
+    return any(entry.spill_loads + entry.spill_stores for entry in compiled.resources())

@@ -1,0 +1,188 @@
+"""The layout of the project holds: who imports whom, how long files and functions are, what imports load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("kernels_dsl", "lowering", "reference", "benchmarks", "tutorials", "tests")
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 120
+MAX_POSITIONAL = 8
+
+# Part of the project -> the parts of it that its modules may import. The longest matching name decides.
+ALLOWED = {
+    "reference": ("reference",),
+    "lowering": ("lowering",),
+    "kernels_dsl.config": ("kernels_dsl.config",),
+    "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config"),
+    "kernels_dsl.kernels": ("kernels_dsl.kernels", "kernels_dsl.blocks", "kernels_dsl.config"),
+    "kernels_dsl.ops": (
+        "kernels_dsl.ops",
+        "kernels_dsl.config",
+        "kernels_dsl.kernels",
+        "kernels_dsl.blocks",
+        "kernels_dsl.measure",
+        "kernels_dsl._version",
+        "lowering",
+    ),
+    "kernels_dsl": ("kernels_dsl", "lowering", "reference", "benchmarks"),
+    "benchmarks": ("benchmarks", "kernels_dsl", "lowering", "reference"),
+    "tutorials": ("tutorials", "kernels_dsl", "lowering", "reference", "benchmarks"),
+    "tests": PACKAGES,
+}
+# Outside packages that only some parts may import at the top of a module, where it costs every user.
+HEAVY = ("cutlass", "torch", "tvm_ffi", "cuda", "quack", "flash_attn", "matplotlib")
+MAY_IMPORT_CUTLASS = ("kernels_dsl.blocks", "kernels_dsl.kernels", "lowering", "tutorials", "tests")
+
+
+def _files() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _module(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _within(module: str, part: str) -> bool:
+    return module == part or module.startswith(part + ".")
+
+
+def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, absolute module name) of every import, at the top or inside of functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                keep = len(module.split(".")) - node.level + is_package
+                base = ".".join([*module.split(".")[:keep], *([base] if base else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(), str(path)) for path in _files()}
+
+
+def _places(found: list[tuple[Path, int, str]]) -> str:
+    return "\n".join(f"{path.relative_to(ROOT)}:{line}: {text}" for path, line, text in found)
+
+
+def _forbidden(module: str, imported: str) -> str | None:
+    """Why `module` may not import `imported` (both absolute); None where it may."""
+    part = max((name for name in ALLOWED if _within(module, name)), key=len)
+    if imported.split(".")[0] in PACKAGES:
+        if not any(_within(imported, name) for name in ALLOWED[part]):
+            return f"{part} may not import {imported}"
+        family = module.split(".")[2:3]
+        other = imported.split(".")[2:3]
+        if part == "kernels_dsl.kernels" and _within(imported, part) and family != other:
+            return f"a kernel family may not import another: {imported}"
+    if _within(imported, "cutlass") and not any(_within(module, name) for name in MAY_IMPORT_CUTLASS):
+        return "only lowering, blocks and kernels may import cutlass"
+    if part == "reference" and imported.split(".")[0] in set(HEAVY) - {"torch"}:
+        return f"reference needs torch alone, not {imported}"
+    return None
+
+
+def test_import_direction(trees):
+    found = []
+    for path, tree in trees.items():
+        module = _module(path)
+        for line, imported in _imports(tree, module, path.name == "__init__.py"):
+            reason = _forbidden(module, imported)
+            if reason is not None:
+                found.append((path, line, reason))
+    assert not found, _places(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "allowed"),
+    [
+        ("lowering.jit", "kernels_dsl.config.gemm", False),
+        ("lowering.jit", "cutlass.cute", True),
+        ("kernels_dsl.config.gemm", "kernels_dsl.ops.gemm", False),
+        ("kernels_dsl.config.gemm", "cutlass", False),
+        ("kernels_dsl.kernels.gemm.sm90", "kernels_dsl.kernels.gemm.roles", True),
+        ("kernels_dsl.kernels.gemm.sm90", "kernels_dsl.kernels.attention.sm90", False),
+        ("kernels_dsl.blocks.tma", "kernels_dsl.kernels.gemm.sm90", False),
+        ("kernels_dsl.ops.gemm", "reference.gemm", False),
+        ("reference.gemm", "lowering", False),
+        ("reference.gemm", "torch.nn", True),
+        ("benchmarks.gemm", "kernels_dsl.gemm", True),
+    ],
+)
+def test_the_import_rule_itself(module, imported, allowed):
+    assert (_forbidden(module, imported) is None) == allowed
+
+
+def test_files_are_short():
+    found = []
+    for path in _files():
+        lines = len(path.read_text().splitlines())
+        if lines > MAX_FILE_LINES:
+            found.append((path, lines, f"longer than {MAX_FILE_LINES} lines"))
+    assert not found, _places(found)
+
+
+def test_functions_are_short(trees):
+    found = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    found.append((path, node.lineno, f"{node.name} has {length} lines"))
+    assert not found, _places(found)
+
+
+def test_calls_have_few_positional_arguments(trees):
+    found = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and len(node.args) > MAX_POSITIONAL:
+                found.append((path, node.lineno, f"{len(node.args)} positional arguments"))
+    assert not found, _places(found)
+
+
+def _loaded_by(statement: str) -> set[str]:
+    """Top-level packages in sys.modules of a fresh interpreter after `statement`."""
+    code = f"{statement}\nimport sys\nprint(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import kernels_dsl", {"cutlass", "torch", "tvm_ffi"}),
+        ("import lowering", {"cutlass", "torch"}),
+        ("import kernels_dsl.config.gemm", {"cutlass", "torch", "tvm_ffi"}),
+        ("import kernels_dsl.cli.main", {"cutlass", "torch", "tvm_ffi"}),
+        ("from kernels_dsl import gemm", {"cutlass"}),
+        ("import reference.gemm, reference.tolerance, reference.inputs", {"cutlass", "tvm_ffi"}),
+    ],
+)
+def test_what_an_import_does_not_load(statement, absent):
+    loaded = _loaded_by(statement)
+    assert not loaded & absent, f"`{statement}` imports {sorted(loaded & absent)}"
+
+
+def test_every_public_name_resolves():
+    import kernels_dsl
+
+    for name in kernels_dsl.__all__:
+        assert getattr(kernels_dsl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'gem'"):
+        kernels_dsl.gem  # noqa: B018
