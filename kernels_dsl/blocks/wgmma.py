@@ -7,6 +7,7 @@ the accumulators or overwrites the operands (PTX ISA, 'asynchronous warpgroup le
 import cutlass
 import cutlass.cute as cute
 from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
+from cutlass.cute.atom import make_atom
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import mma as warpgroup_mma
 from cutlass.cute.typing import Boolean
@@ -37,7 +38,7 @@ class MmaTF32Op(warpgroup_mma.MmaOp):
             self.acc_dtype.mlir_type,
             self.a_src._to_ir(),
         )
-        atom = cute.core.make_atom(atom_type, [Boolean(False).ir_value(loc=loc, ip=ip)], loc=loc, ip=ip)
+        atom = make_atom(atom_type, [Boolean(False).ir_value(loc=loc, ip=ip)], loc=loc, ip=ip)
         return warpgroup_mma.MmaTraits(atom)
 
 

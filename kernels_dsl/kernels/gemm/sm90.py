@@ -39,7 +39,7 @@ def gemm_sm90(
     mA: cute.Tensor,  # (M, K, L)
     mB: cute.Tensor,  # (N, K, L)
     mD: cute.Tensor,  # (M, N, L * split_k)
-    operands: tuple,  # of (M, N, L) tensors and Float32 scalars, for the epilogue
+    operands,  # None or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
     max_ctas: Int32,
     stream: cuda.CUstream,
     config: cutlass.Constexpr,
@@ -73,7 +73,7 @@ def gemm_sm90(
     clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, grid.size), Int32(1))
     kernel = gemm_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, operands), grid, problem,
+        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands), grid, problem,
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),
@@ -81,6 +81,7 @@ def gemm_sm90(
         cluster=(*spec.cluster, 1),
         min_blocks_per_mp=1,
         stream=stream,
+        use_pdl=True,
     )
 
 

@@ -37,6 +37,10 @@ def gemm_kernel(
     barriers, (sA, sB, sD) = allocate(spec, dtypes, smem_layouts)
     ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, spec.cluster)
     sync_after_init(spec.cluster)
+    # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one,
+    # and the next one may do so too, on SMs whose CTAs are gone. Global memory is touched only from here on.
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
 
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
