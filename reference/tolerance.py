@@ -28,17 +28,17 @@ class ToleranceError(AssertionError):
 class Report:
     """What `measure` found. `worst` is the coordinate with the largest error in relation to its bound."""
 
-    worst: tuple[int, ...]
-    actual: float
-    expected: float
-    error: float
-    peer_error: float
-    bound: float
-    bad_tiles: int
-    tiles: int
-    rms: float
-    peer_rms: float
-    rms_bound: float
+    worst: tuple[int, ...] = ()
+    actual: float = 0.0
+    expected: float = 0.0
+    error: float = 0.0
+    peer_error: float = 0.0
+    bound: float = 0.0
+    bad_tiles: int = 0
+    tiles: int = 0
+    rms: float = 0.0
+    peer_rms: float = 0.0
+    rms_bound: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -120,7 +120,7 @@ def measure(
     """
     _require_same_shape(actual, reference, peer)
     if actual.numel() == 0:
-        return Report((), 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0)
+        return Report()
     _check_non_finite(actual, reference)
     exact = _as_matrices(reference.double())
     finite = torch.isfinite(_as_matrices(reference.to(actual.dtype)))  # the rest is compared already
