@@ -206,6 +206,7 @@ def _encode_nearest(values: np.ndarray, fmt: Format) -> np.ndarray:
 def _pattern(values: np.ndarray, fmt: Format) -> np.ndarray:
     """Patterns of float64 values that `fmt` represents exactly."""
     nan = np.isnan(values)
+    out: np.ndarray
     if fmt.bits == 64:
         out = np.ascontiguousarray(values).view(np.uint64)
     elif fmt.exponent_bits == 8:
@@ -225,19 +226,25 @@ def _pattern(values: np.ndarray, fmt: Format) -> np.ndarray:
     return np.where(nan, fmt.storage(fmt.quiet_nan), out)
 
 
-def f32_to_f16(values: np.ndarray, rounding: str = "rn", **modifiers) -> np.ndarray:
+def f32_to_f16(
+    values: np.ndarray, rounding: str = "rn", *, satfinite: bool = False, relu: bool = False
+) -> np.ndarray:
     """float32 or float64 -> uint16 patterns of f16; `satfinite`, `relu` as in `encode`."""
-    return encode(values, "f16", rounding, **modifiers)
+    return encode(values, "f16", rounding, satfinite=satfinite, relu=relu)
 
 
-def f32_to_bf16(values: np.ndarray, rounding: str = "rn", **modifiers) -> np.ndarray:
+def f32_to_bf16(
+    values: np.ndarray, rounding: str = "rn", *, satfinite: bool = False, relu: bool = False
+) -> np.ndarray:
     """float32 or float64 -> uint16 patterns of bf16; `satfinite`, `relu` as in `encode`."""
-    return encode(values, "bf16", rounding, **modifiers)
+    return encode(values, "bf16", rounding, satfinite=satfinite, relu=relu)
 
 
-def f32_to_tf32(values: np.ndarray, rounding: str = "rna", **modifiers) -> np.ndarray:
+def f32_to_tf32(
+    values: np.ndarray, rounding: str = "rna", *, satfinite: bool = False, relu: bool = False
+) -> np.ndarray:
     """float32 -> uint32 registers that hold a tf32 (low 13 bits zero); `rna`, `rn` or `rz`."""
-    return encode(values, "tf32", rounding, **modifiers)
+    return encode(values, "tf32", rounding, satfinite=satfinite, relu=relu)
 
 
 def f32_to_e4m3(values: np.ndarray, *, relu: bool = False) -> np.ndarray:
@@ -350,12 +357,10 @@ def _integer_to_float(integers: np.ndarray, destination: str, mode: str) -> np.n
         return encode(integers.astype(np.float64), destination, mode)
     if fmt is F64 or (mode == "rn" and fmt is F32):
         return _pattern_of_cast(integers, fmt)
-    # 64-bit integers need one rounding: to float64 by rounding to odd, then to the format.
-    near = integers.astype(np.float64)
-    clipped = np.clip(near, -(2.0**63), 2.0**63 - 1024)
-    error = np.where(near != clipped, -1, np.sign(integers - clipped.astype(integers.dtype)))
-    odd = _step_to_odd(clipped, error)
-    return encode(odd, destination, mode)
+    # 64-bit integers need one rounding: two exact halves, added to odd, then to the format.
+    high = (integers >> integers.dtype.type(32)).astype(np.float64) * 2.0**32
+    low = (integers & integers.dtype.type(0xFFFFFFFF)).astype(np.float64)
+    return encode(sum_to_odd(high, low), destination, mode)
 
 
 def _pattern_of_cast(integers: np.ndarray, fmt: Format) -> np.ndarray:

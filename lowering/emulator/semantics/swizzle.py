@@ -8,8 +8,11 @@ moved.
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
 
 import numpy as np
+
+Address = TypeVar("Address", int, np.ndarray)
 
 
 class Swizzle(enum.IntEnum):
@@ -36,7 +39,7 @@ class Swizzle(enum.IntEnum):
         return (self.span - 1) & ~0xF
 
 
-def swizzle(address, mode: Swizzle):
+def swizzle(address: Address, mode: Swizzle) -> Address:
     """Physical shared-memory address of a logical one.
 
     `address` is an int or an integer array of byte addresses relative to the start of the CTA's shared memory
@@ -45,7 +48,4 @@ def swizzle(address, mode: Swizzle):
     """
     if mode == Swizzle.NONE:
         return address
-    if isinstance(address, (int, np.integer)):
-        return int(address) ^ ((int(address) >> 3) & mode.mask)
-    address = np.asarray(address)
     return address ^ ((address >> 3) & mode.mask)

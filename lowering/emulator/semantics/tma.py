@@ -32,6 +32,7 @@ import dataclasses
 import enum
 import functools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -138,13 +139,13 @@ class BoxMap(NamedTuple):
     transaction_bytes: int
 
 
-def decode_descriptor(raw) -> TensorMap:
+def decode_descriptor(raw: bytes | np.ndarray) -> TensorMap:
     """Decode the 128 bytes of a CUtensorMap (`bytes`, or a uint8 or uint64 array).
 
     Raises TensorMapError for bits of unknown meaning and for properties that are not modelled: interleaved
     layouts, sub-byte types, im2col.
     """
-    data = raw if isinstance(raw, (bytes, bytearray, memoryview)) else np.ascontiguousarray(raw).tobytes()
+    data = raw if isinstance(raw, bytes) else np.ascontiguousarray(raw).tobytes()
     if len(data) < 64:
         raise TensorMapError(f"a tensor map descriptor has 128 bytes; got {len(data)}")
     words = tuple(int(w) for w in np.frombuffer(data, dtype="<u8", count=8))
@@ -197,7 +198,7 @@ def _bits(word: int, start: int, count: int) -> int:
     return (word >> start) & ((1 << count) - 1)
 
 
-def box_map(tensor: TensorMap, coords, shared_address: int) -> BoxMap:
+def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> BoxMap:
     """Which global and shared bytes a tile-mode copy of one box touches.
 
     `coords`: signed element coordinates of the box's first element, fastest dimension first (as in the PTX
@@ -329,7 +330,8 @@ def reduce_elements(operation: str, element: ElementType, old: np.ndarray, new: 
     if element == ElementType.BF16:
         return _reduce_bf16(operation, old, new)
     value = _VALUE_TYPE.get(element, unsigned)
-    a, b = old.view(value), new.view(value)
+    a: np.ndarray = old.view(value)
+    b: np.ndarray = new.view(value)
     with np.errstate(all="ignore"):
         if operation == "add":
             result = (a + b).astype(value)
