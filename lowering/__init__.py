@@ -15,7 +15,7 @@ torch::
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowering import arch, cache
 from lowering.errors import (
@@ -31,9 +31,6 @@ from lowering.errors import (
 from lowering.function import JitFunction, jit
 from lowering.launch import CompiledKernel
 
-if TYPE_CHECKING:
-    from lowering import bundle, emulator, inspect
-
 _LAZY = ("bundle", "emulator", "inspect")
 
 __all__ = [
@@ -48,10 +45,7 @@ __all__ = [
     "LinkError",
     "LoweringError",
     "arch",
-    "bundle",
     "cache",
-    "emulator",
-    "inspect",
     "jit",
 ]
 

@@ -95,7 +95,7 @@ def _flag(variable: str, default: bool) -> bool:
 
 
 def size_limit() -> int:
-    """Bytes that the cache may take on disk (``KERNELS_DSL_CACHE_BYTES``); the least recently used go first."""
+    """Bytes that the cache may take on disk (``KERNELS_DSL_CACHE_BYTES``); the longest unused go first."""
     text = os.environ.get("KERNELS_DSL_CACHE_BYTES", "")
     if text and not text.isdigit():
         warn_once(f"KERNELS_DSL_CACHE_BYTES={text!r} is not a number of bytes; taking {DEFAULT_LIMIT}")
@@ -130,8 +130,9 @@ def _prepare(folder: Path) -> Store | None:
     # Machine code is loaded from here: nobody else may be able to put it there.
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
         warn_once(
-            f"the kernel cache {folder} is not used: it must belong to you or root and not be writable by all "
-            f"(owner {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}); kernels are kept in memory only"
+            f"the kernel cache {folder} is not used: it must belong to you or root and not be writable by "
+            f"all (owner {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}); "
+            "kernels are kept in memory only"
         )
         return None
     return Store(folder)

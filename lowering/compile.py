@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +129,10 @@ def compile_host(
         wanted = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         wanted += " --generate-line-info" * line_info + (f" {options}" if options else "")
         try:
-            compiled = cute.compile(function, *args, **kwargs, options=wanted)
+            with warnings.catch_warnings():
+                # Said of an empty tuple, which is fine: there is nothing in it to convert.
+                warnings.filterwarnings("ignore", message=r"Argument .* cannot be converted to a JitArgument")
+                compiled = cute.compile(function, *args, **kwargs, options=wanted)
             object_path = Path(folder) / "kernel.o"
             compiled.export_to_c(str(object_path), function_name=ENTRY)
         except Exception as error:
@@ -334,5 +338,6 @@ def check_budget(name: str, arch: str, launches: Sequence[LaunchFacts]) -> None:
             threads *= size if size is not None else 1
         if threads > limits.max_threads_per_block:
             raise CompileError(
-                f"{name!r} ({launch.entry}) wants {threads} threads a block; {arch} allows {limits.max_threads_per_block}"
+                f"{name!r} ({launch.entry}) wants {threads} threads a block; "
+                f"{arch} allows {limits.max_threads_per_block}"
             )

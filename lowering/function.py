@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +46,8 @@ _BY_VALUE = frozenset((bool, int, float, str, type(None)))
 _NOT_TENSORS = frozenset((tuple, list, bool, int, float, type(None)))
 
 _kernels: dict[str, CompiledKernel] = {}
-_kernels_lock = threading.RLock()
+# Held by the thread of this process that compiles; the DSL takes one at a time anyway.
+_building = threading.RLock()
 
 
 def jit(
@@ -168,8 +170,9 @@ class JitFunction:
         if not kernel.launched:
             if _capturing():
                 raise CaptureError(
-                    f"{self.name!r} is called for the first time inside a CUDA graph capture, where its machine "
-                    "code cannot be loaded: call it once with these arguments before the capture (a warm-up)"
+                    f"{self.name!r} is called for the first time inside a CUDA graph capture, where its "
+                    "machine code cannot be loaded: call it once with these arguments before the capture "
+                    "(a warm-up)"
                 )
         kernel(*args)
         if memo_key is not None:
@@ -189,10 +192,13 @@ class JitFunction:
         if arch is None:
             if arch_module.device_count() == 0:
                 raise LoweringError(
-                    f"compiling {self.name!r} on a machine without a GPU: say for which arch, as in arch='sm_90a'"
+                    f"compiling {self.name!r} on a machine without a GPU: "
+                    "say for which arch, as in arch='sm_90a'"
                 )
             on_gpu = (t.device.index for _, t in _named_tensors((), args) if t.device.type == "cuda")
             arch = arch_module.arch_of_device(next(on_gpu, 0))
+        if self._check is not None:
+            self._check(*args, **constants)
         return self._lookup(args, constants, arch_module.check(arch))
 
     def signature(self, *args: Any) -> tuple[ArgumentClass, ...]:
@@ -251,17 +257,15 @@ class JitFunction:
         if kernel is None:
             if _capturing():
                 raise CaptureError(
-                    f"{self.name!r} would have to be compiled inside a CUDA graph capture: call it once with these "
-                    "arguments before the capture (a warm-up)"
+                    f"{self.name!r} would have to be compiled inside a CUDA graph capture: call it once with "
+                    "these arguments before the capture (a warm-up)"
                 )
-            if store is None:
-                kernel = self._compile(None, parts, key, args, constants)
-            else:
-                with store.lock(key, self.name):
-                    kernel = _kernels.get(key) or _from_disk(store, key)
-                    kernel = kernel or self._compile(store, parts, key, args, constants)
-        with _kernels_lock:
-            return _kernels.setdefault(key, kernel)
+            with _building, store.lock(key, self.name) if store is not None else nullcontext():
+                # Another thread or process may have made it while this one waited.
+                kernel = _kernels.get(key) or _from_disk(store, key)
+                kernel = kernel or self._compile(store, parts, key, args, constants)
+                return _kernels.setdefault(key, kernel)
+        return _kernels.setdefault(key, kernel)
 
     def _compile(
         self,
@@ -273,8 +277,8 @@ class JitFunction:
     ) -> CompiledKernel:
         if cache.compiling_refused():
             raise CompileRefused(
-                f"{self.name!r} is not compiled for {parts['arch']} with {parts['signature']}, and compiling is "
-                f"refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile); cache: {cache.dir()}"
+                f"{self.name!r} is not compiled for {parts['arch']} with {parts['signature']}, and compiling "
+                f"is refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile); cache: {cache.dir()}"
             )
         signature = self.signature(*args)
         made = compile_host(
@@ -303,7 +307,7 @@ class JitFunction:
             "seconds": made.seconds,
             "launches": [vars(launch) for launch in made.launches],
         }
-        entry = Entry(library, made.ptx, made.cubin, facts)
+        entry = Entry.make(library, made.ptx, made.cubin, facts)
         path = None
         if store is not None and self._may_be_kept():
             path = _keep(store, key, entry)
@@ -314,7 +318,8 @@ class JitFunction:
         changed = self.fingerprint.changed()
         if changed:
             cache.warn_once(
-                f"{changed[0]} changed while this process was using it: kernels made from it are kept in memory only"
+                f"{changed[0]} changed while this process was using it: "
+                "kernels made from it are kept in memory only"
             )
         return not changed
 
@@ -327,14 +332,15 @@ class JitFunction:
         for name, tensor in _named_tensors(self.runtime_parameters, args):
             if tensor.device.type not in ("cuda", "cpu"):
                 raise ArgumentTypeError(
-                    f"argument {name!r} is on device {tensor.device}, expected a CUDA tensor; meta tensors serve "
-                    f"for {self.name}.compile(..., arch=...)"
+                    f"argument {name!r} is on device {tensor.device}, expected a CUDA tensor; meta tensors "
+                    f"serve for {self.name}.compile(..., arch=...)"
                 )
             if first is None:
                 first = (name, tensor)
             elif tensor.device != first[1].device:
                 raise ArgumentValueError(
-                    f"argument {name!r} is on device {tensor.device}, expected {first[1].device}, where {first[0]!r} is"
+                    f"argument {name!r} is on device {tensor.device}, "
+                    f"expected {first[1].device}, where {first[0]!r} is"
                 )
         if first is None:
             raise ArgumentTypeError(f"{self.name!r} needs at least one tensor argument")
@@ -345,8 +351,8 @@ class JitFunction:
         if arch is None:
             name = next(n for n, t in _named_tensors(self.runtime_parameters, args) if t.device.type == "cpu")
             raise ArgumentTypeError(
-                f"argument {name!r} is on the CPU, expected a CUDA tensor; to run {self.name!r} on the CPU, call it "
-                f"within lowering.emulator.run(arch='sm_90a') or set {EMULATE_VARIABLE}=sm_90a"
+                f"argument {name!r} is on the CPU, expected a CUDA tensor; to run {self.name!r} on the CPU, "
+                f"call it within lowering.emulator.run(arch='sm_90a') or set {EMULATE_VARIABLE}=sm_90a"
             )
         from lowering import emulator
 
@@ -358,6 +364,14 @@ def emulated_arch() -> str | None:
     emulator = sys.modules.get("lowering.emulator")
     active = getattr(emulator, "active_arch", None)
     return (active() if active is not None else None) or os.environ.get(EMULATE_VARIABLE) or None
+
+
+def forget_loaded() -> None:
+    """Drop every kernel that this process has in memory, so that the next call looks on disk again.
+
+    `JitFunction`s that have already launched keep what they launched.
+    """
+    _kernels.clear()
 
 
 def key_of(parts: dict[str, Any]) -> str:

@@ -11,14 +11,15 @@ import ctypes
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowering import arch as arch_module
 from lowering import toolchain
 from lowering.compile import ENTRY, LaunchFacts
-from lowering.errors import LoweringError
+from lowering.errors import ArgumentValueError, LoweringError
 from lowering.store import Entry
 
 if TYPE_CHECKING:
@@ -97,8 +98,22 @@ class CompiledKernel:
             os.unlink(name)
 
     def __call__(self, *args: Any) -> None:
+        if not self.launched:
+            self._check_device(args)
         self.launch(*args)
         self.launched = True
+
+    def _check_device(self, args: Sequence[Any]) -> None:
+        """Refuse a GPU that this kernel's machine code does not run on."""
+        for arg in args:
+            device = getattr(arg, "device", None)
+            if device is not None and device.type == "cuda":
+                gpu = arch_module.arch_of_device(device.index)
+                if not arch_module.runs_on(self.arch, gpu):
+                    raise ArgumentValueError(
+                        f"{self.name!r} was compiled for {self.arch}, which does not run on {device} ({gpu})"
+                    )
+                return
 
     def ptx(self) -> str:
         """The PTX text."""

@@ -19,7 +19,7 @@ import ast
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from lowering.errors import ArgumentTypeError, ArgumentValueError
 
@@ -102,7 +102,7 @@ class TupleClass:
         return "(" + ";".join(map(str, self.items)) + ")"
 
 
-ArgumentClass = Union[TensorClass, ScalarClass, NoneClass, TupleClass]
+ArgumentClass = TensorClass | ScalarClass | NoneClass | TupleClass
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def classify(parameters: Sequence[Parameter], args: Sequence[Any]) -> tuple[Argu
     if len(args) != len(parameters):
         names = ", ".join(p.name for p in parameters)
         raise ArgumentTypeError(
-            f"expected {len(parameters)} runtime arguments ({names}), got {len(args)}; configuration is passed by keyword"
+            f"expected {len(parameters)} runtime arguments ({names}), got {len(args)}; "
+            "configuration is passed by keyword"
         )
     return tuple(_classify_one(p.name, arg, p.scalar_type) for p, arg in zip(parameters, args))
 
@@ -192,7 +193,8 @@ def _classify_one(name: str, arg: Any, scalar_type: str | None) -> ArgumentClass
             raise ArgumentTypeError(f"argument {name!r}: expected a number ({scalar_type}), got a tensor")
         return tensor_class(name, arg)
     raise ArgumentTypeError(
-        f"argument {name!r}: expected a torch tensor, a number, None or a tuple of those, got {type(arg).__name__}"
+        f"argument {name!r}: expected a torch tensor, a number, None or a tuple of those, "
+        f"got {type(arg).__name__}"
     )
 
 
@@ -219,7 +221,7 @@ def tensor_class(name: str, tensor: Any) -> TensorClass:
         raise ArgumentTypeError(
             f"argument {name!r}: dtype {dtype} is not supported by compiled kernels{hint}"
         )
-    if tensor.layout is not _strided(tensor):
+    if str(tensor.layout) != "torch.strided":
         raise ArgumentTypeError(f"argument {name!r}: expected a strided tensor, got layout {tensor.layout}")
     itemsize = TENSOR_DTYPES[dtype][1]
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
@@ -249,9 +251,3 @@ def tensor_class(name: str, tensor: Any) -> TensorClass:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) if 0 not in shape else 0
     wide_shape = max(shape) >= WIDE_EXTENT
     return TensorClass(dtype, tuple(classes), align, extent >= WIDE_EXTENT or wide_shape, wide_shape)
-
-
-def _strided(tensor: Any) -> Any:
-    import torch
-
-    return torch.strided

@@ -44,17 +44,25 @@ class Entry:
     """A kernel as it is stored. ``facts`` is JSON: key, key parts, name, arch, kind, launches, seconds."""
 
     library: bytes
-    ptx: str
-    cubin: bytes
+    deflated_ptx: bytes
+    deflated_cubin: bytes
     facts: dict[str, Any]
 
+    @classmethod
+    def make(cls, library: bytes, ptx: str, cubin: bytes, facts: dict[str, Any]) -> Entry:
+        return cls(library, zlib.compress(ptx.encode(), 6), zlib.compress(cubin, 6), facts)
+
+    @property
+    def ptx(self) -> str:
+        return zlib.decompress(self.deflated_ptx).decode()
+
+    @property
+    def cubin(self) -> bytes:
+        return zlib.decompress(self.deflated_cubin)
+
     def pack(self) -> bytes:
-        parts = [
-            self.library,
-            zlib.compress(self.ptx.encode(), 6),
-            zlib.compress(self.cubin, 6),
-            json.dumps(self.facts, sort_keys=True).encode(),
-        ]
+        facts = json.dumps(self.facts, sort_keys=True).encode()
+        parts = [self.library, self.deflated_ptx, self.deflated_cubin, facts]
         body = b"".join(parts)
         lengths = [len(part) for part in parts]
         digest = _digest(body, lengths)
@@ -95,7 +103,7 @@ def unpack(data: bytes, key: str | None = None) -> Entry:
         raise DamagedEntry("the content does not match its SHA-256")
     ends = [sum(lengths[: i + 1]) for i in range(4)]
     library, ptx, cubin, facts = (body[end - size : end] for end, size in zip(ends, lengths))
-    entry = Entry(library, zlib.decompress(ptx).decode(), zlib.decompress(cubin), json.loads(facts))
+    entry = Entry(library, ptx, cubin, json.loads(facts))
     if key is not None and entry.facts.get("key") != key:
         raise DamagedEntry(f"it is the entry of another kernel, {entry.facts.get('key')}")
     return entry
@@ -123,7 +131,7 @@ class Store:
             return None
         try:
             entry = unpack(data, key)
-        except (DamagedEntry, zlib.error, ValueError) as error:
+        except (DamagedEntry, ValueError) as error:
             self.set_aside(key, str(error))
             return None
         try:

@@ -61,9 +61,9 @@ def flavour() -> str:
 
 def runtime_library() -> Path:
     """The DSL's runtime library, which every compiled host function calls."""
-    for path in os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep):
-        if path.endswith(RUNTIME_NAME):
-            return Path(path)
+    for named in os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep):
+        if named.endswith(RUNTIME_NAME):
+            return Path(named)
     path = root() / flavour() / "lib" / RUNTIME_NAME
     if not path.exists():
         raise LoweringError(f"{path} is missing: reinstall nvidia-cutlass-dsl")

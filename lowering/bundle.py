@@ -1,0 +1,148 @@
+"""Bundles: compiled kernels in one file, made on one machine and loaded into the cache of another.
+
+A bundle is a zip archive of cache entries with a manifest that names them. The machine that makes it needs
+no GPU. Each entry is checked when it is loaded: its content against its hash, and what it was made with
+against what is installed. A kernel of another DSL release is refused, with the reason in the report; one
+made on a CPU of a lower level, or with the other CUDA flavour, is taken where it can run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lowering import arch as arch_module
+from lowering import cache, toolchain
+from lowering.errors import DamagedEntry, LoweringError
+from lowering.function import key_of
+from lowering.launch import CompiledKernel
+from lowering.store import Entry, unpack
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass
+class LoadReport:
+    """What `load` did: keys of the kernels that are now in the cache, and why others are not."""
+
+    loaded: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.loaded)} kernels loaded, {len(self.refused)} refused"]
+        return "\n".join(lines + [f"  {name}: {reason}" for name, reason in self.refused.items()])
+
+
+def export(
+    path: str | os.PathLike[str],
+    kernels: Iterable[CompiledKernel | str] | None = None,
+    *,
+    arch: str | None = None,
+) -> list[str]:
+    """Write kernels into a bundle.
+
+    :param path: the file to write; it is there whole or not at all.
+    :param kernels: compiled kernels, or keys of kernels in the cache; None takes the whole cache.
+    :param arch: keep only the kernels of this architecture.
+    :returns: their keys.
+    :raises LoweringError: if a key is not in the cache, or nothing is left to write.
+    """
+    entries = [e for e in _chosen(kernels) if arch is None or e.facts["arch"] == arch]
+    if not entries:
+        raise LoweringError("no kernels to put into the bundle" + (f" for {arch}" if arch else ""))
+    listing = [{k: e.facts[k] for k in ("key", "name", "arch", "parts")} for e in entries]
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "kernels": listing}, indent=1))
+            for entry in entries:
+                archive.writestr(f"{entry.facts['key']}.so", entry.pack())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return [e.facts["key"] for e in entries]
+
+
+def _chosen(kernels: Iterable[CompiledKernel | str] | None) -> list[Entry]:
+    store = cache.store()
+    if kernels is None:
+        kernels = sorted(stored.key for stored in store.entries()) if store is not None else []
+    found: dict[str, Entry] = {}
+    for kernel in kernels:
+        if isinstance(kernel, CompiledKernel):
+            found[kernel.key] = kernel.entry
+            continue
+        entry = store.read(kernel) if store is not None else None
+        if entry is None:
+            raise LoweringError(f"kernel {kernel} is not in the cache {cache.dir()}")
+        found[kernel] = entry
+    return list(found.values())
+
+
+def load(path: str | os.PathLike[str]) -> LoadReport:
+    """Put the kernels of a bundle into the cache, where the next call finds them.
+
+    A bundle holds machine code: load only one that you trust as much as a program.
+
+    :raises LoweringError: if it is not a bundle, or there is no cache to put it into.
+    """
+    store = cache.store()
+    if store is None:
+        raise LoweringError(
+            f"a bundle is loaded into the disk cache, which is off or unusable ({cache.dir()})"
+        )
+    report = LoadReport()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read(MANIFEST))
+            if manifest.get("format") != FORMAT:
+                raise LoweringError(f"{path}: bundle format {manifest.get('format')!r}, expected {FORMAT}")
+            for listed in manifest["kernels"]:
+                label = f"{listed['name']} {listed['arch']} {listed['key'][:12]}"
+                try:
+                    entry = _adopt(unpack(archive.read(f"{listed['key']}.so"), listed["key"]))
+                except (DamagedEntry, zipfile.BadZipFile, zlib.error, KeyError) as error:
+                    report.refused[label] = f"damaged: {error}"
+                    continue
+                except LoweringError as error:
+                    report.refused[label] = str(error)
+                    continue
+                store.write(entry.facts["key"], entry, cache.size_limit())
+                report.loaded.append(entry.facts["key"])
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise LoweringError(f"{path} is not a bundle of compiled kernels: {error}") from error
+    return report
+
+
+def _adopt(entry: Entry) -> Entry:
+    """The entry under the key that this machine would give it.
+
+    :raises LoweringError: if it cannot be used here, saying why.
+    """
+    made_with: dict[str, str] = entry.facts["parts"]["toolchain"]
+    here = toolchain.identity()
+    for part, label in (
+        ("dsl", "nvidia-cutlass-dsl"),
+        ("tvm_ffi", "apache-tvm-ffi"),
+        ("lowering", "the lowering layer"),
+    ):
+        if made_with.get(part) != here[part]:
+            raise LoweringError(f"made with {label} {made_with.get(part)}, here is {here[part]}")
+    if not toolchain.isa_runs_here(made_with["host"]):
+        raise LoweringError(
+            f"its host code is for {made_with['host']} processors, this one is {here['host']}"
+        )
+    driver = arch_module.driver_version()
+    if driver is not None and int(made_with["flavour"].removeprefix("cu")) > driver[0]:
+        raise LoweringError(f"made with {made_with['flavour']}, the driver here supports CUDA {driver[0]}")
+    parts: dict[str, Any] = {**entry.facts["parts"], "toolchain": dict(here)}
+    return replace(entry, facts={**entry.facts, "parts": parts, "key": key_of(parts)})
