@@ -84,7 +84,10 @@ def store_tile(
         row, column = (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
         for i in cutlass.range_constexpr(size):
             r_acc[i] = acc[sub * size + i]
-        at = (origin[0] + row, origin[1] + column, origin[2])
+        # Divisibility lets the gathering of operands use vector loads.
+        m = cute.assume(origin[0] + row, divby=WGMMA_M)
+        n = cute.assume(origin[1] + column, divby=plan.epi_n)
+        at = (m, n, origin[2])
         t_coord = thr_mma.partition_C(cute.domain_offset(at, c_sub)[None, None, 0])  # (MMA, 1, 1)
         values = load_operands(operands, t_coord, extent)
         tRS_rD = cute.make_rmem_tensor(thr_copy.partition_S(sD).shape[:3], plan.dtype)
