@@ -22,8 +22,7 @@ test: $(VENV)/.complete
 	$(RUN) -m pytest $(ARGS)
 
 lint: $(VENV)/.complete
-	$(RUN) -m ruff check .
-	$(RUN) -m mypy
+	@status=0; $(RUN) -m ruff check . || status=1; $(RUN) -m mypy || status=1; exit $$status
 
 bench: $(VENV)/.complete
 	$(RUN) -m kernels_dsl bench gemm

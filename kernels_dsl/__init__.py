@@ -15,6 +15,8 @@ from kernels_dsl._version import __version__
 # Public name -> the module that defines it.
 _PUBLIC = {
     "gemm": "kernels_dsl.ops.gemm",
+    "supports": "kernels_dsl.ops.gemm",
+    "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
     "Schedule": "kernels_dsl.config.gemm",
     "Sm80GemmConfig": "kernels_dsl.config.gemm",

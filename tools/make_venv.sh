@@ -29,6 +29,10 @@ driver_major() {  # the NVIDIA driver's major version; nothing where there is no
   [[ $version =~ ^[0-9] ]] && echo "${version%%.*}" || true
 }
 
+reachable() {  # whether a page of a package index answers
+  "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=15)' "$1" 2>/dev/null
+}
+
 python=$(find_python)
 if [[ ! -x $venv/bin/python ]] && ! "$python" -m venv "$venv"; then
   rm -rf "$venv"
@@ -45,7 +49,9 @@ if [[ -z $driver ]]; then
   constraints=(-c constraints-cpu.txt)
   # First and alone, so that no other package pulls a CUDA build. Where PyTorch's index cannot be reached,
   # the ordinary one serves (its build may bring CUDA libraries along: larger, and as good).
-  "${pip[@]}" "${constraints[@]}" --extra-index-url "$cpu_index" --retries 1 torch
+  index=()
+  if reachable "$cpu_index/torch/"; then index=(--extra-index-url "$cpu_index"); fi
+  "${pip[@]}" "${constraints[@]}" ${index[@]+"${index[@]}"} torch
 elif ((driver >= 580)); then
   echo "make_venv: NVIDIA driver $driver: CUDA 13"
   extras=test,bench,cu13
