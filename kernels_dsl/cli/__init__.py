@@ -1,1 +1,1 @@
-"""The command line: doctor, compile, inspect, bench, demo. One module a command."""
+"""The command line: demo, doctor, compile, load, inspect, bench. One module a command."""

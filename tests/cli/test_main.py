@@ -83,7 +83,7 @@ def two_kernels(monkeypatch):
 
 
 def test_every_command_has_help(capsys):
-    for command in ("demo", "doctor", "compile", "inspect", "bench"):
+    for command in ("demo", "doctor", "compile", "load", "inspect", "bench"):
         with pytest.raises(SystemExit) as stopped:
             build_parser().parse_args([command, "--help"])
         assert stopped.value.code == 0
@@ -195,6 +195,14 @@ def test_a_bundle_gets_every_key(two_kernels, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compile_command, "write_bundle", lambda path, keys: written.append((path, keys)))
     assert main(["compile", "--arch", "sm_90a", "--jobs", "1", "--bundle", str(tmp_path / "k.zip")]) == 0
     assert written == [(tmp_path / "k.zip", ["key-gemm_a", "key-gemm_b"])]
+
+
+def test_load_of_what_is_no_bundle(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERNELS_DSL_CACHE_DIR", str(tmp_path / "kernels"))
+    assert main(["load", str(tmp_path / "absent.zip")]) == 2
+    (tmp_path / "text.zip").write_text("no archive")
+    assert main(["load", str(tmp_path / "text.zip")]) == 1
+    assert "text.zip is not a bundle of compiled kernels" in capsys.readouterr().err
 
 
 def test_inspect_shows_resources(two_kernels, capsys):
