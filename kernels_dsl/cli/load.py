@@ -12,7 +12,7 @@ from kernels_dsl.cli.errors import CheckFailed, UsageError
 def add_command(commands: Any) -> None:
     """Add `load` to the parser."""
     parser = commands.add_parser("load", help="put a bundle of kernels into the cache", description=__doc__)
-    parser.add_argument("bundle", type=Path, help="a file that `compile --bundle` wrote, from a source you trust")
+    parser.add_argument("bundle", type=Path, help="what `compile --bundle` wrote, from a source you trust")
     parser.set_defaults(run=run)
 
 
