@@ -98,7 +98,7 @@ class TileLoadPlan:
     def __post_init__(self) -> None:
         if self.copy_bytes not in (2, 4, 8, 16) or self.copy_bytes < self.element_bytes:
             raise ValueError(
-                f"copy_bytes is {self.copy_bytes}; it must be 2, 4, 8 or 16, and {self.element_bytes} at least"
+                f"copy_bytes is {self.copy_bytes}; it must be 2, 4, 8 or 16 and at least {self.element_bytes}"
             )
         vectors = self.tile[0] * self.tile[1] // self.vector
         if vectors % self.threads:
@@ -125,7 +125,9 @@ class TileLoadPlan:
         along = min(self.tile[lead] // self.vector, self.threads)
         across = self.threads // along
         if self.threads % along or self.tile[1 - lead] % across:
-            raise ValueError(f"{self.threads} threads with {self.vector}-element vectors do not tile {self.tile}")
+            raise ValueError(
+                f"{self.threads} threads with {self.vector}-element vectors do not tile {self.tile}"
+            )
         return (across, along) if self.k_major else (along, across)
 
     def tiled_copy(self, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:

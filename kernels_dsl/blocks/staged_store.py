@@ -3,8 +3,9 @@
 An MMA accumulator gives a thread pairs of elements from many rows, which makes narrow, scattered
 accesses. Staged through shared memory, a thread gets whole vectors along N instead, both for the extra
 operands that it reads and for the output that it writes; so the staging is in float32, before the
-epilogue function. It goes slab by slab, 16 rows of every warp at a time, to keep registers and shared
-memory small.
+epilogue function. The tile is staged in as few chunks as shared memory allows, and a chunk is finished
+slab by slab in a loop: accumulators need static indices, which would unroll the epilogue function for
+every one of them, and staged they are out of the registers that the epilogue's operands need.
 """
 
 from __future__ import annotations
@@ -19,54 +20,63 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.epilogue_operands import MAX_VECTOR_BYTES, apply_epilogue, load_operands
 from kernels_dsl.blocks.mma_sync import MMA_M
-
-ROW_PADDING = 8
-"""Floats after each staged row. A warp stores 8 bytes a lane, four lanes in each of eight rows: rows
-that are 32 bytes apart in the banks make each half of it conflict-free."""
+from kernels_dsl.config.gemm import SM80_STAGING_PADDING
 
 
 @dataclass(frozen=True)
 class StagedStorePlan:
-    """How a CTA's threads share a slab (rows, tile_n) of the output tile."""
+    """How a CTA's threads share its output tile of tile_n columns, chunk by chunk and slab by slab."""
 
     tile_n: int
     warps_m: int
     threads: int
     vector: int
     """Elements of a thread's access along N."""
+    chunk_slabs: int
+    """Slabs that are staged at a time."""
 
     @property
-    def rows(self) -> int:
+    def slab_rows(self) -> int:
         """Rows of a slab: one step of the tiled MMA."""
         return MMA_M * self.warps_m
 
     @property
-    def smem_bytes(self) -> int:
-        """Shared memory of the staged slab."""
-        return self.rows * (self.tile_n + ROW_PADDING) * 4
+    def chunk_rows(self) -> int:
+        """Rows that are staged at a time."""
+        return self.chunk_slabs * self.slab_rows
 
     @property
     def smem_layout(self) -> cute.Layout:
-        """(rows, tile_n) float32, rows padded."""
-        return cute.make_layout((self.rows, self.tile_n), stride=(self.tile_n + ROW_PADDING, 1))
+        """(chunk_rows, tile_n) float32.
+
+        A warp stores 8 bytes a lane, four lanes in each of eight rows: rows that the padding puts 32 bytes
+        apart in the banks make each half of that conflict-free.
+        """
+        row = self.tile_n + SM80_STAGING_PADDING
+        return cute.make_layout((self.chunk_rows, self.tile_n), stride=(row, 1))
 
     def tiled_copy(self) -> cute.TiledCopy:
-        """The partition of a slab among threads: neighbours along N, `vector` elements each."""
+        """The partition of a slab among threads."""
         along = math.gcd(self.tile_n // self.vector, self.threads)
-        threads = cute.make_ordered_layout((self.threads // along, along), order=(1, 0))
-        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=32)
-        return cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, self.vector)))
+        return row_vectors((self.threads // along, along), self.vector)
 
 
-def output_vector(mD: cute.Tensor, tile_n: int, rows: int, threads: int) -> int:
+def row_vectors(threads: tuple[int, int], vector: int) -> cute.TiledCopy:
+    """A partition of (M, N) in which neighbouring threads take `vector` neighbours along N each."""
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=32)
+    layout = cute.make_ordered_layout(threads, order=(1, 0))
+    return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, vector)))
+
+
+def output_vector(mD: cute.Tensor, per_thread: int) -> int:
     """Elements of D (M, N, L) that one store may take: 16 bytes where N is contiguous and all is aligned.
 
-    Narrowed to what keeps every thread of a (rows, tile_n) slab busy.
+    A divisor of `per_thread`, the elements that a thread has to store.
     """
     if not isinstance(mD.stride[1], int) or mD.stride[1] != 1:
         return 1
     width = mD.element_type.width // 8
-    factors = [MAX_VECTOR_BYTES // width, mD.iterator.alignment // width, rows * tile_n // threads]
+    factors = [MAX_VECTOR_BYTES // width, mD.iterator.alignment // width, per_thread]
     for stride in (mD.stride[0], mD.stride[2]):
         factors.append(stride if isinstance(stride, int) else cute.get_divisibility(stride))
     return math.gcd(*factors)
@@ -81,7 +91,6 @@ class OutputTile:
     tile: tuple[int, int]
     operands: tuple
     epilogue: Any
-    operand_batch: Any = None
 
 
 @cute.jit
@@ -95,35 +104,45 @@ def store_tile(
 ) -> None:
     """Write epilogue(acc, *operands) to the tile of D, from accumulator tCrC ((2, 2), MMA_M, MMA_N).
 
-    `smem` points to plan.smem_bytes of shared memory that nobody else uses. Elements beyond D are not
-    written. Every thread of the CTA takes part.
+    `smem` points to as much shared memory as plan.smem_layout takes, which nobody else uses. Elements
+    beyond D are not written. Every thread of the CTA takes part.
     """
-    sC = cute.make_tensor(smem, plan.smem_layout)  # (rows, bN)
+    sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
+    tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
     cD = cute.local_tile(
         cute.make_identity_tensor(out.mD.shape), (*out.tile, 1), out.coord
     )  # (bM, bN, 1) of (m, n, l)
-    thr_copy = plan.tiled_copy().get_slice(tidx)
-    tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), 1, MMA_N)
-    tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
-    slabs = cute.local_tile(cD[None, None, 0], (plan.rows, out.tile[1]), (None, 0))  # (rows, bN, slabs)
-    for slab in range_constexpr(cute.size(tCrC, mode=[1])):
-        tDcD = thr_copy.partition_D(slabs[None, None, slab])  # ((1, V), CPY_M, CPY_N)
-        # Asked for before the barriers, so that their latency overlaps the staging.
-        values = load_operands(out.operands, tDcD, out.mD.shape)
-        cute.autovec_copy(tCrC[None, slab, None], tCsC[None, 0, None])
+    slab = (plan.slab_rows, out.tile[1])
+    cD_slabs = cute.local_tile(cD[None, None, 0], slab, (None, 0))  # (slab_rows, bN, slabs of the tile)
+    sC_slabs = cute.local_tile(sC, slab, (None, 0))  # (slab_rows, bN, slabs of the chunk)
+    for first in range_constexpr(0, cute.size(tCrC, mode=[1]), plan.chunk_slabs):
+        if const_expr(first > 0):
+            cute.arch.sync_threads()
+        for i in range_constexpr(plan.chunk_slabs):
+            cute.autovec_copy(tCrC[None, first + i, None], tCsC[None, i, None])
         cute.arch.sync_threads()
-        tDrC = cute.make_rmem_tensor(tDcD.shape, Float32)
-        cute.autovec_copy(tDsC, tDrC)
-        cute.arch.sync_threads()
-        tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
-        tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
-        _store_vectors(tDrD, tDcD, out.mD, plan.vector)
+        for i in cutlass.range(plan.chunk_slabs, unroll=1):
+            _finish_slab(sC_slabs[None, None, i], cD_slabs[None, None, first + i], out, plan, tidx)
 
 
 @cute.jit
-def _store_vectors(
-    tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr
+def _finish_slab(
+    sC: cute.Tensor, cD: cute.Tensor, out: OutputTile, plan: cutlass.Constexpr, tidx: Int32
 ) -> None:
+    """Epilogue function and store of one slab sC (slab_rows, bN) at the coordinates cD."""
+    thr_copy = plan.tiled_copy().get_slice(tidx)
+    tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
+    tDcD = thr_copy.partition_D(cD)  # ((1, V), CPY_M, CPY_N)
+    values = load_operands(out.operands, tDcD, out.mD.shape)
+    tDrC = cute.make_rmem_tensor(tDcD.shape, Float32)
+    cute.autovec_copy(tDsC, tDrC)
+    tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
+    tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
+    store_vectors(tDrD, tDcD, out.mD, plan.vector)
+
+
+@cute.jit
+def store_vectors(tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr) -> None:
     """Registers ((1, V), CPY_M, CPY_N) to D: a vector that lies within D at once, any other in part."""
     M, N = mD.shape[0], mD.shape[1]
     for j in range_constexpr(cute.size(tDcD, mode=[2])):

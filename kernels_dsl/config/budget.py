@@ -9,23 +9,26 @@ from __future__ import annotations
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 
-REGISTERS_PER_THREAD = 255
-CONSUMER_WARPGROUP_THREADS = 128
-MBARRIER_BYTES = 8
-SMEM_ALIGNMENT_SLACK = 1024
+WARPGROUP_THREADS = 128
+SM90_RESERVED_SMEM = 1024  # mbarriers, and aligning the tiles behind them to a swizzle atom
 MIN_STAGES = 2
-# Accumulator registers a thread may hold beside addresses, descriptors and the epilogue's values.
-# 192 of 240 (SM90, after reallocation) and 128 of 255 (SM80, which also holds A and B fragments)
-# are the largest that compile without spills.
-SM90_ACCUMULATOR_LIMIT = 192
+MIN_EPILOGUE_STAGES = 2
+# Accumulator registers a thread may hold beside addresses, descriptors and the epilogue's values, by
+# consumer warpgroups of a CTA (SM90, which share out the register file), and for the SM80 family, whose
+# threads hold fragments of A and B as well. More than this spills.
+SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 SM80_ACCUMULATOR_LIMIT = 128
+# With loads narrower than 16 bytes a thread has more of them, and each has an address.
+SM80_NARROW_ACCUMULATOR_LIMIT = 64
+SM80_LOADS_LIMIT = 32
+SM80_MIN_STAGES = 3
 
 
 def sm90_consumers(config: Sm90GemmConfig) -> int:
-    """Consumer warpgroups of a CTA: two, except for a cooperative tile of 64 rows."""
+    """Consumer warpgroups of a CTA: two in ping-pong, else one for each 64 rows, but two for 256 rows."""
     if config.schedule is Schedule.PINGPONG:
         return 2
-    return 2 if config.tile_m % 128 == 0 else 1
+    return {64: 1, 128: 2, 192: 3, 256: 2}.get(config.tile_m, 2)
 
 
 def accumulator_registers(config: GemmConfig) -> int:
@@ -34,7 +37,7 @@ def accumulator_registers(config: GemmConfig) -> int:
     if isinstance(config, Sm80GemmConfig):
         return -(-elements // config.threads)
     sharing = 1 if config.schedule is Schedule.PINGPONG else sm90_consumers(config)
-    return elements // (sharing * CONSUMER_WARPGROUP_THREADS)
+    return elements // (sharing * WARPGROUP_THREADS)
 
 
 def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
@@ -43,30 +46,35 @@ def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
     return (config.tile_m + config.tile_n) * tile_k * ab_bytes
 
 
-def sm90_epilogue_bytes(config: Sm90GemmConfig, d_bytes: int) -> int:
-    """Shared memory through which D goes to TMA stores: 64 rows by 64 columns for each consumer, twice."""
-    if not config.epi_tma:
-        return 0
-    columns = min(64, config.tile_n)
-    return 2 * sm90_consumers(config) * 64 * columns * d_bytes
+def sm90_staging_bytes(config: Sm90GemmConfig, d_bytes: int) -> int:
+    """Shared memory of one staging buffer of D for each consumer: 64 rows of at most 64 bytes."""
+    columns = 64 // d_bytes
+    while config.tile_n % columns:
+        columns //= 2
+    return sm90_consumers(config) * 64 * columns * d_bytes
 
 
-def stages(config: GemmConfig, problem: GemmProblem, smem_bytes: int) -> int:
-    """Stages of the load pipeline: those asked for, or, for 0, as many as `smem_bytes` hold."""
+def stages(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
+    """Stages of the load pipeline: those asked for, or, for 0, as many as `capacity` bytes hold."""
     if config.stages:
         return config.stages
-    assert isinstance(config, Sm90GemmConfig)
-    free = smem_bytes - SMEM_ALIGNMENT_SLACK - sm90_epilogue_bytes(config, problem.d_bytes)
-    return max(0, free // (stage_bytes(config, problem.ab_bytes) + 2 * MBARRIER_BYTES))
+    assert isinstance(config, Sm90GemmConfig)  # an Sm80GemmConfig always says how many
+    staging = MIN_EPILOGUE_STAGES * sm90_staging_bytes(config, stored_bytes(config, problem))
+    return max(0, capacity - SM90_RESERVED_SMEM - staging) // stage_bytes(config, problem.ab_bytes)
+
+
+def stored_bytes(config: GemmConfig, problem: GemmProblem) -> int:
+    """Bytes of an element that the kernel stores: D's, or those of a float32 partial sum."""
+    return problem.d_bytes if config.split_k == 1 else 4
 
 
 def smem_bytes(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
-    """Shared memory that a CTA asks for, in bytes."""
-    loads = stages(config, problem, capacity) * stage_bytes(config, problem.ab_bytes)
+    """Shared memory that a CTA needs at least, in bytes."""
     if isinstance(config, Sm80GemmConfig):
-        return loads
-    barriers = stages(config, problem, capacity) * 2 * MBARRIER_BYTES
-    return loads + barriers + sm90_epilogue_bytes(config, problem.d_bytes) + SMEM_ALIGNMENT_SLACK
+        return config.smem_bytes(problem.ab_bytes)
+    loads = stages(config, problem, capacity) * stage_bytes(config, problem.ab_bytes)
+    staging = MIN_EPILOGUE_STAGES * sm90_staging_bytes(config, stored_bytes(config, problem))
+    return SM90_RESERVED_SMEM + loads + staging
 
 
 def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | None:
@@ -92,13 +100,15 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
 
 
 def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
-    if config.tile_m not in (64, 128, 256):
-        return f"tile_m is {config.tile_m}, must be 64, 128 or 256"
+    rows = (64, 128) if config.schedule is Schedule.PINGPONG else (64, 128, 192, 256)
+    if config.tile_m not in rows:
+        return f"tile_m is {config.tile_m}, must be one of {rows} in a {config.schedule.value} schedule"
     if config.tile_n % 8 or not 8 <= config.tile_n <= 256:
         return f"tile_n is {config.tile_n}, must be a multiple of 8 from 8 to 256 (the N of WGMMA)"
     registers = accumulator_registers(config)
-    if registers > SM90_ACCUMULATOR_LIMIT:
-        return f"{registers} accumulator registers a thread, at most {SM90_ACCUMULATOR_LIMIT} leave no spills"
+    limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+    if registers > limit:
+        return f"{registers} accumulator registers a thread, at most {limit} leave no spills"
     tile_k = config.tile_k_for(problem.ab_bytes)
     if tile_k * problem.ab_bytes % 32:
         return f"tile_k is {tile_k}, must cover whole WGMMA steps of 32 bytes"
@@ -121,11 +131,18 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
         return (
             f"tile_n is {config.tile_n}, must be a multiple of 16 columns for each of {config.warps_n} warps"
         )
-    if config.tile_k * problem.ab_bytes % 32:
-        return f"tile_k is {config.tile_k}, must cover whole mma.sync steps of 32 bytes"
+    if config.tile_k * problem.ab_bytes % 64:
+        return f"tile_k is {config.tile_k}, must cover whole pairs of mma.sync steps of 32 bytes"
+    if config.stages < SM80_MIN_STAGES:
+        return f"stages is {config.stages}, must be {SM80_MIN_STAGES} or more"
     registers = accumulator_registers(config)
-    if registers > SM80_ACCUMULATOR_LIMIT:
-        return f"{registers} accumulator registers a thread, at most {SM80_ACCUMULATOR_LIMIT} leave no spills"
+    narrow = min(config.copy_bytes_a, config.copy_bytes_b) < 16
+    limit = SM80_NARROW_ACCUMULATOR_LIMIT if narrow else SM80_ACCUMULATOR_LIMIT
+    if registers > limit:
+        return f"{registers} accumulator registers a thread, at most {limit} leave no spills"
+    reason = _why_not_sm80_loads(config, problem)
+    if reason:
+        return reason
     if config.threads > 1024:
         return f"{config.threads} threads, a CTA has at most 1024"
     for name, width, align in (
@@ -136,4 +153,26 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
             return f"{name} is {width}, must be 16, 8, 4 or 2"
         if width > align:
             return f"{name} is {width}, the operand's rows are aligned to {align} bytes only"
+    return None
+
+
+def _why_not_sm80_loads(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
+    """Whether the threads of a CTA can share out the loads of a K tile, and how many each gets."""
+    loads = 0
+    for name, rows, k_major, width in (
+        ("A", config.tile_m, problem.a_k_major, config.copy_bytes_a),
+        ("B", config.tile_n, problem.b_k_major, config.copy_bytes_b),
+    ):
+        vector = max(width, 4) // problem.ab_bytes
+        lead, other = (config.tile_k, rows) if k_major else (rows, config.tile_k)
+        along = min(lead // vector, config.threads)
+        across = config.threads // along
+        if lead * problem.ab_bytes % 32 or config.threads % along or other % across:
+            return (
+                f"the tile of {name} is {rows} x {config.tile_k}, which {config.threads} threads cannot "
+                f"share out in loads of {vector} elements"
+            )
+        loads += rows * config.tile_k // (vector * config.threads)
+    if loads > SM80_LOADS_LIMIT:
+        return f"{loads} loads a thread for each K tile, at most {SM80_LOADS_LIMIT} leave no spills"
     return None

@@ -10,6 +10,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+SM80_STAGING_PADDING = 8
+"""Floats after each row that the SM80 epilogue stages: against bank conflicts."""
+
 
 class Schedule(enum.Enum):
     """How the consumer warpgroups of the SM90 kernel share the output tiles."""
@@ -76,6 +79,30 @@ class Sm80GemmConfig:
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * self.warps_m * self.warps_n
+
+    def pipeline_bytes(self, element_bytes: int) -> int:
+        """Shared memory of all stages of A and B, whose elements have `element_bytes` bytes."""
+        return (self.tile_m + self.tile_n) * self.tile_k * self.stages * element_bytes
+
+    def staging_slabs(self, element_bytes: int) -> int:
+        """Slabs (16 rows of each of warps_m warps) of the tile that the epilogue stages at a time.
+
+        As many as fit in the pipeline's memory and an eighth more, which is what the padding of the rows
+        takes where the tile would just fit; one at least, and a divisor of the tile's.
+        """
+        slabs = self.tile_m // (16 * self.warps_m)
+        budget = self.pipeline_bytes(element_bytes) * 9 // 8
+        fitting = (c for c in range(1, slabs + 1) if slabs % c == 0 and self._staging_bytes(c) <= budget)
+        return max(fitting, default=1)
+
+    def _staging_bytes(self, slabs: int) -> int:
+        """Slabs of float32 rows with 8 floats of padding each."""
+        return slabs * 16 * self.warps_m * (self.tile_n + SM80_STAGING_PADDING) * 4
+
+    def smem_bytes(self, element_bytes: int) -> int:
+        """Shared memory of a CTA: the epilogue reuses the pipeline's."""
+        staging = self._staging_bytes(self.staging_slabs(element_bytes))
+        return max(self.pipeline_bytes(element_bytes), staging)
 
 
 @dataclass(frozen=True)

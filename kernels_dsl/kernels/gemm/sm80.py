@@ -20,12 +20,10 @@ main loop's copies need no test of K. float32 sums in another order than ascendi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, range_constexpr
-from cutlass.cute.nvgpu import OperandMajorMode
 
 from kernels_dsl.blocks.cp_async import (
     TileLoader,
@@ -64,16 +62,19 @@ class GemmPlan:
     store: StagedStorePlan
 
     @property
-    def operand_bytes(self) -> tuple[int, int]:
-        """Shared memory of all stages of A and of B."""
-        c = self.config
-        row = c.tile_k * c.stages * self.dtype.width // 8
-        return c.tile_m * row, c.tile_n * row
+    def bytes_a(self) -> int:
+        """Shared memory of all stages of A; B's follow."""
+        return self.config.tile_m * self.config.tile_k * self.config.stages * self.element_bytes
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of A or B."""
+        return self.dtype.width // 8
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a CTA; the epilogue reuses the pipeline's."""
-        return max(sum(self.operand_bytes), self.store.smem_bytes)
+        """Shared memory of a CTA."""
+        return self.config.smem_bytes(self.element_bytes)
 
 
 def _is_k_major(mX: cute.Tensor, name: str) -> bool:
@@ -81,7 +82,9 @@ def _is_k_major(mX: cute.Tensor, name: str) -> bool:
     for mode in (1, 0):
         if isinstance(mX.stride[mode], int) and mX.stride[mode] == 1:
             return mode == 1
-    raise ValueError(f"{name} has strides {mX.stride}; one of its first two modes must have the static stride 1")
+    raise ValueError(
+        f"{name} has strides {mX.stride}; one of its first two modes must have the static stride 1"
+    )
 
 
 def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80GemmConfig) -> GemmPlan:
@@ -105,13 +108,20 @@ def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80Gem
         k_major = _is_k_major(mX, name)
         return TileLoadPlan((tile_mn, config.tile_k), config.threads, element, copy_bytes, k_major)
 
-    vector = output_vector(mD, config.tile_n, MMA_M * config.warps_m, config.threads)
+    per_thread = MMA_M * config.warps_m * config.tile_n // config.threads  # elements of a slab
+    store = StagedStorePlan(
+        config.tile_n,
+        config.warps_m,
+        config.threads,
+        output_vector(mD, per_thread),
+        config.staging_slabs(element),
+    )
     return GemmPlan(
         config,
         dtype,
         load_plan(mA, "A", config.tile_m, config.copy_bytes_a),
         load_plan(mB, "B", config.tile_n, config.copy_bytes_b),
-        StagedStorePlan(config.tile_n, config.warps_m, config.threads, vector),
+        store,
     )
 
 
@@ -168,7 +178,7 @@ def gemm_sm80_kernel(
 
     smem = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, byte_alignment=SMEM_ALIGN)
     sA = staged_operand(smem, plan.a, config.stages, plan.dtype)  # (bM, bK, stages)
-    sB = staged_operand(smem + plan.operand_bytes[0], plan.b, config.stages, plan.dtype)  # (bN, bK, stages)
+    sB = staged_operand(smem + plan.bytes_a, plan.b, config.stages, plan.dtype)  # (bN, bK, stages)
     load_a = tile_loader(mA, sA, plan.a, tile.m, tile.batch, tidx)
     load_b = tile_loader(mB, sB, plan.b, tile.n, tile.batch, tidx)
     prologue(load_a, load_b, k_first, k_last, config.stages)
@@ -212,13 +222,15 @@ def prologue(
     load_a: TileLoader, load_b: TileLoader, k_first: Int32, k_last: Int32, stages: cutlass.Constexpr
 ) -> None:
     """Start the copies of the first stages - 1 tiles to visit: the last one, then the first ones."""
-    for s in range_constexpr(stages - 1):
+    if k_first < k_last:
+        for load in (load_a, load_b):
+            load.fetch(k_last - 1, Int32(0), True)
+            load.put(Int32(0))
+    cute.arch.cp_async_commit_group()
+    for s in cutlass.range(1, stages - 1, unroll=1):
         if k_first + s < k_last:
-            k_tile = k_first + s - 1
-            if cutlass.const_expr(s == 0):
-                k_tile = k_last - 1
             for load in (load_a, load_b):
-                load.fetch(k_tile, s, s == 0)
+                load.fetch(k_first + s - 1, s, False)
                 load.put(s)
         cute.arch.cp_async_commit_group()
 

@@ -1,0 +1,77 @@
+"""Second kernel of a split-K GEMM: sum the partial results in a fixed order and apply the epilogue.
+
+One thread computes one vector of D. The partial sums are read as if they were operands of the epilogue,
+all of them before the first addition, so that their latencies overlap.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import range_constexpr
+
+from kernels_dsl.blocks.epilogue_operands import apply_epilogue, load_operand, load_operands
+from kernels_dsl.blocks.staged_store import output_vector, row_vectors, store_vectors
+
+THREADS = (16, 16)
+MAX_VECTOR = 8
+
+
+def splitk_reduce(
+    mW: cute.Tensor,
+    mD: cute.Tensor,
+    operands: tuple,
+    stream,
+    split_k: cutlass.Constexpr[int],
+    epilogue: cutlass.Constexpr,
+):
+    """Launch D[:, :, l] = epilogue(sum over s of W[:, :, l * split_k + s], *operands[:, :, l]).
+
+    mW (M, N, L * split_k) float32, mD (M, N, L) bf16, fp16 or float32, operands as in
+    `kernels_dsl.blocks.epilogue_operands`. The sum runs over s upwards.
+    """
+    vector = output_vector(mD, MAX_VECTOR)
+    tile = (THREADS[0], THREADS[1] * vector)
+    tiles = (cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
+    splitk_reduce_kernel.set_name_prefix("splitk_reduce", remove_cutlass_symbol=True, keep_mangled_name=False)
+    splitk_reduce_kernel(mW, mD, operands, tiles, vector, split_k, epilogue).launch(
+        grid=[tiles[0] * tiles[1] * mD.shape[2], 1, 1],
+        block=[THREADS[0] * THREADS[1], 1, 1],
+        stream=stream,
+    )
+
+
+def split_views(mW: cute.Tensor, mD: cute.Tensor, split_k: int) -> tuple[cute.Tensor, ...]:
+    """The partial results of each split as tensors of D's shape (M, N, L)."""
+    stride = (mW.stride[0], mW.stride[1], mW.stride[2] * split_k)
+    layout = cute.make_layout(mD.shape, stride=stride)
+    return tuple(cute.make_tensor(mW.iterator + s * mW.stride[2], layout) for s in range(split_k))
+
+
+@cute.kernel
+def splitk_reduce_kernel(
+    mW: cute.Tensor,
+    mD: cute.Tensor,
+    operands: tuple,
+    tiles: tuple,
+    vector: cutlass.Constexpr,
+    split_k: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+):
+    """Device side of `splitk_reduce`: a CTA computes a tile of 16 rows and 16 vectors."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    row, n = bidx // tiles[1], bidx % tiles[1]
+    l, m = row // tiles[0], row % tiles[0]
+    tile = (THREADS[0], THREADS[1] * vector, 1)
+    cD = cute.local_tile(cute.make_identity_tensor(mD.shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
+    tDcD = row_vectors(THREADS, vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
+
+    partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, split_k)]
+    values = load_operands(operands, tDcD, mD.shape)
+    total = partials[0].load()
+    for s in range_constexpr(1, split_k):
+        total = total + partials[s].load()
+    tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
+    tDrD.store(apply_epilogue(epilogue, total, values).to(mD.element_type))
+    store_vectors(tDrD, tDcD, mD, vector)
