@@ -13,6 +13,7 @@ from kernels_dsl.cli.errors import UsageError
 OPS = ("gemm",)
 # Opcodes of SASS by what they do. SM90 kernels have HGMMA and UTMALDG, SM80-class ones HMMA and LDGSTS.
 MATRIX_OPCODES = ("HGMMA", "QGMMA", "HMMA", "QMMA")
+NAME_WIDTH = 48
 COPY_OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "LDSM", "STSM")
 
 
@@ -68,7 +69,9 @@ def report_lines(compiled: Any) -> list[str]:
     for entry in compiled.resources():
         smem = entry.dynamic_smem if entry.dynamic_smem is not None else entry.static_smem
         memory = f"{smem / 1024:.1f} KiB shared memory"
-        lines.append(f"{entry.entry}: {entry.registers} registers, {spills(entry)}, {memory}")
+        # The compiler writes a kernel's whole configuration into its name.
+        name = entry.entry if len(entry.entry) <= NAME_WIDTH else entry.entry[: NAME_WIDTH - 3] + "..."
+        lines.append(f"{name}: {entry.registers} registers, {spills(entry)}, {memory}")
         lines.append(
             f"  matrix instructions: {counts(entry.instructions, MATRIX_OPCODES)}; "
             f"copies: {counts(entry.instructions, COPY_OPCODES)}"
