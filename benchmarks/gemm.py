@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ PEERS = ("cublas", "quack")
 SUITES = ("shapes", "ragged", "host", "first-call")
 
 
+@dataclass(frozen=True)
+class Options:
+    """How to measure. cold: rotate through input sets that are larger than L2 in sum."""
+
+    rounds: int
+    results: Path
+    cold: bool
+
+
 def operands(shape: tuple[int, int, int], dtype: str, seed: int = 0) -> tuple[Any, Any]:
     """a (M, K) and b (N, K) on the GPU, N(0, 1): zeros would be timed at clocks that no real data reaches."""
     import torch
@@ -76,7 +86,13 @@ def operands(shape: tuple[int, int, int], dtype: str, seed: int = 0) -> tuple[An
     return a, b
 
 
-def quack_calls(a: Any, b: Any, out: Any) -> dict[str, Call]:
+def sets_for_cold_l2(shape: tuple[int, int, int], element_bytes: int, l2_bytes: int) -> int:
+    """How many input sets make each call find none of its operands in L2: twice its size, at most 64 sets."""
+    m, n, k = shape
+    return min(64, 1 + -(-2 * l2_bytes // ((m * k + n * k + m * n) * element_bytes)))
+
+
+def quack_calls(sets: Sequence[tuple[Any, Any]], out: Any) -> dict[str, Call]:
     """quack's configurations as calls; none where quack is not installed."""
     try:
         from quack.gemm import gemm as quack_gemm
@@ -84,34 +100,41 @@ def quack_calls(a: Any, b: Any, out: Any) -> dict[str, Call]:
         return {}
 
     def make(tile: tuple[int, int, int, int], pingpong: bool) -> Call:
-        return lambda _set: quack_gemm(a, b, out, None, None, *tile, pingpong=pingpong)
+        return lambda i: quack_gemm(*sets[i], out, None, None, *tile, pingpong=pingpong)
 
     return {f"quack/{name}": make(tile, pingpong) for name, (tile, pingpong) in QUACK_CONFIGS.items()}
 
 
-def case(shape: tuple[int, int, int], dtype: str, peers: Sequence[str]) -> Case:
+def case(shape: tuple[int, int, int], dtype: str, peers: Sequence[str], cold: bool = False) -> Case:
     """One shape: ours, cuBLAS and quack on the same operands, each into an output of its own."""
     import torch
 
     import kernels_dsl
 
     m, n, k = shape
-    a, b = operands(shape, dtype)
-    outputs = {name: torch.empty(m, n, dtype=a.dtype, device="cuda") for name in (OURS, *peers)}
-    calls: dict[str, Call] = {OURS: lambda _set: kernels_dsl.gemm(a, b.t(), out=outputs[OURS])}
+    first = operands(shape, dtype)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    count = sets_for_cold_l2(shape, first[0].element_size(), l2_bytes) if cold else 1
+    sets = [first] + [operands(shape, dtype, seed) for seed in range(1, count)]
+    outputs = {name: torch.empty(m, n, dtype=first[0].dtype, device="cuda") for name in (OURS, *peers)}
+    # The transposes are made beforehand: making a view is host time of the caller's, not of the call.
+    pairs = [(a, b.t()) for a, b in sets]
+    calls: dict[str, Call] = {OURS: lambda i: kernels_dsl.gemm(*pairs[i], out=outputs[OURS])}
     if "cublas" in peers:
-        calls["cublas"] = lambda _set: torch.mm(a, b.t(), out=outputs["cublas"])
+        calls["cublas"] = lambda i: torch.mm(*pairs[i], out=outputs["cublas"])
     if "quack" in peers:
-        calls.update(quack_calls(a, b, outputs["quack"]))
-    return Case("x".join(str(size) for size in shape), 2.0 * m * n * k, calls)
+        calls.update(quack_calls(sets, outputs["quack"]))
+    return Case("x".join(str(size) for size in shape), 2.0 * m * n * k, calls, sets=count)
 
 
-def cases(shapes: Sequence[tuple[int, int, int]], dtype: str, peers: Sequence[str]) -> Iterator[Case]:
+def cases(
+    shapes: Sequence[tuple[int, int, int]], dtype: str, peers: Sequence[str], cold: bool = False
+) -> Iterator[Case]:
     """The cases one by one, so that only one shape's tensors are alive."""
     import torch
 
     for shape in shapes:
-        yield case(shape, dtype, peers)
+        yield case(shape, dtype, peers, cold)
         torch.cuda.empty_cache()
 
 
@@ -131,18 +154,21 @@ def host_rows(dtype: str, peers: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def run(suites: Sequence[str], dtype: str, peers: Sequence[str], rounds: int, results: Path) -> None:
+def run(suites: Sequence[str], dtype: str, peers: Sequence[str], options: Options) -> None:
     """Run the chosen suites one after the other; each writes its own file."""
     # tf32 is what our fp32 GEMM computes, so cuBLAS gets to use it too.
     if dtype == "fp32":
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = True
+    rounds, results = options.rounds, options.results
+    stem = f"gemm_{dtype}" + "_cold" * options.cold
     if "shapes" in suites:
-        harness.run_suite(f"gemm_{dtype}", cases(SHAPES, dtype, peers), rounds=rounds, results=results)
+        shapes = cases(SHAPES, dtype, peers, options.cold)
+        harness.run_suite(stem, shapes, rounds=rounds, results=results)
     if "ragged" in suites:
-        ragged = cases(RAGGED, dtype, [peer for peer in peers if peer != "quack"])
-        harness.run_suite(f"gemm_{dtype}_ragged", ragged, rounds=rounds, results=results)
+        ragged = cases(RAGGED, dtype, [peer for peer in peers if peer != "quack"], options.cold)
+        harness.run_suite(f"{stem}_ragged", ragged, rounds=rounds, results=results)
     if "host" in suites:
         print("host time, 256x256x256")
         harness.write(f"gemm_{dtype}_host", machine.header(), host_rows(dtype, peers), results)
@@ -162,6 +188,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: %(default)s")
     parser.add_argument("--rounds", type=int, default=30, help="timed calls of each (default %(default)s)")
+    parser.add_argument(
+        "--cold", action="store_true", help="rotate inputs, so that each call finds a cold L2"
+    )
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     peers = [peer for peer in args.peers.split(",") if peer]
@@ -174,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
-    run(args.suite or SUITES, args.dtype, peers, args.rounds, args.results)
+    run(args.suite or SUITES, args.dtype, peers, Options(args.rounds, args.results, args.cold))
     return 0
 
 

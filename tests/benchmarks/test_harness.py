@@ -123,6 +123,12 @@ def test_the_suites_hold_the_shapes_they_promise():
         assert shape in gemm.RAGGED
 
 
+def test_cold_sets_cover_twice_the_l2():
+    assert gemm.sets_for_cold_l2((8192, 8192, 8192), 2, 60 << 20) == 2
+    assert gemm.sets_for_cold_l2((1024, 1024, 1024), 2, 60 << 20) == 21
+    assert gemm.sets_for_cold_l2((16, 16, 16), 2, 60 << 20) == 64
+
+
 @pytest.mark.parametrize("arguments", [["--peers", "magic"], ["--rounds", "0"], ["--suite", "none"]])
 def test_wrong_arguments_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
