@@ -8,8 +8,6 @@ tensor does not have gets the static stride 0, and the batch mode of an unbatche
 extent 1, so neither costs an address computation in the kernel either.
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 

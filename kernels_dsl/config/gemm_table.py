@@ -22,12 +22,11 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 class Model:
     """Constants of the time model of one family. Times in seconds, rates a second.
 
-    `sm_flops`: 16-bit FLOPs of one SM at full tilt (tf32 runs at half of it). `chip_flops`: what the
-    power limit leaves the chip of 132 SMs. `bandwidth`: global memory. `sm_bandwidth`: L2 or global memory to
-    one SM. `launch`: start of a kernel, until its first tile computes. `epilogue`: bytes of D a second that one
-    SM converts and
-    stores. `tile_start`: filling the pipeline at a tile that nothing overlaps. `reduce`: the second
-    kernel of split-K, before the bytes it moves.
+    `sm_flops`: 16-bit FLOPs of one SM at full tilt (tf32 runs at half of it). `chip_flops`: what the power
+    limit leaves the chip of 132 SMs. `bandwidth`: global memory. `sm_bandwidth`: L2 or global memory to one
+    SM. `launch`: start of a kernel, until its first tile computes. `epilogue`: bytes of D a second that an SM
+    converts and stores. `tile_start`: filling the pipeline at a tile that nothing overlaps. `reduce`: the
+    second kernel of split-K, before the bytes it moves.
     """
 
     sm_flops: float
@@ -94,14 +93,17 @@ SM90_CANDIDATES = (
 )
 
 SM80_CANDIDATES = (
-    Candidate(Sm80GemmConfig(128, 256, 32, 3, 2, 4), 1.00),
+    Candidate(Sm80GemmConfig(128, 256, 64, 3, 2, 4), 1.00),  # 144 KB: A100 and H200 only
+    Candidate(Sm80GemmConfig(128, 256, 32, 3, 2, 4), 0.97),
+    Candidate(Sm80GemmConfig(256, 128, 32, 3, 4, 2), 0.96),
     Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 2), 0.95),
     Candidate(Sm80GemmConfig(128, 128, 64, 3, 2, 4), 0.90),
+    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 4), 0.88),  # the largest tile with narrow loads
     Candidate(Sm80GemmConfig(128, 64, 32, 4, 2, 2), 0.75),
     Candidate(Sm80GemmConfig(64, 128, 32, 4, 2, 2), 0.75),
     Candidate(Sm80GemmConfig(64, 64, 64, 4, 2, 2), 0.55),
     Candidate(Sm80GemmConfig(32, 64, 64, 4, 2, 2), 0.30),
-    Candidate(Sm80GemmConfig(16, 64, 128, 3, 1, 4), 0.18),
+    Candidate(Sm80GemmConfig(16, 64, 128, 4, 1, 4), 0.18),
 )
 
 TABLES = {"sm90": SM90_CANDIDATES, "sm80": SM80_CANDIDATES}
@@ -225,7 +227,8 @@ def copying_pays(
     copy = copies * COPY_MODEL.start + 2 * copied_bytes / COPY_MODEL.bandwidth
     with_copy = copy + best_estimate(copied, device, "sm90")
     narrow = dict(COPY_MODEL.narrow_efficiency)[min(problem.a_align, problem.b_align)]
-    return with_copy <= best_estimate(problem, device, "sm80") / narrow
+    launch = MODELS["sm80"].launch
+    return with_copy <= launch + (best_estimate(problem, device, "sm80") - launch) / narrow
 
 
 @lru_cache(maxsize=4096)

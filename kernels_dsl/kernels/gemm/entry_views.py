@@ -1,0 +1,61 @@
+"""What the host functions that the op calls have in common: PyTorch's orientation in, the kernel's out.
+
+There is one such function a family, each in its own module, so that an edit of one family's kernel leaves
+the compiled kernels of the other valid. It makes the kernel's views of the caller's tensors while tracing
+and calls the kernel's host function, so a call from Python passes the tensors as they are.
+
+    a (M, K) or (L, M, K), b (K, N) or (L, K, N), d (M, N) or (L, M, N)
+
+With `layout.swap` the kernel computes D^T = B^T A^T: that makes the contiguous mode of a
+column-major D the kernel's N. With `config.split_k` > 1, `d` is the float32 workspace of partial
+sums, (L * split_k, rows, columns) in the kernel's own orientation, swapped or not.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.config.gemm import EntryLayout
+
+
+@dataclass(frozen=True)
+class Views:
+    """A (M, K, L), B (N, K, L), D (M, N, L) and the epilogue's operands (M, N, L), in the kernel's sense."""
+
+    a: cute.Tensor
+    b: cute.Tensor
+    d: cute.Tensor
+    operands: tuple
+
+
+def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
+    """The kernel's views of a call's tensors."""
+    if split_k > 1:
+        batch = batch_extent(a, b)
+        mD = batch_first_view(d, 1, swap=False)  # (M, N, L * split_k), as the kernel sees it
+    else:
+        batch = batch_extent(d, a, b)
+        mD = batch_first_view(d, batch, swap=layout.swap)  # (M, N, L)
+    if layout.swap:
+        mA = batch_first_view(b, batch, swap=True)  # (K, N) seen as the kernel's (M, K, L)
+        mB = batch_first_view(a, batch, swap=False)  # (M, K) seen as the kernel's (N, K, L)
+    else:
+        mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
+        mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
+    shape = (mD.shape[0], mD.shape[1], batch)
+    return Views(mA, mB, mD, operand_views(operands, shape, layout))
+
+
+def operand_views(operands, shape, layout: EntryLayout) -> tuple:
+    """The epilogue's operands as tensors of `shape`, in the kernel's orientation; scalars as they are.
+
+    `operands` is None where there are none: the DSL has no argument type for an empty tuple.
+    """
+    operands = operands or ()
+    if len(operands) != len(layout.operand_modes):
+        raise ValueError(f"{len(operands)} epilogue operands, {len(layout.operand_modes)} descriptions")
+    return tuple(
+        epilogue_operand_view(operand, modes, shape, layout.swap)
+        for operand, modes in zip(operands, layout.operand_modes, strict=True)
+    )

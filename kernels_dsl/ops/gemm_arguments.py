@@ -1,0 +1,249 @@
+"""What a call of `gemm` asks for: checked once, described as plain data.
+
+Every error is a TypeError or ValueError that names the argument, what it was and what it must be. The checks
+look at shapes, dtypes and devices only, so they serve real tensors, fake ones and symbolic shapes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS, LinearEpilogue
+from kernels_dsl.ops.epilogues import resolve_epilogue
+
+INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+MAX_EXTENT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """How one operand of the epilogue goes to the kernel.
+
+    `source` says which argument it is: "alpha", "beta", "c", "bias", "residual", or "args" with `index`.
+    `modes` are the modes the tensor has, in its own order, as `EntryLayout.operand_modes` says; `expand` is
+    the shape that it must be expanded to first, None for as it is.
+    """
+
+    source: str
+    modes: str
+    index: int = 0
+    expand: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands)."""
+
+    m: int
+    n: int
+    k: int
+    batch: int | None
+    ab_dtype: torch.dtype
+    d_dtype: torch.dtype
+    epilogue: Any
+    operands: tuple[OperandSpec, ...]
+
+    @property
+    def d_shape(self) -> tuple[int, ...]:
+        """(M, N), or (L, M, N) where a or b has a batch mode."""
+        return (self.m, self.n) if self.batch is None else (self.batch, self.m, self.n)
+
+
+def _check_tensor(name: str, value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} has layout {value.layout}, must be strided (dense)")
+    return value
+
+
+def _check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
+    if dtype not in allowed:
+        raise TypeError(f"{name} has dtype {dtype}, must be one of {', '.join(str(x) for x in allowed)}")
+
+
+def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}, must be on a's device, {device}")
+
+
+def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, value in (("a", a), ("b", b)):
+        _check_tensor(name, value)
+        _check_dtype(name, value.dtype)
+        if value.dim() not in (2, 3):
+            modes = "(M, K) or (L, M, K)" if name == "a" else "(K, N) or (L, K, N)"
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, must be {modes}")
+    if a.dtype != b.dtype:
+        raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
+    _check_device("b", b, a.device)
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"b has shape {tuple(b.shape)}, must have {a.shape[-1]} rows: a has shape {tuple(a.shape)}"
+        )
+
+
+def _batch(a: torch.Tensor, b: torch.Tensor) -> int | None:
+    if a.dim() == 2 and b.dim() == 2:
+        return None
+    sizes = [x.shape[0] for x in (a, b) if x.dim() == 3]
+    if len(sizes) == 1 or sizes[0] == sizes[1]:
+        return sizes[0]
+    if sizes[0] == 1:
+        return sizes[1]
+    if sizes[1] == 1:
+        return sizes[0]
+    raise ValueError(f"b has batch {sizes[1]}, must be a's batch, {sizes[0]}, or 1 (or a's must be 1)")
+
+
+def _broadcast_spec(
+    source: str, index: int, value: torch.Tensor, d_shape: tuple[int, ...], label: str
+) -> OperandSpec:
+    """The spec of a tensor that broadcasts to D by PyTorch's rules."""
+    shape = tuple(value.shape)
+    if len(shape) > len(d_shape) or any(
+        size != 1 and size != full for size, full in zip(shape[::-1], d_shape[::-1])
+    ):
+        raise ValueError(f"{label} has shape {shape}, must broadcast to the result's shape {d_shape}")
+    if len(shape) == 0:
+        return OperandSpec(source, "n", index, expand=(d_shape[-1],))
+    full = tuple(d_shape[len(d_shape) - len(shape) :])
+    modes = "lmn"[3 - len(shape) :]
+    return OperandSpec(source, modes, index, expand=None if shape == full else full)
+
+
+def _bias_spec(bias: torch.Tensor, bias_axis: str, m: int, n: int) -> OperandSpec:
+    if bias_axis not in ("n", "m"):
+        raise ValueError(f"bias_axis is {bias_axis!r}, must be 'n' (one value a column) or 'm' (one a row)")
+    extent = n if bias_axis == "n" else m
+    if bias.dim() != 1 or bias.shape[0] != extent:
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}, must be ({extent},) with bias_axis={bias_axis!r}"
+        )
+    return OperandSpec("bias", bias_axis)
+
+
+def _check_operand(label: str, value: torch.Tensor, device: torch.device) -> None:
+    _check_tensor(label, value)
+    _check_dtype(label, value.dtype)
+    _check_device(label, value, device)
+
+
+def _linear_operands(
+    d_shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    c: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    bias_axis: str,
+    residual: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str | None,
+) -> tuple[LinearEpilogue, tuple[OperandSpec, ...]]:
+    """The ready-made epilogue with the operands in the order that `LinearEpilogue` documents."""
+    if activation is not None and activation not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise ValueError(f"activation is {activation!r}, must be None or one of {known}")
+    specs: list[OperandSpec] = []
+    if alpha != 1.0:
+        specs.append(OperandSpec("alpha", ""))
+    if c is not None:
+        _check_operand("c", c, device)
+        spec = _broadcast_spec("c", 0, c, d_shape, "c")
+        if beta != 0.0:
+            specs += [OperandSpec("beta", ""), spec]
+    if bias is not None:
+        _check_operand("bias", bias, device)
+        specs.append(_bias_spec(bias, bias_axis, d_shape[-2], d_shape[-1]))
+    if residual is not None:
+        _check_operand("residual", residual, device)
+        specs.append(_broadcast_spec("residual", 0, residual, d_shape, "residual"))
+    sources = {spec.source for spec in specs}
+    epilogue = LinearEpilogue(
+        alpha="alpha" in sources,
+        beta="beta" in sources,
+        bias="bias" in sources,
+        residual="residual" in sources,
+        activation=activation,
+    )
+    return epilogue, tuple(specs)
+
+
+def _custom_operands(
+    d_shape: tuple[int, ...], device: torch.device, epilogue_args: Sequence[Any]
+) -> tuple[OperandSpec, ...]:
+    """Operands of a user's own epilogue: tensors that broadcast to D, and Python numbers."""
+    specs = []
+    for index, value in enumerate(epilogue_args):
+        label = f"epilogue_args[{index}]"
+        if isinstance(value, (int, float)):
+            specs.append(OperandSpec("args", "", index))
+        else:
+            _check_operand(label, value, device)
+            specs.append(_broadcast_spec("args", index, value, d_shape, label))
+    return tuple(specs)
+
+
+def _check_out(out: torch.Tensor, call: GemmCall, device: torch.device) -> None:
+    _check_tensor("out", out)
+    _check_device("out", out, device)
+    if tuple(out.shape) != call.d_shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, must be {call.d_shape}")
+    if out.dtype != call.d_dtype:
+        raise TypeError(f"out has dtype {out.dtype}, must be {call.d_dtype}")
+
+
+def describe(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    residual: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    epilogue: Any = None,
+    epilogue_args: Sequence[Any] = (),
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> GemmCall:
+    """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
+    _check_matrices(a, b)
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    for name, extent in (("M", m), ("N", n), ("K", k)):
+        if extent > MAX_EXTENT:
+            raise ValueError(f"{name} is {extent}, must be at most {MAX_EXTENT}")
+    batch = _batch(a, b)
+    function: Callable[..., Any]
+    d_shape = (m, n) if batch is None else (batch, m, n)
+    if epilogue is None:
+        if epilogue_args:
+            raise ValueError(
+                f"epilogue_args has {len(epilogue_args)} entries, must be empty without epilogue"
+            )
+        function, operands = _linear_operands(
+            d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
+            activation=activation,
+        )  # fmt: skip
+    else:
+        given = {"c": c, "bias": bias, "residual": residual, "activation": activation}
+        beside = [name for name, value in given.items() if value is not None] + ["alpha"] * (alpha != 1.0)
+        if beside:
+            raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
+        function = resolve_epilogue(epilogue)
+        operands = _custom_operands(d_shape, a.device, epilogue_args)
+    if out_dtype is None:
+        out_dtype = a.dtype if out is None else out.dtype
+    _check_dtype("out" if out is not None else "out_dtype", out_dtype)
+    call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, operands)
+    if out is not None:
+        _check_out(out, call, a.device)
+    return call

@@ -1,0 +1,94 @@
+"""Gradients of `gemm`, through the same kernels.
+
+With z = alpha · A B + beta · C + bias, D = f(z) + R and G the gradient of D:
+
+    dR = G,  dz = G · f'(z),  dA = alpha · dz Bᵀ,  dB = alpha · Aᵀ dz,  dC = beta · dz,  dbias = Σ dz
+
+z is not kept from the forward pass, which would store it for inference-sized savings only: where f needs it,
+the product is computed again, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
+) -> None:
+    """Keeps what `backward` needs. ValueError for a user's own epilogue."""
+    a, b, c, bias, residual, _epilogue_args = inputs
+    if keyword_only_inputs["epilogue"] is not None:
+        raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
+    needs_product = keyword_only_inputs["activation"] is not None
+    ctx.save_for_backward(a, b, c if needs_product else None, bias if needs_product else None)
+    ctx.keywords = keyword_only_inputs
+    ctx.shapes = {
+        "a": a.shape,
+        "b": b.shape,
+        "c": None if c is None else c.shape,
+        "bias": None if bias is None else bias.shape,
+        "residual": None if residual is None else residual.shape,
+    }
+    ctx.dtypes = {
+        "c": None if c is None else c.dtype,
+        "bias": None if bias is None else bias.dtype,
+        "residual": None if residual is None else residual.dtype,
+    }
+
+
+def _through_activation(gradient: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
+    """gradient · f'(z), float32."""
+    gradient = gradient.float()
+    if activation == "relu":
+        return torch.where(z > 0, gradient, torch.zeros_like(gradient))
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(gradient, z)
+    return torch.ops.aten.gelu_backward(
+        gradient, z, approximate="tanh" if activation == "gelu_tanh" else "none"
+    )
+
+
+def _product(
+    x: torch.Tensor, y: torch.Tensor, shape: torch.Size, alpha: float, family: str | None
+) -> torch.Tensor:
+    """alpha · x @ y, summed over the batch modes that `shape` does not have."""
+    dtype = x.dtype
+    reduced = len(shape) < max(x.dim(), y.dim()) or (
+        len(shape) == 3 and shape[0] != max(x.shape[0], y.shape[0])
+    )
+    out_dtype = torch.float32 if reduced else dtype
+    product = torch.ops.kernels_dsl.gemm(x, y, alpha=alpha, out_dtype=out_dtype, family=family)
+    return product.sum_to_size(shape).to(dtype) if reduced else product
+
+
+def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Gradients of (a, b, c, bias, residual); None for those that are not needed."""
+    a, b, c, bias = ctx.saved_tensors
+    keywords, shapes, dtypes = ctx.keywords, ctx.shapes, ctx.dtypes
+    alpha, beta, family = keywords["alpha"], keywords["beta"], keywords["family"]
+    needs_a, needs_b, needs_c, needs_bias, needs_residual = ctx.needs_input_grad[:5]
+    d_a = d_b = d_c = d_bias = d_residual = None
+    if needs_residual:
+        d_residual = gradient.sum_to_size(shapes["residual"]).to(dtypes["residual"])
+    if not (needs_a or needs_b or needs_c or needs_bias):
+        return d_a, d_b, d_c, d_bias, d_residual, None
+    d_z = gradient
+    if keywords["activation"] is not None:
+        again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
+        z = torch.ops.kernels_dsl.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
+        d_z = _through_activation(gradient, z, keywords["activation"])
+    operand = d_z.to(a.dtype)
+    if needs_a:
+        d_a = _product(operand, b.mT, shapes["a"], alpha, family)
+    if needs_b:
+        d_b = _product(a.mT, operand, shapes["b"], alpha, family)
+    if needs_c:
+        d_c = (d_z * beta).sum_to_size(shapes["c"]).to(dtypes["c"])
+    if needs_bias:
+        along = -2 if keywords["bias_axis"] == "n" else -1
+        rows = d_z.float().sum(along)
+        d_bias = rows.reshape(-1, rows.shape[-1]).sum(0).to(dtypes["bias"])
+    return d_a, d_b, d_c, d_bias, d_residual, None

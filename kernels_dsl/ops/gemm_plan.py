@@ -1,0 +1,259 @@
+"""From a checked call to a plan: what the next call with the same tensors' layouts only has to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.gemm import EntryLayout, GemmConfig
+from kernels_dsl.ops import gemm_kernels
+from kernels_dsl.ops.gemm_arguments import GemmCall, OperandSpec
+from kernels_dsl.ops.gemm_decide import Decision, contiguous_layout, decide, matrix_layout
+from kernels_dsl.ops.gemm_layout import MatrixLayout, padded_strides
+from kernels_dsl.ops.target import Target
+
+Operands = tuple[Any, ...] | None  # None where the epilogue has none
+Step = Callable[[torch.Tensor], torch.Tensor]
+Run = Callable[..., torch.Tensor]
+
+_EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
+_PARTIAL_ALIGN = 4  # float32 elements that make 16 bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call does.
+
+    `run(a, b, out, operands)` returns D; with `out` None it allocates D. `operands(values)` makes the
+    epilogue's operands from the call's arguments by name; None where the epilogue has none. `decision` is
+    None where nothing is launched.
+    """
+
+    run: Run
+    operands: Callable[[dict[str, Any]], Operands] | None
+    decision: Decision | None
+
+
+def build(
+    call: GemmCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    config: GemmConfig | None = None,
+    family: str | None = None,
+) -> Plan:
+    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
+
+    ValueError where a forced `family` or `config` cannot compute the call.
+    """
+    if 0 in call.d_shape:
+        return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None)
+    if call.k == 0:
+        return _plan_for_empty_k(call, a, b, out, target, config, family)
+    layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
+    staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
+    if staged:
+        layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
+    decision = decide(call, layouts, target, config, family)
+    prepare_a = _preparation(a, layouts[0], decision.copy_a, call.batch)
+    prepare_b = _preparation(b, layouts[1], decision.copy_b, call.batch)
+    launch = _Launch(call, decision, target)
+    run = _prepared(launch, prepare_a, prepare_b, _restrided(layouts[2].strides))
+    if staged:
+        run = _through_contiguous(run, call)
+    return Plan(_allocating(call, run), _operand_maker(call.operands), decision)
+
+
+def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
+    if out is None:
+        return contiguous_layout(call.d_shape, call.d_dtype.itemsize)
+    return matrix_layout(out)
+
+
+def _plan_for_empty_k(
+    call: GemmCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    config: GemmConfig | None,
+    family: str | None,
+) -> Plan:
+    """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
+
+    def zeros(like: torch.Tensor, k_mode: int) -> torch.Tensor:
+        shape = list(like.shape)
+        shape[k_mode] = _EMPTY_K
+        return like.new_zeros(shape)
+
+    stand_in = GemmCall(
+        call.m, call.n, _EMPTY_K, call.batch, call.ab_dtype, call.d_dtype, call.epilogue, call.operands
+    )
+    inner = build(stand_in, zeros(a, -1), zeros(b, -2), out, target, config, family)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
+        return inner.run(zeros(a, -1), zeros(b, -2), out, operands)
+
+    return Plan(run, inner.operands, inner.decision)
+
+
+class _Launch:
+    """Launches the kernel, or for split-K both kernels, of one plan; compiles them at the first call."""
+
+    def __init__(self, call: GemmCall, decision: Decision, target: Target) -> None:
+        self.call = call
+        self.decision = decision
+        self.target = target
+        self.layout = EntryLayout(tuple(spec.modes for spec in call.operands), decision.swap)
+        self.max_ctas = target.device.sm_count
+        self._kernel: Callable[..., Any] | None = None
+        self._reduce: Callable[..., Any] | None = None
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
+        if self.target.index >= 0 and torch.cuda.current_device() != self.target.index:
+            with torch.cuda.device(self.target.index):
+                return self(a, b, d, operands)
+        if self.decision.config.split_k > 1:
+            return self._split(a, b, d, operands)
+        if self._kernel is None:
+            self._kernel = self._compile(a, b, d, operands, self.call.epilogue, self.layout)
+        self._kernel(a, b, d, operands, self.max_ctas)
+        return None
+
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch for calls that need nothing else; None before the first call, or where they do."""
+        if self.decision.config.split_k > 1 or self.target.emulated or torch.cuda.device_count() > 1:
+            return None
+        return self._kernel
+
+    def _compile(self, a: Any, b: Any, d: Any, operands: Operands, epilogue: Any, layout: EntryLayout) -> Any:
+        args = (a, b, d, operands, self.max_ctas)
+        constexprs = {"config": self.decision.config, "epilogue": epilogue, "layout": layout}
+        return gemm_kernels.launcher(self.decision.family, self.target, args, constexprs)
+
+    def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
+        """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
+        problem, splits = self.decision.problem, self.decision.config.split_k
+        pitch = -(-problem.n // _PARTIAL_ALIGN) * _PARTIAL_ALIGN
+        workspace = torch.empty_strided(
+            (problem.l * splits, problem.m, problem.n),
+            (problem.m * pitch, pitch, 1),
+            dtype=torch.float32,
+            device=d.device,
+        )
+        if self._kernel is None:
+            plain = EntryLayout((), self.decision.swap)
+            self._kernel = self._compile(a, b, workspace, None, LinearEpilogue(), plain)
+            constexprs = {"split_k": splits, "epilogue": self.call.epilogue, "layout": self.layout}
+            self._reduce = gemm_kernels.launcher(
+                "splitk_reduce", self.target, (workspace, d, operands), constexprs
+            )
+        assert self._reduce is not None
+        self._kernel(a, b, workspace, None, self.max_ctas)
+        self._reduce(workspace, d, operands)
+
+
+def _restrided(strides: tuple[int, ...] | None) -> Step | None:
+    if strides is None:
+        return None
+    return lambda tensor: tensor.as_strided(tensor.shape, strides)
+
+
+def _preparation(
+    tensor: torch.Tensor, layout: MatrixLayout, copy: str | None, batch: int | None
+) -> Step | None:
+    """What is done to a or b before the launch; None for nothing."""
+    shared = tensor.dim() == 3 and batch != 1 and (tensor.shape[0] == 1 or tensor.stride(0) == 0)
+    # One matrix for all batches: its copy is one matrix too, and a batch of 1 has no stride to rely on.
+    drop_batch = shared and (copy is not None or tensor.shape[0] == 1)
+    if copy is None:
+        strides = layout.strides if layout.strides is None or not drop_batch else layout.strides[1:]
+        view = _restrided(strides)
+        if not drop_batch:
+            return view
+        return (lambda x: x[0]) if view is None else (lambda x: view(x[0]))
+    shape = tuple(tensor.shape[1:] if drop_batch else tensor.shape)
+    strides = padded_strides(shape, copy, tensor.element_size())
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+        return buffer.copy_(x[0] if drop_batch else x)
+
+    return copied
+
+
+def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, view_d: Step | None) -> Run:
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+        launch(
+            a if prepare_a is None else prepare_a(a),
+            b if prepare_b is None else prepare_b(b),
+            out if view_d is None else view_d(out),
+            operands,
+        )
+        return out
+
+    if prepare_a is not None or prepare_b is not None or view_d is not None:
+        return run
+    kernel: Callable[..., Any] | None = None
+    max_ctas = launch.max_ctas
+
+    def run_direct(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+        nonlocal kernel
+        if kernel is not None:
+            kernel(a, b, out, operands, max_ctas)
+            return out
+        launch(a, b, out, operands)
+        kernel = launch.direct()
+        return out
+
+    return run_direct
+
+
+def _through_contiguous(run: Run, call: GemmCall) -> Run:
+    """For an out without a contiguous mode: compute into a fresh tensor and copy."""
+
+    def staged(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+        fresh = torch.empty(call.d_shape, dtype=call.d_dtype, device=out.device)
+        return out.copy_(run(a, b, fresh, operands))
+
+    return staged
+
+
+def _allocating(call: GemmCall, run: Run) -> Run:
+    """`run`, with D allocated where the caller gave none."""
+    shape, dtype = call.d_shape, call.d_dtype
+    if dtype == call.ab_dtype:
+
+        def allocating_like_a(
+            a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands
+        ) -> torch.Tensor:
+            return run(a, b, a.new_empty(*shape) if out is None else out, operands)
+
+        return allocating_like_a
+
+    def allocating(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands
+    ) -> torch.Tensor:
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=a.device)
+        return run(a, b, out, operands)
+
+    return allocating
+
+
+def _operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+    if not specs:
+        return None
+
+    def one(spec: OperandSpec, values: dict[str, Any]) -> Any:
+        value = values["args"][spec.index] if spec.source == "args" else values[spec.source]
+        if not spec.modes:
+            return float(value)  # an int would be another signature
+        return value if spec.expand is None else value.expand(spec.expand)
+
+    return lambda values: tuple(one(spec, values) for spec in specs)

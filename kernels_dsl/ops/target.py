@@ -1,0 +1,68 @@
+"""Where a call runs: a GPU, or the emulator for CPU tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place to run kernels. `index` is the CUDA device's, -1 for the emulator."""
+
+    device: Device
+    index: int
+    emulated: bool = False
+
+    def families(self, forced: str | None) -> tuple[str, ...]:
+        """Kernel families to consider, the fastest first. ValueError where `forced` cannot run here."""
+        able = self.device.families()
+        if forced is None:
+            if not able:
+                major, minor = self.device.capability
+                raise ValueError(
+                    f"a is on {self.device.name} of compute capability {major}.{minor}, must be 8.0 or later"
+                )
+            return able
+        if forced not in ("sm90", "sm80"):
+            raise ValueError(f"family is {forced!r}, must be None, 'sm90' or 'sm80'")
+        if forced not in able:
+            major, minor = self.device.capability
+            raise ValueError(
+                f"family is {forced!r}, must be one of {able}: {self.device.name} has compute capability "
+                f"{major}.{minor}"
+            )
+        return (forced,)
+
+
+@lru_cache(maxsize=64)
+def _gpu(index: int) -> Target:
+    from lowering import arch
+
+    found = arch.device(index)
+    device = Device(found.name, arch.capability(found.arch), found.sm_count, found.smem_per_block)
+    return Target(device, index)
+
+
+def _emulated() -> Target | None:
+    """The emulator's target while one is active."""
+    from lowering.function import emulated_arch
+
+    arch_name = emulated_arch()
+    return None if arch_name is None else Target(DEVICES_BY_ARCH[arch_name], -1, emulated=True)
+
+
+def target_of(tensor: torch.Tensor) -> Target:
+    """Where a call with this tensor runs. ValueError for a CPU tensor without the emulator."""
+    if tensor.is_cuda:
+        return _gpu(tensor.get_device())
+    target = _emulated() if tensor.device.type == "cpu" else None
+    if target is None:
+        raise ValueError(
+            f"a is on {tensor.device}, must be on a CUDA device (or on the CPU inside lowering.emulator.run)"
+        )
+    return target
