@@ -70,6 +70,15 @@ def test_a_peer_that_raises_is_left_out_and_named(monkeypatch):
         harness.run_case(Case("x", 1e9, {OURS: refuse}))
 
 
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    def wrong():
+        raise AssertionError("wrong by far")
+
+    monkeypatch.setattr(harness, "interleaved", lambda calls, **_: pytest.fail("timed"))
+    with pytest.raises(AssertionError, match="wrong by far"):
+        harness.run_case(Case("x", 1e9, {OURS: lambda _set: None}, verify=wrong))
+
+
 def test_rows_survive_the_file(tmp_path):
     row = Row("a", 2e9, {"ours": 1.0}, "graph", "l2", {"quack": "b"}, {"ours": (0.9, 1.1)}, "note")
     path = harness.write("gemm_bf16", FACTS, [harness.asdict(row)], tmp_path)
