@@ -104,27 +104,45 @@ def gemm_same_dtype(
 ) -> torch.Tensor:
     """The same by PyTorch's own operations in the inputs' dtype, as `gemm` is in float64.
 
-    out_dtype (default the inputs'): where it differs from the inputs', the inputs are converted to float32
-    first, since rounding the product to the inputs' dtype would make too generous a yardstick for a wider
-    output. tf32: float32 operands are cut to tf32, as the tensor cores do with plain float32 words.
+    out_dtype (default the inputs'): where it differs from the inputs', the product comes in float32, since
+    rounding it to the inputs' dtype would make too generous a yardstick for a wider output. tf32: float32
+    operands are multiplied as tf32. On a GPU all of these are cuBLAS's, with the tensor cores' own rounding of
+    partial sums; on a CPU float32 sums of the same operands stand in.
     """
     if a.dtype != b.dtype:
         raise ValueError(f"a has dtype {a.dtype} and b {b.dtype}, must be the same")
     out_dtype = a.dtype if out_dtype is None else out_dtype
     if a.dtype == torch.float32:
-        product = _float32_matmul(*(truncate_to_tf32(x) if tf32 else x for x in (a, b)))
+        product = _tf32_matmul(a, b) if tf32 else _float32_matmul(a, b, allow_tf32=False)
     elif out_dtype == a.dtype:
         product = torch.matmul(a, b)
     else:
-        product = _float32_matmul(a.float(), b.float())
+        product = _widening_matmul(a, b)
     return _finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
 
 
-def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b in full float32, whatever the process allows cuBLAS to do."""
+def _float32_matmul(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool) -> torch.Tensor:
+    """a @ b of float32, with or without tf32 whatever the process allows cuBLAS to do."""
     allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     try:
         return torch.matmul(a, b)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_cuda:
+        return _float32_matmul(a, b, allow_tf32=True)
+    return torch.matmul(truncate_to_tf32(a), truncate_to_tf32(b))
+
+
+def _widening_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b of 16-bit operands, the product in float32."""
+    if not a.is_cuda or a.numel() == 0 or b.numel() == 0:
+        return torch.matmul(a.float(), b.float())
+    if a.dim() == b.dim() == 2:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a3, b3 = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
+    return torch.bmm(a3, b3, out_dtype=torch.float32).reshape(*batch, a.shape[-2], b.shape[-1])

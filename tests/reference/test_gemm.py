@@ -77,3 +77,24 @@ def test_tf32_operands_lose_thirteen_bits():
     assert gemm_same_dtype(x[1].reshape(1, 1), one, tf32=False).item() == x[1].item()
     with pytest.raises(ValueError, match="float64"):
         round_to_tf32(x.double())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_widening_on_a_gpu_is_close_to_float64(dtype, seed):
+    a, b = torch.randn(3, 40, 64, device="cuda").to(dtype), torch.randn(64, 48, device="cuda").to(dtype)
+    wide = gemm_same_dtype(a, b, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    assert (wide - gemm(a, b)).abs().max() < 1e-4
+    flat = gemm_same_dtype(a[0], b, out_dtype=torch.float32)
+    assert (flat - wide[0]).abs().max() < 1e-4
+
+
+@pytest.mark.gpu
+def test_tf32_is_asked_for_and_the_switch_is_left_alone(seed):
+    a, b = torch.randn(256, 512, device="cuda"), torch.randn(512, 256, device="cuda")
+    before = torch.backends.cuda.matmul.allow_tf32
+    exact = gemm(a, b)
+    coarse, fine = ((gemm_same_dtype(a, b, tf32=tf32) - exact).abs().max() for tf32 in (True, False))
+    assert coarse > 5 * fine
+    assert torch.backends.cuda.matmul.allow_tf32 == before
