@@ -1,0 +1,139 @@
+"""Checked accesses to shared and global memory, used by the handlers of every operation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .machine import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .memory import Fault
+from .ptx import Instruction
+from .reports import EmulatorError, Kind
+from .shadow import byte_index
+
+Array = np.ndarray
+
+
+def shared_target(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int, lanes: Array) -> list:
+    """Split cluster-window ``addresses`` by CTA: a list of (cta, positions, offsets) with bounds checked.
+
+    Positions whose access is out of bounds are reported and left out.
+    """
+    ranks = addresses >> RANK_SHIFT
+    offsets = addresses & OFFSET_MASK
+    bad = (offsets < SHARED_BASE) | (offsets + size > m.shared_bytes) | (ranks >= len(w.cta.cluster.ctas)) | (ranks < 0)
+    if bad.any():
+        address = int(addresses[bad][0])
+        m.report(Kind.OUT_OF_BOUNDS, f"{size} bytes at shared address {address:#x}; this launch has shared memory "
+                 f"{SHARED_BASE:#x} to {m.shared_bytes:#x}", w, ins, address=address, lanes=lanes)  # fmt: skip
+    if size > 1 and (addresses % size).any():
+        address = int(addresses[addresses % size != 0][0])
+        m.report(Kind.MISALIGNED, f"{size} bytes need an address that {size} divides", w, ins, address=address)
+    out = []
+    good = ~bad
+    first = ranks[0]
+    if not bad.any() and (ranks == first).all():
+        return [(w.cta.cluster.ctas[int(first)], slice(None), offsets)]
+    for rank in np.unique(ranks[good]):
+        where = good & (ranks == rank)
+        out.append((w.cta.cluster.ctas[int(rank)], where, offsets[where]))
+    return out
+
+
+def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice) -> None:
+    """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
+    if not m.check:
+        return
+    missing = cta.shadow.unwritten(index)
+    if missing is not None:
+        m.report(Kind.UNINITIALISED, "shared memory is read that nothing has written", w, ins, address=missing)
+        return
+    conflict = cta.shadow.read(index, w.agent, w.clock, w.vc)
+    if conflict is not None:
+        m.report_conflict(conflict, "read", w, ins, cta)
+
+
+def check_write(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, lanes: Array) -> None:
+    """Note an ordinary write of shared memory by a warp, and report what is wrong with it."""
+    w.unfenced |= lanes
+    if not m.check:
+        return
+    conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True)
+    if conflict is not None:
+        m.report_conflict(conflict, "write", w, ins, cta)
+
+
+def load_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int, lanes: Array) -> Array:
+    """``size`` bytes of shared memory at each address as uint8 (n, size); zeros where out of bounds."""
+    out = np.zeros((len(addresses), size), np.uint8)
+    for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
+        index = byte_index(offsets, size)
+        check_read(m, w, ins, cta, index)
+        out[where] = cta.smem[offsets[:, None] + np.arange(size)]
+    if m.stats is not None:
+        m.stats.shared_access(ins, addresses, size)
+    return out
+
+
+def store_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array, lanes: Array) -> None:
+    """Write uint8 (n, size) ``data`` to shared memory."""
+    size = data.shape[1]
+    for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
+        index = byte_index(offsets, size)
+        check_write(m, w, ins, cta, index, lanes)
+        cta.smem[offsets[:, None] + np.arange(size)] = data[where]
+    if m.stats is not None:
+        m.stats.shared_access(ins, addresses, size)
+
+
+def load_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, size: int) -> Array:
+    """``size`` bytes of global memory at each address as uint8 (n, size); zeros where out of bounds."""
+    check_alignment(m, w, ins, addresses, size)
+    if m.stats is not None:
+        m.stats.add(ins, "global_bytes", len(addresses) * size)
+    try:
+        out, unwritten = m.memory.load(addresses, size)
+    except Fault as fault:
+        report_fault(m, w, ins, fault, size, "read")
+        out = np.zeros((len(addresses), size), np.uint8)
+        good = ~fault.lanes
+        if good.any():
+            out[good] = m.memory.load(addresses[good], size)[0]
+        return out
+    if unwritten:
+        m.report(Kind.UNINITIALISED, "global memory is read that nothing has written", w, ins,
+                 address=int(addresses[0]), space="global")  # fmt: skip
+    return out
+
+
+def store_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, data: Array) -> None:
+    """Write uint8 (n, size) ``data`` to global memory."""
+    size = data.shape[1]
+    check_alignment(m, w, ins, addresses, size)
+    if m.stats is not None:
+        m.stats.add(ins, "global_bytes", len(addresses) * size)
+    m.progress += 1
+    try:
+        m.memory.store(addresses, data)
+    except Fault as fault:
+        report_fault(m, w, ins, fault, size, "write")
+        good = ~fault.lanes
+        if good.any():
+            m.memory.store(addresses[good], data[good])
+
+
+def check_alignment(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, size: int) -> None:
+    """Report addresses of global memory that ``size`` does not divide."""
+    if size in (2, 4, 8, 16) and (addresses & (size - 1)).any():
+        address = int(addresses[(addresses & (size - 1)) != 0][0])
+        m.report(Kind.MISALIGNED, f"{size} bytes need an address that {size} divides", w, ins, address=address,
+                 space="global")  # fmt: skip
+
+
+def report_fault(m: Machine, w: Warp | None, ins: Instruction, fault: Fault, size: int, verb: str) -> None:
+    """Report an access outside every registered tensor."""
+    m.report(Kind.OUT_OF_BOUNDS, f"{verb} of {size} bytes {fault}", w, ins, address=fault.address, space="global")
+
+
+def stop(ins: Instruction, text: str) -> EmulatorError:
+    """An error for an instruction that cannot be executed."""
+    return EmulatorError(f"PTX line {ins.line}: {text}: {ins.text}")

@@ -1,0 +1,485 @@
+"""Handlers of asynchronous copies: TMA tensor copies, bulk copies and reductions, ``cp.async``.
+
+A load's data arrives at an event some steps after its issue and only then counts on its mbarrier; a store
+reads shared memory at an event before its group is waited for. The race detector sees each copy at its issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import access, sync
+from .barriers import MBarrier
+from .machine import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .memory import Fault
+from .ptx import Address, Instruction
+from .reports import Kind
+from .semantics import tma
+from .shadow import AgentKind, byte_index
+from .translate import WINDOWS
+
+Array = np.ndarray
+
+
+# Groups of bulk stores
+
+
+@dataclass
+class StoreGroups:
+    """Bulk groups of one warp, lane by lane. Each operation is a one-entry dict with the key "done"."""
+
+    agent: int
+    clock: int = 0
+    open: dict[int, list[dict]] = field(default_factory=dict)
+    lanes: dict[int, list[tuple[int, list[dict]]]] = field(default_factory=dict)
+    waiters: list[Warp] = field(default_factory=list)
+
+
+def _stores(w: Warp) -> StoreGroups:
+    groups = w.state.get("stores")
+    if groups is None:
+        agent = w.cta.domain.agent(AgentKind.BULK_STORE, f"the bulk stores of warp {w.number} of CTA {w.cta.index}")
+        groups = w.state["stores"] = StoreGroups(agent)
+    return groups
+
+
+def commit_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.bulk.commit_group``: one group for each lane that executes it."""
+    groups = _stores(w)
+    groups.clock += 1
+    for lane in list(groups.lanes):
+        if mask[lane]:
+            groups.lanes[lane].append((groups.clock, groups.open.pop(lane, [])))
+
+
+def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
+    """``cp.async.bulk.wait_group`` and ``.read``: all but the latest N groups of each lane that waits."""
+    groups = _stores(w)
+    keep = int(getattr(ins.operands[0], "value"))
+    for lane in np.flatnonzero(mask):
+        mine = groups.lanes.get(int(lane), [])
+        due = mine[: len(mine) - keep] if keep else mine
+        if any(not op["done"] for _, ops in due for op in ops):
+            return m.block(w, "bulk stores to read shared memory", groups.waiters)
+        groups.lanes[int(lane)] = mine[len(due) :]
+    open_clocks = [clock for mine in groups.lanes.values() for clock, ops in mine if ops]
+    w.learn(groups.agent, min(open_clocks) - 1 if open_clocks else groups.clock)
+    groups.lanes = {k: v for k, v in groups.lanes.items() if v or k in groups.open}
+    return None
+
+
+# TMA
+
+
+def _descriptor(m: Machine, w: Warp, ins: Instruction, address: int) -> tma.TensorMap | None:
+    if address % 64:
+        m.report(Kind.MISALIGNED, "a tensor map needs an address that 64 divides", w, ins, address=address, space="global")
+    if address >> 60 == WINDOWS["param"] >> 60:
+        at = address & ((1 << 60) - 1)
+        raw = m.params[at : at + 128]
+    else:
+        try:
+            raw = m.memory.load(np.array([address]), 128)[0][0]
+        except Fault as fault:
+            access.report_fault(m, w, ins, fault, 128, "read of a tensor map")
+            return None
+    try:
+        return tma.decode_descriptor(raw)
+    except tma.TensorMapError as error:
+        m.report(Kind.DESCRIPTOR, str(error), w, ins, address=address, space="global")
+        return None
+
+
+def _lane_value(w: Warp, operand: object, lane: int, dtype: str = "s32") -> int:
+    return int(w.value(operand, dtype)[lane])
+
+
+def _box(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int) -> tma.BoxMap | None:
+    try:
+        box = tma.box_map(tensor, coords, offset)
+    except tma.TensorMapError as error:
+        m.report(Kind.DESCRIPTOR, str(error), w, ins, address=offset)
+        return None
+    low, high = int(box.shared_address.min()), int(box.shared_address.max()) + box.element_bytes
+    if low < SHARED_BASE or high > m.shared_bytes:
+        m.report(Kind.OUT_OF_BOUNDS, f"a box of shared bytes {low:#x} to {high:#x}; this launch has {SHARED_BASE:#x} to "
+                 f"{m.shared_bytes:#x}", w, ins, address=low)  # fmt: skip
+        return None
+    return box
+
+
+def tensor_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor``, tile mode."""
+    if any(p.startswith("im2col") or p.startswith("tile::") for p in ins.parts):
+        raise access.stop(ins, "TMA modes other than tile are not modelled")
+    for lane in np.flatnonzero(mask):
+        if ins.has("mbarrier::complete_tx::bytes"):
+            _tensor_load(m, w, ins, int(lane))
+        else:
+            _tensor_store(m, w, ins, int(lane))
+
+
+def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
+    destination, source, barrier_operand = ins.operands[:3]
+    tensor = _descriptor(m, w, ins, int(w.address(source)[lane]))
+    if tensor is None:
+        return
+    coords = [_lane_value(w, c, lane) for c in source.coords]
+    target = int(w.address(destination)[lane]) & ((1 << 60) - 1)
+    box = _box(m, w, ins, tensor, coords, target & OFFSET_MASK)
+    if box is None:
+        return
+    bar_address = int(w.address(barrier_operand)[lane]) & ((1 << 60) - 1)
+    if ins.has("multicast::cluster"):
+        bits = _lane_value(w, ins.operands[3], lane, "b16")
+        ranks = [r for r in range(16) if bits >> r & 1]
+        if not ranks or max(ranks) >= len(w.cta.cluster.ctas):
+            m.report(Kind.DESCRIPTOR, f"multicast mask {bits:#x} in a cluster of {len(w.cta.cluster.ctas)} CTAs", w, ins)
+            ranks = [r for r in ranks if r < len(w.cta.cluster.ctas)]
+    else:
+        ranks = [target >> RANK_SHIFT if ins.has("shared::cluster") else w.cta.rank]
+    index = byte_index(box.shared_address, box.element_bytes)
+    if isinstance(index, np.ndarray) and len(np.unique(index)) * 1 == int(index.max()) - int(index.min()) + 1:
+        index = slice(int(index.min()), int(index.max()) + 1)
+    issued = m.step
+    for rank in ranks:
+        cta = w.cta.cluster.ctas[rank]
+        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (bar_address & OFFSET_MASK))
+        if barrier is None:
+            continue
+        _note_load(m, w, ins, cta, index, barrier)
+
+        def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
+            data = _gather(m, w, ins, tensor, box)
+            _scatter(cta.smem, box.shared_address, data, box.element_bytes)
+            barrier.tx -= box.transaction_bytes
+            if m.timeline is not None:
+                m.timeline.add(f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step)
+            sync.complete(m, barrier)
+
+        m.later(land)
+    if m.stats is not None:
+        m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
+
+
+def _note_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, barrier: MBarrier) -> None:
+    if not m.check:
+        return
+    conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
+    if conflict is not None:
+        m.report_conflict(conflict, "write", w, ins, cta)
+
+
+def _gather(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, box: tma.BoxMap) -> Array:
+    """Elements of a box, out-of-bounds ones filled, as unsigned integers."""
+    storage = tma.storage_type(tensor.element)
+    out = np.full(len(box.valid), tma.fill_value(tensor), storage)
+    if box.valid.any():
+        raw = access.load_global(m, w, ins, box.global_address[box.valid], box.element_bytes)
+        out[box.valid] = tma.convert_on_load(tensor, np.ascontiguousarray(raw).view(storage)[:, 0])
+    return out
+
+
+def _scatter(smem: Array, addresses: Array, data: Array, size: int) -> None:
+    usable = len(smem) // size * size
+    smem[:usable].view(data.dtype)[addresses // size] = data
+
+
+def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
+    destination, source = ins.operands[:2]
+    tensor = _descriptor(m, w, ins, int(w.address(destination)[lane]))
+    if tensor is None:
+        return
+    coords = [_lane_value(w, c, lane) for c in destination.coords]
+    offset = int(w.address(source)[lane]) & OFFSET_MASK
+    box = _box(m, w, ins, tensor, coords, offset)
+    if box is None:
+        return
+    cta = w.cta
+    valid = box.shared_address[box.valid]
+    if len(valid):
+        _note_store(m, w, ins, cta, byte_index(valid, box.element_bytes))
+    reduction = next((p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None)
+    reduction = reduction if ins.parts[1] == "reduce" else None
+    storage = tma.storage_type(tensor.element)
+
+    def write() -> None:
+        size = box.element_bytes
+        if not len(valid):
+            return
+        data = cta.smem[: len(cta.smem) // size * size].view(storage)[valid // size]
+        where = box.global_address[box.valid]
+        if reduction is not None:
+            raw = access.load_global(m, w, ins, where, size)
+            old = np.ascontiguousarray(raw).view(storage)[:, 0]
+            data = tma.reduce_elements(reduction, tensor.element, old, data).astype(storage)
+        access.store_global(m, w, ins, where, data.view(np.uint8).reshape(-1, size))
+
+    _issue_store(m, w, lane, write, "tma store")
+    if m.stats is not None:
+        m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
+
+
+def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice) -> None:
+    """The race detector's part of an asynchronous read of shared memory."""
+    if not m.check:
+        return
+    groups = _stores(w)
+    missing = cta.shadow.unwritten(index)
+    if missing is not None:
+        m.report(Kind.UNINITIALISED, "a bulk store reads shared memory that nothing has written", w, ins, address=missing)
+        return
+    conflict = cta.shadow.read(index, groups.agent, groups.clock + 1, w.vc)
+    if conflict is not None:
+        m.report_conflict(conflict, "read", w, ins, cta)
+        return
+    unfenced = cta.shadow.unfenced(index, w.fc)
+    if unfenced is not None:
+        m.report(Kind.MISSING_PROXY_FENCE, f"the bulk store reads bytes written by {unfenced.agent.name}, which ran no "
+                 "fence.proxy.async between its store and the barrier", w, ins, address=unfenced.offset)  # fmt: skip
+
+
+def _issue_store(m: Machine, w: Warp, lane: int, action: Callable[[], None], kind: str) -> None:
+    groups = _stores(w)
+    operation = {"done": False}
+    groups.lanes.setdefault(lane, [])
+    groups.open.setdefault(lane, []).append(operation)
+    issued = m.step
+
+    def run() -> None:
+        action()
+        operation["done"] = True
+        if m.timeline is not None:
+            m.timeline.add(f"CTA {w.cta.index} TMA", kind, f"warp {w.number}", issued, m.step)
+        m.wake(groups.waiters)
+
+    m.later(run)
+
+
+# Bulk copies without a tensor map
+
+
+def bulk_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.bulk`` and ``cp.reduce.async.bulk`` of contiguous bytes."""
+    for lane in np.flatnonzero(mask):
+        target, source = (int(w.address(o)[lane]) & ((1 << 60) - 1) for o in ins.operands[:2])
+        size = _lane_value(w, ins.operands[2], int(lane), "b32")
+        if size % 16 or target % 16 or source % 16:
+            m.report(Kind.MISALIGNED, f"a bulk copy of {size} bytes from {source:#x} to {target:#x} needs multiples of 16",
+                     w, ins, address=target)  # fmt: skip
+            continue
+        if size == 0:
+            continue
+        if m.stats is not None:
+            m.stats.add(ins, "bulk_bytes", size)
+        destination = next(p for p in ins.parts if p.split("::")[0] in ("shared", "global"))
+        if destination == "global":
+            _bulk_store(m, w, ins, int(lane), target, source, size)
+        else:
+            _bulk_load(m, w, ins, int(lane), target, source, size)
+
+
+def _inside(m: Machine, w: Warp, ins: Instruction, offset: int, size: int) -> bool:
+    if offset >= SHARED_BASE and offset + size <= m.shared_bytes:
+        return True
+    m.report(Kind.OUT_OF_BOUNDS, f"{size} bytes of shared memory from {offset:#x}; this launch has {SHARED_BASE:#x} to "
+             f"{m.shared_bytes:#x}", w, ins, address=offset)  # fmt: skip
+    return False
+
+
+def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, source: int, size: int) -> None:
+    barrier_address = int(w.address(ins.operands[3])[lane]) & ((1 << 60) - 1)
+    from_shared = ins.has("shared::cta") and ins.has("shared::cluster")
+    if ins.has("multicast::cluster"):
+        bits = _lane_value(w, ins.operands[4], lane, "b16")
+        ranks = [r for r in range(len(w.cta.cluster.ctas)) if bits >> r & 1]
+    else:
+        ranks = [target >> RANK_SHIFT if ins.has("shared::cluster") else w.cta.rank]
+    offset = target & OFFSET_MASK
+    if not _inside(m, w, ins, offset, size):
+        return
+    if from_shared:
+        start = source & OFFSET_MASK
+        if not _inside(m, w, ins, start, size):
+            return
+        _note_store(m, w, ins, w.cta, slice(start, start + size))
+    issued = m.step
+    for rank in ranks:
+        cta = w.cta.cluster.ctas[rank]
+        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (barrier_address & OFFSET_MASK))
+        if barrier is None:
+            continue
+        _note_load(m, w, ins, cta, slice(offset, offset + size), barrier)
+
+        def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
+            if from_shared:
+                start = source & OFFSET_MASK
+                cta.smem[offset : offset + size] = w.cta.smem[start : start + size]
+            else:
+                chunks = source + 16 * np.arange(size // 16)
+                cta.smem[offset : offset + size] = access.load_global(m, w, ins, chunks, 16).reshape(-1)
+            barrier.tx -= size
+            if m.timeline is not None:
+                m.timeline.add(f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step)
+            sync.complete(m, barrier)
+
+        m.later(land)
+
+
+def _bulk_store(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, source: int, size: int) -> None:
+    start = source & OFFSET_MASK
+    if not _inside(m, w, ins, start, size):
+        return
+    cta = w.cta
+    _note_store(m, w, ins, cta, slice(start, start + size))
+    reduction = next((p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None)
+    kinds = {e.name.lower(): e for e in tma.ElementType}
+    element = next((kinds[p] for p in ins.parts if p in kinds), None)
+
+    def write() -> None:
+        data = cta.smem[start : start + size]
+        chunks = target + 16 * np.arange(size // 16)
+        if reduction is not None and element is not None:
+            storage = tma.storage_type(element)
+            old = np.ascontiguousarray(access.load_global(m, w, ins, chunks, 16)).reshape(-1).view(storage)
+            data = tma.reduce_elements(reduction, element, old, data.view(storage)).astype(storage).view(np.uint8)
+        access.store_global(m, w, ins, chunks, data.reshape(-1, 16))
+
+    _issue_store(m, w, lane, write, "tma store")
+
+
+# cp.async
+
+
+@dataclass
+class CopyGroups:
+    """``cp.async`` groups of one warp: copies of the open group, of committed groups, and the clock."""
+
+    agent: int
+    clock: int = 0
+    open: list[dict] = field(default_factory=list)
+    groups: list[tuple[int, list[dict]]] = field(default_factory=list)
+
+
+def _copies(w: Warp) -> CopyGroups:
+    groups = w.state.get("copies")
+    if groups is None:
+        agent = w.cta.domain.agent(AgentKind.CP_ASYNC, f"cp.async of warp {w.number} of CTA {w.cta.index}")
+        groups = w.state["copies"] = CopyGroups(agent)
+        w.state["cp_async_agent"] = agent
+    return groups
+
+
+def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async`` of 4, 8 or 16 bytes a lane, with zero fill past the source size."""
+    groups = _copies(w)
+    size = int(getattr(ins.operands[2], "value"))
+    count = np.full(32, size)
+    if len(ins.operands) > 3 and not ins.has("L2::cache_hint"):
+        count = w.value(ins.operands[3], "b32").astype(np.int64)
+    elif len(ins.operands) > 4:
+        count = w.value(ins.operands[3], "b32").astype(np.int64)
+    count = np.minimum(count[mask], size)
+    targets = w.address(ins.operands[0])[mask]
+    sources = w.address(ins.operands[1])[mask]
+    offsets = targets & OFFSET_MASK
+    pieces = access.shared_target(m, w, ins, targets, size, mask)
+    for cta, _, where in pieces:
+        w.unfenced |= mask
+        if m.check:
+            conflict = cta.shadow.write(byte_index(where, size), groups.agent, groups.clock + 1, w.vc, True)
+            if conflict is not None:
+                m.report_conflict(conflict, "write", w, ins, cta)
+    if m.stats is not None:
+        m.stats.add(ins, "cp_async_bytes", len(targets) * size)
+    issued = m.step
+    operation: dict = {"done": False}
+
+    def land() -> None:
+        if operation["done"]:
+            return
+        operation["done"] = True
+        data = np.zeros((len(sources), size), np.uint8)
+        full = count == size
+        if full.any():
+            data[full] = access.load_global(m, w, ins, sources[full], size)
+        for lane in np.flatnonzero((count > 0) & ~full):
+            part = int(count[lane])
+            unit = np.arange(part)
+            data[lane, :part] = access.load_global(m, w, ins, sources[lane] + unit, 1)[:, 0]
+        inside = (offsets >= SHARED_BASE) & (offsets + size <= m.shared_bytes)
+        w.cta.smem[offsets[inside, None] + np.arange(size)] = data[inside]
+        if m.timeline is not None:
+            m.timeline.add(f"CTA {w.cta.index} cp.async", "cp.async", f"warp {w.number}", issued, m.step)
+
+    operation["land"] = land
+    groups.open.append(operation)
+    m.later(land, 2, 400)
+
+
+def commit_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.commit_group``."""
+    groups = _copies(w)
+    groups.clock += 1
+    groups.groups.append((groups.clock, groups.open))
+    groups.open = []
+
+
+def wait_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.wait_group N`` and ``cp.async.wait_all``: what is waited for has arrived when this returns."""
+    groups = _copies(w)
+    if ins.parts[2] == "wait_all":
+        commit_copies(m, w, ins, mask)
+        keep = 0
+    else:
+        keep = int(getattr(ins.operands[0], "value"))
+    due = groups.groups[: len(groups.groups) - keep] if keep else groups.groups
+    groups.groups = groups.groups[len(due) :]
+    for clock, operations in due:
+        for operation in operations:
+            operation["land"]()
+        w.learn(groups.agent, clock)
+
+
+def arrive_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``cp.async.mbarrier.arrive``: arrives for each lane when its copies so far have landed."""
+    groups = _copies(w)
+    commit_copies(m, w, ins, mask)
+    clock = groups.clock
+    waiting = [op for _, operations in groups.groups for op in operations]
+    where = ins.operands[0]
+    assert isinstance(where, Address)
+    address = int(w.address(where)[np.argmax(mask)]) & ((1 << 60) - 1)
+    barrier = sync.find(m, w, ins, address)
+    if barrier is None:
+        return
+    count = int(mask.sum())
+    if not ins.has("noinc"):
+        barrier.pending += count
+        barrier.expected += 0
+    vc, fc = w.release()
+    vc = vc.copy()
+    vc[groups.agent] = clock
+
+    def land() -> None:
+        for operation in waiting:
+            operation["land"]()
+        sync.count_arrivals(m, w, ins, barrier, count, (vc, fc))
+
+    m.later(land)
+
+
+def no_effect(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """Prefetches into the L2 cache."""
+
+
+HANDLERS: dict[str, Callable] = {
+    "cp.async.bulk.tensor": tensor_copy, "cp.reduce.async.bulk.tensor": tensor_copy,
+    "cp.async.bulk": bulk_copy, "cp.reduce.async.bulk": bulk_copy, "cp.async.bulk.prefetch": no_effect,
+    "cp.async.bulk.commit_group": commit_bulk, "cp.async.bulk.wait_group": wait_bulk,
+    "cp.async": cp_async, "cp.async.commit_group": commit_copies, "cp.async.wait_group": wait_copies,
+    "cp.async.wait_all": wait_copies, "cp.async.mbarrier.arrive": arrive_copies,
+}  # fmt: skip

@@ -1,0 +1,312 @@
+"""Handlers of the tensor cores: ``wgmma``, ``mma.sync``, ``ldmatrix``, ``stmatrix``, ``movmatrix``.
+
+A WGMMA group runs at an event between its commit and its wait and reads its operands then. Its accumulators
+are arrays that are filled at that event, so whatever a register was moved to gets the result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import access
+from .machine import SHARED_BASE, Machine, Warp, Warpgroup
+from .ptx import Imm, Instruction, Vector
+from .program import registers
+from .reports import EmulatorError, Kind
+from .semantics import ldmatrix, mma, tensor_core, wgmma
+from .warp_ops import check_members
+
+Array = np.ndarray
+_parse_wgmma = functools.lru_cache(maxsize=256)(wgmma.parse_opcode)
+_parse_mma = functools.lru_cache(maxsize=256)(mma.parse_opcode)
+
+
+@dataclass
+class _Part:
+    """What one warp brings to a WGMMA: old accumulators (or None), the block for new ones, A, clocks."""
+
+    old: list[Array] | None
+    new: Array
+    a: Array | None
+    vc: Array
+    fc: Array
+
+
+@dataclass
+class _Operation:
+    """A WGMMA of a warpgroup: complete when all four warps have issued it."""
+
+    ins: Instruction
+    shape: wgmma.Shape
+    a: wgmma.MatrixDescriptor | None
+    b: wgmma.MatrixDescriptor
+    words: tuple
+    immediates: tuple[int, ...]
+    parts: dict[int, _Part] = field(default_factory=dict)
+
+
+@dataclass
+class _Group:
+    """A commit group: operations, and how many warps have committed it."""
+
+    operations: list[_Operation] = field(default_factory=list)
+    committed: int = 0
+    issued: int = 0
+
+
+def wgmma_fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``wgmma.fence``: orders earlier register writes before later WGMMAs."""
+    w.wgmma_fenced = True
+    w.dirty.clear()
+
+
+def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``wgmma.mma_async``: one warp's quarter of the operation joins the others."""
+    group = _warpgroup(w, ins)
+    if not np.array_equal(mask, w.live) or not mask.all():
+        m.report(Kind.BARRIER_DIVERGENCE, "wgmma needs all threads of the warpgroup", w, ins, lanes=mask)
+    shape = _parse_wgmma(ins.opcode)
+    operands = ins.operands
+    accumulators = operands[0].items
+    from_registers = isinstance(operands[1], Vector)
+    _check_fence(m, w, ins)
+    scale = bool(w.value(operands[3], "pred" if hasattr(operands[3], "cls") else "b32")[0])
+    immediates = tuple(o.value for o in operands[4:] if isinstance(o, Imm))
+    b_word = int(w.value(operands[2], "b64")[0])
+    a_word = None if from_registers else int(w.value(operands[1], "b64")[0])
+    sequence = w.state["wgmma_sequence"] = w.state.get("wgmma_sequence", -1) + 1
+    if sequence >= len(group.operations):
+        try:
+            a = None if a_word is None else wgmma.decode_descriptor(a_word)
+            b = wgmma.decode_descriptor(b_word)
+        except wgmma.MatrixDescriptorError as error:
+            m.report(Kind.DESCRIPTOR, str(error), w, ins)
+            raise EmulatorError(str(error), tuple(m.log.reports)) from None
+        group.operations.append(_Operation(ins, shape, a, b, (a_word, b_word, scale), immediates))
+    operation = group.operations[sequence]
+    if operation.ins is not ins or operation.words != (a_word, b_word, scale):
+        m.report(Kind.BARRIER_DIVERGENCE, "the warps of a warpgroup issue different wgmma operations or descriptors", w, ins)
+    new = np.empty((len(accumulators), 32), np.uint32)
+    old = [w.R[r.index] for r in accumulators] if scale else None
+    a_registers = np.stack([w.R[r.index] for r in operands[1].items], axis=1) if from_registers else None
+    operation.parts[w.number % 4] = _Part(old, new, a_registers, w.vc, w.fc)
+    commits = w.state.get("wgmma_commits", 0)
+    for row, register in enumerate(accumulators):
+        value = new[row]
+        w.R[register.index] = value
+        w.pending[id(value)] = value
+        w.state.setdefault("pending_groups", {})[id(value)] = commits + 1
+    if from_registers:
+        for item in operands[1].items:
+            w.pending_a[item.index] = commits + 1
+    _group_of(group, commits).issued += 1
+    if len(operation.parts) == 4:
+        _group_of(group, commits).operations.append(operation)
+        _check_operands(m, w, ins, operation, group, commits + 1)
+    if m.stats is not None:
+        m.stats.add(ins, "matrix_flops", 2 * 16 * shape.n * shape.k)
+
+
+def _warpgroup(w: Warp, ins: Instruction) -> Warpgroup:
+    if w.group is None:
+        raise access.stop(ins, f"warp {w.number} is not in a whole warpgroup of four warps")
+    return w.group
+
+
+def _group_of(group: Warpgroup, number: int) -> _Group:
+    while len(group.groups) <= number:
+        group.groups.append(_Group())  # type: ignore[arg-type]
+    return group.groups[number]  # type: ignore[return-value]
+
+
+def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
+    used = set(registers(ins.operands[0])) | (set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set())
+    changed = sorted(used & w.dirty)
+    if changed or not w.wgmma_fenced:
+        what = "no wgmma.fence came before the first wgmma" if not w.wgmma_fenced else f"{len(changed)} registers changed"
+        m.report(Kind.MISSING_WGMMA_FENCE, what, w, ins)
+        w.dirty.difference_update(used)
+        w.wgmma_fenced = True
+
+
+def _check_operands(m: Machine, w: Warp, ins: Instruction, op: _Operation, group: Warpgroup, clock: int) -> None:
+    """Race checks of both operands against the clocks of the warp that knows least."""
+    if not m.check:
+        return
+    vc = functools.reduce(np.minimum, [p.vc for p in op.parts.values()])
+    fc = functools.reduce(np.minimum, [p.fc for p in op.parts.values()])
+    trans_a, trans_b = _transposes(op)
+    cta = w.cta
+    operands = [("B", op.b, op.shape.n, op.shape.b, trans_b)]
+    if op.a is not None:
+        operands.append(("A", op.a, 64, op.shape.a, trans_a))
+    for name, descriptor, rows, dtype, transposed in operands:
+        size = np.dtype(tensor_core.storage_type(dtype)).itemsize
+        try:
+            addresses = wgmma.operand_addresses(descriptor, rows, size, transposed)
+        except wgmma.MatrixDescriptorError as error:
+            m.report(Kind.DESCRIPTOR, str(error), w, ins)
+            continue
+        # Sixteen bytes are the smallest piece that any layout keeps together.
+        pieces = np.unique(addresses >> 4)
+        if int(pieces[0]) * 16 < SHARED_BASE or int(pieces[-1]) * 16 + 16 > m.shared_bytes:
+            m.report(Kind.OUT_OF_BOUNDS, f"operand {name} reaches shared bytes {int(pieces[0]) * 16:#x} to "
+                     f"{int(pieces[-1]) * 16 + 16:#x}", w, ins, address=int(pieces[0]) * 16)  # fmt: skip
+            continue
+        index = ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
+        missing = cta.shadow.unwritten(index)
+        if missing is not None:
+            m.report(Kind.UNINITIALISED, f"operand {name} has bytes that nothing has written", w, ins, address=missing)
+            continue
+        conflict = cta.shadow.read(index, group.agent, clock, vc)
+        if conflict is not None:
+            m.report_conflict(conflict, "read", w, ins, cta)
+            continue
+        unfenced = cta.shadow.unfenced(index, fc)
+        if unfenced is not None:
+            m.report(Kind.MISSING_PROXY_FENCE, f"operand {name} has bytes written by {unfenced.agent.name}, which ran no "
+                     "fence.proxy.async between its store and the barrier", w, ins, address=unfenced.offset)  # fmt: skip
+
+
+def _transposes(op: _Operation) -> tuple[bool, bool]:
+    extra = op.immediates[2:]
+    if op.a is None:
+        return False, bool(extra[0]) if extra else False
+    return (bool(extra[0]), bool(extra[1])) if len(extra) == 2 else (False, False)
+
+
+def wgmma_commit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``wgmma.commit_group``: when all four warps have committed, the group may run."""
+    group = _warpgroup(w, ins)
+    number = w.state.get("wgmma_commits", 0)
+    w.state["wgmma_commits"] = number + 1
+    this = _group_of(group, number)
+    this.committed += 1
+    if this.committed < 4:
+        return
+    at = m.step
+
+    def run() -> None:
+        # Groups run in the order of their commits, whatever their events say.
+        if group.done != number:
+            m.later(run, 1, 8)
+            return
+        for operation in this.operations:
+            _execute(m, group, operation)
+        group.done = number + 1
+        if m.timeline is not None:
+            m.timeline.add(f"CTA {group.cta.index} WGMMA {group.number}", "wgmma", f"group {number}", at, m.step)
+        m.wake(group.waiters)
+
+    m.later(run)
+
+
+def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
+    if len(op.parts) < 4:
+        return
+    trans_a, trans_b = _transposes(op)
+    smem = group.cta.smem
+    parts = [op.parts[i] for i in range(4)]
+    try:
+        b = wgmma.read_operand(smem, op.b, op.shape.n, op.shape.b, trans_b)
+        if op.a is not None:
+            a = wgmma.read_operand(smem, op.a, 64, op.shape.a, trans_a)
+        else:
+            stacked = np.concatenate([p.a for p in parts if p.a is not None])
+            a = wgmma.a_from_registers(stacked, op.shape.a)
+    except wgmma.MatrixDescriptorError as error:
+        m.report(Kind.DESCRIPTOR, str(error), group.warps[0], op.ins)
+        for part in parts:
+            part.new[:] = 0
+        return
+    d = None
+    if parts[0].old is not None:
+        d = np.concatenate([np.stack(p.old, axis=1) for p in parts if p.old is not None])
+    negate = [s == -1 for s in op.immediates[:2]]
+    result = wgmma.multiply(op.shape, a, b, d, negate_a=negate[0], negate_b=negate[1], saturate="satfinite" in op.ins.parts)
+    for i, part in enumerate(parts):
+        part.new[:] = result[32 * i : 32 * i + 32].T
+    op.parts.clear()
+
+
+def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
+    """``wgmma.wait_group N``: all but the latest N groups are complete when this returns."""
+    group = _warpgroup(w, ins)
+    target = w.state.get("wgmma_commits", 0) - int(getattr(ins.operands[0], "value"))
+    if group.done < target:
+        waiting = [g.number for g in group.warps if g.state.get("wgmma_commits", 0) < target]
+        text = f"WGMMA group {target - 1} of warpgroup {group.number}"
+        if waiting:
+            text += f", which warps {waiting} have not committed"
+        return m.block(w, text, group.waiters)
+    if target > 0:
+        w.learn(group.agent, target)
+    of = w.state.get("pending_groups", {})
+    for key in [k for k, number in of.items() if number <= target]:
+        del of[key]
+        w.pending.pop(key, None)
+    w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
+    return None
+
+
+def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mma.sync``."""
+    if not mask.all():
+        m.report(Kind.BARRIER_DIVERGENCE, "mma.sync needs all 32 lanes", w, ins, lanes=mask)
+    try:
+        shape = _parse_mma(ins.opcode)
+    except ValueError as error:
+        raise access.stop(ins, str(error)) from None
+    d, a, b, c = ins.operands
+    sources = [np.stack([w.value(item, "b32") for item in o.items], axis=1) for o in (a, b, c)]
+    result = mma.multiply(shape, *sources)
+    for i, target in enumerate(d.items):
+        w.set(target, np.ascontiguousarray(result[:, i]), mask)
+    if m.stats is not None:
+        m.stats.add(ins, "matrix_flops", 2 * 16 * 8 * shape.k)
+
+
+def _matrix_form(ins: Instruction) -> tuple[int, bool]:
+    if not ins.has("m8n8") or not ins.has("b16"):
+        raise access.stop(ins, "only matrices of 8x8 16-bit elements are modelled")
+    return next(n for n in (1, 2, 4) if ins.has(f"x{n}")), ins.has("trans")
+
+
+def load_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``ldmatrix``."""
+    count, transposed = _matrix_form(ins)
+    check_members(m, w, ins, np.full(32, 0xFFFFFFFF, np.uint32), mask)
+    addresses = ldmatrix.row_addresses(w.address(ins.operands[1]) & ((1 << 60) - 1), count).reshape(-1)
+    lanes = np.arange(32) < 8 * count
+    rows = access.load_shared(m, w, ins, addresses, 16, lanes)
+    values = ldmatrix.distribute(np.ascontiguousarray(rows).view(np.uint16).reshape(count, 8, 8), transposed)
+    targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
+    for i, target in enumerate(targets):
+        w.set(target, np.ascontiguousarray(values[:, i]), mask)
+
+
+def store_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``stmatrix``."""
+    count, transposed = _matrix_form(ins)
+    check_members(m, w, ins, np.full(32, 0xFFFFFFFF, np.uint32), mask)
+    addresses = ldmatrix.row_addresses(w.address(ins.operands[0]) & ((1 << 60) - 1), count).reshape(-1)
+    sources = ins.operands[1].items if isinstance(ins.operands[1], Vector) else (ins.operands[1],)
+    rows = ldmatrix.collect(np.stack([w.value(s, "b32") for s in sources], axis=1), transposed)
+    data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, 16)
+    access.store_shared(m, w, ins, addresses, data, mask)
+
+
+def move_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``movmatrix``."""
+    w.set(ins.operands[0], ldmatrix.movmatrix(w.value(ins.operands[1], "b32")), mask)
+
+
+HANDLERS: dict[str, Callable] = {
+    "wgmma.fence": wgmma_fence, "wgmma.mma_async.sync": wgmma_async, "wgmma.commit_group": wgmma_commit,
+    "wgmma.wait_group": wgmma_wait, "mma.sync": mma_sync, "ldmatrix": load_matrix, "stmatrix": store_matrix,
+    "movmatrix": move_matrix,
+}  # fmt: skip

@@ -1,0 +1,115 @@
+"""Memory of an emulated launch: the registered ranges of global memory and the windows of other spaces.
+
+Global addresses are addresses of this process. Only the memory of registered tensors can be touched; an
+access anywhere else is a finding that names the nearest tensor, never a crash.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass
+class Region:
+    """Bytes [start, end) of global memory. ``unwritten`` marks bytes that must not be read before a write."""
+
+    start: int
+    end: int
+    name: str
+    data: Array
+    unwritten: Array | None = None
+
+
+class Fault(Exception):
+    """An access outside every region: the first bad ``address`` and what is near it."""
+
+    def __init__(self, address: int, text: str, lanes: Array):
+        super().__init__(text)
+        self.address, self.lanes = address, lanes
+
+
+class GlobalMemory:
+    """The registered ranges. Ranges that overlap (views of one storage) are merged."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+        self.starts: list[int] = []
+
+    def register(self, start: int, size: int, name: str, unwritten: bool = False) -> None:
+        """Allow accesses to ``size`` bytes at ``start``."""
+        if size == 0:
+            return
+        end = start + size
+        overlapping = [r for r in self.regions if r.start < end and start < r.end]
+        for region in overlapping:
+            self.regions.remove(region)
+        names = dict.fromkeys([r.name for r in overlapping] + [name])
+        low, high = min([start] + [r.start for r in overlapping]), max([end] + [r.end for r in overlapping])
+        data = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
+        region = Region(low, high, " / ".join(names), data)
+        marks = [(r.start, r.unwritten) for r in overlapping if r.unwritten is not None]
+        if unwritten:
+            marks.append((start, np.ones(size, bool)))
+        if marks:
+            region.unwritten = np.zeros(high - low, bool)
+            for at, mark in marks:
+                region.unwritten[at - low : at - low + len(mark)] |= mark
+        self.regions.append(region)
+        self.regions.sort(key=lambda r: r.start)
+        self.starts = [r.start for r in self.regions]
+
+    def find(self, address: int) -> Region | None:
+        """The region that holds ``address``."""
+        i = bisect.bisect_right(self.starts, address) - 1
+        return self.regions[i] if i >= 0 and address < self.regions[i].end else None
+
+    def nearest(self, address: int) -> str:
+        """Words that place an address outside every region."""
+        if not self.regions:
+            return "no tensor is registered"
+        region = min(self.regions, key=lambda r: max(r.start - address, address - r.end + 1))
+        if address >= region.end:
+            return f"{address - region.end} bytes past the end of {region.name} ({region.end - region.start} bytes)"
+        return f"{region.start - address} bytes before {region.name} ({region.end - region.start} bytes)"
+
+    def _split(self, addresses: Array, size: int) -> list[tuple[Region, Array | slice]]:
+        """Groups of positions in ``addresses`` by region. Raises :class:`Fault` for any outside."""
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.find(low)
+        if region is not None and high + size <= region.end:
+            return [(region, slice(None))]
+        out, bad = [], np.ones(len(addresses), bool)
+        for region in self.regions:
+            inside = (addresses >= region.start) & (addresses + size <= region.end)
+            if inside.any():
+                out.append((region, inside))
+                bad &= ~inside
+        if bad.any():
+            first = int(addresses[bad][0])
+            raise Fault(first, self.nearest(first), bad)
+        return out
+
+    def load(self, addresses: Array, size: int) -> tuple[Array, bool]:
+        """``size`` bytes at each of int64 ``addresses`` as uint8 (n, size), and whether any was unwritten."""
+        out = np.empty((len(addresses), size), np.uint8)
+        unwritten = False
+        for region, where in self._split(addresses, size):
+            index = (addresses[where] - region.start)[:, None] + np.arange(size)
+            out[where] = region.data[index]
+            if region.unwritten is not None:
+                unwritten |= bool(region.unwritten[index].any())
+        return out, unwritten
+
+    def store(self, addresses: Array, data: Array) -> None:
+        """Write uint8 (n, size) ``data``; where lanes hit the same byte the last lane wins."""
+        for region, where in self._split(addresses, data.shape[1]):
+            index = (addresses[where] - region.start)[:, None] + np.arange(data.shape[1])
+            region.data[index] = data[where]
+            if region.unwritten is not None:
+                region.unwritten[index] = False

@@ -1,0 +1,232 @@
+"""A kernel as a list of steps: runs of register arithmetic compiled to Python, operations, branches.
+
+Steps are what the scheduler counts. Where a branch diverges, lanes meet again at its immediate
+post-dominator, which is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .ptx import Imm, Instruction, Kernel, Pair, Reg, Symbol, Vector
+from .reports import PtxError
+from .translate import Names, Translator
+
+EXIT = -1
+_TRANSLATED = {
+    "add", "sub", "mul", "mad", "fma", "div", "rem", "neg", "abs", "min", "max", "and", "or", "xor", "not",
+    "cnot", "shl", "shr", "shf", "lop3", "prmt", "bfe", "bfi", "popc", "clz", "brev", "bfind", "mov", "selp",
+    "setp", "set", "copysign", "ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "rsqrt", "cvta", "isspacep",
+    "cvt",
+}  # fmt: skip
+NO_EFFECT = {"prefetch", "prefetchu", "griddepcontrol", "nanosleep", "applypriority", "discard", "createpolicy"}
+
+
+def registers(operand: object) -> list[int]:
+    """Numbers of the registers in an operand."""
+    if isinstance(operand, Reg):
+        return [operand.index]
+    if isinstance(operand, Vector):
+        return [r for item in operand.items for r in registers(item)]
+    if isinstance(operand, Pair):
+        return registers(operand.first) + registers(operand.second)
+    if hasattr(operand, "base"):
+        found = registers(operand.base)
+        return found + [r for item in getattr(operand, "coords", ()) for r in registers(item)]
+    return []
+
+
+@dataclass
+class Step:
+    """One step. ``kind``: "alu" (compiled instructions), "op" (a handler), "bra", "exit"."""
+
+    kind: str
+    instructions: list[Instruction]
+    target: int = EXIT
+    reconverge: int = EXIT
+    handler: Callable | None = None
+    writes: tuple = ()  # operations: registers written
+    flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA
+    variants: dict = field(default_factory=dict)
+
+    @property
+    def first(self) -> Instruction:
+        """First instruction."""
+        return self.instructions[0]
+
+
+class Program:
+    """Steps of ``kernel`` and the compiled functions of its arithmetic."""
+
+    def __init__(self, kernel: Kernel, handlers: dict[str, Callable], symbol_value: Callable[[Symbol], int],
+                 single: bool = False):  # fmt: skip
+        self.kernel = kernel
+        self.names = Names(symbol_value)
+        self.translator = Translator(kernel, self.names)
+        self.operand_a, relevant = _wgmma_registers(kernel)
+        self.steps = _split(kernel, handlers, single)
+        for step in self.steps:
+            step.flow = tuple(_flow(step, relevant))
+        _reconvergence(self.steps)
+
+    def compiled(self, step: Step, masked: bool, checked: bool) -> Callable:
+        """Function ``f(R, S, M, w)`` of an arithmetic step: registers, special registers, mask, warp.
+
+        ``masked``: only lanes of M are written. ``checked``: registers of pending WGMMAs are watched.
+        """
+        key = (masked, checked)
+        if key not in step.variants:
+            lines = []
+            for position, ins in enumerate(step.instructions):
+                guard = "M" if masked else None
+                if ins.pred is not None:
+                    test = f"(~R[{ins.pred.index}])" if ins.pred.negated else f"R[{ins.pred.index}]"
+                    guard = f"({test} & M)" if masked else test
+                if checked and ins.root != "mov":
+                    lines += self._watch(ins, position)
+                lines += self.translator.statements(ins, guard)
+            body = "\n    ".join(lines) or "pass"
+            scope: dict = {}
+            exec(compile(f"def step(R, S, M, w):\n    {body}\n", "<emulated>", "exec"), self.names.globals, scope)
+            step.variants[key] = scope["step"]
+        return step.variants[key]
+
+    def _watch(self, ins: Instruction, position: int) -> list[str]:
+        sources = [r for operand in ins.operands[1:] for r in registers(operand)]
+        lines = [f"if id(R[{r}]) in w.pending: w.touched({position}, {r}, False)" for r in dict.fromkeys(sources)]
+        for r in registers(ins.operands[0]):
+            if r in self.operand_a:
+                lines.append(f"if {r} in w.pending_a: w.touched({position}, {r}, True)")
+        return lines
+
+
+def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:
+    """Registers that are operand A of a WGMMA; registers that are its operands, or move into them."""
+    operand_a: set[int] = set()
+    relevant: set[int] = set()
+    for ins in kernel.instructions:
+        if ins.root == "wgmma" and ins.has("mma_async"):
+            relevant.update(registers(ins.operands[0]))
+            if isinstance(ins.operands[1], Vector):
+                operand_a.update(registers(ins.operands[1]))
+    relevant |= operand_a
+    moves = [(i.operands[0].index, i.operands[1].index) for i in kernel.instructions
+             if i.root == "mov" and isinstance(i.operands[0], Reg) and isinstance(i.operands[1], Reg)]  # fmt: skip
+    changed = True
+    while changed and relevant:
+        new = {s for d, s in moves if d in relevant} - relevant
+        relevant |= new
+        changed = bool(new)
+    return operand_a, relevant
+
+
+def _flow(step: Step, relevant: set[int]) -> list[tuple[int, int]]:
+    out = []
+    for ins in step.instructions:
+        if not ins.operands or ins.root in ("wgmma", "bra"):
+            continue
+        targets = [r for r in registers(ins.operands[0]) if r in relevant]
+        if step.kind == "op" and hasattr(ins.operands[0], "base"):
+            continue
+        for target in targets:
+            if ins.root == "mov":
+                source = ins.operands[1]
+                if isinstance(source, Reg):
+                    out.append((target, source.index))
+                elif isinstance(source, Imm):
+                    out.append((target, -2))
+                else:
+                    out.append((target, -1))
+            else:
+                out.append((target, -1))
+    return out
+
+
+def _handler_of(ins: Instruction, handlers: dict[str, Callable]) -> Callable:
+    """The handler with the longest dotted prefix of the opcode."""
+    for n in range(len(ins.parts), 0, -1):
+        found = handlers.get(".".join(ins.parts[:n]))
+        if found is not None:
+            return found
+    raise PtxError(f"PTX line {ins.line}: the emulator does not know this instruction: {ins.text}")
+
+
+def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[Step]:
+    starts = set(kernel.labels.values())
+    steps: list[Step] = []
+    at_instruction: dict[int, int] = {}
+    for i, ins in enumerate(kernel.instructions):
+        joinable = steps and steps[-1].kind == "alu" and i not in starts and not single
+        if ins.root in _TRANSLATED and not ins.has("cc"):
+            if joinable:
+                steps[-1].instructions.append(ins)
+                at_instruction[i] = len(steps) - 1
+                continue
+            step = Step("alu", [ins])
+        elif ins.root == "bra":
+            step = Step("bra", [ins])
+        elif ins.root in ("ret", "exit"):
+            step = Step("exit", [ins])
+        elif ins.root in NO_EFFECT and ins.parts[:2] != ("prefetch", "tensormap"):
+            if ins.root == "createpolicy":
+                step = Step("op", [ins], handler=handlers["createpolicy"])
+            else:
+                at_instruction[i] = len(steps)
+                step = Step("op", [ins], handler=_nothing)
+        else:
+            step = Step("op", [ins], handler=_handler_of(ins, handlers))
+            step.writes = tuple(r for o in ins.operands[:1] if not hasattr(o, "base") for r in registers(o))
+        at_instruction[i] = len(steps)
+        steps.append(step)
+    for step in steps:
+        if step.kind == "bra":
+            label = step.first.label
+            if label not in kernel.labels:
+                raise PtxError(f"PTX line {step.first.line}: unknown label {label}")
+            index = kernel.labels[label]
+            step.target = at_instruction[index] if index < len(kernel.instructions) else EXIT
+    return steps
+
+
+def _nothing(machine: object, warp: object, ins: Instruction, mask: object) -> None:
+    """Instructions without an effect on results: prefetches, sleeps, cache hints."""
+
+
+def _reconvergence(steps: list[Step]) -> None:
+    """Immediate post-dominator of each branch (EXIT where paths only meet at the end)."""
+    n = len(steps)
+    successors: list[list[int]] = []
+    for i, step in enumerate(steps):
+        after = i + 1 if i + 1 < n else n
+        if step.kind == "bra":
+            target = n if step.target == EXIT else step.target
+            successors.append([target, after] if step.first.pred is not None else [target])
+        elif step.kind == "exit":
+            successors.append([n, after] if step.first.pred is not None else [n])
+        else:
+            successors.append([after])
+    everything = (1 << (n + 1)) - 1
+    dominators = [everything] * n + [1 << n]
+    changed = True
+    while changed:
+        changed = False
+        for i in range(n - 1, -1, -1):
+            common = everything
+            for s in successors[i]:
+                common &= dominators[s]
+            common |= 1 << i
+            if common != dominators[i]:
+                dominators[i], changed = common, True
+    sizes = [d.bit_count() for d in dominators]
+    for i, step in enumerate(steps):
+        if step.kind == "bra" and step.first.pred is not None:
+            strict = dominators[i] & ~(1 << i)
+            best, best_size = n, -1
+            while strict:
+                low = strict & -strict
+                j = low.bit_length() - 1
+                if sizes[j] > best_size and dominators[j] != everything:
+                    best, best_size = j, sizes[j]
+                strict ^= low
+            step.reconverge = EXIT if best == n else best

@@ -1,0 +1,99 @@
+"""Findings of the emulator: what a kernel did wrong, and where.
+
+A :class:`Report` is one finding. It names the kernel, the PTX line, the Python source line (when the
+kernel was compiled with line information), the CTA, the warp and the address. :class:`EmulatorError` is
+raised where execution cannot go on, and at the end of a launch whose findings were not to be collected.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Kind(enum.Enum):
+    """What went wrong. The value is the name printed in a report."""
+
+    READ_BEFORE_ARRIVAL = "shared memory read before its copy arrived"
+    OVERWRITE_IN_USE = "shared memory overwritten while an asynchronous unit may still read it"
+    RACE = "two accesses to shared memory with no synchronisation between them"
+    MISSING_PROXY_FENCE = "ordinary stores read by the async proxy with no fence.proxy.async"
+    PENDING_REGISTER = "register of a pending WGMMA touched before its wait"
+    MISSING_WGMMA_FENCE = "registers changed and used by WGMMA with no wgmma.fence between"
+    ARRIVE_COUNT = "wrong arrive count on an mbarrier"
+    TRANSACTION_COUNT = "wrong transaction count on an mbarrier"
+    PHASE_WAITED_TWICE = "the same phase of an mbarrier waited for twice"
+    BARRIER_STATE = "an mbarrier used before its initialisation is visible, or destroyed"
+    DEADLOCK = "deadlock"
+    OUT_OF_BOUNDS = "access out of bounds"
+    MISALIGNED = "misaligned access"
+    UNINITIALISED = "memory read that was never written"
+    BARRIER_DIVERGENCE = "a barrier or warp-wide operation not executed by all threads it names"
+    DESCRIPTOR = "descriptor or operand of an asynchronous operation is not valid"
+    UNKNOWN_OPCODE = "the emulator does not know this instruction"
+    TRAP = "the kernel executed trap"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finding.
+
+    ``address`` is an offset in shared memory (``space == "shared"``) or an address of the launch's
+    memory (``space == "global"``), or None. ``count`` says how often this line did it.
+    """
+
+    kind: Kind
+    message: str
+    kernel: str = ""
+    ptx_line: int = 0
+    ptx_text: str = ""
+    source: str = ""
+    cta: tuple[int, int, int] = (0, 0, 0)
+    warp: int = -1
+    lanes: str = ""
+    space: str = ""
+    address: int | None = None
+    step: int = 0
+
+    def __str__(self) -> str:
+        place = f"kernel {self.kernel}, PTX line {self.ptx_line}"
+        if self.source:
+            place += f", {self.source}"
+        who = f"CTA {self.cta}, warp {self.warp}" + (f", {self.lanes}" if self.lanes else "")
+        where = "" if self.address is None else f", {self.space} address {self.address:#x}"
+        text = f"{self.kind.name}: {self.kind.value}: {self.message}\n  at {place}\n  by {who}{where}"
+        if self.ptx_text:
+            text += f"\n  {self.ptx_text}"
+        return text
+
+
+class EmulatorError(RuntimeError):
+    """Execution stopped, or a launch ended with findings. ``reports`` holds them."""
+
+    def __init__(self, message: str, reports: tuple[Report, ...] = ()):
+        super().__init__(message)
+        self.reports = tuple(reports)
+
+
+class PtxError(EmulatorError):
+    """The PTX text uses something that the emulator does not know; the message names the line."""
+
+
+@dataclass
+class ReportLog:
+    """Collects findings, one for each (kind, PTX line, CTA-independent place), first occurrence kept."""
+
+    limit: int = 100
+    reports: list[Report] = field(default_factory=list)
+    counts: dict[tuple, int] = field(default_factory=dict)
+
+    def add(self, report: Report) -> None:
+        """Keep ``report`` unless the same line already made one of the same kind."""
+        key = (report.kind, report.kernel, report.ptx_line)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if self.counts[key] == 1 and len(self.reports) < self.limit:
+            self.reports.append(report)
+
+    def count(self, report: Report) -> int:
+        """How often the place of ``report`` made a finding of its kind."""
+        return self.counts.get((report.kind, report.kernel, report.ptx_line), 0)

@@ -1,0 +1,140 @@
+"""Race detection: vector clocks of warps and asynchronous units, and a shadow of shared memory.
+
+Every agent (a warp, the bulk copies that complete on one mbarrier, the ``cp.async`` groups of a warp, the
+WGMMA groups of a warpgroup, the bulk stores of a warp) has a number and a clock. A warp's vector clock says
+up to which clock of each agent it has synchronised. The shadow of shared memory keeps, for each byte, who
+wrote it last and at which clock, and for each agent that reads, the clock of its last read of the byte. An
+access that does not follow the last write (or, for a write, every last read) in these clocks is a race,
+whatever order the emulated schedule happened to take. (The method of FastTrack, with clocks for the
+asynchronous units of the GPU.)
+
+Two vector clocks are kept: ``vc`` orders accesses; ``fc`` orders ordinary writes that their own thread has
+made visible to the async proxy with ``fence.proxy.async``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+FOREVER = np.iinfo(np.int32).max
+
+
+class AgentKind(enum.Enum):
+    """What an agent is."""
+
+    WARP = "warp"
+    BULK_LOAD = "bulk copy into shared memory"
+    CP_ASYNC = "cp.async"
+    WGMMA = "WGMMA"
+    BULK_STORE = "bulk copy out of shared memory"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent and its name for reports."""
+
+    kind: AgentKind
+    name: str
+
+
+class Domain:
+    """The agents of one cluster. Clock arrays have one more entry, the last, for bytes nobody wrote."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.agents: list[Agent] = []
+
+    def agent(self, kind: AgentKind, name: str) -> int:
+        """Number of a new agent."""
+        if len(self.agents) >= self.capacity:
+            raise RuntimeError(f"more than {self.capacity} agents in a cluster: too many mbarriers were initialised")
+        self.agents.append(Agent(kind, name))
+        return len(self.agents) - 1
+
+    def clock(self) -> Array:
+        """A vector clock that has seen nothing."""
+        vc = np.zeros(self.capacity + 1, np.int32)
+        vc[-1] = FOREVER
+        return vc
+
+
+class Conflict(NamedTuple):
+    """The other side of a race: its agent, whether it wrote, and the first byte."""
+
+    agent: Agent
+    wrote: bool
+    offset: int
+
+
+class Shadow:
+    """Last write and last reads of each byte of one CTA's shared memory. Indices are byte offsets, or a slice."""
+
+    def __init__(self, size: int, domain: Domain) -> None:
+        self.size, self.domain = size, domain
+        self.writer = np.full(size, -1, np.int16)
+        self.written_at = np.zeros(size, np.int32)
+        self.ordinary = np.zeros(size, bool)
+        self.readers: dict[int, Array] = {}
+
+    def unwritten(self, index: Array | slice) -> int | None:
+        """Offset of the first byte of ``index`` that was never written."""
+        missing = self.writer[index] < 0
+        return self._offset(index, missing) if missing.any() else None
+
+    def read(self, index: Array | slice, agent: int, clock: int, vc: Array) -> Conflict | None:
+        """Note a read; returns the write that it does not follow."""
+        writer = self.writer[index]
+        early = self.written_at[index] > vc[writer]
+        mark = self.readers.get(agent)
+        if mark is None:
+            mark = self.readers[agent] = np.zeros(self.size, np.int32)
+        mark[index] = clock
+        return self._conflict(index, early, writer) if early.any() else None
+
+    def unfenced(self, index: Array | slice, fc: Array) -> Conflict | None:
+        """The ordinary write that the async proxy cannot be sure to see."""
+        ordinary = self.ordinary[index]
+        if not ordinary.any():
+            return None
+        writer = self.writer[index]
+        bad = ordinary & (self.written_at[index] > fc[writer])
+        return self._conflict(index, bad, writer) if bad.any() else None
+
+    def write(self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool) -> Conflict | None:
+        """Note a write; returns an access that it does not follow."""
+        writer = self.writer[index]
+        conflict = None
+        early = self.written_at[index] > vc[writer]
+        if early.any():
+            conflict = self._conflict(index, early, writer)
+        for reader, mark in self.readers.items():
+            late = mark[index] > vc[reader]
+            if late.any():
+                conflict = Conflict(self.domain.agents[reader], False, self._offset(index, late))
+                break
+        self.writer[index] = agent
+        self.written_at[index] = clock
+        self.ordinary[index] = ordinary
+        return conflict
+
+    def _conflict(self, index: Array | slice, bad: Array, writer: Array) -> Conflict:
+        first = int(np.argmax(bad))
+        return Conflict(self.domain.agents[int(writer.reshape(-1)[first])], True, self._offset(index, bad))
+
+    @staticmethod
+    def _offset(index: Array | slice, bad: Array) -> int:
+        first = int(np.argmax(bad))
+        return index.start + first if isinstance(index, slice) else int(np.asarray(index).reshape(-1)[first])
+
+
+def byte_index(offsets: Array, size: int) -> Array | slice:
+    """Bytes [o, o + size) of each offset; a slice where they are one run."""
+    low, high = int(offsets.min()), int(offsets.max()) + size
+    if high - low == len(offsets) * size and (len(offsets) == 1 or len(np.unique(offsets)) == len(offsets)):
+        return slice(low, high)
+    return (offsets[:, None] + np.arange(size)).reshape(-1)

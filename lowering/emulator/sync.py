@@ -1,0 +1,303 @@
+"""Handlers of barriers: named barriers of a CTA, mbarriers, and the cluster barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import access
+from .barriers import MBarrier, NamedBarrier
+from .machine import BLOCK, OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .ptx import Address, Instruction, Sink
+from .reports import Kind
+from .shadow import AgentKind
+
+Array = np.ndarray
+
+
+# Named barriers
+
+
+def _aligned(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    if not np.array_equal(mask, w.live):
+        missing = np.flatnonzero(w.live & ~mask).tolist()
+        m.report(Kind.BARRIER_DIVERGENCE, f"lanes {missing} of the warp are on another path", w, ins, lanes=mask)
+
+
+def _expected(cta: Cta, barrier: NamedBarrier) -> int:
+    if barrier.expected is not None:
+        return barrier.expected
+    return 32 * sum(1 for warp in cta.warps if warp.frames)
+
+
+def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
+    """``bar.sync``, ``bar.arrive``, ``bar.red`` and their ``barrier.`` and ``.cta`` spellings."""
+    if w.state.pop("barrier_passed", False):
+        return None
+    operands = list(ins.operands)
+    mode = next(p for p in ins.parts[1:] if p in ("sync", "arrive", "red"))
+    target = operands.pop(0) if mode == "red" else None
+    predicate = operands.pop() if mode == "red" else None
+    number = int(w.value(operands[0], "b32")[np.argmax(mask)])
+    count = int(w.value(operands[1], "b32")[np.argmax(mask)]) if len(operands) > 1 else None
+    _aligned(m, w, ins, mask)
+    barrier = w.cta.named.setdefault(number, NamedBarrier(number))
+    if barrier.arrived == 0:
+        barrier.expected = count
+    elif barrier.expected != count:
+        m.report(Kind.BARRIER_DIVERGENCE, f"barrier {number} is used with {count or 'all'} threads here, and with "
+                 f"{barrier.expected or 'all'} by the warps that wait there", w, ins)  # fmt: skip
+    if count is not None and (count % 32 or count > 32 * w.cta.warp_count):
+        m.report(Kind.BARRIER_DIVERGENCE, f"barrier {number} wants {count} threads; it must be a multiple of 32 up to "
+                 f"the {32 * w.cta.warp_count} of the CTA", w, ins)  # fmt: skip
+    barrier.arrived += 32
+    barrier.join(*w.release())
+    if mode == "arrive":
+        _settle_named(m, w.cta, barrier, None)
+        return None
+    if predicate is not None:
+        barrier.reductions.append((w.value(predicate, "pred") & mask)[mask])
+        w.state["reduction"] = (target, mask, ins.parts)
+    if _settle_named(m, w.cta, barrier, w):
+        return None
+    w.state["barrier_passed"] = True
+    missing = _expected(w.cta, barrier) - barrier.arrived
+    return m.block(w, f"barrier {number} ({missing} of {_expected(w.cta, barrier)} threads missing)", barrier.waiters)
+
+
+def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None) -> bool:
+    """Open the barrier if everyone is there."""
+    if barrier.arrived == 0 or barrier.arrived < _expected(cta, barrier):
+        return False
+    assert barrier.vc is not None and barrier.fc is not None
+    through = barrier.waiters + ([last] if last is not None else [])
+    votes = np.concatenate(barrier.reductions) if barrier.reductions else None
+    for warp in through:
+        warp.acquire(barrier.vc, barrier.fc)
+        warp.state["released"] = m.step
+        reduction = warp.state.pop("reduction", None)
+        if reduction is not None and votes is not None:
+            target, mask, parts = reduction
+            result = votes.sum() if "popc" in parts else votes.all() if "and" in parts else votes.any()
+            dtype = np.uint32 if "popc" in parts else np.bool_
+            warp.set(target, np.full(32, result, dtype), mask)
+    waiters = barrier.waiters
+    barrier.reset()
+    m.wake(waiters)
+    return True
+
+
+def settle_after_exit(m: Machine, w: Warp) -> None:
+    """A warp ended: barriers that wait for all threads wait for it no longer."""
+    for barrier in list(w.cta.named.values()):
+        _settle_named(m, w.cta, barrier, None)
+    _settle_cluster(m, w)
+
+
+# Cluster barrier
+
+
+def cluster_arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``barrier.cluster.arrive``: counted once a warp."""
+    _aligned(m, w, ins, mask)
+    w.state["cluster_target"] = w.cta.cluster.barrier.generation + 1
+    w.cta.cluster.barrier.arrive(*w.release())
+    _settle_cluster(m, w)
+
+
+def _settle_cluster(m: Machine, w: Warp) -> None:
+    cluster = w.cta.cluster
+    alive = sum(1 for cta in cluster.ctas for warp in cta.warps if warp.frames)
+    if cluster.barrier.settle(alive):
+        m.wake(cluster.barrier.waiters)
+
+
+def cluster_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
+    """``barrier.cluster.wait``."""
+    barrier = w.cta.cluster.barrier
+    target = w.state.get("cluster_target")
+    if target is None:
+        m.report(Kind.BARRIER_DIVERGENCE, "barrier.cluster.wait with no barrier.cluster.arrive before it", w, ins)
+        return None
+    if barrier.generation < target:
+        return m.block(w, f"the cluster barrier ({barrier.arrived} warps arrived)", barrier.waiters)
+    w.acquire(barrier.done, barrier.done_fc)
+    return None
+
+
+# mbarriers
+
+
+def find(m: Machine, w: Warp, ins: Instruction, address: int) -> MBarrier | None:
+    """The mbarrier at a cluster-window address, or a finding and None."""
+    rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
+    ctas = w.cta.cluster.ctas
+    barrier = ctas[rank].mbarriers.get(offset) if 0 <= rank < len(ctas) else None
+    if barrier is None:
+        m.report(Kind.BARRIER_STATE, f"no mbarrier was initialised at {offset:#x} of the cluster's CTA {rank}", w, ins,
+                 address=offset)  # fmt: skip
+        return None
+    if m.check and w.vc[barrier.init_by] < barrier.init_clock:
+        m.report(Kind.BARRIER_STATE, f"the initialisation of mbarrier {offset:#x} is not ordered before this use: a "
+                 "CTA or cluster barrier is missing between them", w, ins, address=offset)  # fmt: skip
+    return barrier
+
+
+def _addresses(m: Machine, w: Warp, ins: Instruction, operand: Address, mask: Array) -> list[tuple[int, Array]]:
+    """Distinct barrier addresses with the lanes that name them."""
+    values = w.address(operand) & ((1 << 60) - 1)
+    distinct = dict.fromkeys(int(v) for v in values[mask])
+    return [(v, mask & (values == v)) for v in distinct]
+
+
+def init(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mbarrier.init``."""
+    counts = w.value(ins.operands[1], "b32")
+    for address, lanes in _addresses(m, w, ins, ins.operands[0], mask):
+        offset = address & OFFSET_MASK
+        if offset < SHARED_BASE or offset + 8 > m.shared_bytes or offset % 8:
+            kind = Kind.MISALIGNED if offset % 8 else Kind.OUT_OF_BOUNDS
+            m.report(kind, "an mbarrier needs 8 aligned bytes of shared memory", w, ins, address=offset)
+            continue
+        count = int(counts[np.argmax(lanes)])
+        cta = w.cta
+        old = cta.mbarriers.get(offset)
+        if old is not None and old.waiters:
+            m.report(Kind.BARRIER_STATE, "an mbarrier is initialised while warps wait on it", w, ins, address=offset)
+        agent = old.agent if old else cta.domain.agent(
+            AgentKind.BULK_LOAD, f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}")  # fmt: skip
+        cta.mbarriers[offset] = MBarrier(cta, offset, count, cta.domain, agent, w)
+        if old:
+            cta.mbarriers[offset].phase = 0
+        access.check_write(m, w, ins, cta, slice(offset, offset + 8), lanes)
+
+
+def invalidate(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mbarrier.inval``."""
+    for address, _ in _addresses(m, w, ins, ins.operands[0], mask):
+        w.cta.mbarriers.pop(address & OFFSET_MASK, None)
+
+
+def complete(m: Machine, barrier: MBarrier) -> None:
+    """Complete the phase if it is due and wake who waits."""
+    while barrier.settle():
+        if m.timeline is not None:
+            m.timeline.point(f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(barrier.phase), m.step)
+        m.wake(barrier.waiters)
+        if barrier.expected == 0:
+            break
+
+
+def count_arrivals(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: tuple) -> None:
+    """Arrivals of a warp on a barrier, with the findings about too many of them and phases waited for twice."""
+    if barrier.waited_twice is not None:
+        waiter, place = barrier.waited_twice
+        m.report(Kind.PHASE_WAITED_TWICE, f"mbarrier {barrier.offset:#x} went on to its next phase after a warp waited "
+                 "for the same phase twice: its parity was not flipped", waiter, place, address=barrier.offset)  # fmt: skip
+        barrier.waited_twice = None
+    who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
+    if barrier.arrive(*clocks, count, who):
+        m.report(Kind.ARRIVE_COUNT, f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
+                 f"more: {', '.join(barrier.arrivals)}", w, ins, address=barrier.offset)  # fmt: skip
+    w.state["released"] = m.step
+    complete(m, barrier)
+
+
+def arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mbarrier.arrive``, ``.arrive_drop`` and their ``.expect_tx`` forms, local or remote.
+
+    Each active lane arrives once; the state token is the phase before the arrival.
+    """
+    operands = list(ins.operands)
+    target = None if isinstance(operands[0], Address) else operands.pop(0)
+    amount = operands[1] if len(operands) > 1 else None
+    expect = ins.has("expect_tx")
+    values = w.value(amount, "b32").astype(np.int64) if amount is not None else np.ones(32, np.int64)
+    tokens = np.zeros(32, np.uint64)
+    clocks = w.release()
+    for address, lanes in _addresses(m, w, ins, operands[0], mask):
+        barrier = find(m, w, ins, address)
+        if barrier is None:
+            continue
+        tokens[lanes] = barrier.phase
+        if expect:
+            barrier.tx += int(values[lanes].sum())
+        count = int(lanes.sum()) if expect else int(values[lanes].sum())
+        if ins.has("arrive_drop"):
+            barrier.expected -= count
+        count_arrivals(m, w, ins, barrier, count, clocks)
+    if target is not None and not isinstance(target, Sink):
+        w.set(target, tokens, mask)
+
+
+def expect_tx(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mbarrier.expect_tx`` and ``mbarrier.complete_tx``."""
+    values = w.value(ins.operands[1], "b32").astype(np.int64)
+    sign = -1 if ins.has("complete_tx") else 1
+    for address, lanes in _addresses(m, w, ins, ins.operands[0], mask):
+        barrier = find(m, w, ins, address)
+        if barrier is not None:
+            barrier.tx += sign * int(values[lanes].sum())
+            complete(m, barrier)
+
+
+def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
+    """``mbarrier.try_wait`` and ``.test_wait``, by parity or by state token.
+
+    ``try_wait`` suspends the warp while the phase is not complete; now and then, by the seed, it gives up
+    at once, as the hardware may.
+    """
+    predicate, where, argument = ins.operands[:3]
+    by_parity = ins.has("parity")
+    wanted = w.value(argument, "b32" if by_parity else "b64").astype(np.int64)
+    result = np.zeros(32, np.bool_)
+    first: MBarrier | None = None
+    for address, lanes in _addresses(m, w, ins, where, mask):
+        barrier = find(m, w, ins, address)
+        if barrier is None:
+            result |= lanes
+            continue
+        value = int(wanted[np.argmax(lanes)])
+        done = barrier.passed(value) if by_parity else barrier.phase > value
+        if done:
+            result |= lanes
+            w.acquire(barrier.done, barrier.done_fc)
+            if by_parity:
+                _note_wait(m, w, ins, barrier)
+        elif first is None:
+            first = barrier
+    gave_up = w.state.pop("gave_up", False)
+    w.state.pop("try_wait", None)
+    if first is not None and ins.has("try_wait") and not gave_up and m.random.random() < 0.75:
+        w.state["try_wait"] = True
+        parity = int(wanted[np.argmax(mask)]) & 1
+        return m.block(w, f"mbarrier {first.offset:#x} of CTA {first.cta.index}, parity {parity} ({first.describe()})",
+                       first.waiters)  # fmt: skip
+    w.set(predicate, result, mask)
+    return None
+
+
+def _note_wait(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier) -> None:
+    """Remember the phase; the same one again, after the warp released something, is suspicious."""
+    waits = w.state.setdefault("waits", {})
+    key = (barrier.cta.rank, barrier.offset)
+    before = waits.get(key)
+    if before is not None and before[0] == barrier.phase and w.state.get("released", -1) > before[1]:
+        barrier.waited_twice = (w, ins)
+    else:
+        waits[key] = (barrier.phase, m.step)
+
+
+def pending_count(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``mbarrier.pending_count`` is not modelled: tokens hold the phase only."""
+    raise access.stop(ins, "mbarrier.pending_count is not modelled")
+
+
+HANDLERS: dict[str, Callable] = {
+    "bar": named_barrier, "barrier": named_barrier,
+    "barrier.cluster.arrive": cluster_arrive, "barrier.cluster.wait": cluster_wait,
+    "mbarrier.init": init, "mbarrier.inval": invalidate, "mbarrier.arrive": arrive,
+    "mbarrier.arrive_drop": arrive, "mbarrier.expect_tx": expect_tx, "mbarrier.complete_tx": expect_tx,
+    "mbarrier.try_wait": try_wait, "mbarrier.test_wait": try_wait, "mbarrier.pending_count": pending_count,
+}  # fmt: skip

@@ -1,0 +1,99 @@
+"""What ran when: spans and points of warps and asynchronous units in emulated steps, drawn as text or a plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """``kind`` (wait, tma load, tma store, wgmma, ...) on the row ``actor`` from step ``start`` to ``end``."""
+
+    actor: str
+    kind: str
+    label: str
+    start: int
+    end: int
+
+
+@dataclass
+class Timeline:
+    """Events in the order in which they ended. ``limit`` bounds memory; ``dropped`` counts the rest."""
+
+    limit: int = 200_000
+    events: list[Event] = field(default_factory=list)
+    dropped: int = 0
+
+    def add(self, actor: str, kind: str, label: str, start: int, end: int) -> None:
+        """Record a span."""
+        if len(self.events) < self.limit:
+            self.events.append(Event(actor, kind, label, start, end))
+        else:
+            self.dropped += 1
+
+    def point(self, actor: str, kind: str, label: str, at: int) -> None:
+        """Record an event without duration."""
+        self.add(actor, kind, label, at, at)
+
+
+_LETTER = {"wait": ".", "tma load": "L", "tma store": "S", "wgmma": "W", "mma": "M", "cp.async": "C", "phase": "|"}
+_COLOUR = {"wait": "#cccccc", "tma load": "#1f77b4", "tma store": "#9467bd", "wgmma": "#d62728", "mma": "#d62728",
+           "cp.async": "#17becf", "phase": "#000000"}  # fmt: skip
+
+
+def select(events: list[Event], cta: str | None = None, kinds: tuple[str, ...] | None = None) -> list[Event]:
+    """Events of one CTA (text such as ``"(0, 0, 0)"``) and of some kinds."""
+    return [e for e in events if (cta is None or f"CTA {cta}" in e.actor) and (kinds is None or e.kind in kinds)]
+
+
+def draw_text(events: list[Event], width: int = 100) -> str:
+    """A chart of one row an actor: L loads, S stores, W WGMMA groups, C cp.async, '.' waiting, '|' phases."""
+    if not events:
+        return "(no events)"
+    low, high = min(e.start for e in events), max(e.end for e in events)
+    scale = max(high - low, 1) / (width - 1)
+    actors = sorted({e.actor for e in events}, key=_natural)
+    margin = max(len(a) for a in actors)
+    lines = [f"{'steps':>{margin}} {low} to {high}"]
+    order = {"wait": 0, "phase": 2}
+    for actor in actors:
+        row = [" "] * width
+        for event in sorted((e for e in events if e.actor == actor), key=lambda e: order.get(e.kind, 1)):
+            start, end = int((event.start - low) / scale), int((event.end - low) / scale)
+            for i in range(start, max(end, start) + 1):
+                row[i] = _LETTER.get(event.kind, "#")
+        lines.append(f"{actor:>{margin}} {''.join(row)}")
+    return "\n".join(lines)
+
+
+def draw_plot(events: list[Event], path: str | None = None) -> Any:
+    """The same chart with matplotlib; saved to ``path`` if given. Returns the figure.
+
+    Raises ImportError where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the timeline plot needs matplotlib; draw_text needs nothing") from error
+    actors = sorted({e.actor for e in events}, key=_natural)
+    figure = Figure(figsize=(12, 0.35 * len(actors) + 1.5))
+    axes = figure.subplots()
+    for kind in dict.fromkeys(e.kind for e in events):
+        spans = [e for e in events if e.kind == kind]
+        axes.barh([actors.index(e.actor) for e in spans], [max(e.end - e.start, 1) for e in spans],
+                  left=[e.start for e in spans], color=_COLOUR.get(kind, "#2ca02c"), label=kind, height=0.8)  # fmt: skip
+    axes.set_yticks(range(len(actors)), actors)
+    axes.invert_yaxis()
+    axes.set_xlabel("emulated steps")
+    axes.legend(loc="upper right", ncols=4)
+    figure.tight_layout()
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def _natural(name: str) -> list:
+    import re
+
+    return [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)]

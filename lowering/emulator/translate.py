@@ -1,0 +1,531 @@
+"""Translation of PTX arithmetic into Python source over NumPy arrays of 32 lanes.
+
+Each instruction that only touches registers becomes one or more statements ``R[d] = expression``. Registers
+are never modified in place, so a move is an alias. A guard or a partial active mask turns the assignment into
+``where(mask, expression, R[d])``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import alu, half
+from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
+from .reports import PtxError
+from .semantics import numeric
+
+LANES = 32
+_NUMPY = {
+    "pred": "bool_", "b8": "uint8", "u8": "uint8", "s8": "int8", "b16": "uint16", "u16": "uint16", "s16": "int16",
+    "b32": "uint32", "u32": "uint32", "s32": "int32", "b64": "uint64", "u64": "uint64", "s64": "int64",
+    "f32": "float32", "f64": "float64", "f16": "uint16", "bf16": "uint16", "f16x2": "uint32", "bf16x2": "uint32",
+    "tf32": "uint32",
+}  # fmt: skip
+DTYPE = {name: getattr(np, value) for name, value in _NUMPY.items()}
+CLASS_DTYPE = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
+_HALVES = ("f16", "bf16", "f16x2", "bf16x2")
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=",
+            "hi": ">", "hs": ">="}  # fmt: skip
+
+
+class Unsupported(Exception):
+    """The instruction is not register arithmetic that this translator knows."""
+
+
+class Names:
+    """Global names of translated code: helper functions and the constants of one kernel."""
+
+    def __init__(self, symbol_value: Callable[[Symbol], int]):
+        self.symbol_value = symbol_value
+        self.constants: dict[tuple[str, int | float], str] = {}
+        self.globals: dict[str, object] = {
+            "where": np.where, "alu": alu, "half": half, "numeric": numeric, "np": np,
+            **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
+        }  # fmt: skip
+
+    def constant(self, dtype: str, value: int | float) -> str:
+        """Name of a 32-lane array that holds ``value``."""
+        key = (dtype, value)
+        if key not in self.constants:
+            name = f"K{len(self.constants)}"
+            np_type = np.dtype(dtype)
+            if np_type.kind in "ui":
+                bits = int(value) & ((1 << (8 * np_type.itemsize)) - 1)
+                array = np.full(LANES, bits, dtype=f"u{np_type.itemsize}").view(np_type)
+            else:
+                array = np.full(LANES, value, dtype=np_type)
+            array.setflags(write=False)
+            self.constants[key] = name
+            self.globals[name] = array
+        return self.constants[key]
+
+
+class Translator:
+    """Turns register instructions of one kernel into Python statements."""
+
+    def __init__(self, kernel: Kernel, names: Names):
+        self.kernel, self.names = kernel, names
+
+    def read(self, operand: object, kind: str) -> str:
+        """Expression for ``operand`` as an array of PTX type ``kind``."""
+        dtype = _NUMPY[kind]
+        if isinstance(operand, Reg):
+            if operand.cls == "pred":
+                return f"(~R[{operand.index}])" if operand.negated else f"R[{operand.index}]"
+            have, want = TYPE_BYTES[operand.cls], TYPE_BYTES[kind]
+            if have == want:
+                plain = dtype.startswith("uint")
+                return f"R[{operand.index}]" if plain else f"R[{operand.index}].view(_{dtype})"
+            if have > want:
+                return f"R[{operand.index}].astype(_{dtype})"
+            raise Unsupported(f"register {operand.name} is narrower than {kind}")
+        if isinstance(operand, Imm):
+            return self._immediate(operand, kind, dtype)
+        if isinstance(operand, Special):
+            return f"S[{operand.name!r}].astype(_{dtype})"
+        if isinstance(operand, Symbol):
+            return self.names.constant(dtype, self.names.symbol_value(operand))
+        raise Unsupported(f"operand {operand!r}")
+
+    def _immediate(self, operand: Imm, kind: str, dtype: str) -> str:
+        if dtype == "bool_":
+            return self.names.constant("bool", bool(operand.value))
+        if kind in ("f32", "f64"):
+            bits = operand.float_bits or 64
+            raw = np.array([operand.value], dtype=f"uint{bits}").view(f"float{bits}")[0]
+            if not operand.float_bits:
+                raw = np.float64(operand.value)
+            name = self.names.constant(f"uint{TYPE_BYTES[kind] * 8}", int(
+                np.array([raw], dtype=dtype).view(f"uint{TYPE_BYTES[kind] * 8}")[0]))  # fmt: skip
+            return f"{name}.view(_{dtype})"
+        return self.names.constant(dtype, operand.value)
+
+    def write(self, target: object, expression: str, kind: str, guard: str | None) -> list[str]:
+        """Statements that assign ``expression`` (an array of PTX type ``kind``) to a destination."""
+        if isinstance(target, Sink):
+            return []
+        if not isinstance(target, Reg):
+            raise Unsupported(f"destination {target!r}")
+        if target.cls != "pred":
+            have, want = TYPE_BYTES[target.cls], TYPE_BYTES[kind]
+            unsigned = f"_uint{have * 8}"
+            if have == want:
+                if not _NUMPY[kind].startswith("uint"):
+                    expression = f"({expression}).view({unsigned})"
+            elif have > want:
+                expression = f"({expression}).astype({unsigned})"
+            else:
+                raise Unsupported(f"register {target.name} is narrower than {kind}")
+        if guard:
+            expression = f"where({guard}, {expression}, R[{target.index}])"
+        return [f"R[{target.index}] = {expression}"]
+
+    def statements(self, ins: Instruction, guard: str | None) -> list[str]:
+        """Statements for ``ins`` under the mask expression ``guard`` (None: all lanes).
+
+        Raises :class:`Unsupported` where the instruction is not register arithmetic, and :class:`PtxError`
+        for one of its forms that is not modelled.
+        """
+        method = getattr(self, "_op_" + ins.root.replace("-", "_"), None)
+        if method is None:
+            raise Unsupported(ins.root)
+        try:
+            return method(ins, guard)
+        except (Unsupported, KeyError) as error:
+            raise PtxError(f"PTX line {ins.line}: form of an instruction not modelled ({error}): {ins.text}") from None
+
+    def _kind(self, ins: Instruction) -> str:
+        for part in reversed(ins.parts[1:]):
+            if part in _NUMPY:
+                return part
+        raise Unsupported("no type")
+
+    def _float(self, ins: Instruction, kind: str, template: str, count: int, guard: str | None) -> list[str]:
+        """A float operation on ``count`` sources with .ftz and .sat handled around ``template``."""
+        flush = ins.has("ftz") and kind == "f32"
+        sources = [self.read(o, kind) for o in ins.operands[1 : 1 + count]]
+        if flush:
+            sources = [f"alu.ftz({s})" for s in sources]
+        result = template.format(*sources)
+        if flush:
+            result = f"alu.ftz({result})"
+        if ins.has("sat"):
+            result = f"alu.saturate({result})"
+        return self.write(ins.operands[0], result, kind, guard)
+
+    def _halves(self, ins: Instruction, kind: str, name: str, count: int, guard: str | None) -> list[str]:
+        sources = ", ".join(self.read(o, kind) for o in ins.operands[1 : 1 + count])
+        if name in ("min", "max") and ins.has("NaN"):
+            name += ".NaN"
+        call = f"half.arithmetic({name!r}, {kind!r}, {ins.has('sat')}, {ins.has('relu')}, {sources})"
+        return self.write(ins.operands[0], call, kind, guard)
+
+    def _rounding(self, ins: Instruction) -> None:
+        if any(ins.has(r) for r in ("rz", "rm", "rp")):
+            raise Unsupported("rounding of arithmetic other than .rn")
+
+    def _binary(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if ins.has("cc"):
+            raise Unsupported("carry")
+        if kind in _HALVES:
+            return self._halves(ins, kind, ins.root, 2, guard)
+        if kind in ("f32", "f64"):
+            self._rounding(ins)
+            return self._float(ins, kind, f"({{}} {symbol} {{}})", 2, guard)
+        if ins.has("sat"):
+            a, b = (self.read(o, "s32") for o in ins.operands[1:3])
+            return self.write(ins.operands[0], f"alu.add_sat_s32({a}, {b}, {symbol}1)", "s32", guard)
+        bits = "b" + kind[1:]
+        a, b = (self.read(o, bits) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"({a} {symbol} {b})", bits, guard)
+
+    def _op_add(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._binary(ins, "+", guard)
+
+    def _op_sub(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._binary(ins, "-", guard)
+
+    def _product(self, ins: Instruction, kind: str) -> tuple[str, str]:
+        """Expression and type of the integer product of mul and mad."""
+        if ins.has("wide"):
+            wide = kind[0] + str(2 * int(kind[1:]))
+            a, b = (f"{self.read(o, kind)}.astype(_{_NUMPY[wide]})" for o in ins.operands[1:3])
+            return f"({a} * {b})", wide
+        if ins.has("hi"):
+            if kind[1:] == "64":
+                a, b = (self.read(o, "u64") for o in ins.operands[1:3])
+                return f"alu.mul_hi_{kind}({a}, {b})", "u64"
+            wide = _NUMPY[kind[0] + str(2 * int(kind[1:]))]
+            a, b = (f"{self.read(o, kind)}.astype(_{wide})" for o in ins.operands[1:3])
+            return f"(({a} * {b}) >> _{wide}({kind[1:]})).astype(_{_NUMPY[kind]})", kind
+        bits = "b" + kind[1:]
+        a, b = (self.read(o, bits) for o in ins.operands[1:3])
+        return f"({a} * {b})", bits
+
+    def _op_mul(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, "mul", 2, guard)
+        if kind in ("f32", "f64"):
+            self._rounding(ins)
+            return self._float(ins, kind, "({} * {})", 2, guard)
+        expression, kind = self._product(ins, kind)
+        return self.write(ins.operands[0], expression, kind, guard)
+
+    def _op_mad(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in ("f32", "f64"):
+            return self._op_fma(ins, guard)
+        expression, kind = self._product(ins, kind)
+        addend = self.read(ins.operands[3], kind)
+        return self.write(ins.operands[0], f"({expression} + {addend})", kind, guard)
+
+    def _op_fma(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        self._rounding(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, "fma", 3, guard)
+        if kind == "f64":
+            raise Unsupported("fma of f64")
+        return self._float(ins, kind, "alu.fma32({}, {}, {})", 3, guard)
+
+    def _op_div(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in ("f32", "f64"):
+            return self._float(ins, kind, "({} / {})", 2, guard)
+        name = "div_signed" if kind[0] == "s" else "div_unsigned"
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"alu.{name}({a}, {b})", kind, guard)
+
+    def _op_rem(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        name = "rem_signed" if kind[0] == "s" else "rem_unsigned"
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"alu.{name}({a}, {b})", kind, guard)
+
+    def _unary(self, ins: Instruction, template: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        return self.write(ins.operands[0], template.format(self.read(ins.operands[1], kind)), kind, guard)
+
+    def _op_neg(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, "neg", 1, guard)
+        return self._float(ins, kind, "(-{})", 1, guard) if kind[0] == "f" else self._unary(ins, "(-{})", guard)
+
+    def _op_abs(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, "abs", 1, guard)
+        if kind[0] == "f":
+            return self._float(ins, kind, "np.abs({})", 1, guard)
+        return self._unary(ins, "np.abs({})", guard)
+
+    def _extreme(self, ins: Instruction, name: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, name, 2, guard)
+        if kind[0] == "f":
+            if ins.has("xorsign"):
+                raise Unsupported("xorsign")
+            suffix = "_nan" if ins.has("NaN") else ""
+            template = f"alu.f{name}{suffix}({{}}, {{}})"
+            if len(ins.operands) == 4:
+                template = f"alu.f{name}{suffix}({template}, {{}})"
+            return self._float(ins, kind, template, len(ins.operands) - 1, guard)
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        result = f"np.{name}imum({a}, {b})"
+        if ins.has("relu"):
+            result = f"np.maximum({result}, {self.names.constant(_NUMPY[kind], 0)})"
+        return self.write(ins.operands[0], result, kind, guard)
+
+    def _op_min(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._extreme(ins, "min", guard)
+
+    def _op_max(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._extreme(ins, "max", guard)
+
+    def _logic(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"({a} {symbol} {b})", kind, guard)
+
+    def _op_and(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._logic(ins, "&", guard)
+
+    def _op_or(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._logic(ins, "|", guard)
+
+    def _op_xor(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._logic(ins, "^", guard)
+
+    def _op_not(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._unary(ins, "(~{})", guard)
+
+    def _op_cnot(self, ins: Instruction, guard: str | None) -> list[str]:
+        dtype = _NUMPY[self._kind(ins)]
+        return self._unary(ins, f"({{}} == 0).astype(_{dtype})", guard)
+
+    def _shift(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        value = self.read(ins.operands[1], kind)
+        amount = self.read(ins.operands[2], "u32")
+        dtype = _NUMPY[kind]
+        if isinstance(ins.operands[2], Imm):
+            amount = self.names.constant(dtype, ins.operands[2].value)
+        elif dtype != "uint32":
+            amount = f"{amount}.astype(_{dtype})"
+        return self.write(ins.operands[0], f"({value} {symbol} {amount})", kind, guard)
+
+    def _op_shl(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._shift(ins, "<<", guard)
+
+    def _op_shr(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._shift(ins, ">>", guard)
+
+    def _op_shf(self, ins: Instruction, guard: str | None) -> list[str]:
+        a, b, c = (self.read(o, "u32") for o in ins.operands[1:4])
+        call = f"alu.shf({a}, {b}, {c}, {ins.has('l')}, {ins.has('wrap')})"
+        return self.write(ins.operands[0], call, "u32", guard)
+
+    def _op_lop3(self, ins: Instruction, guard: str | None) -> list[str]:
+        a, b, c = (self.read(o, "b32") for o in ins.operands[1:4])
+        return self.write(ins.operands[0], f"alu.lop3({a}, {b}, {c}, {ins.operands[4].value})", "b32", guard)
+
+    def _op_prmt(self, ins: Instruction, guard: str | None) -> list[str]:
+        if len(ins.parts) > 2:
+            raise Unsupported("prmt mode")
+        a, b, c = (self.read(o, "b32") for o in ins.operands[1:4])
+        return self.write(ins.operands[0], f"alu.prmt({a}, {b}, {c})", "b32", guard)
+
+    def _op_bfe(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        a = self.read(ins.operands[1], "b" + kind[1:])
+        b, c = (self.read(o, "u32") for o in ins.operands[2:4])
+        return self.write(ins.operands[0], f"alu.bfe({a}, {b}, {c}, {kind[0] == 's'})", kind, guard)
+
+    def _op_bfi(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        c, d = (self.read(o, "u32") for o in ins.operands[3:5])
+        return self.write(ins.operands[0], f"alu.bfi({a}, {b}, {c}, {d})", kind, guard)
+
+    def _op_popc(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self.write(ins.operands[0], f"alu.popc({self.read(ins.operands[1], self._kind(ins))})", "u32", guard)
+
+    def _op_clz(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self.write(ins.operands[0], f"alu.clz({self.read(ins.operands[1], self._kind(ins))})", "u32", guard)
+
+    def _op_brev(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._unary(ins, "alu.brev({})", guard)
+
+    def _op_bfind(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind[0] == "s":
+            raise Unsupported("signed bfind")
+        call = f"alu.bfind({self.read(ins.operands[1], kind)}, {ins.has('shiftamt')})"
+        return self.write(ins.operands[0], call, "u32", guard)
+
+    def _op_mov(self, ins: Instruction, guard: str | None) -> list[str]:
+        target, source = ins.operands
+        kind = self._kind(ins)
+        if isinstance(target, Vector):
+            return self._unpack(target, source, kind, guard)
+        if isinstance(source, Vector):
+            piece = {2: "b16", 4: "b32"}[TYPE_BYTES[kind] // len(source.items)] if len(source.items) == 2 else ""
+            parts = [self.read(item, piece) for item in source.items]
+            name = "pack16" if piece == "b16" else "pack32"
+            return self.write(target, f"alu.{name}({parts[0]}, {parts[1]})", kind, guard)
+        kind = kind if kind == "pred" or isinstance(source, Imm) else "b" + str(8 * TYPE_BYTES[kind])
+        return self.write(target, self.read(source, kind), kind, guard)
+
+    def _unpack(self, target: Vector, source: object, kind: str, guard: str | None) -> list[str]:
+        bits = 8 * TYPE_BYTES[kind] // len(target.items)
+        wide = f"b{8 * TYPE_BYTES[kind]}"
+        value = self.read(source, wide)
+        lines = [f"t = {value}"]
+        for i, item in enumerate(target.items):
+            shifted = f"(t >> _{_NUMPY[wide]}({bits * i}))" if i else "t"
+            lines += self.write(item, f"{shifted}.astype(_uint{bits})", f"b{bits}", guard)
+        return lines
+
+    def _op_selp(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        a, b = (self.read(o, kind) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"where({self.read(ins.operands[3], 'pred')}, {a}, {b})", kind, guard)
+
+    def _comparison(self, ins: Instruction, at: int) -> str:
+        op, kind = ins.parts[1], self._kind(ins)
+        if kind == "pred" and ins.parts[-1] == "pred":
+            raise Unsupported("comparison of predicates")
+        a, b = (self.read(o, kind) for o in ins.operands[at : at + 2])
+        if kind in _HALVES:
+            if kind.endswith("x2"):
+                raise Unsupported("packed comparison")
+            a, b = (f"half.compare_operand({kind!r}, {x})" for x in (a, b))
+            return f"alu.compare({op!r}, {a}, {b})"
+        if kind in ("f32", "f64"):
+            if ins.has("ftz"):
+                a, b = f"alu.ftz({a})", f"alu.ftz({b})"
+            if op in ("lt", "le", "gt", "ge", "eq"):
+                return f"({a} {_COMPARE[op]} {b})"
+            return f"alu.compare({op!r}, {a}, {b})"
+        return f"({a} {_COMPARE[op]} {b})"
+
+    def _op_setp(self, ins: Instruction, guard: str | None) -> list[str]:
+        lines = [f"c = {self._comparison(ins, 1)}"]
+        combine = {"and": "&", "or": "|", "xor": "^"}.get(ins.parts[2], "")
+        target = ins.operands[0]
+        other = f" {combine} {self.read(ins.operands[3], 'pred')}" if combine else ""
+        if isinstance(target, Pair):
+            lines += [f"d = ~c{other}", f"c = c{other}"]
+            return lines + self.write(target.first, "c", "pred", guard) + self.write(target.second, "d", "pred", guard)
+        return lines + self.write(target, f"c{other}", "pred", guard)
+
+    def _op_set(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = next(part for part in ins.parts[2:] if part in _NUMPY)
+        condition = self._comparison(ins, 1)
+        if kind == "f32":
+            return self.write(ins.operands[0], f"({condition}).astype(_float32)", kind, guard)
+        ones, zero = self.names.constant("uint32", 0xFFFFFFFF), self.names.constant("uint32", 0)
+        return self.write(ins.operands[0], f"where({condition}, {ones}, {zero})", "u32", guard)
+
+    def _op_copysign(self, ins: Instruction, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        sign, value = (self.read(o, kind) for o in ins.operands[1:3])
+        return self.write(ins.operands[0], f"np.copysign({value}, {sign})", kind, guard)
+
+    def _approximate(self, ins: Instruction, function: str, guard: str | None) -> list[str]:
+        kind = self._kind(ins)
+        if kind in _HALVES:
+            return self._halves(ins, kind, ins.root, 1, guard)
+        template = f"alu.via64({function}, {{}})" if kind == "f32" else f"{function}({{}})"
+        return self._float(ins, kind, template, 1, guard)
+
+    def _op_ex2(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.exp2", guard)
+
+    def _op_lg2(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.log2", guard)
+
+    def _op_sin(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.sin", guard)
+
+    def _op_cos(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.cos", guard)
+
+    def _op_tanh(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.tanh", guard)
+
+    def _op_rcp(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.reciprocal", guard)
+
+    def _op_sqrt(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "np.sqrt", guard)
+
+    def _op_rsqrt(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self._approximate(ins, "alu.rsqrt", guard)
+
+    def _op_cvta(self, ins: Instruction, guard: str | None) -> list[str]:
+        """Address windows are disjoint in the emulator, so a conversion adds or removes the window's base."""
+        space = next(p for p in ins.parts[1:] if p.split("::")[0] in ("global", "shared", "local", "param", "const"))
+        space = space.split("::")[0]
+        value = self.read(ins.operands[1], "u64")
+        if space in ("global", "const"):
+            return self.write(ins.operands[0], value, "b64", guard)
+        base = self.names.constant("uint64", WINDOWS[space])
+        symbol = "-" if ins.has("to") else "+"
+        return self.write(ins.operands[0], f"({value} {symbol} {base})", "b64", guard)
+
+    def _op_isspacep(self, ins: Instruction, guard: str | None) -> list[str]:
+        space = ins.parts[1].split("::")[0]
+        value = self.read(ins.operands[1], "u64")
+        shift = f"({value} >> _uint64(60))"
+        code = (WINDOWS.get(space, 0)) >> 60
+        return self.write(ins.operands[0], f"({shift} == {code})", "pred", guard)
+
+    def _op_cvt(self, ins: Instruction, guard: str | None) -> list[str]:
+        return self.write(*_conversion(self, ins), guard)
+
+
+# Generic addresses: the top four bits tell the window; global addresses are the process's own.
+WINDOWS = {"shared": 1 << 60, "param": 2 << 60, "local": 3 << 60}
+_INT = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
+
+
+def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
+    """Destination, expression and register type of a ``cvt``."""
+    kinds = [p for p in ins.parts[1:] if p in _NUMPY or p in ("e4m3x2", "e5m2x2")]
+    to, source = kinds
+    target = ins.operands[0]
+    rounding = next((p for p in ins.parts if p in ("rn", "rna", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi")), None)
+    if to in _INT and source in _INT and not ins.has("sat"):
+        return target, f"{t.read(ins.operands[1], source)}.astype(_{_NUMPY[to]})", to
+    flags = {f: True for f in ("ftz", "relu", "satfinite") if ins.has(f)}
+    if ins.has("sat"):
+        flags["saturate"] = True
+    words = "".join(f", {k}=True" for k in flags)
+    if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2") and len(ins.operands) == 3:
+        a, b = (t.read(o, "b32") for o in ins.operands[1:3])
+        scalar = to[:-2]
+        pack = "pack16" if to in ("f16x2", "bf16x2") else "pack8"
+        plain = "".join(f", {k}=True" for k in flags if k != "ftz")
+        one = "numeric.encode({}.view(_float32), " + f"{scalar!r}, {rounding!r}{plain})"
+        return target, f"numeric.{pack}({one.format(a)}, {one.format(b)})", "b32" if pack == "pack16" else "b16"
+    if to in ("e4m3x2", "e5m2x2"):
+        halves = f"numeric.unpack16({t.read(ins.operands[1], 'b32')})"
+        one = f"numeric.convert(h, {source[:-2]!r}, {to[:-2]!r}, {rounding!r}{words})"
+        return target, f"numeric.pack8(*[{one} for h in {halves}])", "b16"
+    if source in ("e4m3x2", "e5m2x2"):
+        halves = f"numeric.unpack8({t.read(ins.operands[1], 'b16')})"
+        one = f"numeric.convert(h, {source[:-2]!r}, {to[:-2]!r}, {rounding!r}{words})"
+        return target, f"numeric.pack16(*[{one} for h in {halves}])", "b32"
+    bits = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
+    value = t.read(ins.operands[1], bits[TYPE_BYTES[source]])
+    call = f"numeric.convert({value}, {source!r}, {to!r}, {rounding!r}{words})"
+    if to[0] == "s" and TYPE_BYTES[to] < 8:
+        return target, f"{call}.view(_{_NUMPY[to]})", to
+    return target, call, bits[TYPE_BYTES[to]]
