@@ -106,7 +106,7 @@ def gemm_same_dtype(
 
     out_dtype (default the inputs'): where it differs from the inputs', the product comes in float32, since
     rounding it to the inputs' dtype would make too generous a yardstick for a wider output. tf32: float32
-    operands are multiplied as tf32. On a GPU all of these are cuBLAS's, with the tensor cores' own rounding of
+    operands are multiplied as tf32. On a GPU all of these are cuBLAS's, with the tensor cores' rounding of
     partial sums; on a CPU float32 sums of the same operands stand in.
     """
     if a.dtype != b.dtype:
