@@ -146,7 +146,10 @@ def _find_spec(module: str) -> Any:
         return None
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec = find(module, above.submodule_search_locations, None) if find else None
+        try:
+            spec = find(module, above.submodule_search_locations, None) if find else None
+        except KeyError:  # inside a namespace package that is not loaded, which the finder asks for by name
+            return None
         if spec is not None:
             return spec
     return None
@@ -169,12 +172,16 @@ def is_first_party(module: str, path: str, root: str = "") -> bool:
     return not path.startswith(_library_folders()) and f"{os.sep}dist-packages{os.sep}" not in path
 
 
+# In the key by version already, wherever they are installed.
+_TOOLCHAIN = frozenset({"cutlass", "nvidia_cutlass_dsl", "tvm_ffi", "cuda", "torch", "numpy"})
+
+
 @lru_cache(maxsize=1024)
 def _foreign(top: str, root: str) -> bool:
     """Whether a top-level name is a library: decided once, so that its submodules are not looked up."""
     if top == root.partition(".")[0]:
         return False
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+    if top in _TOOLCHAIN or top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
     spec = _find_spec(top)
     if spec is None or (spec.submodule_search_locations is None and not (spec.origin or "").endswith(".py")):
