@@ -124,7 +124,9 @@ def compile_host(
 
         function = resolve(target)
         if not hasattr(function, "__wrapped__"):
-            function = cute.jit(function)
+            # Traced as it stands. The DSL rewrites control flow only in functions that carry its own
+            # decorator in their source, and takes any other decorated function for a global of that name.
+            function = cute.jit(preprocess=False)(function)
         args, kwargs = _arguments(parameters, signature, constants)
         wanted = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         wanted += " --generate-line-info" * line_info + (f" {options}" if options else "")

@@ -59,9 +59,10 @@ def jit(
 ) -> Any:
     """Make a host function compile at its first call. Usable as a decorator.
 
-    :param host_fn: a plain Python function that launches kernels (``cute.jit`` is applied to it), or
-        ``"module:qualname"``, which is not imported until a compile is needed. Its parameters are, in any
-        order: ``cute.Tensor``; tuples of tensors and scalars; ``Int32``, ``Int64``, ``Float32``… scalars;
+    :param host_fn: a function that launches kernels, or ``"module:qualname"``, which is not imported until a
+        compile is needed. A plain function is traced as it stands, which is right unless its own control
+        flow depends on runtime values; then it carries ``@cute.jit`` (below this decorator, which must then
+        be spelled ``@jit``: the DSL takes ``@lowering.jit`` for its own). Its parameters are, in any order: ``cute.Tensor``; tuples of tensors and scalars; ``Int32``, ``Int64``, ``Float32``… scalars;
         things that may be None; ``stream``, which is filled in with torch's current stream; and
         configuration annotated ``cutlass.Constexpr``, which callers pass by keyword.
     :param name: for messages and listings; the function's own otherwise.
@@ -207,11 +208,12 @@ class JitFunction:
 
     def key_parts(self, args: Sequence[Any], constants: dict[str, Any], arch: str) -> dict[str, Any]:
         """Everything that a kernel's key is a hash of."""
+        text = self._constants_text(constants)
         return {
             "function": self.name,
             "sources": self.fingerprint.digest,
             "signature": [str(c) for c in self.signature(*args)],
-            "constants": self._constants_text(constants),
+            "constants": text,
             "arch": arch,
             "options": self.options,
             "toolchain": toolchain.identity(),

@@ -206,7 +206,7 @@ def _classify_scalar(name: str, arg: bool | int | float, scalar_type: str | None
             f"argument {name!r}: expected an integer ({scalar_type}), got the float {arg!r}"
         )
     if scalar_type.startswith(("Int", "Uint")):
-        bits, unsigned = int(scalar_type.lstrip("UuInt")), scalar_type.startswith("U")
+        bits, unsigned = int(scalar_type.lstrip("UIint")), scalar_type.startswith("U")
         low, high = (0, 1 << bits) if unsigned else (-(1 << bits - 1), 1 << bits - 1)
         if not low <= arg < high:
             raise ArgumentValueError(f"argument {name!r}: {arg} is outside the range of {scalar_type}")
