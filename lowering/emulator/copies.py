@@ -115,11 +115,31 @@ def tensor_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor``, tile mode."""
     if any(p.startswith("im2col") or p.startswith("tile::") for p in ins.parts):
         raise access.stop(ins, "TMA modes other than tile are not modelled")
-    for lane in np.flatnonzero(mask):
+    for lane in distinct_lanes(w, ins, mask):
         if ins.has("mbarrier::complete_tx::bytes"):
-            _tensor_load(m, w, ins, int(lane))
+            _tensor_load(m, w, ins, lane)
         else:
-            _tensor_store(m, w, ins, int(lane))
+            _tensor_store(m, w, ins, lane)
+
+
+def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:
+    """The lanes whose operands differ, first of each kind.
+
+    The hardware's bulk copies are instructions of the warp's uniform datapath: lanes with equal operands make
+    one copy, which is what kernels that store from a whole warp without ``elect.sync`` rely on.
+    """
+    lanes = np.flatnonzero(mask)
+    if len(lanes) == 1:
+        return [int(lanes[0])]
+    columns = []
+    for operand in ins.operands:
+        if isinstance(operand, Address):
+            columns.append(w.address(operand))
+            columns += [w.value(c, "s32").astype(np.int64) for c in operand.coords]
+        else:
+            columns.append(w.value(operand, "b64").astype(np.int64))
+    _, first = np.unique(np.stack([c[lanes] for c in columns]), axis=1, return_index=True)
+    return [int(lanes[i]) for i in sorted(first)]
 
 
 def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
@@ -264,7 +284,7 @@ def _issue_store(m: Machine, w: Warp, lane: int, action: Callable[[], None], kin
 
 def bulk_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk`` and ``cp.reduce.async.bulk`` of contiguous bytes."""
-    for lane in np.flatnonzero(mask):
+    for lane in distinct_lanes(w, ins, mask):
         target, source = (int(w.address(o)[lane]) & ((1 << 60) - 1) for o in ins.operands[:2])
         size = _lane_value(w, ins.operands[2], int(lane), "b32")
         if size % 16 or target % 16 or source % 16:

@@ -200,7 +200,7 @@ def _special_registers(warp: Warp) -> dict[str, Array]:
         "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE, "%lanemask_eq": one << lane,
         "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) | ((one << lane) - one),
         "%lanemask_ge": ~((one << lane) - one), "%lanemask_gt": ~((one << lane) | ((one << lane) - one)),
-        "%clusterid": 0,
+        "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
     }  # fmt: skip
     tid = (linear % bx, linear // bx % by, linear // (bx * by))
     for axis, name in enumerate("xyz"):
@@ -520,14 +520,18 @@ class Machine:
                 warp.waiting = ""
                 self.ready.append(warp)
             return
-        lines = []
+        same: dict[tuple, list[Warp]] = {}
         for warp in waiting:
-            ins = self.program.steps[warp.frames[-1].pc].first
-            place = self.source(ins) or f"PTX line {ins.line}"
-            lines.append(f"  {warp.name} waits for {warp.waiting} at {place}")
+            place = self.program.steps[warp.frames[-1].pc].first
+            same.setdefault((warp.cta.index, warp.waiting, place.line), []).append(warp)
+        lines = []
+        for (cta, reason, _), warps in same.items():
+            ins = self.program.steps[warps[0].frames[-1].pc].first
+            where = self.source(ins) or f"PTX line {ins.line}"
+            lines.append(f"    CTA {cta} warps {[w.number for w in warps]}: {reason}, at {where}")
         first = waiting[0] if waiting else None
-        ins = self.program.steps[first.frames[-1].pc].first if first else None
-        self.report(Kind.DEADLOCK, f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines), first, ins)
+        at = self.program.steps[first.frames[-1].pc].first if first else None
+        self.report(Kind.DEADLOCK, f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines), first, at)
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))
 
 

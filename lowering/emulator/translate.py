@@ -86,7 +86,11 @@ class Translator:
         if isinstance(operand, Special):
             return f"S[{operand.name!r}].astype(_{dtype})"
         if isinstance(operand, Symbol):
-            return self.names.constant(dtype, self.names.symbol_value(operand))
+            name = self.names.constant(dtype, self.names.symbol_value(operand))
+            variable = self.kernel.variables.get(operand.name)
+            if variable is not None and variable.space == "shared":
+                return f"({name} + S['window'].astype(_{dtype}))"
+            return name
         raise Unsupported(f"operand {operand!r}")
 
     def _immediate(self, operand: Imm, kind: str, dtype: str) -> str:
