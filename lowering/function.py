@@ -62,7 +62,8 @@ def jit(
     :param host_fn: a function that launches kernels, or ``"module:qualname"``, which is not imported until a
         compile is needed. A plain function is traced as it stands, which is right unless its own control
         flow depends on runtime values; then it carries ``@cute.jit`` (below this decorator, which must then
-        be spelled ``@jit``: the DSL takes ``@lowering.jit`` for its own). Its parameters are, in any order: ``cute.Tensor``; tuples of tensors and scalars; ``Int32``, ``Int64``, ``Float32``… scalars;
+        be spelled ``@jit``: the DSL takes ``@lowering.jit`` for its own). Its parameters are, in any
+        order: ``cute.Tensor``; tuples of tensors and scalars; ``Int32``, ``Int64``, ``Float32``… scalars;
         things that may be None; ``stream``, which is filled in with torch's current stream; and
         configuration annotated ``cutlass.Constexpr``, which callers pass by keyword.
     :param name: for messages and listings; the function's own otherwise.

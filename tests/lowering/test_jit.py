@@ -118,7 +118,7 @@ def test_shared_memory_over_the_budget_is_an_error(arch, smem, fits):
 
 
 def test_too_many_threads_is_an_error():
-    with pytest.raises(CompileError, match="1025|1056"):
+    with pytest.raises(CompileError, match=r"1025|1056"):
         compile_affine(config=Config(threads=1056))
 
 
@@ -172,7 +172,7 @@ class TestArguments:
             lowering.jit(affine).compile(spec(4), arch="sm_90a", **CONSTANTS)
 
     def test_changing_configuration(self):
-        with pytest.raises(ArgumentTypeError, match="'config'.*list"):
+        with pytest.raises(ArgumentTypeError, match=r"'config'.*list"):
             compile_affine(config=[1])
 
     def test_wrong_arch(self):
@@ -204,14 +204,14 @@ class TestArguments:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_arch_must_be_said():
-    with pytest.raises(LoweringError, match="without a GPU.*arch='sm_90a'"):
+    with pytest.raises(LoweringError, match=r"without a GPU.*arch='sm_90a'"):
         compile_affine(arch=None)
 
 
 def test_the_raw_callable_checks_what_the_key_assumed():
     kernel = compile_affine(dtype=torch.bfloat16)
     x = torch.zeros(64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="argument #0.*expected device_type=cuda"):
+    with pytest.raises(ValueError, match=r"argument #0.*expected device_type=cuda"):
         kernel.launch(x, x, (2.0, x), 64)
 
 
@@ -219,7 +219,7 @@ def test_refusing_to_compile():
     cache.refuse_compile()
     try:
         with pytest.raises(
-            CompileRefused, match="'affine' is not compiled for sm_90a.*KERNELS_DSL_NO_COMPILE"
+            CompileRefused, match=r"'affine' is not compiled for sm_90a.*KERNELS_DSL_NO_COMPILE"
         ):
             compile_affine()
     finally:

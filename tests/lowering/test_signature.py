@@ -145,5 +145,5 @@ def test_misaligned_address():
         def data_ptr(self):
             return 0x1002
 
-    with pytest.raises(ArgumentValueError, match="'x'.*0x1002.*4 bytes"):
+    with pytest.raises(ArgumentValueError, match=r"'x'.*0x1002.*4 bytes"):
         tensor_class("x", Misaligned())

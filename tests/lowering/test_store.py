@@ -132,7 +132,8 @@ def test_a_real_limit_on_file_size(tmp_path):
         "store = Store(Path(sys.argv[1]))\n"
         "entry = Entry.make(bytes(range(256)) * 99, 'ptx', b'cubin', {'key': 'ab' * 32})\n"
         "try:\n    store.write('ab' * 32, entry, 1 << 30)\n"
-        "except OSError as error:\n    print(error.errno, [p.name for p in store.kernels.rglob('*') if p.is_file()])\n"
+        "except OSError as error:\n"
+        "    print(error.errno, [p.name for p in store.kernels.rglob('*') if p.is_file()])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
