@@ -13,6 +13,7 @@ from kernels_dsl.ops.target import target_of
 
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
+_NO_EXTRAS: tuple[Any, ...] = ()
 _MAX_PLANS = 8192  # some hundred bytes each; cleared when full, since plans are cheap to make again
 
 _is_compiling = torch.compiler.is_compiling
@@ -60,40 +61,51 @@ def gemm(
     not with `epilogue` or `out`. Raises TypeError and ValueError before any launch, naming the argument;
     `supports` gives the same reasons as text.
     """
+    extras = _NO_EXTRAS
+    if not (c is bias is residual is epilogue is None) or epilogue_args:
+        extras = (c, bias, residual, *epilogue_args)
     if (
         _is_compiling()
         or type(a) not in _PLAIN_TYPES
         or type(b) not in _PLAIN_TYPES
         or _dispatch_modes()
         or _functorch_level() is not None
-        or (_grad_enabled() and (a.requires_grad or b.requires_grad))
+        or (
+            _grad_enabled()
+            and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad))
+        )
         or (a.dtype is torch.float32 and (a.is_neg() or b.is_neg()))
+        or (extras and not _plain(extras))
     ):
-        direct = False
-    elif c is bias is residual is epilogue is out is None and not epilogue_args:
-        # The commonest call, kept short: every line here is host time of every call.
+        from kernels_dsl.ops import register
+
+        return register.through_dispatcher(
+            a, b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
+            activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+            out_dtype=out_dtype, config=config, family=family,
+        )  # fmt: skip
+    # From here on every line is host time of every call.
+    key: Any = None
+    if a.layout is b.layout is torch.strided:
         key = (
             a.dtype, a.shape, a.stride(), a.data_ptr() & 15, a.get_device(),
             b.dtype, b.shape, b.stride(), b.data_ptr() & 15, b.get_device(),
             alpha == 1.0, activation, out_dtype, config, family,
         )  # fmt: skip
+        if extras:
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(_signature, extras))
+        if out is not None:
+            key = (key, _signature(out))
         plan = _PLANS.get(key)
-        if plan is not None:
-            return plan.run(a, b, None, None if plan.operands is None else plan.operands({"alpha": alpha}))
-        direct = True
-    else:
-        key = None
-        direct = _plain((c, bias, residual, out, *epilogue_args))
-    options: dict[str, Any] = {
-        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
-        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args, "out": out,
-        "out_dtype": out_dtype, "config": config, "family": family,
-    }  # fmt: skip
-    if direct:
-        return run_direct(a, b, key=key, **options)
-    from kernels_dsl.ops import register
-
-    return register.through_dispatcher(a, b, **options)
+        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            return plan.run(a, b, out, operands)
+    return run_direct(
+        a, b, key=key, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
+        activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+        out_dtype=out_dtype, config=config, family=family,
+    )  # fmt: skip
 
 
 def run_direct(
@@ -101,49 +113,40 @@ def run_direct(
     b: torch.Tensor,
     *,
     key: Any = None,
-    c: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bias_axis: str,
-    residual: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    activation: str | None,
-    epilogue: str | Callable[..., Any] | None,
-    epilogue_args: Sequence[Any],
     out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
     config: GemmConfig | None,
     family: str | None,
+    **options: Any,
 ) -> torch.Tensor:
-    """`gemm` on plain tensors, past the dispatcher and autograd. `key` is a plan's key if it is known."""
-    if key is None:
-        key = (
-            _signature(a), _signature(b), tuple(map(_signature, (c, bias, residual, out, *epilogue_args))),
-            bias_axis, alpha == 1.0, beta == 0.0, activation, epilogue, out_dtype, config, family,
-        )  # fmt: skip
-    plan = _PLANS.get(key)
+    """`gemm` on plain tensors, past the dispatcher and autograd. All arguments of `gemm` must be given.
+
+    `key` is that of the plan, None to make it here.
+    """
+    if key is None and _strided(a) and _strided(b):
+        key = ("direct", *map(_signature, (a, b, out)), config, family, *map(_part, options.values()))
+    plan = None if key is None else _PLANS.get(key)
     if plan is None:
-        call = gemm_arguments.describe(
-            a, b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-            activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-            out_dtype=out_dtype,
-        )  # fmt: skip
+        call = gemm_arguments.describe(a, b, out=out, **options)
         if out is not None and overlap.self_overlaps(out):
             raise ValueError(
                 f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
             )
         target = target_of(a)
-        plan = gemm_plan.build(call, a, b, out, target, config, family)
-        if not target.emulated:  # a plan for the emulator is good for as long as it is active
-            _keep(key, plan)
-    operands = None
-    values = {"c": c, "bias": bias, "residual": residual, "alpha": alpha, "beta": beta, "args": epilogue_args}
-    if plan.operands is not None:
-        operands = plan.operands(values)
+        extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
+        plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
+        if key is not None and not target.emulated:  # the emulator may be another one next time
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    c, bias, residual, epilogue_args = (options[x] for x in ("c", "bias", "residual", "epilogue_args"))
     if out is not None:
-        others = {"a": a, "b": b, "c": c, "bias": bias, "residual": residual}
-        others.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
-        overlap.check_overlap(out, {name: x for name, x in others.items() if isinstance(x, torch.Tensor)})
+        named = {"a": a, "b": b, "c": c, "bias": bias, "residual": residual}
+        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
+        overlap.check_overlap(out, {name: x for name, x in named.items() if isinstance(x, torch.Tensor)})
+    operands = None
+    if plan.operands is not None:
+        scalars = (float(options["alpha"]), float(options["beta"]))
+        operands = plan.operands((*scalars, c, bias, residual, *epilogue_args))
     return plan.run(a, b, out, operands)
 
 
@@ -182,27 +185,35 @@ def plan_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> gemm_plan.Plan
     return gemm_plan.build(call, a, b, options.get("out"), target_of(a), config, family)
 
 
-def _keep(key: Any, plan: gemm_plan.Plan) -> None:
-    if len(_PLANS) >= _MAX_PLANS:
-        _PLANS.clear()
-    _PLANS[key] = plan
-
-
 def _signature(value: Any) -> Any:
     """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
     if value is None:
         return None
-    if isinstance(value, torch.Tensor):
+    if type(value) in _PLAIN_TYPES and value.layout is torch.strided:
         return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
     return type(value)
+
+
+def _strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _part(option: Any) -> Any:
+    """What of an optional argument a plan depends on; a scalar's value too, which is more than needed."""
+    if isinstance(option, tuple):
+        return tuple(map(_signature, option))
+    return _signature(option) if isinstance(option, torch.Tensor) else option
 
 
 def _plain(values: tuple[Any, ...]) -> bool:
     """Whether all tensors among the values can go past the dispatcher."""
     grad = _grad_enabled()
     for value in values:
-        if isinstance(value, torch.Tensor) and (
-            type(value) not in _PLAIN_TYPES or (grad and value.requires_grad) or value.is_neg()
-        ):
+        if value is None:
+            continue
+        if type(value) in _PLAIN_TYPES:  # much quicker than isinstance, which asks Tensor's metaclass
+            if (grad and value.requires_grad) or value.is_neg():
+                return False
+        elif isinstance(value, torch.Tensor):
             return False
     return True

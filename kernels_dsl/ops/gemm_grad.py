@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+_INPUTS = 5  # a, b, c, bias, residual
+
 
 def setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
@@ -65,16 +67,21 @@ def _product(
 
 
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of (a, b, c, bias, residual); None for those that are not needed."""
+    """Gradients of (a, b, c, bias, residual), None for those that are not needed.
+
+    As many as there were arguments: the dispatcher leaves out trailing ones that have their default value.
+    """
     a, b, c, bias = ctx.saved_tensors
     keywords, shapes, dtypes = ctx.keywords, ctx.shapes, ctx.dtypes
     alpha, beta, family = keywords["alpha"], keywords["beta"], keywords["family"]
-    needs_a, needs_b, needs_c, needs_bias, needs_residual = ctx.needs_input_grad[:5]
+    count = len(ctx.needs_input_grad)
+    needed = tuple(ctx.needs_input_grad) + (False,) * _INPUTS
+    needs_a, needs_b, needs_c, needs_bias, needs_residual = needed[:_INPUTS]
     d_a = d_b = d_c = d_bias = d_residual = None
     if needs_residual:
         d_residual = gradient.sum_to_size(shapes["residual"]).to(dtypes["residual"])
     if not (needs_a or needs_b or needs_c or needs_bias):
-        return d_a, d_b, d_c, d_bias, d_residual, None
+        return (d_a, d_b, d_c, d_bias, d_residual, None)[:count]
     d_z = gradient
     if keywords["activation"] is not None:
         again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
@@ -91,4 +98,4 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         along = -2 if keywords["bias_axis"] == "n" else -1
         rows = d_z.float().sum(along)
         d_bias = rows.reshape(-1, rows.shape[-1]).sum(0).to(dtypes["bias"])
-    return d_a, d_b, d_c, d_bias, d_residual, None
+    return (d_a, d_b, d_c, d_bias, d_residual, None)[:count]

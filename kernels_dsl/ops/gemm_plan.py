@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kernels_dsl.ops import gemm_kernels
 from kernels_dsl.ops.gemm_arguments import GemmCall, OperandSpec
 from kernels_dsl.ops.gemm_decide import Decision, contiguous_layout, decide, matrix_layout
 from kernels_dsl.ops.gemm_layout import MatrixLayout, padded_strides
+from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 
 Operands = tuple[Any, ...] | None  # None where the epilogue has none
@@ -29,13 +31,16 @@ class Plan:
     """What a call does.
 
     `run(a, b, out, operands)` returns D; with `out` None it allocates D. `operands(values)` makes the
-    epilogue's operands from the call's arguments by name; None where the epilogue has none. `decision` is
-    None where nothing is launched.
+    epilogue's operands from (alpha, beta, c, bias, residual, *epilogue_args), alpha and beta as floats; None
+    where the epilogue has none. `decision` is
+    None where nothing is launched. `extents`: bytes that out, a, b and the extra
+    arguments span, 0 for one that is not given or no tensor.
     """
 
     run: Run
-    operands: Callable[[dict[str, Any]], Operands] | None
+    operands: Callable[[tuple[Any, ...]], Operands] | None
     decision: Decision | None
+    extents: tuple[int, ...]
 
 
 def build(
@@ -46,15 +51,20 @@ def build(
     target: Target,
     config: GemmConfig | None = None,
     family: str | None = None,
+    extras: Sequence[Any] = (),
 ) -> Plan:
     """A plan for calls like this one. Compiles at its first run; launches nothing itself.
 
+    `extras`: c, bias, residual and the epilogue's arguments.
+
     ValueError where a forced `family` or `config` cannot compute the call.
     """
+    spans = (out, a, b, *extras)
+    extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     if 0 in call.d_shape:
-        return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None)
+        return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:
-        return _plan_for_empty_k(call, a, b, out, target, config, family)
+        return replace(_plan_for_empty_k(call, a, b, out, target, config, family), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
@@ -66,7 +76,7 @@ def build(
     run = _prepared(launch, prepare_a, prepare_b, _restrided(layouts[2].strides))
     if staged:
         run = _through_contiguous(run, call)
-    return Plan(_allocating(call, run), _operand_maker(call.operands), decision)
+    return Plan(_allocating(call, run), _operand_maker(call.operands), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -99,7 +109,7 @@ def _plan_for_empty_k(
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         return inner.run(zeros(a, -1), zeros(b, -2), out, operands)
 
-    return Plan(run, inner.operands, inner.decision)
+    return Plan(run, inner.operands, inner.decision, inner.extents)
 
 
 class _Launch:
@@ -246,14 +256,23 @@ def _allocating(call: GemmCall, run: Run) -> Run:
     return allocating
 
 
-def _operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+# Where an operand's argument stands in what `Plan.operands` gets.
+_PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
+
+
+def _operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
     if not specs:
         return None
+    places = [_PLACES[spec.source] + spec.index for spec in specs]
+    custom = any(spec.source == "args" for spec in specs)
+    if not custom and all(spec.expand is None for spec in specs):
+        if len(places) > 1:
+            return operator.itemgetter(*places)  # the quickest way to pick values of a tuple
+        return lambda values: (values[places[0]],)
 
-    def one(spec: OperandSpec, values: dict[str, Any]) -> Any:
-        value = values["args"][spec.index] if spec.source == "args" else values[spec.source]
+    def one(spec: OperandSpec, value: Any) -> Any:
         if not spec.modes:
             return float(value)  # an int would be another signature
         return value if spec.expand is None else value.expand(spec.expand)
 
-    return lambda values: tuple(one(spec, values) for spec in specs)
+    return lambda values: tuple(one(spec, values[place]) for spec, place in zip(specs, places))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -28,16 +29,18 @@ def self_overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def ranges_meet(
-    out: torch.Tensor, out_bytes: int, inputs: Sequence[torch.Tensor], extents: Sequence[int]
-) -> bool:
-    """Whether the addresses that `out` spans meet those of an input: true more often than needed."""
+def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]) -> bool:
+    """Whether the addresses that `out` spans meet those of an input: true more often than needed.
+
+    `extents`: `byte_extent` of `out`, then of each input; 0 for an input that is no tensor.
+    """
     first = out.data_ptr()
-    end = first + out_bytes
-    for tensor, extent in zip(inputs, extents):
-        start = tensor.data_ptr()
-        if start < end and first < start + extent:
-            return True
+    end = first + extents[0]
+    for tensor, extent in zip(inputs, extents[1:]):
+        if extent:
+            start = tensor.data_ptr()
+            if start < end and first < start + extent:
+                return True
     return False
 
 
@@ -64,7 +67,7 @@ def check_overlap(out: torch.Tensor, named: dict[str, torch.Tensor]) -> None:
     elements is read before the same element of D is written.
     """
     for name, tensor in named.items():
-        if not ranges_meet(out, byte_extent(out), (tensor,), (byte_extent(tensor),)):
+        if not ranges_meet(out, (tensor,), (byte_extent(out), byte_extent(tensor))):
             continue
         if name not in ("a", "b") and _same_elements(out, tensor):
             continue

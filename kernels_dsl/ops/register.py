@@ -23,7 +23,7 @@ from kernels_dsl.ops.gemm_grad import backward, setup_context
 
 _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, "
-    "Tensor[] epilogue_args=[], *, "
+    "Tensor[]? epilogue_args=None, *, "
     'str bias_axis="n", float alpha=1.0, float beta=1.0, str? activation=None, str? epilogue=None, '
     "ScalarType? out_dtype=None, str? config=None, str? family=None"
 )
@@ -36,7 +36,7 @@ def _options(
     c: torch.Tensor | None,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-    epilogue_args: Sequence[torch.Tensor],
+    epilogue_args: Sequence[torch.Tensor] | None,
     keywords: dict[str, Any],
 ) -> dict[str, Any]:
     """The arguments of an operator call with defaults filled in, in the form of `run_direct`."""
@@ -47,7 +47,13 @@ def _options(
     options.update(keywords)
     if options["config"] is not None:
         options["config"] = config_from_json(json.loads(options["config"]))
-    return {**options, "c": c, "bias": bias, "residual": residual, "epilogue_args": tuple(epilogue_args)}
+    return {
+        **options,
+        "c": c,
+        "bias": bias,
+        "residual": residual,
+        "epilogue_args": tuple(epilogue_args or ()),
+    }
 
 
 def _gemm(
@@ -56,7 +62,7 @@ def _gemm(
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] = (),
+    epilogue_args: Sequence[torch.Tensor] | None = None,
     **keywords: Any,
 ) -> torch.Tensor:
     return run_direct(a, b, out=None, **_options(c, bias, residual, epilogue_args, keywords))
@@ -68,7 +74,7 @@ def _gemm_out(
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] = (),
+    epilogue_args: Sequence[torch.Tensor] | None = None,
     *,
     out: torch.Tensor,
     **keywords: Any,
@@ -87,7 +93,7 @@ def _gemm_fake(
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] = (),
+    epilogue_args: Sequence[torch.Tensor] | None = None,
     **keywords: Any,
 ) -> torch.Tensor:
     call = _described(a, b, None, _options(c, bias, residual, epilogue_args, keywords))
@@ -100,7 +106,7 @@ def _gemm_out_fake(
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] = (),
+    epilogue_args: Sequence[torch.Tensor] | None = None,
     *,
     out: torch.Tensor,
     **keywords: Any,
@@ -172,7 +178,7 @@ def through_dispatcher(
             )
     keywords["epilogue"] = _epilogue_name(epilogue)
     keywords["config"] = None if config is None else _config_text(config)
-    positional = (a, b, c, bias, residual, list(epilogue_args))
+    positional = (a, b, c, bias, residual, list(epilogue_args) or None)
     if out is None:
         return torch.ops.kernels_dsl.gemm(*positional, **keywords)
     torch.ops.kernels_dsl.gemm_out(*positional, out=out, **keywords)
