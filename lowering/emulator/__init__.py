@@ -1,1 +1,23 @@
-"""Runs compiled CuTe DSL kernels on the CPU, from their PTX, with asynchrony modelled and races reported."""
+"""Runs compiled CuTe DSL kernels on the CPU, from their PTX, with asynchrony modelled and races reported.
+
+::
+
+    from lowering import emulator
+
+    with emulator.run(arch="sm_90a", seed=1) as session:
+        my_jit_function(cpu_a, cpu_b, cpu_d, config=config)
+    print(session.timeline)
+
+The PTX is what the compiler made for the GPU, and the launch is what the compiled host function makes. It
+serves correctness, never speed. ``docs/emulator.md`` says what is modelled.
+"""
+
+from .inspect import Inspector, Stop
+from .reports import EmulatorError, Kind, Report
+from .session import Session, active, active_arch, launch, run
+from .timeline import Event, Timeline, draw_plot, draw_text
+
+__all__ = [
+    "EmulatorError", "Event", "Inspector", "Kind", "Report", "Session", "Stop", "Timeline", "active",
+    "active_arch", "draw_plot", "draw_text", "launch", "run",
+]  # fmt: skip

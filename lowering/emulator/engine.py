@@ -18,7 +18,7 @@ HANDLERS = {**loads.HANDLERS, **warp_ops.HANDLERS, **sync.HANDLERS, **copies.HAN
 
 def execute(module: Module, launch: Launch, memory: GlobalMemory, log: ReportLog, *, seed: int = 0, resident: int = 8,
             timeline: Timeline | None = None, stats: Stats | None = None, check: bool = True, watch: Any = None,
-            max_steps: int | None = 50_000_000) -> Machine:  # fmt: skip
+            max_steps: int | None = 50_000_000, first_step: int = 0) -> Machine:  # fmt: skip
     """Execute one launch to its end. Findings go to ``log``.
 
     Raises :class:`EmulatorError` where execution cannot go on (deadlock, trap, an instruction that is not
@@ -35,6 +35,7 @@ def execute(module: Module, launch: Launch, memory: GlobalMemory, log: ReportLog
         machine = Machine(kernel, launch, memory, log, files=module.files, seed=seed, resident=resident,
                           handlers=HANDLERS, timeline=timeline, stats=stats, check=check, watch=watch,
                           max_steps=max_steps)  # fmt: skip
+        machine.step = first_step
         machine.run()
     except PtxError as error:
         log.add(Report(Kind.UNKNOWN_OPCODE, str(error), kernel.name))

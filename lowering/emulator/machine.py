@@ -375,6 +375,7 @@ class Machine:
     def run(self) -> None:
         """Run the launch to its end. Raises :class:`EmulatorError` at a deadlock or where it cannot go on."""
         grid, shape = self.launch.grid, self.launch.cluster
+        self.started = self.step
         if any(g % c for g, c in zip(grid, shape, strict=True)):
             raise EmulatorError(f"grid {grid} is not a multiple of the cluster {shape}")
         counts = [g // c for g, c in zip(grid, shape, strict=True)]
@@ -416,7 +417,7 @@ class Machine:
             self.ready.remove(warp)
         if state == "done":
             self._ended(warp)
-        if self.max_steps is not None and self.step > self.max_steps:
+        if self.max_steps is not None and self.step - self.started > self.max_steps:
             raise EmulatorError(f"kernel {self.kernel.name}: more than {self.max_steps} steps")
 
     def _run_warp(self, warp: Warp, quantum: int) -> str:

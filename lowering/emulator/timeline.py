@@ -32,6 +32,10 @@ class Timeline:
         else:
             self.dropped += 1
 
+    def __str__(self) -> str:
+        first = next((e.actor.split(")")[0][4:] + ")" for e in self.events if e.actor.startswith("CTA")), None)
+        return draw_text(select(self.events, first))
+
     def point(self, actor: str, kind: str, label: str, at: int) -> None:
         """Record an event without duration."""
         self.add(actor, kind, label, at, at)

@@ -1,0 +1,172 @@
+"""The emulator's front door: the active session, and the emulated call of a JIT function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import ptx
+from .capture import HostFunction, host_function, launches
+from .engine import execute
+from .machine import Launch
+from .memory import GlobalMemory
+from .reports import EmulatorError, Report, ReportLog
+from .stats import Stats
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from lowering.function import JitFunction
+
+
+@dataclass
+class Session:
+    """Settings and results of emulated calls. Made by `run`.
+
+    ``reports``: what was found. ``timeline``: what ran when, in emulated steps; printing it draws the first
+    CTA. ``stats``: counts, in all and by source line. ``launches``: grid, block, cluster and shared memory of
+    every launch, in order.
+    """
+
+    arch: str
+    seed: int = 0
+    raise_on_report: bool = True
+    resident: int = 8
+    check: bool = True
+    max_steps: int = 50_000_000
+    inspector: Any = None
+    uninitialised: list[Any] = field(default_factory=list)
+    log: ReportLog = field(default_factory=ReportLog)
+    timeline: Timeline = field(default_factory=Timeline)
+    stats: Stats = field(default_factory=Stats)
+    launches: list[Launch] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def reports(self) -> list[Report]:
+        """Findings so far, one for each place."""
+        return self.log.reports
+
+    def mark_uninitialised(self, tensor: Any) -> None:
+        """Report reads of this tensor's bytes that come before a kernel has written them."""
+        self.uninitialised.append(tensor)
+
+    def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
+        """Run one launch under these settings; findings are added and, by default, raised."""
+        before = len(self.reports)
+        self.launches.append(launch)
+        machine = execute(module, launch, memory, self.log, seed=self.seed, resident=self.resident,
+                          timeline=self.timeline, stats=self.stats, check=self.check, watch=self.inspector,
+                          max_steps=self.max_steps, first_step=self.steps)  # fmt: skip
+        self.steps = machine.step
+        if self.raise_on_report and len(self.reports) > before:
+            new = self.reports[before:]
+            raise EmulatorError("\n".join(str(r) for r in new), tuple(new))
+
+
+_sessions: list[Session] = []
+
+
+@contextmanager
+def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Session]:
+    """Within this block, JIT functions called with CPU tensors run emulated.
+
+    :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
+    :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
+    :param settings: of `Session`: ``raise_on_report`` (True: a finding is an `EmulatorError` after its launch;
+        False: findings are collected in ``session.reports``), ``resident`` (clusters that run at a time),
+        ``check`` (False: no race detection, somewhat faster), ``max_steps``, ``inspector``.
+    """
+    from lowering.arch import check
+
+    check(arch)
+    session = Session(arch, seed, **settings)
+    _sessions.append(session)
+    try:
+        yield session
+    finally:
+        _sessions.remove(session)
+
+
+def active() -> Session | None:
+    """The innermost session, or None."""
+    return _sessions[-1] if _sessions else None
+
+
+def active_arch() -> str | None:
+    """The architecture that is emulated now, or None outside `run`."""
+    return _sessions[-1].arch if _sessions else None
+
+
+@dataclass
+class _Loaded:
+    module: ptx.Module
+    host: HostFunction
+    made: Any
+
+
+_loaded: dict[str, _Loaded] = {}
+
+
+def load(function: JitFunction, args: Sequence[Any], constants: dict[str, Any], arch: str) -> _Loaded:
+    """Compile ``function`` for the emulator, once for each key in this process."""
+    from lowering.compile import compile_for_emulator
+    from lowering.function import key_of
+
+    key = key_of(function.key_parts(args, constants, arch))
+    found = _loaded.get(key)
+    if found is None:
+        made = compile_for_emulator(function, args, constants, arch)
+        module = ptx.parse(made.ptx)
+        found = _loaded[key] = _Loaded(module, host_function(made.ir_module, made.function_name, module), made)
+    return found
+
+
+def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any], arch: str) -> None:
+    """The emulated call: the compiled host function runs, and each of its launches is executed.
+
+    :raises EmulatorError: for a deadlock, an unknown instruction, or (by default) any finding.
+    """
+    session = active() or Session(arch, seed=int(os.environ.get("KERNELS_DSL_EMULATE_SEED", "0")))
+    loaded = load(function, args, constants, arch)
+    classes = iter(loaded.made.signature)
+    values: list[list[int | float]] = []
+    runtime = iter(args)
+    for parameter in loaded.made.parameters:
+        if parameter.is_stream:
+            values.append([0])
+        elif parameter.is_runtime:
+            values += _leaves(next(classes), next(runtime))
+    memory = GlobalMemory()
+    from lowering.function import _named_tensors
+
+    for name, tensor in _named_tensors(function.runtime_parameters, args):
+        start, size = extent(tensor)
+        unwritten = any(tensor is t or extent(t) == (start, size) for t in session.uninitialised)
+        memory.register(start, size, f"argument {name!r}", unwritten)
+    for found in launches(loaded.host, values):
+        session.execute(loaded.module, found, memory)
+
+
+def extent(tensor: Any) -> tuple[int, int]:
+    """First address of a strided tensor, and the bytes from it to the end of its last element."""
+    if 0 in tensor.shape:
+        return tensor.data_ptr(), 0
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def _leaves(kind: Any, value: Any) -> list[list[int | float]]:
+    """The host function's arguments for one runtime argument: none, one, or one for each item of a tuple."""
+    from lowering.signature import NoneClass, ScalarClass, TupleClass
+
+    if isinstance(kind, NoneClass):
+        return []
+    if isinstance(kind, TupleClass):
+        return [leaf for k, v in zip(kind.items, value) for leaf in _leaves(k, v)]
+    if isinstance(kind, ScalarClass):
+        return [[value]]
+    strides = [s for s, fixed in zip(value.stride(), kind.strides) if fixed is None]
+    return [[value.data_ptr(), *value.shape, *strides]]
