@@ -226,7 +226,7 @@ def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
     d = None
     if parts[0].old is not None:
         d = np.concatenate([np.stack(p.old, axis=1) for p in parts if p.old is not None])
-    negate = [s == -1 for s in op.immediates[:2]]
+    negate = [s == -1 for s in (*op.immediates, 1, 1)[:2]]  # integer types have none
     result = wgmma.multiply(op.shape, a, b, d, negate_a=negate[0], negate_b=negate[1], saturate="satfinite" in op.ins.parts)
     for i, part in enumerate(parts):
         part.new[:] = result[32 * i : 32 * i + 32].T

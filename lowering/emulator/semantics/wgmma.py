@@ -83,6 +83,7 @@ class Shape:
     accumulator: str
     a: str
     b: str
+    saturate: bool = False
 
     @property
     def transposable(self) -> bool:
@@ -95,15 +96,15 @@ class Shape:
         return self.n // 4 if self.accumulator == "f16" else self.n // 2
 
 
-_OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)")
+_OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)")
 
 
 def parse_opcode(opcode: str) -> Shape:
     """`wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16` -> Shape; ValueError for anything else."""
-    match = _OPCODE.match(opcode)
+    match = _OPCODE.fullmatch(opcode)
     if not match:
         raise ValueError(f"opcode was {opcode!r}; it must be a dense wgmma.mma_async.sync.aligned.m64nNkK")
-    shape = Shape(int(match[1]), int(match[2]), match[3], match[4], match[5])
+    shape = Shape(int(match[1]), int(match[2]), match[4], match[5], match[6], saturate=bool(match[3]))
     for dtype in (shape.a, shape.b):
         if tensor_core.storage_type(dtype)().nbytes * shape.k != 32:
             raise ValueError(f"opcode was {opcode!r}; k{shape.k} does not go with {dtype}")
@@ -236,5 +237,5 @@ def multiply(
     right = tensor_core.operand_values(b, shape.b)
     if negate_a != negate_b:
         left = -left
-    result = tensor_core.multiply_add(left, right, c, shape.accumulator, saturate=saturate)
+    result = tensor_core.multiply_add(left, right, c, shape.accumulator, saturate=saturate or shape.saturate)
     return matrix_to_accumulator(result, shape)
