@@ -43,13 +43,22 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
     """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
     if not m.check:
         return
-    missing = cta.shadow.unwritten(index)
-    if missing is not None:
-        m.report(Kind.UNINITIALISED, "shared memory is read that nothing has written", w, ins, address=missing)
-        return
+    note_unwritten(m, w, ins, cta, index, w.agent, "shared memory is read that nothing has written")
     conflict = cta.shadow.read(index, w.agent, w.clock, w.vc)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
+
+
+def note_unwritten(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, agent: int, text: str) -> None:
+    """Remember a read of bytes that nothing has written.
+
+    It is reported when the CTA ends, unless a write that is not ordered after it turns up: then the read came
+    too early by the accident of this schedule, and the race is what gets reported.
+    """
+    missing = cta.shadow.unwritten(index)
+    if missing is not None:
+        cta.early_reads.setdefault((ins.line, agent), (missing, lambda: m.report(
+            Kind.UNINITIALISED, text, w, ins, address=missing)))  # fmt: skip
 
 
 def check_write(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, lanes: Array) -> None:

@@ -248,10 +248,7 @@ def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
     if not m.check:
         return
     groups = _stores(w)
-    missing = cta.shadow.unwritten(index)
-    if missing is not None:
-        m.report(Kind.UNINITIALISED, "a bulk store reads shared memory that nothing has written", w, ins, address=missing)
-        return
+    access.note_unwritten(m, w, ins, cta, index, groups.agent, "a bulk store reads shared memory that nothing has written")
     conflict = cta.shadow.read(index, groups.agent, groups.clock + 1, w.vc)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)

@@ -229,6 +229,8 @@ class Cta:
         self.shadow = Shadow(machine.shared_bytes, self.domain)
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}
+        # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
+        self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
         self.warps = [Warp(self, n, min(LANES, threads - n * LANES)) for n in range(self.warp_count)]
         self.warpgroups: list[Warpgroup] = []
         if machine.uses_wgmma:
@@ -334,6 +336,9 @@ class Machine:
     def report_conflict(self, conflict: Conflict, verb: str, warp: Warp, ins: Instruction, cta: Cta) -> None:
         """Name the kind of a race by the agent on its other side."""
         agent, wrote = conflict.agent, conflict.wrote
+        if not wrote:
+            reader = cta.domain.agents.index(agent)
+            cta.early_reads = {k: v for k, v in cta.early_reads.items() if k[1] != reader}
         if wrote and agent.kind in (AgentKind.BULK_LOAD, AgentKind.CP_ASYNC) and verb == "read":
             kind = Kind.READ_BEFORE_ARRIVAL
         elif not wrote and agent.kind in (AgentKind.WGMMA, AgentKind.BULK_STORE):
@@ -494,12 +499,16 @@ class Machine:
         cluster.warps_left -= 1
         settle_after_exit(self, warp)
         if cluster.warps_left == 0:
+            while self.events:  # copies still under way count on their barriers before these are looked at
+                self._next_event()
             for cta in cluster.ctas:
                 self._check_end(cta)
             self.clusters.remove(cluster)
 
     def _check_end(self, cta: Cta) -> None:
         warp = cta.warps[0]
+        for _, tell in cta.early_reads.values():
+            tell()
         for barrier in cta.mbarriers.values():
             arrived = barrier.expected - barrier.pending
             if barrier.tx:
@@ -521,15 +530,24 @@ class Machine:
                 warp.waiting = ""
                 self.ready.append(warp)
             return
+        for cluster in self.clusters:
+            for cta in cluster.ctas:
+                for _, tell in cta.early_reads.values():
+                    tell()
+                for barrier in cta.mbarriers.values():
+                    if barrier.waited_twice is not None:
+                        self.report(Kind.PHASE_WAITED_TWICE, f"a warp waited twice for one phase of mbarrier "
+                                    f"{barrier.offset:#x} and went on; then all warps came to wait",
+                                    *barrier.waited_twice, address=barrier.offset)  # fmt: skip
         same: dict[tuple, list[Warp]] = {}
         for warp in waiting:
             place = self.program.steps[warp.frames[-1].pc].first
             same.setdefault((warp.cta.index, warp.waiting, place.line), []).append(warp)
         lines = []
-        for (cta, reason, _), warps in same.items():
+        for (index, reason, _), warps in same.items():
             ins = self.program.steps[warps[0].frames[-1].pc].first
             where = self.source(ins) or f"PTX line {ins.line}"
-            lines.append(f"    CTA {cta} warps {[w.number for w in warps]}: {reason}, at {where}")
+            lines.append(f"    CTA {index} warps {[w.number for w in warps]}: {reason}, at {where}")
         first = waiting[0] if waiting else None
         at = self.program.steps[first.frames[-1].pc].first if first else None
         self.report(Kind.DEADLOCK, f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines), first, at)

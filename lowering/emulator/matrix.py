@@ -158,10 +158,7 @@ def _check_operands(m: Machine, w: Warp, ins: Instruction, op: _Operation, group
                      f"{int(pieces[-1]) * 16 + 16:#x}", w, ins, address=int(pieces[0]) * 16)  # fmt: skip
             continue
         index = ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
-        missing = cta.shadow.unwritten(index)
-        if missing is not None:
-            m.report(Kind.UNINITIALISED, f"operand {name} has bytes that nothing has written", w, ins, address=missing)
-            continue
+        access.note_unwritten(m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written")
         conflict = cta.shadow.read(index, group.agent, clock, vc)
         if conflict is not None:
             m.report_conflict(conflict, "read", w, ins, cta)
