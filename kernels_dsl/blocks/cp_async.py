@@ -83,6 +83,13 @@ def swizzled_pointer(ptr: cute.Pointer, swizzle: tuple[int, int, int]) -> cute.P
     return cute.make_ptr(ptr.dtype, permuted, ptr.memspace, assumed_align=2**base)
 
 
+def vector_alignment(mX: cute.Tensor) -> int:
+    """Bytes that are known to divide the address of every contiguous vector of mX (MN, K, L)."""
+    strides = [s if isinstance(s, int) else cute.get_divisibility(s) for s in mX.stride]
+    width = mX.element_type.width // 8
+    return math.gcd(mX.iterator.alignment, *(s * width for s in strides if s != 1))
+
+
 @dataclass(frozen=True)
 class TileLoadPlan:
     """How the threads of a CTA load one operand's tiles: all of it known at trace time."""

@@ -93,9 +93,8 @@ SM90_CANDIDATES = (
 )
 
 SM80_CANDIDATES = (
-    Candidate(Sm80GemmConfig(128, 256, 64, 3, 2, 4), 1.00),  # 144 KB: A100 and H200 only
-    Candidate(Sm80GemmConfig(128, 256, 32, 3, 2, 4), 0.97),
-    Candidate(Sm80GemmConfig(256, 128, 32, 3, 4, 2), 0.96),
+    Candidate(Sm80GemmConfig(128, 256, 32, 4, 2, 4), 1.00),
+    Candidate(Sm80GemmConfig(256, 128, 32, 4, 4, 2), 0.98),
     Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 2), 0.95),
     Candidate(Sm80GemmConfig(128, 128, 64, 3, 2, 4), 0.90),
     Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 4), 0.88),  # the largest tile with narrow loads
@@ -174,7 +173,10 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     power = padded_flops / (model.chip_flops * chip * 2 / problem.ab_bytes)
     partials = 4 * problem.m * problem.n * problem.l * config.split_k if config.split_k > 1 else 0
     memory = (problem.traffic + partials) / model.bandwidth
-    seconds = model.launch + max(compute, power, memory)
+    # Whichever limit is nearest rules, and one that is almost as near still costs something.
+    limits = (compute, power, memory)
+    worst = max(limits)
+    seconds = model.launch + worst * sum((limit / worst) ** 8 for limit in limits) ** 0.125
     if config.split_k > 1:
         seconds += model.reduce + partials / model.bandwidth
     return seconds

@@ -31,6 +31,7 @@ from kernels_dsl.blocks.cp_async import (
     make_tile_loader,
     staged_tile_layout,
     swizzle_of,
+    vector_alignment,
 )
 from kernels_dsl.blocks.mma_sync import (
     MMA_M,
@@ -106,6 +107,9 @@ def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80Gem
 
     def load_plan(mX: cute.Tensor, name: str, tile_mn: int, copy_bytes: int) -> TileLoadPlan:
         k_major = _is_k_major(mX, name)
+        aligned = vector_alignment(mX)
+        if copy_bytes > aligned:
+            raise ValueError(f"copy_bytes is {copy_bytes} for {name}, which is only aligned to {aligned} bytes")
         return TileLoadPlan((tile_mn, config.tile_k), config.threads, element, copy_bytes, k_major)
 
     per_thread = MMA_M * config.warps_m * config.tile_n // config.threads  # elements of a slab
@@ -156,6 +160,8 @@ def gemm_sm80(
         block=[config.threads, 1, 1],
         smem=plan.smem_bytes,
         stream=stream,
+        # Without a word on occupancy, ptxas spills a register or two to stay under 168, 128 or 80 of them.
+        min_blocks_per_mp=1,
     )
 
 
