@@ -160,7 +160,8 @@ WARP = [
     Op("shfl.sync.bfly.b32 $0, $1, 2, 0x1c1f, -1;", name="shfl.bfly width 4"),
     Op("shfl.sync.up.b32 $0, $1, 2, 0x1800, -1;", name="shfl.up width 8"),
     Op(
-        "{ .reg .pred p; shfl.sync.down.b32 $0|p, $1, 9, 31, -1; selp.b32 $0, $0, 77, p; }", name="shfl.down|p"
+        "{ .reg .pred p; shfl.sync.down.b32 $0|p, $1, 9, 31, -1; selp.b32 $0, $0, 77, p; }",
+        name="shfl.down|p",
     ),
     Op("{ .reg .pred p; setp.lt.s32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }", name="vote.ballot"),
     Op("{ .reg .pred p; setp.lt.s32 p, $1, 0; vote.sync.any.pred p, p, -1; selp.b32 $0, 1, 0, p; }",

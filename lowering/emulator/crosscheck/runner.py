@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -97,7 +98,8 @@ def record(folder: Path, chosen: Iterable[Case]) -> list[str]:
     A group with a member that fails is an error as a whole: correct the group.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    failed, arrays = [], {}
+    failed: list[str] = []
+    arrays: dict[str, Any] = {}
     for case in chosen:
         try:
             arrays[_key(case)] = run_case(case, "cuda")
@@ -129,7 +131,6 @@ def _machine() -> dict[str, str]:
         "gpu": torch.cuda.get_device_name(),
         "capability": ".".join(map(str, torch.cuda.get_device_capability())),
         "torch": torch.__version__,
-        "driver": str(lowering.arch.driver_version())
-        if hasattr(lowering.arch, "driver_version")
-        else "unknown",
+        "driver": str(lowering.arch.ask_driver("cuDriverGetVersion")),
+        "dsl": importlib.metadata.version("nvidia-cutlass-dsl"),
     }
