@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import lowering
 from kernels_dsl.ops.target import Target
 
@@ -27,4 +29,11 @@ def launcher(
     function = FUNCTIONS[name]
     if target.emulated:
         return lambda *values: function(*values, **constexprs)
-    return function.compile(*args, **constexprs).launch
+    compiled = function.compile(*args, **constexprs)
+    if not compiled.launched and torch.cuda.is_current_stream_capturing():
+        raise lowering.CaptureError(
+            f"{function.name!r} is called for the first time inside a CUDA graph capture, where its code "
+            "cannot be loaded: call gemm once with these arguments before the capture (a warm-up)"
+        )
+    compiled.launched = True
+    return compiled.launch

@@ -125,9 +125,6 @@ class _Launch:
         self._reduce: Callable[..., Any] | None = None
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
-        if self.target.index >= 0 and torch.cuda.current_device() != self.target.index:
-            with torch.cuda.device(self.target.index):
-                return self(a, b, d, operands)
         if self.decision.config.split_k > 1:
             return self._split(a, b, d, operands)
         if self._kernel is None:
@@ -137,7 +134,7 @@ class _Launch:
 
     def direct(self) -> Callable[..., Any] | None:
         """The bare launch for calls that need nothing else; None before the first call, or where they do."""
-        if self.decision.config.split_k > 1 or self.target.emulated or torch.cuda.device_count() > 1:
+        if self.decision.config.split_k > 1 or self.target.emulated:
             return None
         return self._kernel
 

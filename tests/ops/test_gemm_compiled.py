@@ -1,0 +1,47 @@
+"""Every shipped configuration compiles without a GPU, spills nothing and uses the instructions it should."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kernels_dsl.ops import aot
+
+ARCHES = ("sm_90a", "sm_89")
+ALL = os.environ.get("KERNELS_DSL_TEST_ALL") == "1"  # every kernel for ahead-of-time use: some minutes
+
+
+def _kernels() -> list:
+    made = []
+    for arch in ARCHES:
+        chosen = aot.iter_kernels(arch) if ALL else aot.representative(arch)
+        made += [pytest.param(arch, *kernel, id=f"{arch} {kernel[0]}") for kernel in chosen]
+    return made
+
+
+@pytest.mark.parametrize(("arch", "name", "function", "args", "constexprs"), _kernels())
+def test_compiled_code(arch: str, name: str, function, args, constexprs) -> None:
+    compiled = function.compile(*args, arch=arch, **constexprs)
+    (entry,) = compiled.resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, "registers are spilled"
+    if "splitk_reduce" in name:
+        return
+    if " sm90 " in name:
+        assert entry.count("HGMMA") and entry.count("UTMALDG") and not entry.count("HMMA")
+        assert bool(entry.count("UTMASTG")) == constexprs["config"].epi_tma
+    else:
+        assert entry.count("HMMA") and not entry.count("HGMMA")
+        config = constexprs["config"]
+        assert bool(entry.count("LDGSTS")) == (max(config.copy_bytes_a, config.copy_bytes_b) > 2)
+
+
+def test_the_list_covers_both_families_and_names_are_unique() -> None:
+    for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80"), ("sm_80", "sm80"), ("sm_120a", "sm80")):
+        names = [name for name, *_ in aot.iter_kernels(arch)]
+        assert len(names) == len(set(names)) > 20
+        assert all(f" {family} " in name or "splitk_reduce" in name for name in names)
+    with pytest.raises(ValueError, match="arch is 'sm_70', must be one of"):
+        list(aot.iter_kernels("sm_70"))
+    with pytest.raises(ValueError, match="ops has 'conv', must be of"):
+        list(aot.iter_kernels("sm_90a", ("conv",)))
