@@ -43,11 +43,15 @@ class MmaTF32Op(warpgroup_mma.MmaOp):
 
 
 def make_warpgroup_mma(
-    dtype: type[cutlass.Numeric], a_major: OperandMajorMode, b_major: OperandMajorMode, n: int
+    dtype: type[cutlass.Numeric],
+    a_major: OperandMajorMode,
+    b_major: OperandMajorMode,
+    n: int,
+    a_source: warpgroup.OperandSource = warpgroup.OperandSource.SMEM,
 ) -> cute.TiledMma:
-    """The 64 x n WGMMA of one warpgroup with float32 accumulators, both operands in shared memory.
+    """The 64 x n WGMMA of one warpgroup with float32 accumulators, B in shared memory, A there or in registers.
 
-    `dtype` is that of both operands: Float16, BFloat16, or TFloat32 (K-major only).
+    `dtype` is that of both operands: Float16, BFloat16, or TFloat32 (K-major only, in shared memory).
     """
     if dtype is cutlass.TFloat32:
         if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):
@@ -55,7 +59,7 @@ def make_warpgroup_mma(
         op = MmaTF32Op(n)
     else:
         op = warpgroup.MmaF16BF16Op(
-            dtype, cutlass.Float32, (WGMMA_M, n, 16), warpgroup.OperandSource.SMEM, a_major, b_major
+            dtype, cutlass.Float32, (WGMMA_M, n, 16), a_source, a_major, b_major
         )
     return cute.make_tiled_mma(cute.make_mma_atom(op))
 
@@ -79,4 +83,23 @@ def issue_k_tile(
     for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
         cute.gemm(tiled_mma, acc, tCrA[None, None, k, stage], tCrB[None, None, k, stage], acc)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def issue_product(
+    tiled_mma: cute.TiledMma,
+    acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
+    a: cute.Tensor,  # (MMA, MMA_M, MMA_K) descriptors, or registers
+    b: cute.Tensor,  # (MMA, MMA_N, MMA_K) descriptors
+    accumulate: cutlass.Constexpr,
+):
+    """Issues acc (+)= A @ B as one committed group; does not wait. `accumulate`: see `issue_k_tile`."""
+    # Setting a field rebinds the atom's value, which must not leave a loop that the caller may be in.
+    own_mma = cute.make_tiled_mma(cute.make_mma_atom(tiled_mma.op))
+    own_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+    warpgroup.fence()
+    for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
+        cute.gemm(own_mma, acc, a[None, None, k], b[None, None, k], acc)
+        own_mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()

@@ -1,0 +1,109 @@
+"""Masks and score functions on a thread's part of a score tile.
+
+Scores are seen as in `blocks.softmax`: a thread's rows are 8 apart, its columns 0, 1, 8, 9, 16, 17, … from
+its first. So a mask that is a range of keys a row is one compare a score, against a number that is known
+at trace time.
+"""
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from .kv_blocks import Window, diagonal_shift
+from .seqlen import SeqInfo
+from .softmax import choose
+
+HIDDEN = -math.inf
+"""The score of a key that a query does not attend to."""
+
+
+class Place(NamedTuple):
+    """Where a thread's scores lie: its first query and key in their sequences, and the tile's head and batch."""
+
+    row: Int32
+    column: Int32
+    head: Int32
+    batch: Int32
+
+
+class ScoreOperands(NamedTuple):
+    """What masks and score functions read.
+
+    `scale` is that of the scores. `mask` (B, H, Sq, Sk) or None: numbers to add, or bytes that are not 0
+    where a query may attend. `aux` is None or the extra arguments of user functions.
+    """
+
+    scale: Float32
+    softcap: Float32
+    mask: cute.Tensor | None
+    aux: tuple | None
+
+
+def row_offset(r: int) -> int:
+    """Rows from a thread's first to its row `r`, for one warp tile of 16 rows."""
+    return 8 * r
+
+
+def column_offset(c: int) -> int:
+    """Columns from a thread's first to its column `c`."""
+    return 8 * (c // 2) + c % 2
+
+
+def mask_range(
+    variant, scores: cute.Tensor, place: Place, seq: SeqInfo, k_len: Int32, window: Window
+) -> None:
+    """Sets scores outside of the window or of the first `k_len` keys to -inf."""
+    shift = diagonal_shift(variant, seq)
+    for r in range(cute.size(scores, mode=[0])):
+        diagonal = place.row + row_offset(r) + shift - place.column
+        last = k_len - 1 - place.column
+        if variant.right:
+            last = cutlass.min(last, diagonal + window.right)
+        for c in range(cute.size(scores, mode=[1])):
+            keep = last >= column_offset(c)
+            if variant.left:
+                keep = keep & (diagonal - window.left <= column_offset(c))
+            scores[r, c] = choose(keep, scores[r, c], HIDDEN)
+
+
+def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
+    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those."""
+    for r in range(cute.size(scores, mode=[0])):
+        for c in range(cute.size(scores, mode=[1])):
+            score = scores[r, c] * operands.scale
+            if variant.softcap:
+                score = operands.softcap * cute.math.tanh(score / operands.softcap, fastmath=True)
+            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            if variant.score_mod is not None:
+                aux = operands.aux or ()
+                score = Float32(variant.score_mod(score, place.batch, place.head, i, j, *aux))
+            if variant.mask == "additive":
+                score = score + _read(operands.mask, place, (i, j), seq)
+            scores[r, c] = score
+
+
+def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
+    """Sets scores to -inf where the boolean mask or `mask_mod` says so."""
+    for r in range(cute.size(scores, mode=[0])):
+        for c in range(cute.size(scores, mode=[1])):
+            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            score = scores[r, c]
+            if variant.mask == "boolean":
+                seen = _read(operands.mask, place, (i, j), seq) != Float32(0.0)
+                score = choose(seen, score, HIDDEN)
+            if variant.mask_mod is not None:
+                seen = variant.mask_mod(place.batch, place.head, i, j, *(operands.aux or ()))
+                score = choose(cutlass.Boolean(seen), score, HIDDEN)
+            scores[r, c] = score
+
+
+@cute.jit
+def _read(mask: cute.Tensor, place: Place, at: tuple, seq: SeqInfo) -> Float32:
+    """mask[batch, head, i, j] as float32; 0 outside of the sequences."""
+    value = Float32(0.0)
+    if at[0] < seq.q_len and at[1] < seq.k_len:
+        value = Float32(mask[place.batch, place.head, at[0], at[1]])
+    return value

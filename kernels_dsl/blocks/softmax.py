@@ -1,0 +1,115 @@
+"""Online softmax of score tiles that lie in the accumulators of a matrix instruction.
+
+WGMMA and mma.sync spread a tile over threads alike: the four lanes of a quad share a row, and a lane has
+columns 2 * (lane % 4) + {0, 1} of every eight. Scores are seen as (rows of this thread, columns of this
+thread). Row maxima are kept for whole rows; row sums only for a thread's own columns until the end.
+(Milakov and Gimelshein, 'Online normalizer calculation for softmax', 2018.)
+"""
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+CHAINS = 4
+"""Independent partial results of a reduction within a thread: hides the latency of each."""
+
+
+def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
+    """View of accumulators ((2, 2, N), MMA_M, 1) as (rows, columns): ((2, MMA_M), (2, N))."""
+    shape, stride = acc.layout.shape, acc.layout.stride
+    layout = cute.make_layout(
+        ((shape[0][1], shape[1]), (shape[0][0], shape[0][2])),
+        stride=((stride[0][1], stride[1]), (stride[0][0], stride[0][2])),
+    )
+    return cute.make_tensor(acc.iterator, layout)
+
+
+def quad_max(value: Float32) -> Float32:
+    """Maximum over the four lanes that share a row."""
+    return cute.arch.warp_reduction_max(value, threads_in_group=4)
+
+
+def quad_sum(value: Float32) -> Float32:
+    """Sum over the four lanes that share a row."""
+    return cute.arch.warp_reduction_sum(value, threads_in_group=4)
+
+
+def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
+    """`yes` where the condition holds, else `no`: a select, never a branch."""
+    return Float32(cutlass.select_(condition, Float32(yes).ir_value(), Float32(no).ir_value()))
+
+
+def finite_or_zero(value: Float32) -> Float32:
+    """0 for -inf: a row that has seen no key yet has no maximum to subtract."""
+    return choose(value == Float32(-math.inf), Float32(0.0), value)
+
+
+def _fold(scores: cute.Tensor, row: int, combine, start=None):
+    """Reduces one row of this thread, in CHAINS interleaved chains."""
+    columns = cute.size(scores, mode=[1])
+    chains = [scores[row, c] for c in range(min(CHAINS, columns))]
+    for c in range(len(chains), columns):
+        chains[c % CHAINS] = combine(chains[c % CHAINS], scores[row, c])
+    if start is not None:
+        chains[0] = combine(chains[0], start)
+    while len(chains) > 1:
+        chains = [combine(*chains[i : i + 2]) for i in range(0, len(chains) - 1, 2)] + (
+            [chains[-1]] if len(chains) % 2 else []
+        )
+    return chains[0]
+
+
+def online_step(
+    scores: cute.Tensor,  # (rows, columns) float32: scores in, probabilities out
+    row_max: cute.Tensor,  # (rows,)
+    row_sum: cute.Tensor,  # (rows,)
+    correction: cute.Tensor | None,  # (rows,): what older sums and outputs must be multiplied by; None: none
+    scale_log2: Float32,
+    may_be_empty: bool,
+) -> None:
+    """Takes a tile of scores into the running softmax. exp(scale * s) is taken as exp2(scale_log2 * s).
+
+    `may_be_empty` says that a row can have no key so far, its maximum then being -inf.
+    """
+    for r in range(cute.size(scores, mode=[0])):
+        old = row_max[r]
+        new = quad_max(_fold(scores, r, cute.arch.fmax, None if correction is None else old))
+        row_max[r] = new
+        base = finite_or_zero(new) if may_be_empty else new
+        shift = base * scale_log2
+        for c in range(cute.size(scores, mode=[1])):
+            scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - shift, fastmath=True)
+        total = _fold(scores, r, lambda x, y: x + y)
+        if correction is not None:
+            factor = cute.math.exp2((old - base) * scale_log2, fastmath=True)
+            correction[r] = factor
+            total = row_sum[r] * factor + total
+        row_sum[r] = total
+
+
+def rescale(values: cute.Tensor, factor: cute.Tensor) -> None:
+    """values (rows, columns) *= factor (rows,)."""
+    for r in range(cute.size(values, mode=[0])):
+        for c in range(cute.size(values, mode=[1])):
+            values[r, c] = values[r, c] * factor[r]
+
+
+def finish(
+    output: cute.Tensor,  # (rows, columns): unnormalised outputs in, outputs out
+    row_max: cute.Tensor,  # (rows,): maxima in, log-sum-exp (natural) out
+    row_sum: cute.Tensor,  # (rows,)
+    scale_log2: Float32,
+) -> None:
+    """Divides by the sums. A row without any key gives exactly 0 and a log-sum-exp of -inf."""
+    for r in range(cute.size(output, mode=[0])):
+        total = quad_sum(row_sum[r])
+        empty = total == Float32(0.0)
+        inverse = cute.arch.rcp_approx(total)
+        for c in range(cute.size(output, mode=[1])):
+            output[r, c] = choose(empty, Float32(0.0), output[r, c] * inverse)
+        log_sum = (row_max[r] * scale_log2 + cute.math.log2(total, fastmath=True)) * LN_2
+        row_max[r] = choose(empty, Float32(-math.inf), log_sum)

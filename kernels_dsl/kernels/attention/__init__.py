@@ -1,0 +1,1 @@
+"""Attention kernels, one family of GPU a file set."""

@@ -1,0 +1,133 @@
+"""Attention forward for Hopper: TMA, WGMMA, warp-specialised, persistent. O = softmax(scale Q K^T + mask) V.
+
+Roles. The last warpgroup of a CTA is the producer: one of its warps issues the TMA loads. Each warpgroup
+before it is a consumer of 64 query rows: both products by WGMMA, the softmax in registers, and the output.
+
+Pipelines. Q has one stage, K and V a ring each, all released by every consumer warp. The output goes
+through a ring of staging buffers a warpgroup (`blocks.epilogue`), so that the next tile's Q, K and V can
+arrive while this tile's output leaves.
+
+Timeline of a consumer. The scores of the next key block are computed while this one's softmax and output
+are in flight (Shah et al., 'FlashAttention-3', 2024), and named barriers pass the right to issue WGMMA
+from warpgroup to warpgroup, so that one's softmax runs beside another's products:
+
+    tensor cores | Q K0 | Q K1, P0 V0 | (others) | Q K2, P1 V1 | (others) ...
+    registers           | softmax 0 | | softmax 1, rescale O  | | softmax 2, rescale O ...
+
+Variants differ in the key blocks that a tile visits (`blocks.kv_blocks`) and in what happens to the
+elements of a score tile (`blocks.mask`). Only blocks that an edge cuts are masked.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.kv_blocks import Window
+from kernels_dsl.blocks.layouts import staged_smem_layout
+from kernels_dsl.blocks.mask import ScoreOperands
+from kernels_dsl.blocks.query_tiles import QueryTiles, heads_in_l2
+from kernels_dsl.blocks.seqlen import SeqExtent
+from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+
+from .sm90_roles import attention_kernel
+from .sm90_spec import AttentionSpec, Work, make_spec
+
+LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
+"""Name of a tensor's layout -> which of its modes are rows, head dimension, head, batch."""
+
+
+@cute.jit
+def attention_sm90(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    o: cute.Tensor,
+    lse: cute.Tensor | None,  # float32 (B, H, Sq); packed (H, T)
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    seqlens: tuple | None,  # (cu_q, cu_k, used_k or None), int32
+    max_q: Int32,  # rows of the longest sequence where packed
+    lists: tuple | None,
+    sinks: cute.Tensor | None,
+    mask: cute.Tensor | None,
+    aux: tuple | None,
+    max_ctas: Int32,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+):
+    """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, 16-byte
+    aligned base and strides (o: only where `config.o_tma`). `max_ctas`: CTAs that run at one time.
+    """
+    mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
+    mV = cute.make_tensor(v.iterator, cute.select(rows_first(v, LAYOUTS[layout]).layout, mode=[1, 0, 2, 3]))
+    spec = make_spec(config, variant, q.element_type, seqlens is not None)
+    source = warpgroup.OperandSource
+    major = OperandMajorMode
+    mma_qk = make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_n)
+    mma_pv = make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim_v, source.RMEM)
+    mma_out = make_warpgroup_mma(spec.dtype, major.K, major.K, spec.epilogue.epi_n)
+    q_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), 1, major.K)
+    k_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
+    v_layout = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, major.MN)
+    o_layout = staged_smem_layout(spec.dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)
+
+    loads = (
+        tma.make_load_atom(mQ, q_layout, (spec.tile_m, spec.dim)),
+        tma.make_load_atom(mK, k_layout, (spec.tile_n, spec.dim)),
+        tma.make_load_atom(mV, v_layout, (spec.dim_v, spec.tile_n)),
+    )
+    mO = cute.group_modes(mO, 2, 4)  # (rows, dim, (head, batch)): what the epilogue takes
+    store = (None, mO)
+    if cutlass.const_expr(spec.epilogue.use_tma):
+        store = (*tma.make_store_atom(mO, o_layout, spec.epilogue.subtile),)
+
+    work = describe_work(spec, mQ, mK, seqlens, max_q)._replace(
+        window=Window(left, right),
+        scores=ScoreOperands(scale, softcap, mask, aux),
+        lists=lists,
+        sinks=sinks,
+        lse=lse,
+    )
+    ctas = cutlass.max(cutlass.min(max_ctas, work.tiles.size), Int32(1))
+    kernel = attention_kernel(
+        spec, (mma_qk, mma_pv, mma_out), (q_layout, k_layout, v_layout, o_layout), loads, (*store, mO), work
+    )
+    kernel.launch(
+        grid=(ctas, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream, use_pdl=True
+    )
+
+
+def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
+    """View as (rows, dim, head, batch); a layout without batch gets one of 1."""
+    shape, stride = tensor.shape, tensor.stride
+    return cute.make_tensor(
+        tensor.iterator,
+        cute.make_layout(
+            tuple(1 if m is None else shape[m] for m in modes),
+            stride=tuple(0 if m is None else stride[m] for m in modes),
+        ),
+    )
+
+
+def describe_work(
+    spec: AttentionSpec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
+) -> Work:
+    """Extents of the problem, for q (Sq, D, H, B) and k (Sk, D, Hk, B)."""
+    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
+    cu, used_k = None, None
+    if seqlens is not None:
+        cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
+        rows, batch = max_q, cute.size(seqlens[0]) - 1
+    heads_per_kv = heads // mK.shape[2]
+    kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
+    tiles = QueryTiles(
+        cute.ceil_div(rows, spec.tile_m), heads, Int32(batch), heads_in_l2(kv_bytes, heads_per_kv)
+    )
+    return Work(tiles, SeqExtent(rows, keys, cu, used_k), None, None, None, None, None, heads_per_kv)

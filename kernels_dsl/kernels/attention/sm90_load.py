@@ -1,0 +1,96 @@
+"""Producer role of the SM90 attention: loads Q, K and V of each work tile in the order of their use."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.gqa import kv_head
+from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
+from kernels_dsl.blocks.pipeline import producer_state
+from kernels_dsl.blocks.query_tiles import decode_query_tile, tile_of_round
+from kernels_dsl.blocks.seqlen import seq_info
+
+from .sm90_spec import Work
+
+
+@cute.jit
+def produce(spec: cutlass.Constexpr, rings: tuple, loads: tuple, s_tiles: tuple, work: Work):
+    """Producer warp: for each work tile of this CTA, loads Q and the key blocks of its visit."""
+    states = (producer_state(1), producer_state(spec.stages), producer_state(spec.stages))
+    cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    turn = Int32(0)
+    number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+    rounds = cute.ceil_div(work.tiles.size, ctas)
+    while turn < rounds:
+        if number < work.tiles.size:
+            at = decode_query_tile(number, work.tiles)
+            seq = seq_info(work.extent, at.batch)
+            if at.m * spec.tile_m < seq.q_len:
+                states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+        turn += 1
+        number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+
+
+@cute.jit
+def load_tile(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    states: tuple,
+    loads: tuple,
+    s_tiles: tuple,
+    place: tuple,  # (work, coordinates of the tile, sequence)
+) -> tuple:
+    """One work tile: K0, Q, then K of each block before V of the one before it, as the consumers want them."""
+    work, at, seq = place
+    q_ring, k_ring, v_ring = rings
+    q_state, k_state, v_state = states
+    load_q, load_k, load_v = tile_loaders(spec, loads, s_tiles, place)
+    visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+
+    block = block_at(spec.variant, visit, at, work.lists, Int32(0))
+    k_ring.producer_acquire(k_state)
+    load_k(block, k_state.index, k_ring.producer_get_barrier(k_state))
+    k_ring.producer_commit(k_state)
+    k_state.advance()
+    q_ring.producer_acquire(q_state)
+    load_q(at.m, q_state.index, q_ring.producer_get_barrier(q_state))
+    q_ring.producer_commit(q_state)
+    q_state.advance()
+    for position in cutlass.range(1, visit.count, unroll=1):
+        next_block = block_at(spec.variant, visit, at, work.lists, position)
+        k_ring.producer_acquire(k_state)
+        load_k(next_block, k_state.index, k_ring.producer_get_barrier(k_state))
+        k_ring.producer_commit(k_state)
+        k_state.advance()
+        v_ring.producer_acquire(v_state)
+        load_v(block, v_state.index, v_ring.producer_get_barrier(v_state))
+        v_ring.producer_commit(v_state)
+        v_state.advance()
+        block = next_block
+    v_ring.producer_acquire(v_state)
+    load_v(block, v_state.index, v_ring.producer_get_barrier(v_state))
+    v_ring.producer_commit(v_state)
+    v_state.advance()
+    return q_state, k_state, v_state
+
+
+def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:
+    """`load(tile, stage, barrier)` for Q, K and V of one head of one sequence."""
+    work, at, seq = place
+    (q_atom, mQ), (k_atom, mK), (v_atom, mV) = loads
+    head = kv_head(at.head, work.heads_per_kv)
+    batch = at.batch
+    if spec.varlen:
+        batch = Int32(0)
+        mQ = cute.domain_offset((seq.q_start, 0, 0, 0), mQ)
+        mK = cute.domain_offset((seq.k_start, 0, 0, 0), mK)
+        mV = cute.domain_offset((0, seq.k_start, 0, 0), mV)
+    gQ = cute.local_tile(mQ[None, None, at.head, batch], (spec.tile_m, spec.dim), (None, 0))  # (bM, D, restM)
+    gK = cute.local_tile(mK[None, None, head, batch], (spec.tile_n, spec.dim), (None, 0))  # (bN, D, restN)
+    gV = cute.local_tile(mV[None, None, head, batch], (spec.dim_v, spec.tile_n), (0, None))  # (Dv, bN, restN)
+    alone = cute.make_layout(1)
+    return tuple(
+        tma.tile_loader(atom, *reversed(tma.load_partition(atom, g, s, alone, Int32(0))), None)
+        for atom, g, s in ((q_atom, gQ, s_tiles[0]), (k_atom, gK, s_tiles[1]), (v_atom, gV, s_tiles[2]))
+    )

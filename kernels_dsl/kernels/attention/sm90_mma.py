@@ -1,0 +1,301 @@
+"""Consumer role of the SM90 attention: both products, the softmax between them, and the output."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from kernels_dsl.blocks import epilogue as epi
+from kernels_dsl.blocks import softmax
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.epilogue_fns import identity
+from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
+from kernels_dsl.blocks.mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range
+from kernels_dsl.blocks.pipeline import consumer_state
+from kernels_dsl.blocks.query_tiles import QueryTile, decode_query_tile, tile_of_round
+from kernels_dsl.blocks.seqlen import SeqInfo, seq_info
+from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
+
+from .sm90_spec import Work
+
+
+class Fragments(NamedTuple):
+    """A consumer warpgroup's operands and registers."""
+
+    q: cute.Tensor
+    """(MMA, MMA_M, MMA_K) descriptors of this warpgroup's 64 rows."""
+    k: cute.Tensor
+    """(MMA, MMA_N, MMA_K, stages) descriptors."""
+    v: cute.Tensor
+    """(MMA, MMA_N, MMA_K, stages) descriptors."""
+    p: cute.Tensor
+    """(MMA, MMA_M, MMA_K) 16-bit registers: the probabilities as operand A of the second product."""
+    out: cute.Tensor
+    """(MMA, MMA_M, MMA_N) float32 accumulators of the output."""
+    row_max: cute.Tensor
+    row_sum: cute.Tensor
+    correction: cute.Tensor
+
+
+class Tile(NamedTuple):
+    """The work tile at hand, and the first row and column of this thread in it."""
+
+    at: QueryTile
+    seq: SeqInfo
+    visit: Visit
+    row: Int32
+    column: Int32
+
+
+@cute.jit
+def consume(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    mmas: tuple,
+    s_tiles: tuple,
+    output: tuple,
+    work: Work,
+    group: Int32,
+):
+    """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    parts = make_fragments(spec, mmas, s_tiles, group, thread)
+    write, write_plain = make_writers(spec, output, s_tiles[3][None, None, None, group], work, thread)
+    states = (consumer_state(1), consumer_state(spec.stages), consumer_state(spec.stages))
+    cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    if cutlass.const_expr(spec.pingpong):
+        if group == spec.consumers - 1:
+            give_turn(NamedBarrier.MMA_ORDER, Int32(0))
+    turn = Int32(0)
+    number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+    rounds = cute.ceil_div(work.tiles.size, ctas)
+    while turn < rounds:
+        if number < work.tiles.size:
+            at = decode_query_tile(number, work.tiles)
+            seq = seq_info(work.extent, at.batch)
+            if at.m * spec.tile_m < seq.q_len:
+                visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+                row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+                tile = Tile(at, seq, visit, row, thread % 4 * 2)
+                states = attend(spec, rings, states, mmas, parts, (tile, work, group))
+                store_output(spec, mmas[2], parts, s_tiles[3], (write, write_plain), (tile, work, group, thread))
+        turn += 1
+        number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+    epi.drain(spec.epilogue, thread)
+
+
+def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int32) -> Fragments:
+    """Operand descriptors in shared memory, and registers."""
+    sQ, sK, sV, _ = s_tiles
+    sQ = cute.local_tile(sQ, (WGMMA_M, spec.dim), (group, 0, None))  # (64, D, 1)
+    thr_qk, thr_pv = mmas[0].get_slice(thread), mmas[1].get_slice(thread)
+    out = cute.make_rmem_tensor(mmas[1].partition_shape_C((WGMMA_M, spec.dim_v)), Float32)
+    rows = cute.make_layout(2)
+    # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
+    p_layout = cute.make_layout(((2, 2, 2), 1, spec.tile_n // 16), stride=((1, 2, 4), 0, 8))
+    return Fragments(
+        mmas[0].make_fragment_A(thr_qk.partition_A(sQ))[None, None, None, 0],
+        mmas[0].make_fragment_B(thr_qk.partition_B(sK)),
+        mmas[1].make_fragment_B(thr_pv.partition_B(sV)),
+        cute.make_rmem_tensor(p_layout, spec.dtype),
+        out,
+        *(cute.make_rmem_tensor(rows, Float32) for _ in range(3)),
+    )
+
+
+def make_writers(spec, output: tuple, sO: cute.Tensor, work: Work, thread: Int32) -> tuple:
+    """Stores of a staged subtile: by TMA (None where it cannot be), and by predicated stores."""
+    atom, tma_o, mO = output
+    return tma_writer_or_none(spec, atom, tma_o, sO), None
+
+
+def tma_writer_or_none(spec, atom, tma_o, sO):
+    """The epilogue's TMA store of a subtile."""
+    return epi.tma_writer(atom, tma_o, sO, spec.epilogue.subtile) if spec.epilogue.use_tma else None
+
+
+def scale_of_scores(spec, work: Work) -> Float32:
+    """What scores are multiplied by inside of exp2."""
+    if spec.variant.changes_scores:
+        return Float32(softmax.LOG2_E)
+    return work.scores.scale * softmax.LOG2_E
+
+
+@cute.jit
+def attend(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    states: tuple,
+    mmas: tuple,
+    parts: Fragments,
+    place: tuple,  # (tile, work, group)
+) -> tuple:
+    """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
+    tile, work, group = place
+    q_ring, k_ring, v_ring = rings
+    q_state, k_state, v_state = states
+    visit = tile.visit
+    parts.out.fill(0.0)
+    start_rows(spec, parts, tile, work)
+
+    q_ring.consumer_wait(q_state)
+    k_ring.consumer_wait(k_state)
+    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
+    issue_product(mmas[0], scores, parts.q, parts.k[None, None, None, k_state.index], False)
+    warpgroup.wait_group(0)
+    k_ring.consumer_release(k_state)
+    k_state.advance()
+    soften(spec, scores, parts, (tile, work, block_at(spec.variant, visit, tile.at, work.lists, Int32(0))),
+           masked=True, first=True)  # fmt: skip
+    to_operand(spec, scores, parts)
+
+    # The first block has been taken from the first segment that has one.
+    right_end = cutlass.max(visit.right, 1)
+    whole_end = cutlass.max(visit.right + visit.whole, 1)
+    for position in cutlass.range(1, right_end, unroll=1):
+        k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
+    for position in cutlass.range(right_end, whole_end, unroll=1):
+        k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), False)
+    if cutlass.const_expr(spec.variant.left):
+        for position in cutlass.range(whole_end, visit.count, unroll=1):
+            k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
+    q_ring.consumer_release(q_state)
+    q_state.advance()
+
+    v_ring.consumer_wait(v_state)
+    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
+    warpgroup.wait_group(0)
+    v_ring.consumer_release(v_state)
+    v_state.advance()
+    return q_state, k_state, v_state
+
+
+@cute.jit
+def step(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    states: tuple,  # of K and V
+    mmas: tuple,
+    parts: Fragments,
+    place: tuple,  # (tile, work, group, position)
+    masked: cutlass.Constexpr,
+) -> tuple:
+    """Scores and softmax of the block at `position`, beside the output of the block before it."""
+    tile, work, group, position = place
+    k_ring, v_ring = rings[1], rings[2]
+    k_state, v_state = states
+    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
+    k_ring.consumer_wait(k_state)
+    if cutlass.const_expr(spec.pingpong):
+        wait_turn(NamedBarrier.MMA_ORDER, group)
+    issue_product(mmas[0], scores, parts.q, parts.k[None, None, None, k_state.index], False)
+    v_ring.consumer_wait(v_state)
+    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
+    if cutlass.const_expr(spec.pingpong):
+        give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
+    warpgroup.wait_group(1)
+    k_ring.consumer_release(k_state)
+    k_state.advance()
+    block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
+    soften(spec, scores, parts, (tile, work, block), masked=masked, first=False)
+    warpgroup.wait_group(0)
+    v_ring.consumer_release(v_state)
+    v_state.advance()
+    softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
+    to_operand(spec, scores, parts)
+    return k_state, v_state
+
+
+@cute.jit
+def next_group(spec: cutlass.Constexpr, group: Int32) -> Int32:
+    """The warpgroup whose turn comes after this one's."""
+    if cutlass.const_expr(spec.consumers == 2):
+        return 1 - group
+    following = group + 1
+    if following == spec.consumers:
+        following = Int32(0)
+    return following
+
+
+def start_rows(spec, parts: Fragments, tile: Tile, work: Work) -> None:
+    """No key so far; an attention sink counts as a key with a value of 0, which one lane of a quad adds."""
+    if not spec.variant.sinks:
+        return
+    logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
+    once = softmax.choose(tile.column == 0, Float32(1.0), Float32(0.0))
+    for r in range(2):
+        parts.row_max[r], parts.row_sum[r] = logit, once
+
+
+def soften(spec, scores: cute.Tensor, parts: Fragments, place: tuple, masked: bool, first: bool) -> None:
+    """Masks the scores of one block and takes them into the running softmax; they become probabilities."""
+    tile, work, block = place
+    variant = spec.variant
+    view = softmax.rows_and_columns(scores)
+    start = block * spec.tile_n
+    at = Place(tile.row, start + tile.column, tile.at.head, tile.at.batch)
+    if variant.changes_scores:
+        change_scores(variant, view, at, tile.seq, work.scores)
+    if masked:
+        if variant.mask == "boolean" or variant.mask_mod is not None:
+            mask_elements(variant, view, at, tile.seq, work.scores)
+        mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
+    elif variant.lists:
+        mask_tail(spec, view, at, tile, start)
+    correction = None if first and not variant.sinks else parts.correction
+    softmax.online_step(
+        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty=masked
+    )
+
+
+@cute.jit
+def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, at: Place, tile: Tile, start: Int32):
+    """A listed whole block may be the last one, and reach past the end of the keys."""
+    if start + spec.tile_n > tile.visit.k_len:
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+                keep = at.column + column_offset(c) < tile.visit.k_len
+                view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
+
+
+def to_operand(spec, scores: cute.Tensor, parts: Fragments) -> None:
+    """Probabilities as the 16-bit operand A of the second product.
+
+    Converted 16 keys at a time: for vectors whose length is no power of two the compiler packs pairs
+    by byte permutations, and puts them between the products.
+    """
+    for k in range(spec.tile_n // 16):
+        source = cute.make_tensor(scores.iterator + 8 * k, cute.make_layout(8))
+        target = cute.make_tensor(parts.p.iterator + 8 * k, cute.make_layout(8))
+        target.store(source.load().to(spec.dtype))
+
+
+@cute.jit
+def store_output(
+    spec: cutlass.Constexpr,
+    mma_out: cute.TiledMma,
+    parts: Fragments,
+    sO: cute.Tensor,
+    writers: cutlass.Constexpr,
+    place: tuple,  # (tile, work, group, thread)
+):
+    """Divides by the row sums, stores the output and the log-sum-exp."""
+    tile, work, group, thread = place
+    softmax.finish(softmax.rows_and_columns(parts.out), parts.row_max, parts.row_sum, scale_of_scores(spec, work))
+    if cutlass.const_expr(work.lse is not None):
+        if tile.column == 0:
+            for r in cutlass.range_constexpr(2):
+                row = tile.row + 8 * r
+                if row < tile.seq.q_len:
+                    if cutlass.const_expr(spec.varlen):
+                        work.lse[tile.at.head, tile.seq.q_start + row] = parts.row_max[r]
+                    else:
+                        work.lse[tile.at.batch, tile.at.head, row] = parts.row_max[r]
+    origin = (tile.at.m * spec.tile_m + group * WGMMA_M, Int32(0), tile.at.head + tile.at.batch * work.tiles.heads)
+    extent = (tile.seq.q_len, spec.dim_v, work.tiles.heads)
+    epi.store_tile(
+        spec.epilogue, parts.out, identity, (), origin, extent, sO[None, None, None, group], mma_out, writers[0],
+        thread, group,
+    )  # fmt: skip

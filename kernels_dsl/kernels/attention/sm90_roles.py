@@ -1,0 +1,76 @@
+"""Device side of the SM90 attention: the kernel that sets up shared memory and hands out roles."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
+
+from .sm90_load import produce
+from .sm90_mma import consume
+from .sm90_spec import Work
+
+
+@cute.kernel
+def attention_kernel(
+    spec: cutlass.Constexpr,
+    mmas: tuple,  # TiledMma of Q K^T, of P V, and of an output subtile
+    smem_layouts: tuple,  # of Q, K, V and the output's staging
+    loads: tuple,  # (atom, coordinates) of Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B)
+    output: tuple,  # (atom or None, coordinates, O (Sq, Dv, (H, B)))
+    work: Work,
+):
+    """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        for atom, _ in loads:
+            cpasync.prefetch_descriptor(atom)
+        if cutlass.const_expr(output[0] is not None):
+            cpasync.prefetch_descriptor(output[0])
+
+    barriers, (sQ, sK, sV, sO) = allocate(spec, smem_layouts)
+    consumer_warps = spec.consumers * 4
+    q_ring = make_tma_ring(barriers, 1, spec.q_bytes, consumer_warps, (1, 1))
+    k_ring = make_tma_ring(barriers + 2, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
+    v_ring = make_tma_ring(barriers + 2 + 2 * spec.stages, spec.stages, spec.v_bytes, consumer_warps, (1, 1))
+    rings = (q_ring, k_ring, v_ring)
+    sync_after_init((1, 1))
+    # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == spec.consumers:
+        cute.arch.setmaxregister_decrease(spec.registers[0])
+        if warp == spec.consumers * 4:
+            produce(spec, rings, loads, (sQ, sK, sV), work)
+    else:
+        cute.arch.setmaxregister_increase(spec.registers[1])
+        consume(spec, rings, mmas, (sQ, sK, sV, sO), output, work, group)
+
+
+def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
+    """mbarriers of the rings, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
+
+    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers).
+    """
+
+    @cute.struct
+    class SharedStorage:
+        barriers: cute.struct.MemRange[cutlass.Int64, 2 + 4 * spec.stages]
+        q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
+        k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
+        v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
+        o: cute.struct.Align[
+            cute.struct.MemRange[spec.dtype, cute.cosize(layouts[3]) * spec.consumers], 1024
+        ]
+
+    storage = cutlass.utils.SmemAllocator().allocate(SharedStorage)
+    q_layout, k_layout, v_layout, o_layout = layouts
+    staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
+    return storage.barriers.data_ptr(), (
+        storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
+        storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
+        storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
+        storage.o.get_tensor(staging, swizzle=o_layout.inner),
+    )

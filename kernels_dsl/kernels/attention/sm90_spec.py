@@ -1,0 +1,109 @@
+"""What the SM90 attention kernel derives from its configuration and operand types at trace time."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.kv_blocks import Window
+from kernels_dsl.blocks.mask import ScoreOperands
+from kernels_dsl.blocks.query_tiles import QueryTiles
+from kernels_dsl.blocks.seqlen import SeqExtent
+from kernels_dsl.blocks.wgmma import WGMMA_M
+
+SMEM_BYTES = 232448
+"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
+BARRIER_BYTES = 1024
+"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Static facts of one instance; extents in elements."""
+
+    tile_m: int
+    tile_n: int
+    dim: int
+    dim_v: int
+    stages: int
+    pingpong: bool
+    varlen: bool
+    dtype: type[cutlass.Numeric]
+    epilogue: EpiloguePlan
+    variant: Any  # AttentionVariant
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups, of 64 query rows each."""
+        return self.tile_m // WGMMA_M
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warpgroup."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Query rows and keys of one step."""
+        return self.tile_m, self.tile_n
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of a query tile in shared memory, which are what TMA announces."""
+        return self.tile_m * self.dim * self.dtype.width // 8
+
+    @property
+    def k_bytes(self) -> int:
+        """Bytes of one stage of K."""
+        return self.tile_n * self.dim * self.dtype.width // 8
+
+    @property
+    def v_bytes(self) -> int:
+        """Bytes of one stage of V."""
+        return self.tile_n * self.dim_v * self.dtype.width // 8
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
+        return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
+
+
+class Work(NamedTuple):
+    """What every role needs to know of the problem.
+
+    `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
+    `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
+    """
+
+    tiles: QueryTiles
+    extent: SeqExtent
+    window: Window
+    scores: ScoreOperands
+    lists: tuple | None
+    sinks: cute.Tensor | None
+    lse: cute.Tensor | None
+    heads_per_kv: cutlass.Int32
+
+
+def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> AttentionSpec:
+    """Completes an `Sm90AttentionConfig`. ValueError names what does not fit."""
+    if config.tile_m not in (64, 128, 192):
+        raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")
+    if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
+        raise ValueError(f"tile_n must be a multiple of 16 from 16 to 256; it is {config.tile_n}")
+    width = dtype.width // 8
+    consumers = config.tile_m // WGMMA_M
+    epi_n = epilogue_columns(config.dim_v, dtype)
+    tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    room = SMEM_BYTES - BARRIER_BYTES - tiles * width
+    epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * width))
+    if epi_stages < 2:
+        raise ValueError(f"{config} leaves {room} bytes of shared memory for the output's staging: too few")
+    plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, dtype, config.o_tma)
+    return AttentionSpec(
+        config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
+        pingpong=config.pingpong and consumers > 1, varlen=varlen, dtype=dtype, epilogue=plan, variant=variant,
+    )  # fmt: skip
