@@ -43,7 +43,6 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
     """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
     if not m.check:
         return
-    note_unwritten(m, w, ins, cta, index, w.agent, "shared memory is read that nothing has written")
     conflict = cta.shadow.read(index, w.agent, w.clock, w.vc)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
@@ -69,6 +68,26 @@ def check_write(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
     conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True)
     if conflict is not None:
         m.report_conflict(conflict, "write", w, ins, cta)
+
+
+def undefined_bytes(m: Machine, w: Warp, addresses: Array, size: int) -> tuple[Array, Cta] | None:
+    """Which of ``size`` bytes at each shared address nothing has written, bool (n, size); None for none."""
+    if not m.check:
+        return None
+    offsets, rank = addresses & OFFSET_MASK, int(addresses[0]) >> RANK_SHIFT
+    if int(offsets.max()) + size > m.shared_bytes or rank >= len(w.cta.cluster.ctas):
+        return None
+    cta = w.cta.cluster.ctas[rank]
+    found = cta.shadow.undefined[offsets[:, None] + np.arange(size)]
+    return (found, cta) if found.any() else None
+
+
+def mark_undefined(m: Machine, w: Warp, addresses: Array, undefined: Array) -> None:
+    """Bytes just stored hold undefined values: bool (n, size) at each shared address."""
+    offsets, rank = addresses & OFFSET_MASK, int(addresses[0]) >> RANK_SHIFT
+    if rank < len(w.cta.cluster.ctas) and int(offsets.max()) + undefined.shape[1] <= m.shared_bytes:
+        index = offsets[:, None] + np.arange(undefined.shape[1])
+        w.cta.cluster.ctas[rank].shadow.undefined[index[undefined]] = True
 
 
 def load_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int, lanes: Array) -> Array:

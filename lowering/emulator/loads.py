@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import access, alu
-from .machine import Machine, Warp
+from . import access, alu, taint
+from .machine import OFFSET_MASK, Machine, Warp
 from .ptx import TYPE_BYTES, Address, Instruction, Vector
 from .reports import Kind
 from .semantics import numeric
@@ -79,6 +79,9 @@ def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
     space, addresses = resolve(w, ins, ins.operands[1], mask)
     raw = load_bytes(m, w, ins, space, addresses, unit * len(targets), mask)
+    unwritten = access.undefined_bytes(m, w, addresses, raw.shape[1]) if space == "shared" else None
+    if unwritten is not None or w.taint:
+        _mark_loaded(w, ins, targets, unwritten, addresses, unit, mask)
     for i, target in enumerate(targets):
         piece = np.ascontiguousarray(raw[:, i * unit : (i + 1) * unit])
         if unit == 16:
@@ -90,6 +93,19 @@ def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         full = np.zeros(32, values.dtype)
         full[mask] = values
         w.set(target, full, mask)
+
+
+def _mark_loaded(w: Warp, ins: Instruction, targets: tuple, unwritten: tuple | None, addresses: Array, unit: int,
+                 mask: Array) -> None:  # fmt: skip
+    lanes = []
+    for i in range(len(targets)):
+        full = np.zeros(32, bool)
+        if unwritten is not None:
+            full[mask] = unwritten[0][:, i * unit : (i + 1) * unit].any(axis=1)
+        lanes.append(full)
+    first = int(addresses[np.argmax(unwritten[0].any(axis=1))]) & OFFSET_MASK if unwritten is not None else 0
+    cta = unwritten[1] if unwritten is not None else w.cta
+    taint.loaded(w, ins, cta, [getattr(t, "index", -1) for t in targets], lanes, first, mask)
 
 
 def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
@@ -106,6 +122,10 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         bits = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}[unit]
         pieces.append(np.ascontiguousarray(_bits_of(w, source, kind, bits)[mask]).view(np.uint8).reshape(-1, unit))
     _store_bytes(m, w, ins, space, addresses, np.concatenate(pieces, axis=1), mask)
+    if w.taint and space == "shared":
+        undefined = taint.undefined_lanes(w, list(sources), mask)
+        if undefined is not None:
+            access.mark_undefined(m, w, addresses, np.repeat(undefined, unit, axis=1))
 
 
 def _bits_of(w: Warp, source: object, kind: str, bits: str) -> Array:

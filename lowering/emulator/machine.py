@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from . import taint
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .memory import GlobalMemory
 from .program import EXIT, Program, Step
@@ -92,6 +93,7 @@ class Warp:
         self.pending: dict[int, Array] = {}
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()
+        self.taint: dict[int, Any] = {}  # registers that hold undefined values, see taint.py
         self.wgmma_fenced = False
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
         self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
@@ -444,7 +446,8 @@ class Machine:
             if self.watch is not None:
                 self.watch.before(self, warp, step)
             if step.kind == "alu":
-                function = program.compiled(step, not frame.full, bool(warp.pending or warp.pending_a))
+                undefined = bool(warp.taint) and not warp.taint.keys().isdisjoint(step.used)
+                function = program.compiled(step, not frame.full, bool(warp.pending or warp.pending_a), undefined)
                 function(warp.R, warp.S, frame.mask, warp)
                 if self.stats is not None:
                     self.stats.arithmetic(self, step)
@@ -455,6 +458,8 @@ class Machine:
                 if self._operation(warp, frame, step) is BLOCK:
                     return "blocked"
             elif step.kind == "bra":
+                if warp.taint and step.first.pred is not None:
+                    taint.guard(self, warp, step.first, frame.mask)
                 _branch(warp, frame, step)
             else:
                 mask = frame.mask & _guard(warp, step.first) if step.first.pred is not None else frame.mask
@@ -467,10 +472,14 @@ class Machine:
         ins = step.first
         mask = frame.mask
         if ins.pred is not None:
+            if warp.taint:
+                taint.guard(self, warp, ins, mask)
             mask = mask & _guard(warp, ins)
         if ins.pred is None or mask.any():
             if warp.pending:
                 self._check_pending(warp, ins)
+            if warp.taint:
+                taint.operation(self, warp, ins, mask)
             assert step.handler is not None
             if step.handler(self, warp, ins, mask) is BLOCK:
                 return BLOCK

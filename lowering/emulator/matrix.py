@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access
-from .machine import SHARED_BASE, Machine, Warp, Warpgroup
+from . import access, taint
+from .machine import OFFSET_MASK, SHARED_BASE, Machine, Warp, Warpgroup
 from .ptx import Imm, Instruction, Vector
 from .program import registers
 from .reports import EmulatorError, Kind
@@ -260,6 +260,9 @@ def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         raise access.stop(ins, str(error)) from None
     d, a, b, c = ins.operands
     sources = [np.stack([w.value(item, "b32") for item in o.items], axis=1) for o in (a, b, c)]
+    if w.taint:
+        taint.matrix_product(w, registers(d), registers(a), registers(b), [getattr(i, "index", -1) for i in c.items],
+                             shape.d != "f16")  # fmt: skip
     result = mma.multiply(shape, *sources)
     for i, target in enumerate(d.items):
         w.set(target, np.ascontiguousarray(result[:, i]), mask)
@@ -282,6 +285,13 @@ def load_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     rows = access.load_shared(m, w, ins, addresses, 16, lanes)
     values = ldmatrix.distribute(np.ascontiguousarray(rows).view(np.uint16).reshape(count, 8, 8), transposed)
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
+    unwritten = access.undefined_bytes(m, w, addresses, 16)
+    if unwritten is not None or w.taint:
+        found, cta = unwritten if unwritten is not None else (np.zeros((8 * count, 16), bool), w.cta)
+        pairs = np.ascontiguousarray(found).view(np.uint16).reshape(count, 8, 8)
+        held = ldmatrix.distribute(pairs, transposed) != 0
+        first = int(addresses[np.argmax(found.any(axis=1))]) & OFFSET_MASK
+        taint.loaded(w, ins, cta, [t.index for t in targets], [held[:, i] for i in range(count)], first, mask)
     for i, target in enumerate(targets):
         w.set(target, np.ascontiguousarray(values[:, i]), mask)
 
@@ -295,6 +305,10 @@ def store_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     rows = ldmatrix.collect(np.stack([w.value(s, "b32") for s in sources], axis=1), transposed)
     data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, 16)
     access.store_shared(m, w, ins, addresses, data, mask)
+    undefined = taint.undefined_lanes(w, list(sources), np.ones(32, bool)) if w.taint else None
+    if undefined is not None:
+        held = ldmatrix.collect(undefined.astype(np.uint32) * np.uint32(0xFFFFFFFF), transposed)
+        access.mark_undefined(m, w, addresses, np.ascontiguousarray(held).view(np.uint8).reshape(-1, 16) != 0)
 
 
 def move_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

@@ -47,6 +47,7 @@ class Step:
     reconverge: int = EXIT
     handler: Callable | None = None
     writes: tuple = ()  # operations: registers written
+    used: frozenset = frozenset()  # registers of arithmetic
     flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA
     variants: dict = field(default_factory=dict)
 
@@ -62,20 +63,27 @@ class Program:
     def __init__(self, kernel: Kernel, handlers: dict[str, Callable], symbol_value: Callable[[Symbol], int],
                  single: bool = False):  # fmt: skip
         self.kernel = kernel
+        from . import taint
+
         self.names = Names(symbol_value)
+        self.names.globals["taint"] = taint
         self.translator = Translator(kernel, self.names)
         self.operand_a, relevant = _wgmma_registers(kernel)
         self.steps = _split(kernel, handlers, single)
         for step in self.steps:
             step.flow = tuple(_flow(step, relevant))
+            if step.kind == "alu":
+                operands = [o for ins in step.instructions for o in (*ins.operands, ins.pred)]
+                step.used = frozenset(r for o in operands for r in registers(o))
         _reconvergence(self.steps)
 
-    def compiled(self, step: Step, masked: bool, checked: bool) -> Callable:
+    def compiled(self, step: Step, masked: bool, checked: bool, undefined: bool) -> Callable:
         """Function ``f(R, S, M, w)`` of an arithmetic step: registers, special registers, mask, warp.
 
         ``masked``: only lanes of M are written. ``checked``: registers of pending WGMMAs are watched.
+        ``undefined``: marks of undefined values are passed on.
         """
-        key = (masked, checked)
+        key = (masked, checked, undefined)
         if key not in step.variants:
             lines = []
             for position, ins in enumerate(step.instructions):
@@ -85,6 +93,8 @@ class Program:
                     guard = f"({test} & M)" if masked else test
                 if checked and ins.root != "mov":
                     lines += self._watch(ins, position)
+                if undefined:
+                    lines.append(_pass_on(ins, guard))
                 lines += self.translator.statements(ins, guard)
             body = "\n    ".join(lines) or "pass"
             scope: dict = {}
@@ -99,6 +109,18 @@ class Program:
             if r in self.operand_a:
                 lines.append(f"if {r} in w.pending_a: w.touched({position}, {r}, True)")
         return lines
+
+
+def _pass_on(ins: Instruction, guard: str | None) -> str:
+    """Statement that passes marks of undefined values on; see taint.py."""
+    targets = tuple(registers(ins.operands[0]))
+    if ins.root == "selp" and isinstance(ins.operands[3], Reg):
+        a, b = (o.index if isinstance(o, Reg) else -1 for o in ins.operands[1:3])
+        chooser = ins.operands[3]
+        return f"taint.select(w, {targets[0]}, {a}, {b}, {chooser.index}, {chooser.negated}, {guard})"
+    operands = (*ins.operands[1:], ins.pred)
+    sources = tuple(dict.fromkeys(r for o in operands for r in registers(o)))
+    return f"taint.arithmetic(w, {targets}, {sources}, {guard})"
 
 
 def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:

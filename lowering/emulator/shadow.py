@@ -79,11 +79,12 @@ class Shadow:
         self.writer = np.full(size, -1, np.int16)
         self.written_at = np.zeros(size, np.int32)
         self.ordinary = np.zeros(size, bool)
+        self.undefined = np.ones(size, bool)
         self.readers: dict[int, Array] = {}
 
     def unwritten(self, index: Array | slice) -> int | None:
-        """Offset of the first byte of ``index`` that was never written."""
-        missing = self.writer[index] < 0
+        """Offset of the first byte of ``index`` that was never written, or with an undefined value."""
+        missing = self.undefined[index]
         return self._offset(index, missing) if missing.any() else None
 
     def read(self, index: Array | slice, agent: int, clock: int, vc: Array) -> Conflict | None:
@@ -120,6 +121,7 @@ class Shadow:
         self.writer[index] = agent
         self.written_at[index] = clock
         self.ordinary[index] = ordinary
+        self.undefined[index] = False
         return conflict
 
     def _conflict(self, index: Array | slice, bad: Array, writer: Array) -> Conflict:

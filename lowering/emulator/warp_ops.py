@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from . import taint
 from .machine import OFFSET_MASK, RANK_SHIFT, Machine, Warp
 from .ptx import Imm, Instruction, Pair, Vector
 from .reports import EmulatorError, Kind
@@ -47,6 +48,8 @@ def shuffle(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         inside = from_lane <= high
     from_lane = np.where(inside, from_lane, _LANE)
     first = target.first if isinstance(target, Pair) else target
+    if w.taint:
+        taint.moved(w, first.index, source, from_lane, mask)
     w.set(first, value[from_lane], mask)
     if isinstance(target, Pair):
         w.set(target.second, inside, mask)

@@ -181,6 +181,13 @@ CASES = {
     "misaligned global access": Case(
         Kind.MISALIGNED, ADDRESS + "@%p1 st.global.b32 [%rd4+2], %r0;", ADDRESS + "@%p1 st.global.b32 [%rd4+4], %r0;"),
     "shared memory read before any write": Case(Kind.UNINITIALISED, READ, STORE + READ),
+    "undefined value decides a branch": Case(
+        Kind.UNINITIALISED,
+        "ld.shared.b32 %r10, [%r5+128];\nadd.u32 %r10, %r10, 1;\nsetp.eq.u32 %p4, %r10, 0;\n@%p4 trap;",
+        "ld.shared.b32 %r10, [%r5+128];\nadd.u32 %r10, %r10, 1;\nsetp.eq.u32 %p4, %r10, 0;"),
+    "undefined value passed on through shared memory": Case(
+        Kind.UNINITIALISED, "ld.shared.b32 %r10, [%r5+256];\nst.shared.b32 [%r5+128], %r10;" + READ,
+        "ld.shared.b32 %r10, [%r5+256];\nselp.b32 %r10, %r0, %r10, %p2;\nst.shared.b32 [%r5+128], %r10;" + READ),
     "global memory read before any write": Case(
         Kind.UNINITIALISED, ADDRESS + "ld.global.b32 %r10, [%rd4];\nst.global.b32 [%rd4], %r10;",
         ADDRESS + "st.global.b32 [%rd4], %r0;\nld.global.b32 %r10, [%rd4];", {"unwritten": True}),
