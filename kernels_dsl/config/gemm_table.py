@@ -40,15 +40,17 @@ class Model:
 
 
 MODELS = {
+    # Fitted to 18 configurations and their splits at 40 shapes on one H200; the choice is within 3 % of the
+    # best measured at all but four shapes.
     "sm90": Model(
-        sm_flops=7.0e12,
-        chip_flops=800e12,
-        bandwidth=3.9e12,
-        sm_bandwidth=55e9,
-        launch=3.0e-6,
+        sm_flops=6.6e12,
+        chip_flops=700e12,
+        bandwidth=4.2e12,
+        sm_bandwidth=95e9,
+        launch=3.4e-6,
         epilogue=60e9,
-        tile_start=0.7e-6,
-        reduce=3.0e-6,
+        tile_start=0.15e-6,
+        reduce=5.0e-6,
     ),
     "sm80": Model(
         sm_flops=3.6e12,
@@ -73,23 +75,24 @@ class Candidate:
 
 _PINGPONG = Schedule.PINGPONG
 SM90_CANDIDATES = (
-    Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 1.00),
-    Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.99),
-    Candidate(Sm90GemmConfig(256, 192, cluster_m=2), 0.98),
-    Candidate(Sm90GemmConfig(128, 256), 0.96),
-    Candidate(Sm90GemmConfig(256, 128), 0.95),
-    Candidate(Sm90GemmConfig(128, 192, cluster_m=2, schedule=_PINGPONG), 1.00),
-    Candidate(Sm90GemmConfig(128, 128, cluster_m=2, schedule=_PINGPONG), 0.92),
-    Candidate(Sm90GemmConfig(128, 128, schedule=_PINGPONG), 0.90),
-    Candidate(Sm90GemmConfig(128, 192, cluster_m=2), 0.93),
-    Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.85),
-    Candidate(Sm90GemmConfig(128, 128), 0.83),
-    Candidate(Sm90GemmConfig(128, 64), 0.62),
-    Candidate(Sm90GemmConfig(64, 256, schedule=_PINGPONG), 0.80),
-    Candidate(Sm90GemmConfig(64, 256), 0.70),
-    Candidate(Sm90GemmConfig(64, 128), 0.60),
+    Candidate(Sm90GemmConfig(128, 192, cluster_m=2, schedule=_PINGPONG), 1.02),
+    Candidate(Sm90GemmConfig(128, 128, cluster_m=2, schedule=_PINGPONG), 1.00),
+    Candidate(Sm90GemmConfig(128, 128, schedule=_PINGPONG), 0.98),
+    Candidate(Sm90GemmConfig(128, 160, cluster_m=2, schedule=_PINGPONG), 0.98),
+    Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.98),
+    Candidate(Sm90GemmConfig(128, 256), 0.98),
+    Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.96),
+    Candidate(Sm90GemmConfig(64, 256, cluster_m=2, schedule=_PINGPONG), 0.93),
+    Candidate(Sm90GemmConfig(128, 192), 0.89),
+    Candidate(Sm90GemmConfig(128, 128), 0.91),
+    Candidate(Sm90GemmConfig(192, 128), 0.88),
+    Candidate(Sm90GemmConfig(256, 64), 0.85),
+    Candidate(Sm90GemmConfig(128, 96), 0.85),
+    Candidate(Sm90GemmConfig(64, 256), 0.75),
+    Candidate(Sm90GemmConfig(128, 64, schedule=_PINGPONG), 0.72),
+    Candidate(Sm90GemmConfig(64, 128), 0.63),
     Candidate(Sm90GemmConfig(64, 64), 0.40),
-    Candidate(Sm90GemmConfig(64, 32), 0.22),
+    Candidate(Sm90GemmConfig(64, 32), 0.33),
 )
 
 SM80_CANDIDATES = (
