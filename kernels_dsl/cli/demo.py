@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from kernels_dsl.cli.errors import CheckFailed
 
 ARCHS = ("sm_90a", "sm_89")
 DEFAULT_KERNELS = 3
-# K covers two pipeline stages of the smallest tile; M and N fit no tile, so that the edges are run too.
-EMULATED_SHAPE = (80, 72, 128)
+# Six K tiles go round a ring of three stages; M and N fit no tile, so that the edges are run too.
+EMULATED_SHAPE = (80, 72, 384)
+EMULATED_STAGES = 3
 
 
 def add_command(commands: Any) -> None:
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compile_and_show(arch: str, count: int) -> None:
-    """Compile the first `count` kernels for `arch`, show each, show that a second lookup compiles nothing."""
-    chosen = kernels.shipped(arch)[:count]
+    """Compile `count` kernels for `arch`, show each, show that a second lookup compiles nothing."""
+    chosen = kernels.spread(kernels.shipped(arch), count)
     print(f"\n{arch}: {len(chosen)} of its kernels")
     for kernel in chosen:
         compiled = kernel.compile(arch)
@@ -79,7 +79,7 @@ def compile_and_show(arch: str, count: int) -> None:
 _LOOKUP = """
 import sys, time
 from kernels_dsl.cli import kernels
-chosen = kernels.shipped(sys.argv[1])[:int(sys.argv[2])]
+chosen = kernels.spread(kernels.shipped(sys.argv[1]), int(sys.argv[2]))
 start = time.perf_counter()
 sources = {kernel.compile(sys.argv[1]).source for kernel in chosen}
 print(" ".join(sorted(sources)), (time.perf_counter() - start) / len(chosen) * 1e3, "cutlass" in sys.modules)
@@ -104,10 +104,18 @@ def second_process(arch: str, count: int) -> None:
 
 
 def emulate() -> None:
-    """Run a small GEMM in the emulator, check it bit for bit, show the timeline where there is one."""
-    if importlib.util.find_spec("lowering.emulator") is None:
-        print("\nEmulator: not in this version, so no kernel was run.")
-        return
+    """Run a small GEMM of each family in the emulator, check it bit for bit, show the Hopper timeline."""
+    from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
+
+    stages = EMULATED_STAGES
+    session = emulate_one(ARCHS[0], Sm90GemmConfig(64, 64, stages=stages))
+    print("  one of its CTAs (L: TMA load, W: WGMMA, S: TMA store, |: a barrier changes phase, .: waiting):")
+    print(session.timeline)
+    emulate_one(ARCHS[1], Sm80GemmConfig(64, 64, 64, stages, warps_m=2, warps_n=2))
+
+
+def emulate_one(arch: str, config: Any) -> Any:
+    """Run and check one GEMM emulated for `arch`; CheckFailed where it is wrong. Returns the session."""
     import torch
 
     import kernels_dsl
@@ -118,13 +126,15 @@ def emulate() -> None:
     m, n, k = EMULATED_SHAPE
     a = inputs.integers((m, k), torch.bfloat16, seed=1)
     b = inputs.integers((k, n), torch.bfloat16, seed=2)
-    print(f"\nEmulator: gemm {m}x{n}x{k}, bf16, the PTX compiled for {ARCHS[0]} executed on this CPU")
+    print(f"\nEmulator: gemm {m}x{n}x{k}, bf16, the PTX compiled for {arch} executed on this CPU")
     start = time.perf_counter()
-    with emulator.run(arch=ARCHS[0]) as session:
-        d = kernels_dsl.gemm(a, b)
+    try:
+        with emulator.run(arch=arch) as session:
+            d = kernels_dsl.gemm(a, b, config=config)
+        tolerance.check_exact(d, reference_gemm(a, b), case=f"emulated gemm, {arch}")
+    except (emulator.EmulatorError, tolerance.ToleranceError) as error:
+        raise CheckFailed(str(error)) from error
     seconds = time.perf_counter() - start
-    tolerance.check_exact(d, reference_gemm(a, b), case="emulated gemm")
     print(f"  equal to the float64 reference, bit for bit; {seconds:.1f} s, compile included")
-    timeline = getattr(session, "timeline", None)
-    if timeline is not None:
-        print(timeline() if callable(timeline) else timeline)
+    print(f"  no race, no wrong barrier, no access out of bounds was found in {session.steps} steps")
+    return session

@@ -33,16 +33,25 @@ class Shipped(NamedTuple):
 def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "") -> list[Shipped]:
     """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match."""
     from kernels_dsl.ops import aot
-    from lowering.arch import LIMITS
 
-    if arch not in LIMITS:
-        raise UsageError(f"arch is {arch!r}, must be one of {', '.join(LIMITS)}")
-    found = [Shipped(*item) for item in aot.iter_kernels(arch, ops=tuple(ops))]
+    try:
+        found = [Shipped(*item) for item in aot.iter_kernels(arch, ops=tuple(ops))]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     chosen = [kernel for kernel in found if name in kernel.name]
     if not chosen:
         known = "\n  ".join(kernel.name for kernel in found)
         raise UsageError(f"no kernel for {arch} has {name!r} in its name; there are:\n  {known}")
     return chosen
+
+
+def spread(found: Sequence[Shipped], count: int) -> list[Shipped]:
+    """`count` of these kernels (all, where there are fewer), from the first to the last at even distances."""
+    if count >= len(found):
+        return list(found)
+    if count <= 1:
+        return list(found[:count])
+    return [found[i * (len(found) - 1) // (count - 1)] for i in range(count)]
 
 
 def counts(instructions: dict[str, int], opcodes: Sequence[str]) -> str:

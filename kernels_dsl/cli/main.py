@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from kernels_dsl._version import __version__
 from kernels_dsl.cli import bench, compile, demo, doctor, inspect, load
 from kernels_dsl.cli.errors import CheckFailed, UsageError
+from lowering.errors import LoweringError
 
 _COMMANDS = (demo, doctor, compile, load, inspect, bench)
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as a shell reports it
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"kernels_dsl: {error}", file=sys.stderr)
         return 2
-    except CheckFailed as error:
+    except (CheckFailed, LoweringError) as error:
         print(f"kernels_dsl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
