@@ -83,11 +83,19 @@ def swizzled_pointer(ptr: cute.Pointer, swizzle: tuple[int, int, int]) -> cute.P
     return cute.make_ptr(ptr.dtype, permuted, ptr.memspace, assumed_align=2**base)
 
 
+def contiguous_mode(mX: cute.Tensor) -> int | None:
+    """The mode of mX (MN, K, L) with the static stride 1: 1, 0, or None where it is neither of the two."""
+    return next((mode for mode in (1, 0) if isinstance(mX.stride[mode], int) and mX.stride[mode] == 1), None)
+
+
 def vector_alignment(mX: cute.Tensor) -> int:
-    """Bytes that are known to divide the address of every contiguous vector of mX (MN, K, L)."""
-    strides = [s if isinstance(s, int) else cute.get_divisibility(s) for s in mX.stride]
+    """Bytes that a load along mX's (MN, K, L) contiguous mode may take; an element where there is none."""
     width = mX.element_type.width // 8
-    return math.gcd(mX.iterator.alignment, *(s * width for s in strides if s != 1))
+    lead = contiguous_mode(mX)
+    if lead is None:
+        return width
+    strides = [s if isinstance(s, int) else cute.get_divisibility(s) for s in mX.stride]
+    return math.gcd(mX.iterator.alignment, *(s * width for mode, s in enumerate(strides) if mode != lead))
 
 
 @dataclass(frozen=True)

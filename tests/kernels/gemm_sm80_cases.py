@@ -23,8 +23,12 @@ SMALL = Sm80GemmConfig(64, 64, 32, 3, 2, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """One GEMM. `a_pad`, `b_pad`, `d_pad` are elements of gap behind rows, `*_offset` elements by which the
-    tensor's start is shifted: both decide the alignment. `a_batched` and `b_batched` False broadcast."""
+    """One GEMM.
+
+    `a_pad`, `b_pad`, `d_pad` are elements of gap behind rows, `*_offset` elements by which the tensor's start
+    is shifted: both decide the alignment. `strided`: no mode of A or B is contiguous. `a_batched` and
+    `b_batched` False broadcast.
+    """
 
     m: int
     n: int
@@ -41,6 +45,7 @@ class Case:
     a_offset: int = 0
     b_offset: int = 0
     d_offset: int = 0
+    strided: bool = False
     a_batched: bool = True
     b_batched: bool = True
     epilogue: LinearEpilogue | None = None
@@ -49,7 +54,10 @@ class Case:
 
     def __str__(self) -> str:
         kinds = "".join("kr"[major] for major in (not self.a_k_major, not self.b_k_major))
-        align = f"p{self.a_pad}.{self.b_pad}.{self.d_pad}o{self.a_offset}.{self.b_offset}.{self.d_offset}"
+        align = (
+            "s" * self.strided
+            + f"p{self.a_pad}.{self.b_pad}.{self.d_pad}o{self.a_offset}.{self.b_offset}.{self.d_offset}"
+        )
         names = f"{self.dtype}-{self.d_dtype}".replace("torch.", "")
         tile = f"{self.config.tile_m}x{self.config.tile_n}x{self.config.tile_k}s{self.config.split_k}"
         activation = self.epilogue.activation if self.epilogue else None
@@ -70,12 +78,17 @@ def _operand(case: Case, name: str, values: torch.Tensor) -> torch.Tensor:
     """The operand (L, MN, K) surrounded by NaN, in the case's layout, broadcast over L where it says so."""
     k_major, pad, offset = (getattr(case, f"{name}_{what}") for what in ("k_major", "pad", "offset"))
     embedded = buffers.embed(values, contiguous=-1 if k_major else -2, pad=pad, offset=offset)
+    if case.strided:
+        # Every other element of rows and columns of something four times as large.
+        large = torch.full((values.shape[0], 2 * values.shape[1], 2 * values.shape[2]), float("nan"))
+        embedded = large.to(values.device, values.dtype)[:, ::2, ::2].copy_(values)
     return embedded.expand(case.l, -1, -1)
 
 
 def copy_bytes(tensor: torch.Tensor) -> int:
-    """The alignment class that the kernel may use for an operand in the kernel's orientation."""
-    return tensor_class("operand", tensor).align
+    """The alignment class that the kernel may use for an operand (MN, K, L)."""
+    found = tensor_class("operand", tensor)
+    return found.align if 1 in found.strides[:2] else tensor.element_size()
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,8 @@ def _alignments() -> list[Case]:
         cases.append(Case(70, 72, 40, d_pad=pad, d_offset=offset))
         cases.append(Case(70, 72, 40, d_pad=pad, d_offset=offset, d_dtype=torch.float32))
     cases.append(Case(70, 50, 40, d_n_major=False))
+    cases.append(Case(70, 50, 40, strided=True))
+    cases.append(Case(70, 50, 40, strided=True, dtype=torch.float32))
     # Rows that are aligned but not a whole number of vectors long.
     cases.append(Case(70, 67, 45, a_pad=3, b_pad=3, d_pad=5))
     cases.append(Case(69, 67, 45, a_k_major=False, b_k_major=False, a_pad=3, b_pad=5))

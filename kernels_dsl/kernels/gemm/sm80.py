@@ -28,6 +28,7 @@ from cutlass import Float32, Int32, range_constexpr
 from kernels_dsl.blocks.cp_async import (
     TileLoader,
     TileLoadPlan,
+    contiguous_mode,
     make_tile_loader,
     staged_tile_layout,
     swizzle_of,
@@ -78,16 +79,6 @@ class GemmPlan:
         return self.config.smem_bytes(self.element_bytes)
 
 
-def _is_k_major(mX: cute.Tensor, name: str) -> bool:
-    """Whether mode 1 of (MN, K, L) is the contiguous one."""
-    for mode in (1, 0):
-        if isinstance(mX.stride[mode], int) and mX.stride[mode] == 1:
-            return mode == 1
-    raise ValueError(
-        f"{name} has strides {mX.stride}; one of its first two modes must have the static stride 1"
-    )
-
-
 def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80GemmConfig) -> GemmPlan:
     """Check the configuration against the tensors' types and derive the plan; ValueError if it cannot be."""
     dtype = mA.element_type
@@ -106,10 +97,10 @@ def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80Gem
     element = dtype.width // 8
 
     def load_plan(mX: cute.Tensor, name: str, tile_mn: int, copy_bytes: int) -> TileLoadPlan:
-        k_major = _is_k_major(mX, name)
         aligned = vector_alignment(mX)
         if copy_bytes > aligned:
-            raise ValueError(f"copy_bytes is {copy_bytes} for {name}, which is only aligned to {aligned} bytes")
+            raise ValueError(f"copy_bytes is {copy_bytes} for {name}, aligned to {aligned} bytes only")
+        k_major = contiguous_mode(mX) != 0  # where no mode is contiguous, either will do
         return TileLoadPlan((tile_mn, config.tile_k), config.threads, element, copy_bytes, k_major)
 
     per_thread = MMA_M * config.warps_m * config.tile_n // config.threads  # elements of a slab
@@ -141,10 +132,11 @@ def gemm_sm80(
 ):
     """Launch D[:, :, l] = epilogue(A[:, :, l] @ B[:, :, l].T, *operands[:, :, l]).
 
-    mA (M, K, L), mB (N, K, L) bf16, fp16 or float32 (taken as tf32), one of the first two modes
-    contiguous, L possibly of stride 0; mD (M, N, L) bf16, fp16 or float32. `operands` as in
-    `kernels_dsl.blocks.epilogue_operands`. With config.split_k > 1, mD is the float32 workspace
-    (M, N, L * split_k) that `splitk_reduce` sums. `max_ctas` is not used: one CTA a tile.
+    mA (M, K, L), mB (N, K, L) bf16, fp16 or float32 (taken as tf32), any strides, L's possibly 0; vectors
+    of config.copy_bytes_a and _b need a contiguous mode with that alignment, single elements do not.
+    mD (M, N, L) bf16, fp16 or float32. `operands` as in `kernels_dsl.blocks.epilogue_operands`. With
+    config.split_k > 1, mD is the float32 workspace (M, N, L * split_k) that `splitk_reduce` sums.
+    `max_ctas` is not used: one CTA a tile.
     ValueError while tracing where the configuration does not fit the tensors.
     """
     plan = make_plan(mA, mB, mD, config)
@@ -256,13 +248,16 @@ def mainloop(
     read, write = Int32(0), Int32(stages - 1)
     cute.arch.cp_async_wait_group(stages - 2)
     cute.arch.sync_threads()
-    a.load(0, read)
-    b.load(0, read)
+    if k_range[0] < k_range[1]:
+        a.load(0, read)
+        b.load(0, read)
     for k_tile in cutlass.range(k_range[0], k_range[1], unroll=1):
         ahead = k_tile + stages - 1
         for block in range_constexpr(k_blocks):
             if cutlass.const_expr(block == k_blocks - 1):
-                read = read + 1 if read + 1 < stages else Int32(0)
+                # After the last tile there is no next one: its own fragments are read again, and not used.
+                if k_tile + 1 < k_range[1]:
+                    read = read + 1 if read + 1 < stages else Int32(0)
                 cute.arch.cp_async_wait_group(stages - 2)
                 cute.arch.sync_threads()
             a.load((block + 1) % k_blocks, read)
