@@ -108,7 +108,7 @@ class Canonicalizer:
     def _function(self, name: str, function: Any) -> str:
         """A function. One of a third-party module is its name, with what it closes over."""
         function = inspect.unwrap(function)
-        code = getattr(function, "__code__", None)
+        code = _code_of(function)
         if code is None:
             return f"callable:{_type_name(type(function))}"
         parts = [function.__qualname__]
@@ -127,9 +127,9 @@ class Canonicalizer:
         return "function{" + ";".join(parts) + "}"
 
     def _source(self, function: Callable[..., Any]) -> str:
-        code = function.__code__
+        code = _code_of(function)
         try:
-            text = textwrap.dedent("".join(inspect.getsource(function)))
+            text = textwrap.dedent(inspect.getsource(code))
         except (OSError, TypeError):
             return _code_text(code)
         self.files[code.co_filename] = file_stamp(code.co_filename)
@@ -138,7 +138,7 @@ class Canonicalizer:
 
     def _globals(self, name: str, function: Any) -> list[str]:
         parts = []
-        for variable in sorted(_global_names(function.__code__)):
+        for variable in sorted(_global_names(_code_of(function))):
             if variable in function.__globals__:
                 value = function.__globals__[variable]
                 parts.append(f"{variable}={self._reached(f'{name}.{variable}', value, closed_over=False)}")
@@ -153,6 +153,11 @@ class Canonicalizer:
             if closed_over:
                 raise
             return f"opaque:{_type_name(type(value))}"
+
+
+def _code_of(function: Any) -> Any:
+    """A function's code as it was written; the DSL replaces it with rewritten code at the first trace."""
+    return getattr(function, "_original_code", None) or getattr(function, "__code__", None)
 
 
 def _global_names(code: types.CodeType) -> set[str]:

@@ -46,6 +46,7 @@ _BY_VALUE = frozenset((bool, int, float, str, type(None)))
 _NOT_TENSORS = frozenset((tuple, list, bool, int, float, type(None)))
 
 _kernels: dict[str, CompiledKernel] = {}
+_generation = [0]
 # Held by the thread of this process that compiles; the DSL takes one at a time anyway.
 _building = threading.RLock()
 
@@ -102,6 +103,7 @@ class JitFunction:
         self.options = options
         self._check = check
         self._memo: dict[Any, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._found: dict[Any, CompiledKernel] = {}
         self._constant_keys: dict[Any, tuple[str, tuple[Any, ...]]] = {}
         if "torch" in sys.modules:
             # tvm_ffi imports torch, so only where that has been paid for; it takes 15 ms off the first call.
@@ -209,12 +211,14 @@ class JitFunction:
 
     def key_parts(self, args: Sequence[Any], constants: dict[str, Any], arch: str) -> dict[str, Any]:
         """Everything that a kernel's key is a hash of."""
-        text = self._constants_text(constants)
+        return self._parts(self._constants_text(constants), self.signature(*args), arch)
+
+    def _parts(self, constants: str, signature: tuple[ArgumentClass, ...], arch: str) -> dict[str, Any]:
         return {
             "function": self.name,
             "sources": self.fingerprint.digest,
-            "signature": [str(c) for c in self.signature(*args)],
-            "constants": text,
+            "signature": [str(c) for c in signature],
+            "constants": constants,
             "arch": arch,
             "options": self.options,
             "toolchain": toolchain.identity(),
@@ -248,13 +252,24 @@ class JitFunction:
         return known[0]
 
     def _lookup(self, args: Sequence[Any], constants: dict[str, Any], arch: str) -> CompiledKernel:
-        parts = self.key_parts(args, constants, arch)
-        key = key_of(parts)
-        kernel = _kernels.get(key)
+        text, signature = self._constants_text(constants), self.signature(*args)
+        short = (text, signature, arch, _generation[0])
+        kernel = self._found.get(short)
+        if kernel is None:
+            parts = self._parts(text, signature, arch)
+            key = key_of(parts)
+            kernel = _kernels.get(key)
         if kernel is not None:
             cache.count("memory_hits")
             kernel.source = "memory"
-            return kernel
+        else:
+            kernel = self._load_or_compile(parts, key, args, constants)
+        self._found[short] = kernel
+        return kernel
+
+    def _load_or_compile(
+        self, parts: dict[str, Any], key: str, args: Sequence[Any], constants: dict[str, Any]
+    ) -> CompiledKernel:
         store = cache.store()
         kernel = _from_disk(store, key)
         if kernel is None:
@@ -375,6 +390,7 @@ def forget_loaded() -> None:
     `JitFunction`s that have already launched keep what they launched.
     """
     _kernels.clear()
+    _generation[0] += 1
 
 
 def key_of(parts: dict[str, Any]) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from user_project import process_environment
 
 from lowering import cache, function
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
 
 @pytest.fixture
-def cache_dir(tmp_path: Path) -> Iterator[Path]:
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, with nothing in memory either."""
     folder = tmp_path / "cache"
     function.forget_loaded()
+    monkeypatch.setattr(cache, "_enabled", None)  # whatever a test switches off is on again afterwards
+    monkeypatch.setattr(cache, "_refuse", None)
     with cache.use(folder):
         yield folder
     function.forget_loaded()
@@ -43,8 +42,3 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
         return done
 
     return run
-
-
-def process_environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    path = os.pathsep.join([str(tmp_path), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "KERNELS_DSL_CACHE_DIR": str(tmp_path / "cache"), **more}

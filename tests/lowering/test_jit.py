@@ -76,6 +76,24 @@ def test_what_makes_another_kernel(change):
     assert compiles() == start + 2
 
 
+def test_a_kernel_that_was_traced_before_keeps_its_key():
+    """Tracing replaces the code of the kernel's function; a key made afterwards must not notice."""
+
+    @cute.kernel
+    def kernel(mX: cute.Tensor):
+        tx, _, _ = cute.arch.thread_idx()
+        if tx < 16:
+            mX[tx] = mX[tx] + mX[tx]
+
+    def host(mX: cute.Tensor, stream):
+        kernel(mX).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+    start = compiles()
+    first = lowering.jit(host).compile(spec(32), arch="sm_90a")
+    again = lowering.jit(host).compile(spec(32), arch="sm_90a")
+    assert (again.key, compiles()) == (first.key, start + 1)
+
+
 def test_options_make_another_kernel():
     start = compiles()
     keys = {compile_affine(lowering.jit(affine, options=o)).key for o in ("", "--opt-level 2")}

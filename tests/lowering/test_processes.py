@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HERE, process_environment
+from user_project import process_environment, write_project
 
 from lowering import cache
 from lowering.store import unpack
@@ -28,7 +28,7 @@ print(json.dumps([kernel.source, kernel.key, "cutlass" in sys.modules, lowering.
 """
 
 # Everything is imported before a child is forked, so that a child only compiles.
-FORKING = """
+FORKING = r"""
 import json, os, signal, sys, time, torch, cutlass, tvm_ffi
 from cutlass import cute
 import lowering, own_kernels, own_config
@@ -40,7 +40,8 @@ def child(threads):
     kernel = lowering.jit(own_kernels.affine).compile(
         x, x, (2.0, x), 64, arch="sm_90a", config=config, function=own_config.same
     )
-    print(json.dumps([kernel.source, kernel.key, lowering.cache.stats()["compiles"]]), flush=True)
+    report = json.dumps([kernel.source, kernel.key, lowering.cache.stats()["compiles"]])
+    os.write(1, report.encode() + b"\n")  # one write, so that lines of siblings do not mix
 
 def fork(threads):
     pid = os.fork()
@@ -67,25 +68,10 @@ for line in sys.stdin:
     print(json.dumps(["done", statuses]), flush=True)
 """
 
-CONFIG = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Config:
-    threads: int = 128
-    smem: int = 0
-
-def same(value):
-    return value
-"""
-
 
 @pytest.fixture
 def own_files(tmp_path) -> Path:
-    """A user's project: a kernel file, and its configuration in a file that needs no compiler."""
-    source = (HERE / "user_kernels.py").read_text()
-    (tmp_path / "own_kernels.py").write_text(source)
-    (tmp_path / "own_config.py").write_text(CONFIG)
+    write_project(tmp_path)
     return tmp_path
 
 
@@ -240,7 +226,8 @@ def test_a_source_edited_while_it_is_in_use_is_not_kept(own_files, run_python):
         "text = open(path).read()\n"
         "open(path, 'w').write(text + '# edited\\n')\n"
         "x = torch.empty(64, device='meta')\n"
-        "jit.compile(x, x, (2.0, x), 64, arch='sm_90a', config=own_config.Config(), function=own_config.same)\n"
+        "constants = {'config': own_config.Config(), 'function': own_config.same}\n"
+        "jit.compile(x, x, (2.0, x), 64, arch='sm_90a', **constants)\n"
     )
     done = run_python(script)
     assert "changed while" in done.stderr

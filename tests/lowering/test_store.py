@@ -195,7 +195,8 @@ def test_the_lock_excludes_and_ends_with_its_holder(store):
             sys.executable,
             "-c",
             "import sys, time; from pathlib import Path; from lowering.store import Store\n"
-            f"with Store(Path(sys.argv[1])).lock({KEY!r}, 'x'):\n    print('held', flush=True); time.sleep(60)",
+            f"with Store(Path(sys.argv[1])).lock({KEY!r}, 'x'):\n"
+            "    print('held', flush=True); time.sleep(60)",
             str(store.folder),
         ],
         stdout=subprocess.PIPE,
