@@ -120,9 +120,8 @@ class ModelKernels:
 
     @staticmethod
     def _store(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
-        assert layout.swap == (d.stride(-1) != 1 or (d.shape[-1] == 1 and d.shape[-2] > 1)), (
-            "orientation of D"
-        )
+        kind = tensor_class("d", d)
+        assert 1 not in kind.strides[-2:] or kind.strides[-2 if layout.swap else -1] == 1, "orientation of D"
         operands = operands or ()
         assert len(operands) == len(layout.operand_modes)
         values = tuple(_operand(x, modes, d.shape) for x, modes in zip(operands, layout.operand_modes))
