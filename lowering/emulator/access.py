@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .machine import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .machine import Machine
 from .memory import Fault
 from .ptx import Instruction
 from .reports import EmulatorError, Kind
 from .shadow import byte_index
+from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 
 Array = np.ndarray
 
@@ -20,14 +21,28 @@ def shared_target(m: Machine, w: Warp, ins: Instruction, addresses: Array, size:
     """
     ranks = addresses >> RANK_SHIFT
     offsets = addresses & OFFSET_MASK
-    bad = (offsets < SHARED_BASE) | (offsets + size > m.shared_bytes) | (ranks >= len(w.cta.cluster.ctas)) | (ranks < 0)
+    bad = (
+        (offsets < SHARED_BASE)
+        | (offsets + size > m.shared_bytes)
+        | (ranks >= len(w.cta.cluster.ctas))
+        | (ranks < 0)
+    )
     if bad.any():
         address = int(addresses[bad][0])
-        m.report(Kind.OUT_OF_BOUNDS, f"{size} bytes at shared address {address:#x}; this launch has shared memory "
-                 f"{SHARED_BASE:#x} to {m.shared_bytes:#x}", w, ins, address=address, lanes=lanes)  # fmt: skip
+        m.report(
+            Kind.OUT_OF_BOUNDS,
+            f"{size} bytes at shared address {address:#x}; this launch has shared memory "
+            f"{SHARED_BASE:#x} to {m.shared_bytes:#x}",
+            w,
+            ins,
+            address=address,
+            lanes=lanes,
+        )
     if size > 1 and (addresses % size).any():
         address = int(addresses[addresses % size != 0][0])
-        m.report(Kind.MISALIGNED, f"{size} bytes need an address that {size} divides", w, ins, address=address)
+        m.report(
+            Kind.MISALIGNED, f"{size} bytes need an address that {size} divides", w, ins, address=address
+        )
     out = []
     good = ~bad
     first = ranks[0]
@@ -48,7 +63,9 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
         m.report_conflict(conflict, "read", w, ins, cta)
 
 
-def note_unwritten(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, agent: int, text: str) -> None:
+def note_unwritten(
+    m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, agent: int, text: str
+) -> None:
     """Remember a read of bytes that nothing has written.
 
     It is reported when the CTA ends, unless a write that is not ordered after it turns up: then the read came
@@ -56,8 +73,9 @@ def note_unwritten(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array
     """
     missing = cta.shadow.unwritten(index)
     if missing is not None:
-        cta.early_reads.setdefault((ins.line, agent), (missing, lambda: m.report(
-            Kind.UNINITIALISED, text, w, ins, address=missing)))  # fmt: skip
+        cta.early_reads.setdefault(
+            (ins.line, agent), (missing, lambda: m.report(Kind.UNINITIALISED, text, w, ins, address=missing))
+        )
 
 
 def check_write(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, lanes: Array) -> None:
@@ -128,8 +146,14 @@ def load_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, 
             out[good] = m.memory.load(addresses[good], size)[0]
         return out
     if unwritten:
-        m.report(Kind.UNINITIALISED, "global memory is read that nothing has written", w, ins,
-                 address=int(addresses[0]), space="global")  # fmt: skip
+        m.report(
+            Kind.UNINITIALISED,
+            "global memory is read that nothing has written",
+            w,
+            ins,
+            address=int(addresses[0]),
+            space="global",
+        )
     return out
 
 
@@ -153,13 +177,21 @@ def check_alignment(m: Machine, w: Warp | None, ins: Instruction, addresses: Arr
     """Report addresses of global memory that ``size`` does not divide."""
     if size in (2, 4, 8, 16) and (addresses & (size - 1)).any():
         address = int(addresses[(addresses & (size - 1)) != 0][0])
-        m.report(Kind.MISALIGNED, f"{size} bytes need an address that {size} divides", w, ins, address=address,
-                 space="global")  # fmt: skip
+        m.report(
+            Kind.MISALIGNED,
+            f"{size} bytes need an address that {size} divides",
+            w,
+            ins,
+            address=address,
+            space="global",
+        )
 
 
 def report_fault(m: Machine, w: Warp | None, ins: Instruction, fault: Fault, size: int, verb: str) -> None:
     """Report an access outside every registered tensor."""
-    m.report(Kind.OUT_OF_BOUNDS, f"{verb} of {size} bytes {fault}", w, ins, address=fault.address, space="global")
+    m.report(
+        Kind.OUT_OF_BOUNDS, f"{verb} of {size} bytes {fault}", w, ins, address=fault.address, space="global"
+    )
 
 
 def stop(ins: Instruction, text: str) -> EmulatorError:

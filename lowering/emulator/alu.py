@@ -6,6 +6,8 @@ float64 arrays; half formats travel as bits. Semantics are those of the PTX ISA'
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -90,14 +92,18 @@ def bfe(a: Array, start: Array, length: Array, signed: bool) -> Array:
     bits = a.itemsize * 8
     pos, count = (start & U32(0xFF)).astype(I64), (length & U32(0xFF)).astype(I64)
     if not signed:
-        mask = np.where(count >= bits, ~a.dtype.type(0), (a.dtype.type(1) << count.astype(a.dtype)) - a.dtype.type(1))
+        mask = np.where(
+            count >= bits, ~a.dtype.type(0), (a.dtype.type(1) << count.astype(a.dtype)) - a.dtype.type(1)
+        )
         return np.where(pos >= bits, a.dtype.type(0), a >> pos.astype(a.dtype)) & mask
     signed_type = I32 if bits == 32 else I64
     top = np.minimum(pos + count - 1, bits - 1)
     sign = np.where(count > 0, (a >> np.maximum(top, 0).astype(a.dtype)) & a.dtype.type(1), a.dtype.type(0))
     value = np.where(pos >= bits, a.dtype.type(0), a >> pos.astype(a.dtype))
     width = np.clip(np.minimum(count, bits - pos), 0, bits)
-    mask = np.where(width >= bits, ~a.dtype.type(0), (a.dtype.type(1) << width.astype(a.dtype)) - a.dtype.type(1))
+    mask = np.where(
+        width >= bits, ~a.dtype.type(0), (a.dtype.type(1) << width.astype(a.dtype)) - a.dtype.type(1)
+    )
     fill = np.where(sign != 0, ~mask, a.dtype.type(0))
     return ((value & mask) | fill).view(signed_type)
 
@@ -195,7 +201,7 @@ def fmax_nan(a: Array, b: Array) -> Array:
     return np.where((a == b) & ~np.signbit(a), a, np.maximum(a, b))
 
 
-def via64(function, a: Array) -> Array:
+def via64(function: Callable[[Array], Array], a: Array) -> Array:
     """An approximate float32 function: evaluated in float64 and rounded once.
 
     The GPU's approximations differ from this by a few units in the last place.
@@ -236,6 +242,12 @@ def compare(op: str, a: Array, b: Array) -> Array:
     if op == "nan":
         return nan
     base = op[:-1] if op.endswith("u") else op
-    plain = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-             "ge": np.greater_equal}[base](a, b)  # fmt: skip
+    plain = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }[base](a, b)
     return plain | nan if op.endswith("u") else plain & ~nan

@@ -13,7 +13,7 @@ import numpy as np
 from .shadow import Domain
 
 if TYPE_CHECKING:
-    from .machine import Warp
+    from .state import Warp
 
 Array = np.ndarray
 

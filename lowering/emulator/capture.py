@@ -12,13 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .machine import Launch
 from .ptx import Module
 from .reports import EmulatorError
+from .state import Launch
 
 # Bytes and C format of the leaves of LLVM argument types.
-_LEAF = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f32": "f", "f64": "d", "ptr": "P",
-         "half": "e", "f16": "e", "bf16": "H"}  # fmt: skip
+_LEAF = {
+    "i1": "?",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "f32": "f",
+    "f64": "d",
+    "ptr": "P",
+    "half": "e",
+    "f16": "e",
+    "bf16": "H",
+}
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 
 
@@ -45,10 +56,21 @@ def pack(type_text: str, values: Sequence[int | float]) -> bytes:
     """
     leaves = _struct_leaves(type_text)
     if len(leaves) != len(values):
-        raise ValueError(f"the host function's argument {type_text} has {len(leaves)} values; got {len(values)}")
-    kinds: dict[str, Any] = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
-                             "i64": ctypes.c_int64, "f32": ctypes.c_float, "f64": ctypes.c_double,
-                             "ptr": ctypes.c_uint64, "f16": ctypes.c_uint16, "bf16": ctypes.c_uint16}  # fmt: skip
+        raise ValueError(
+            f"the host function's argument {type_text} has {len(leaves)} values; got {len(values)}"
+        )
+    kinds: dict[str, Any] = {
+        "i1": ctypes.c_bool,
+        "i8": ctypes.c_int8,
+        "i16": ctypes.c_int16,
+        "i32": ctypes.c_int32,
+        "i64": ctypes.c_int64,
+        "f32": ctypes.c_float,
+        "f64": ctypes.c_double,
+        "ptr": ctypes.c_uint64,
+        "f16": ctypes.c_uint16,
+        "bf16": ctypes.c_uint16,
+    }
     structure = _ctypes_of(_parse_type(type_text.replace("!llvm.", "")), kinds)
     remaining = list(values)
     instance = structure()
@@ -134,7 +156,9 @@ class _Recorder:
         self.record(handle, tuple(raw[:3]), tuple(raw[3:]), smem, args, cluster, found)
         return 0
 
-    def record(self, handle: int, grid: tuple, block: tuple, smem: int, args: int, cluster: tuple, found: dict) -> None:
+    def record(
+        self, handle: int, grid: tuple, block: tuple, smem: int, args: int, cluster: tuple, found: dict
+    ) -> None:
         name = self.names.get(handle)
         assert self.module is not None
         if name is None and len(self.module.kernels) == 1:
@@ -164,7 +188,9 @@ def _callbacks(recorder: _Recorder) -> dict[str, Any]:
 
         return put
 
-    def launch_plain(handle: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, stream: int, smem: int, args: int) -> int:  # fmt: skip
+    def launch_plain(
+        handle: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, stream: int, smem: int, args: int
+    ) -> int:
         recorder.record(handle, (gx, gy, gz), (bx, by, bz), smem or 0, args, (1, 1, 1), {})
         return 0
 
@@ -184,7 +210,7 @@ def _callbacks(recorder: _Recorder) -> dict[str, Any]:
         "cuda_dialect_get_error_name": make(s, [i], lambda *_: b"error"),
         "cuda_dialect_init_library_once": make(i, [p, p, p, p], lambda *_: 0),
         "cuda_dialect_unload_library_once": make(None, [p], lambda *_: None),
-    }  # fmt: skip
+    }
 
 
 def _declared(module_text: str) -> list[str]:
@@ -246,9 +272,13 @@ def launches(host: HostFunction, arguments: Sequence[Sequence[int | float]]) -> 
     Returns the launches in order. Raises :class:`EmulatorError` where the function reports an error.
     """
     if len(arguments) != len(host.argument_types):
-        raise EmulatorError(f"the host function takes {len(host.argument_types)} arguments; got {len(arguments)}")
-    buffers = [ctypes.create_string_buffer(pack(t, v) or b"\0", max(len(pack(t, v)), 8))
-               for t, v in zip(host.argument_types, arguments, strict=True)]  # fmt: skip
+        raise EmulatorError(
+            f"the host function takes {len(host.argument_types)} arguments; got {len(arguments)}"
+        )
+    buffers = [
+        ctypes.create_string_buffer(pack(t, v) or b"\0", max(len(pack(t, v)), 8))
+        for t, v in zip(host.argument_types, arguments, strict=True)
+    ]
     result = ctypes.c_int(0)
     host.recorder.launches = []
     host.recorder.error = None

@@ -13,12 +13,13 @@ import numpy as np
 
 from . import access, sync
 from .barriers import MBarrier
-from .machine import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .machine import Machine
 from .memory import Fault
 from .ptx import Address, Instruction
 from .reports import Kind
 from .semantics import tma
 from .shadow import AgentKind, byte_index
+from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 from .translate import WINDOWS
 
 Array = np.ndarray
@@ -41,7 +42,9 @@ class StoreGroups:
 def _stores(w: Warp) -> StoreGroups:
     groups = w.state.get("stores")
     if groups is None:
-        agent = w.cta.domain.agent(AgentKind.BULK_STORE, f"the bulk stores of warp {w.number} of CTA {w.cta.index}")
+        agent = w.cta.domain.agent(
+            AgentKind.BULK_STORE, f"the bulk stores of warp {w.number} of CTA {w.cta.index}"
+        )
         groups = w.state["stores"] = StoreGroups(agent)
     return groups
 
@@ -58,7 +61,7 @@ def commit_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``cp.async.bulk.wait_group`` and ``.read``: all but the latest N groups of each lane that waits."""
     groups = _stores(w)
-    keep = int(getattr(ins.operands[0], "value"))
+    keep = int(ins.operands[0].value)
     for lane in np.flatnonzero(mask):
         mine = groups.lanes.get(int(lane), [])
         due = mine[: len(mine) - keep] if keep else mine
@@ -76,7 +79,14 @@ def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
 
 def _descriptor(m: Machine, w: Warp, ins: Instruction, address: int) -> tma.TensorMap | None:
     if address % 64:
-        m.report(Kind.MISALIGNED, "a tensor map needs an address that 64 divides", w, ins, address=address, space="global")
+        m.report(
+            Kind.MISALIGNED,
+            "a tensor map needs an address that 64 divides",
+            w,
+            ins,
+            address=address,
+            space="global",
+        )
     if address >> 60 == WINDOWS["param"] >> 60:
         at = address & ((1 << 60) - 1)
         raw = m.params[at : at + 128]
@@ -97,7 +107,9 @@ def _lane_value(w: Warp, operand: object, lane: int, dtype: str = "s32") -> int:
     return int(w.value(operand, dtype)[lane])
 
 
-def _box(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int) -> tma.BoxMap | None:
+def _box(
+    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int
+) -> tma.BoxMap | None:
     try:
         box = tma.box_map(tensor, coords, offset)
     except tma.TensorMapError as error:
@@ -105,15 +117,21 @@ def _box(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: l
         return None
     low, high = int(box.shared_address.min()), int(box.shared_address.max()) + box.element_bytes
     if low < SHARED_BASE or high > m.shared_bytes:
-        m.report(Kind.OUT_OF_BOUNDS, f"a box of shared bytes {low:#x} to {high:#x}; this launch has {SHARED_BASE:#x} to "
-                 f"{m.shared_bytes:#x}", w, ins, address=low)  # fmt: skip
+        m.report(
+            Kind.OUT_OF_BOUNDS,
+            f"a box of shared bytes {low:#x} to {high:#x}; this launch has {SHARED_BASE:#x} to "
+            f"{m.shared_bytes:#x}",
+            w,
+            ins,
+            address=low,
+        )
         return None
     return box
 
 
 def tensor_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor``, tile mode."""
-    if any(p.startswith("im2col") or p.startswith("tile::") for p in ins.parts):
+    if any(p.startswith(("im2col", "tile::")) for p in ins.parts):
         raise access.stop(ins, "TMA modes other than tile are not modelled")
     for lane in distinct_lanes(w, ins, mask):
         if ins.has("mbarrier::complete_tx::bytes"):
@@ -157,7 +175,12 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         bits = _lane_value(w, ins.operands[3], lane, "b16")
         ranks = [r for r in range(16) if bits >> r & 1]
         if not ranks or max(ranks) >= len(w.cta.cluster.ctas):
-            m.report(Kind.DESCRIPTOR, f"multicast mask {bits:#x} in a cluster of {len(w.cta.cluster.ctas)} CTAs", w, ins)
+            m.report(
+                Kind.DESCRIPTOR,
+                f"multicast mask {bits:#x} in a cluster of {len(w.cta.cluster.ctas)} CTAs",
+                w,
+                ins,
+            )
             ranks = [r for r in ranks if r < len(w.cta.cluster.ctas)]
     else:
         ranks = [target >> RANK_SHIFT if ins.has("shared::cluster") else w.cta.rank]
@@ -177,7 +200,9 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
             _scatter(cta.smem, box.shared_address, data, box.element_bytes)
             barrier.tx -= box.transaction_bytes
             if m.timeline is not None:
-                m.timeline.add(f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step)
+                m.timeline.add(
+                    f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step
+                )
             sync.complete(m, barrier)
 
         m.later(land)
@@ -185,7 +210,9 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _note_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, barrier: MBarrier) -> None:
+def _note_load(
+    m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, barrier: MBarrier
+) -> None:
     if not m.check:
         return
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
@@ -196,7 +223,7 @@ def _note_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
 def _gather(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, box: tma.BoxMap) -> Array:
     """Elements of a box, out-of-bounds ones filled, as unsigned integers."""
     storage = tma.storage_type(tensor.element)
-    out = np.full(len(box.valid), tma.fill_value(tensor), storage)
+    out: Array = np.full(len(box.valid), tma.fill_value(tensor), storage)
     if box.valid.any():
         raw = access.load_global(m, w, ins, box.global_address[box.valid], box.element_bytes)
         out[box.valid] = tma.convert_on_load(tensor, np.ascontiguousarray(raw).view(storage)[:, 0])
@@ -222,7 +249,9 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     valid = box.shared_address[box.valid]
     if len(valid):
         _note_store(m, w, ins, cta, byte_index(valid, box.element_bytes))
-    reduction = next((p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None)
+    reduction = next(
+        (p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None
+    )
     reduction = reduction if ins.parts[1] == "reduce" else None
     storage = tma.storage_type(tensor.element)
 
@@ -234,7 +263,7 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         where = box.global_address[box.valid]
         if reduction is not None:
             raw = access.load_global(m, w, ins, where, size)
-            old = np.ascontiguousarray(raw).view(storage)[:, 0]
+            old: Array = np.ascontiguousarray(raw).view(storage)[:, 0]
             data = tma.reduce_elements(reduction, tensor.element, old, data).astype(storage)
         access.store_global(m, w, ins, where, data.view(np.uint8).reshape(-1, size))
 
@@ -248,15 +277,23 @@ def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
     if not m.check:
         return
     groups = _stores(w)
-    access.note_unwritten(m, w, ins, cta, index, groups.agent, "a bulk store reads shared memory that nothing has written")
+    access.note_unwritten(
+        m, w, ins, cta, index, groups.agent, "a bulk store reads shared memory that nothing has written"
+    )
     conflict = cta.shadow.read(index, groups.agent, groups.clock + 1, w.vc)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
         return
     unfenced = cta.shadow.unfenced(index, w.fc)
     if unfenced is not None:
-        m.report(Kind.MISSING_PROXY_FENCE, f"the bulk store reads bytes written by {unfenced.agent.name}, which ran no "
-                 "fence.proxy.async between its store and the barrier", w, ins, address=unfenced.offset)  # fmt: skip
+        m.report(
+            Kind.MISSING_PROXY_FENCE,
+            f"the bulk store reads bytes written by {unfenced.agent.name}, which ran no "
+            "fence.proxy.async between its store and the barrier",
+            w,
+            ins,
+            address=unfenced.offset,
+        )
 
 
 def _issue_store(m: Machine, w: Warp, lane: int, action: Callable[[], None], kind: str) -> None:
@@ -285,8 +322,13 @@ def bulk_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         target, source = (int(w.address(o)[lane]) & ((1 << 60) - 1) for o in ins.operands[:2])
         size = _lane_value(w, ins.operands[2], int(lane), "b32")
         if size % 16 or target % 16 or source % 16:
-            m.report(Kind.MISALIGNED, f"a bulk copy of {size} bytes from {source:#x} to {target:#x} needs multiples of 16",
-                     w, ins, address=target)  # fmt: skip
+            m.report(
+                Kind.MISALIGNED,
+                f"a bulk copy of {size} bytes from {source:#x} to {target:#x} needs multiples of 16",
+                w,
+                ins,
+                address=target,
+            )
             continue
         if size == 0:
             continue
@@ -302,8 +344,14 @@ def bulk_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 def _inside(m: Machine, w: Warp, ins: Instruction, offset: int, size: int) -> bool:
     if offset >= SHARED_BASE and offset + size <= m.shared_bytes:
         return True
-    m.report(Kind.OUT_OF_BOUNDS, f"{size} bytes of shared memory from {offset:#x}; this launch has {SHARED_BASE:#x} to "
-             f"{m.shared_bytes:#x}", w, ins, address=offset)  # fmt: skip
+    m.report(
+        Kind.OUT_OF_BOUNDS,
+        f"{size} bytes of shared memory from {offset:#x}; this launch has {SHARED_BASE:#x} to "
+        f"{m.shared_bytes:#x}",
+        w,
+        ins,
+        address=offset,
+    )
     return False
 
 
@@ -340,19 +388,25 @@ def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, so
                 cta.smem[offset : offset + size] = access.load_global(m, w, ins, chunks, 16).reshape(-1)
             barrier.tx -= size
             if m.timeline is not None:
-                m.timeline.add(f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step)
+                m.timeline.add(
+                    f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step
+                )
             sync.complete(m, barrier)
 
         m.later(land)
 
 
-def _bulk_store(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, source: int, size: int) -> None:
+def _bulk_store(
+    m: Machine, w: Warp, ins: Instruction, lane: int, target: int, source: int, size: int
+) -> None:
     start = source & OFFSET_MASK
     if not _inside(m, w, ins, start, size):
         return
     cta = w.cta
     _note_store(m, w, ins, cta, slice(start, start + size))
-    reduction = next((p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None)
+    reduction = next(
+        (p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None
+    )
     kinds = {e.name.lower(): e for e in tma.ElementType}
     element = next((kinds[p] for p in ins.parts if p in kinds), None)
 
@@ -361,8 +415,14 @@ def _bulk_store(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, s
         chunks = target + 16 * np.arange(size // 16)
         if reduction is not None and element is not None:
             storage = tma.storage_type(element)
-            old = np.ascontiguousarray(access.load_global(m, w, ins, chunks, 16)).reshape(-1).view(storage)
-            data = tma.reduce_elements(reduction, element, old, data.view(storage)).astype(storage).view(np.uint8)
+            old: Array = (
+                np.ascontiguousarray(access.load_global(m, w, ins, chunks, 16)).reshape(-1).view(storage)
+            )
+            data = (
+                tma.reduce_elements(reduction, element, old, data.view(storage))
+                .astype(storage)
+                .view(np.uint8)
+            )
         access.store_global(m, w, ins, chunks, data.reshape(-1, 16))
 
     _issue_store(m, w, lane, write, "tma store")
@@ -393,7 +453,7 @@ def _copies(w: Warp) -> CopyGroups:
 def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async`` of 4, 8 or 16 bytes a lane, with zero fill past the source size."""
     groups = _copies(w)
-    size = int(getattr(ins.operands[2], "value"))
+    size = int(ins.operands[2].value)
     count = np.full(32, size)
     if len(ins.operands) > 3 and not ins.has("L2::cache_hint"):
         count = w.value(ins.operands[3], "b32").astype(np.int64)
@@ -446,13 +506,13 @@ def commit_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 
 def wait_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``cp.async.wait_group N`` and ``cp.async.wait_all``: what is waited for has arrived when this returns."""
+    """``cp.async.wait_group N`` and ``cp.async.wait_all``: what is waited for has arrived afterwards."""
     groups = _copies(w)
     if ins.parts[2] == "wait_all":
         commit_copies(m, w, ins, mask)
         keep = 0
     else:
-        keep = int(getattr(ins.operands[0], "value"))
+        keep = int(ins.operands[0].value)
     due = groups.groups[: len(groups.groups) - keep] if keep else groups.groups
     groups.groups = groups.groups[len(due) :]
     for clock, operations in due:

@@ -5,20 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from . import copies, loads, matrix, sync, warp_ops
-from .machine import Launch, Machine
+from .machine import Machine
 from .memory import GlobalMemory
 from .ptx import Module
 from .reports import EmulatorError, Kind, PtxError, ReportLog
 from .reports import Report as Report
+from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
 
 HANDLERS = {**loads.HANDLERS, **warp_ops.HANDLERS, **sync.HANDLERS, **copies.HANDLERS, **matrix.HANDLERS}
 
 
-def execute(module: Module, launch: Launch, memory: GlobalMemory, log: ReportLog, *, seed: int = 0, resident: int = 8,
-            timeline: Timeline | None = None, stats: Stats | None = None, check: bool = True, watch: Any = None,
-            max_steps: int | None = 50_000_000, first_step: int = 0) -> Machine:  # fmt: skip
+def execute(
+    module: Module,
+    launch: Launch,
+    memory: GlobalMemory,
+    log: ReportLog,
+    *,
+    seed: int = 0,
+    resident: int = 8,
+    timeline: Timeline | None = None,
+    stats: Stats | None = None,
+    check: bool = True,
+    watch: Any = None,
+    max_steps: int | None = 50_000_000,
+    first_step: int = 0,
+) -> Machine:
     """Execute one launch to its end. Findings go to ``log``.
 
     Raises :class:`EmulatorError` where execution cannot go on (deadlock, trap, an instruction that is not
@@ -29,12 +42,26 @@ def execute(module: Module, launch: Launch, memory: GlobalMemory, log: ReportLog
         raise EmulatorError(f"the PTX has no kernel {launch.kernel!r}; it has {sorted(module.kernels)}")
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if threads > (kernel.max_threads or 1024) or threads == 0:
-        raise EmulatorError(f"kernel {kernel.name}: a block of {threads} threads; it was compiled for "
-                            f"{kernel.max_threads or 1024}")  # fmt: skip
+        raise EmulatorError(
+            f"kernel {kernel.name}: a block of {threads} threads; it was compiled for "
+            f"{kernel.max_threads or 1024}"
+        )
     try:
-        machine = Machine(kernel, launch, memory, log, files=module.files, seed=seed, resident=resident,
-                          handlers=HANDLERS, timeline=timeline, stats=stats, check=check, watch=watch,
-                          max_steps=max_steps)  # fmt: skip
+        machine = Machine(
+            kernel,
+            launch,
+            memory,
+            log,
+            files=module.files,
+            seed=seed,
+            resident=resident,
+            handlers=HANDLERS,
+            timeline=timeline,
+            stats=stats,
+            check=check,
+            watch=watch,
+            max_steps=max_steps,
+        )
         machine.step = first_step
         machine.run()
     except PtxError as error:

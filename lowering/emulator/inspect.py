@@ -1,4 +1,4 @@
-"""Step and look: stop an emulated launch at a PTX or source line and read registers, shared memory, barriers."""
+"""Step and look: stop an emulated launch at a line and read registers, shared memory, barriers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from .machine import Machine, Warp
+    from .machine import Machine
     from .program import Step
     from .ptx import Instruction
+    from .state import Warp
 
 
 @dataclass
@@ -67,7 +68,10 @@ class Stop:
         return found
 
     def shared(self, offset: int, count: int, dtype: str = "uint8") -> np.ndarray:
-        """``count`` elements of the CTA's shared memory from byte ``offset``, as NumPy ``dtype`` (bf16: "bfloat16")."""
+        """``count`` elements of the CTA's shared memory from byte ``offset``.
+
+        ``dtype`` is a NumPy name, or "bfloat16", which comes back as float32.
+        """
         size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
         raw = self.warp.cta.smem[offset : offset + count * size].copy()
         if dtype == "bfloat16":
@@ -89,8 +93,17 @@ class Inspector:
     :param cta, warp: only there.
     """
 
-    def __init__(self, look: Callable[[Stop], None], *, line: int | None = None, file: str = "", ptx_line: int | None = None,
-                 opcode: str = "", cta: tuple[int, int, int] | None = None, warp: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        look: Callable[[Stop], None],
+        *,
+        line: int | None = None,
+        file: str = "",
+        ptx_line: int | None = None,
+        opcode: str = "",
+        cta: tuple[int, int, int] | None = None,
+        warp: int | None = None,
+    ) -> None:
         if line is None and ptx_line is None and not opcode:
             raise ValueError("an Inspector needs line, ptx_line or opcode to know where to stop")
         self.look, self.line, self.file, self.ptx_line = look, line, file, ptx_line

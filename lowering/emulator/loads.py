@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access, alu, taint
-from .machine import OFFSET_MASK, Machine, Warp
+from .machine import Machine
 from .ptx import TYPE_BYTES, Address, Instruction, Vector
 from .reports import Kind
 from .semantics import numeric
+from .state import OFFSET_MASK, Warp
 from .translate import WINDOWS
 
 Array = np.ndarray
@@ -42,7 +43,9 @@ def resolve(w: Warp, ins: Instruction, operand: Address, mask: Array) -> tuple[s
     return names.get(int(window[0]), "global"), addresses & ((1 << 60) - 1)
 
 
-def load_bytes(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, size: int, mask: Array) -> Array:
+def load_bytes(
+    m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, size: int, mask: Array
+) -> Array:
     """uint8 (n, size) from ``space``."""
     if space == "shared":
         return access.load_shared(m, w, ins, addresses, size, mask)
@@ -57,7 +60,9 @@ def load_bytes(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Arr
     return w.local[np.flatnonzero(mask)[:, None], index]
 
 
-def _store_bytes(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, data: Array, mask: Array) -> None:
+def _store_bytes(
+    m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, data: Array, mask: Array
+) -> None:
     if space == "shared":
         access.store_shared(m, w, ins, addresses, data, mask)
     elif space == "global":
@@ -73,7 +78,7 @@ def _store_bytes(m: Machine, w: Warp, ins: Instruction, space: str, addresses: A
 
 
 def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``ld``: any width, vectors included; ``.relaxed``, ``.acquire`` and ``.volatile`` make no difference here."""
+    """``ld``: any width, vectors included; ``.relaxed``, ``.acquire``, ``.volatile`` make no difference."""
     kind = _element(ins)
     unit = TYPE_BYTES[kind]
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
@@ -95,8 +100,15 @@ def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         w.set(target, full, mask)
 
 
-def _mark_loaded(w: Warp, ins: Instruction, targets: tuple, unwritten: tuple | None, addresses: Array, unit: int,
-                 mask: Array) -> None:  # fmt: skip
+def _mark_loaded(
+    w: Warp,
+    ins: Instruction,
+    targets: tuple,
+    unwritten: tuple | None,
+    addresses: Array,
+    unit: int,
+    mask: Array,
+) -> None:
     lanes = []
     for i in range(len(targets)):
         full = np.zeros(32, bool)
@@ -120,7 +132,9 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             pieces.append(w.R[source.index][mask].view(np.uint8).reshape(-1, 16))
             continue
         bits = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}[unit]
-        pieces.append(np.ascontiguousarray(_bits_of(w, source, kind, bits)[mask]).view(np.uint8).reshape(-1, unit))
+        pieces.append(
+            np.ascontiguousarray(_bits_of(w, source, kind, bits)[mask]).view(np.uint8).reshape(-1, unit)
+        )
     _store_bytes(m, w, ins, space, addresses, np.concatenate(pieces, axis=1), mask)
     if w.taint and space == "shared":
         undefined = taint.undefined_lanes(w, list(sources), mask)
@@ -143,19 +157,26 @@ def _int_op(name: str, kind: str) -> Callable[[Array, Array], Array]:
             return function
         return lambda a, b: function(a.view(signed), b.view(signed)).view(a.dtype)
 
-    return {
-        "add": lambda a, b: a + b, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "exch": lambda a, b: b, "min": extreme(np.minimum), "max": extreme(np.maximum),
+    table: dict[str, Callable[[Array, Array], Array]] = {
+        "add": lambda a, b: a + b,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "exch": lambda a, b: b,
+        "min": extreme(np.minimum),
+        "max": extreme(np.maximum),
         "inc": lambda a, b: np.where(a >= b, a.dtype.type(0), a + a.dtype.type(1)),
         "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - a.dtype.type(1)),
-    }[name]  # fmt: skip
+    }
+    return table[name]
 
 
 def _float_op(name: str, kind: str) -> Callable[[Array, Array], Array]:
     if kind.endswith("x2"):
         one = _float_op(name, kind[:-2])
         return lambda a, b: alu.pack16(one(alu.low(a), alu.low(b)), one(alu.high(a), alu.high(b)))
-    function = {"add": np.add, "min": alu.fmin, "max": alu.fmax}[name]
+    table: dict[str, Callable] = {"add": np.add, "min": alu.fmin, "max": alu.fmax}
+    function = table[name]
     if kind == "f64":
         return lambda a, b: function(a.view(np.float64), b.view(np.float64)).view(a.dtype)
     return lambda a, b: numeric.encode(function(numeric.decode(a, kind), numeric.decode(b, kind)), kind)
@@ -217,7 +238,9 @@ def _atomic_release(w: Warp) -> None:
     cluster = w.cta.cluster
     vc, fc = w.release()
     old = cluster.__dict__.get("atomic_clocks")
-    cluster.__dict__["atomic_clocks"] = (vc, fc) if old is None else (np.maximum(old[0], vc), np.maximum(old[1], fc))
+    cluster.__dict__["atomic_clocks"] = (
+        (vc, fc) if old is None else (np.maximum(old[0], vc), np.maximum(old[1], fc))
+    )
 
 
 HANDLERS: dict[str, Callable] = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic}

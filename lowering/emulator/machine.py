@@ -1,4 +1,4 @@
-"""The emulated machine: warps, CTAs and clusters, the seeded scheduler, and the clock of asynchronous units.
+"""The emulated machine: the seeded scheduler, the queue of asynchronous work, and findings.
 
 One step is a run of arithmetic or one operation of one warp. A warp runs until it blocks or a random quantum
 of steps is over. Asynchronous work (bulk copies, WGMMA groups, ``cp.async``) sits in a queue with the step
@@ -10,262 +10,43 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from . import taint
-from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .memory import GlobalMemory
 from .program import EXIT, Program, Step
-from .ptx import Address, Imm, Instruction, Kernel, Reg, Special, Symbol
+from .ptx import Instruction, Kernel, Symbol
 from .reports import EmulatorError, Kind, Report, ReportLog
-from .shadow import AgentKind, Conflict, Domain, Shadow
+from .shadow import AgentKind, Conflict
+from .state import BLOCK, SHARED_BASE, Cluster, Cta, Frame, Launch, Warp
 from .stats import Stats
 from .timeline import Timeline
-from .translate import CLASS_DTYPE, DTYPE, LANES, WINDOWS
 
 Array = np.ndarray
-SHARED_BASE = 1024  # the driver keeps the first KiB of shared memory for itself, so address 0 is never valid
-RANK_SHIFT = 24  # shared::cluster addresses: rank of the CTA above bit 24
-OFFSET_MASK = (1 << RANK_SHIFT) - 1
-BLOCK = object()  # result of a handler: the warp waits, the instruction runs again when it is woken
-
-
-@dataclass
-class Launch:
-    """A kernel launch: ``grid``, ``block``, ``cluster`` in CTAs or threads, ``smem`` dynamic bytes."""
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    smem: int = 0
-    params: bytes = b""
-    attributes: dict[str, Any] = field(default_factory=dict)
-
-
-class Frame:
-    """Lanes that run together: their mask, the next step, and the step where they meet others."""
-
-    __slots__ = ("mask", "pc", "reconverge", "full")
-
-    def __init__(self, mask: Array, pc: int, reconverge: int, full: bool):
-        self.mask, self.pc, self.reconverge, self.full = mask, pc, reconverge, full
-
-
-class Warpgroup:
-    """WGMMA state of four consecutive warps: operations not yet run and groups done."""
-
-    def __init__(self, cta: Cta, number: int):
-        self.cta, self.number = cta, number
-        self.agent = cta.domain.agent(AgentKind.WGMMA, f"WGMMA of warpgroup {number} of CTA {cta.index}")
-        self.warps: list[Warp] = []
-        self.operations: list = []
-        self.groups: list[list] = []
-        self.done = 0
-        self.waiters: list[Warp] = []
-
-
-class Warp:
-    """32 lanes: registers, frames of divergent control flow, clocks, and asynchronous groups."""
-
-    def __init__(self, cta: Cta, number: int, threads: int):
-        self.cta, self.number = cta, number
-        self.machine = cta.machine
-        self.live = np.arange(LANES) < threads
-        kernel = cta.machine.kernel
-        zero = {cls: np.zeros(LANES, dtype) for cls, dtype in CLASS_DTYPE.items()}
-        zero["b128"] = np.zeros((LANES, 2), np.uint64)
-        self.R: list[Array] = [zero[cls] for cls in kernel.reg_classes]
-        self.S = _special_registers(self)
-        self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
-        domain = cta.domain
-        self.agent = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
-        self.vc, self.fc = domain.clock(), domain.clock()
-        self.vc[self.agent] = 1
-        self.unfenced = np.zeros(LANES, bool)
-        self.waiting = ""
-        self.waiting_since = 0
-        self.timed_out = -1
-        self.group: Warpgroup | None = None
-        self.pending: dict[int, Array] = {}
-        self.pending_a: dict[int, int] = {}
-        self.dirty: set[int] = set()
-        self.taint: dict[int, Any] = {}  # registers that hold undefined values, see taint.py
-        self.wgmma_fenced = False
-        self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
-        self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
-
-    @property
-    def clock(self) -> int:
-        """The warp's own clock."""
-        return int(self.vc[self.agent])
-
-    @property
-    def name(self) -> str:
-        """For reports and the timeline."""
-        return f"CTA {self.cta.index} warp {self.number}"
-
-    def release(self) -> tuple[Array, Array]:
-        """Clocks to hand over; what the warp does next is not covered by them."""
-        vc, fc = self.vc, self.fc
-        self.vc = vc.copy()
-        self.vc[self.agent] += 1
-        return vc, fc
-
-    def acquire(self, vc: Array, fc: Array) -> None:
-        """Take over the clocks of a barrier."""
-        self.vc, self.fc = np.maximum(self.vc, vc), np.maximum(self.fc, fc)
-
-    def learn(self, agent: int, clock: int) -> None:
-        """Everything that ``agent`` did up to ``clock`` is complete for this warp."""
-        if self.vc[agent] < clock:
-            self.vc = self.vc.copy()
-            self.vc[agent] = clock
-
-    def value(self, operand: object, dtype: str) -> Array:
-        """Value of an operand as 32 lanes of PTX type ``dtype``."""
-        np_type = DTYPE[dtype]
-        if isinstance(operand, Reg):
-            array = self.R[operand.index]
-            if operand.cls == "pred":
-                return ~array if operand.negated else array
-            if array.itemsize == np.dtype(np_type).itemsize:
-                return array.view(np_type)
-            return array.astype(np_type)
-        if isinstance(operand, Imm):
-            width = 8 * np.dtype(np_type).itemsize
-            return np.full(LANES, operand.value & ((1 << width) - 1), f"u{width // 8}").view(np_type)
-        if isinstance(operand, Special):
-            return self.S[operand.name].astype(np_type)
-        if isinstance(operand, Symbol):
-            return np.full(LANES, self.cta.machine.symbol_value(operand), np_type) + self.symbol_rank(operand, np_type)
-        raise TypeError(f"operand {operand!r} has no value")
-
-    def symbol_rank(self, symbol: Symbol, np_type: type) -> Any:
-        """Shared variables lie in this CTA's part of the cluster window."""
-        variable = self.machine.kernel.variables.get(symbol.name)
-        shared = variable is not None and variable.space == "shared"
-        return np_type(self.cta.rank << RANK_SHIFT) if shared else np_type(0)
-
-    def address(self, operand: Address) -> Array:
-        """int64 address of ``[base + offset]`` in its state space."""
-        base = self.value(operand.base, "b64" if _is_wide(operand.base) else "b32").astype(np.int64)
-        return base + operand.offset if operand.offset else base
-
-    def set(self, target: object, value: Array, mask: Array) -> None:
-        """Assign to the lanes of ``mask``; the value has, or is widened to, the register's width."""
-        if not isinstance(target, Reg):
-            return
-        dtype = CLASS_DTYPE[target.cls]
-        if value.dtype != dtype:
-            value = value.view(dtype) if value.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
-        if not np.array_equal(mask, self.live):
-            value = np.where(mask, value, self.R[target.index])
-        self.R[target.index] = value
-
-    def touched(self, position: int, register: int, write: bool) -> None:
-        """A register of a pending WGMMA was used; called by checked steps."""
-        step = self.machine.program.steps[self.frames[-1].pc]
-        ins = step.instructions[min(position, len(step.instructions) - 1)]
-        what = "operand A is overwritten" if write else "the accumulator is read"
-        self.machine.report(Kind.PENDING_REGISTER, f"{what} before wgmma.wait_group", self, ins)
-
-    def exit_lanes(self, mask: Array) -> None:
-        """End the lanes of ``mask``."""
-        self.live = self.live & ~mask
-        for frame in self.frames:
-            frame.mask = frame.mask & ~mask
-        self.frames = [f for f in self.frames if f.mask.any()]
-        if self.frames:
-            self.frames[-1].full = bool((self.frames[-1].mask == self.live).all())
-
-
-def _is_wide(base: object) -> bool:
-    return (isinstance(base, Reg) and base.cls == "b64") or isinstance(base, (Imm, Symbol))
-
-
-def _special_registers(warp: Warp) -> dict[str, Array]:
-    cta = warp.cta
-    launch = cta.machine.launch
-    linear = warp.number * LANES + np.arange(LANES)
-    bx, by, _ = launch.block
-    lane = np.arange(LANES, dtype=np.uint32)
-    one = np.uint32(1)
-    values: dict[str, Any] = {
-        "%laneid": lane, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % 132,
-        "%nsmid": 132, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
-        "%cluster_ctarank": cta.rank, "%cluster_nctarank": int(np.prod(launch.cluster)),
-        "%is_explicit_cluster": int(launch.cluster != (1, 1, 1)), "%dynamic_smem_size": launch.smem,
-        "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE, "%lanemask_eq": one << lane,
-        "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) | ((one << lane) - one),
-        "%lanemask_ge": ~((one << lane) - one), "%lanemask_gt": ~((one << lane) | ((one << lane) - one)),
-        "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
-    }  # fmt: skip
-    tid = (linear % bx, linear // bx % by, linear // (bx * by))
-    for axis, name in enumerate("xyz"):
-        values[f"%tid.{name}"] = tid[axis]
-        values[f"%ntid.{name}"] = launch.block[axis]
-        values[f"%ctaid.{name}"] = cta.index[axis]
-        values[f"%nctaid.{name}"] = launch.grid[axis]
-        values[f"%cluster_ctaid.{name}"] = cta.index[axis] % launch.cluster[axis]
-        values[f"%cluster_nctaid.{name}"] = launch.cluster[axis]
-        values[f"%clusterid.{name}"] = cta.index[axis] // launch.cluster[axis]
-        values[f"%nclusterid.{name}"] = launch.grid[axis] // launch.cluster[axis]
-    return {k: np.broadcast_to(np.asarray(v, np.int64).astype(np.uint32), LANES) for k, v in values.items()}
-
-
-class Cta:
-    """One CTA: shared memory with its shadow, warps, barriers."""
-
-    def __init__(self, machine: Machine, cluster: Cluster, index: tuple[int, int, int], rank: int):
-        self.machine, self.cluster, self.index, self.rank = machine, cluster, index, rank
-        self.domain = cluster.domain
-        grid = machine.launch.grid
-        self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
-        threads = int(np.prod(machine.launch.block))
-        self.warp_count = -(-threads // LANES)
-        self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
-        self.shadow = Shadow(machine.shared_bytes, self.domain)
-        self.mbarriers: dict[int, MBarrier] = {}
-        self.named: dict[int, NamedBarrier] = {}
-        # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
-        self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
-        self.warps = [Warp(self, n, min(LANES, threads - n * LANES)) for n in range(self.warp_count)]
-        self.warpgroups: list[Warpgroup] = []
-        if machine.uses_wgmma:
-            for n in range(self.warp_count // 4):
-                group = Warpgroup(self, n)
-                group.warps = self.warps[4 * n : 4 * n + 4]
-                self.warpgroups.append(group)
-                for warp in group.warps:
-                    warp.group = group
-
-
-class Cluster:
-    """CTAs that run together and see each other's shared memory."""
-
-    def __init__(self, machine: Machine, number: tuple[int, int, int]):
-        shape = machine.launch.cluster
-        warps = -(-int(np.prod(machine.launch.block)) // LANES)
-        self.domain = Domain(int(np.prod(shape)) * (3 * warps + warps // 4 + 160))
-        self.barrier = ClusterBarrier(self.domain)
-        self.ctas: list[Cta] = []
-        for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
-            index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))
-            self.ctas.append(Cta(machine, self, index, rank))  # type: ignore[arg-type]
-        self.warps_left = sum(len(c.warps) for c in self.ctas)
 
 
 class Machine:
     """Runs one launch of one kernel. ``seed`` fixes the schedule; ``resident`` clusters run at a time."""
 
-    def __init__(self, kernel: Kernel, launch: Launch, memory: GlobalMemory, log: ReportLog, *,
-                 files: dict[int, str], seed: int = 0, resident: int = 8, handlers: dict[str, Callable],
-                 timeline: Timeline | None = None, stats: Stats | None = None, check: bool = True,
-                 watch: Any = None, max_steps: int | None = None):  # fmt: skip
+    def __init__(
+        self,
+        kernel: Kernel,
+        launch: Launch,
+        memory: GlobalMemory,
+        log: ReportLog,
+        *,
+        files: dict[int, str],
+        seed: int = 0,
+        resident: int = 8,
+        handlers: dict[str, Callable],
+        timeline: Timeline | None = None,
+        stats: Stats | None = None,
+        check: bool = True,
+        watch: Any = None,
+        max_steps: int | None = None,
+    ):
         self.kernel, self.launch, self.memory, self.log = kernel, launch, memory, log
         self.files, self.check, self.watch = files, check, watch
         self.random = np.random.default_rng(seed)
@@ -325,15 +106,37 @@ class Machine:
         number, line = ins.source
         return f"{self.files[number]}:{line}" if number in self.files else ""
 
-    def report(self, kind: Kind, message: str, warp: Warp | None, ins: Instruction | None, *, address: int | None = None,
-               space: str = "shared", lanes: Array | None = None) -> None:  # fmt: skip
+    def report(
+        self,
+        kind: Kind,
+        message: str,
+        warp: Warp | None,
+        ins: Instruction | None,
+        *,
+        address: int | None = None,
+        space: str = "shared",
+        lanes: Array | None = None,
+    ) -> None:
         """Add a finding at ``ins`` of ``warp``."""
-        where = "" if lanes is None or lanes.all() else "lanes " + ",".join(str(i) for i in np.flatnonzero(lanes))
-        self.log.add(Report(
-            kind, message, self.kernel.name, ins.line if ins else 0, ins.text if ins else "",
-            self.source(ins) if ins else "", warp.cta.index if warp else (0, 0, 0), warp.number if warp else -1,
-            where, space if address is not None else "", address, self.step,
-        ))  # fmt: skip
+        where = (
+            "" if lanes is None or lanes.all() else "lanes " + ",".join(str(i) for i in np.flatnonzero(lanes))
+        )
+        self.log.add(
+            Report(
+                kind,
+                message,
+                self.kernel.name,
+                ins.line if ins else 0,
+                ins.text if ins else "",
+                self.source(ins) if ins else "",
+                warp.cta.index if warp else (0, 0, 0),
+                warp.number if warp else -1,
+                where,
+                space if address is not None else "",
+                address,
+                self.step,
+            )
+        )
 
     def report_conflict(self, conflict: Conflict, verb: str, warp: Warp, ins: Instruction, cta: Cta) -> None:
         """Name the kind of a race by the agent on its other side."""
@@ -447,7 +250,9 @@ class Machine:
                 self.watch.before(self, warp, step)
             if step.kind == "alu":
                 undefined = bool(warp.taint) and not warp.taint.keys().isdisjoint(step.used)
-                function = program.compiled(step, not frame.full, bool(warp.pending or warp.pending_a), undefined)
+                function = program.compiled(
+                    step, not frame.full, bool(warp.pending or warp.pending_a), undefined
+                )
                 function(warp.R, warp.S, frame.mask, warp)
                 if self.stats is not None:
                     self.stats.arithmetic(self, step)
@@ -497,7 +302,9 @@ class Machine:
 
         for operand in ins.operands:
             for register in registers(operand):
-                if id(warp.R[register]) in warp.pending and not (operand is ins.operands[0] and ins.root != "st"):
+                if id(warp.R[register]) in warp.pending and not (
+                    operand is ins.operands[0] and ins.root != "st"
+                ):
                     warp.touched(0, register, False)
                     return
 
@@ -521,12 +328,23 @@ class Machine:
         for barrier in cta.mbarriers.values():
             arrived = barrier.expected - barrier.pending
             if barrier.tx:
-                self.report(Kind.TRANSACTION_COUNT, f"the kernel ends while mbarrier {barrier.offset:#x} has "
-                            f"{barrier.tx} bytes of transactions outstanding", warp, None, address=barrier.offset)  # fmt: skip
+                self.report(
+                    Kind.TRANSACTION_COUNT,
+                    f"the kernel ends while mbarrier {barrier.offset:#x} has "
+                    f"{barrier.tx} bytes of transactions outstanding",
+                    warp,
+                    None,
+                    address=barrier.offset,
+                )
             elif arrived:
-                self.report(Kind.ARRIVE_COUNT, f"the kernel ends while mbarrier {barrier.offset:#x} has {arrived} of "
-                            f"{barrier.expected} arrivals ({', '.join(dict.fromkeys(barrier.arrivals))})",
-                            warp, None, address=barrier.offset)  # fmt: skip
+                self.report(
+                    Kind.ARRIVE_COUNT,
+                    f"the kernel ends while mbarrier {barrier.offset:#x} has {arrived} of "
+                    f"{barrier.expected} arrivals ({', '.join(dict.fromkeys(barrier.arrivals))})",
+                    warp,
+                    None,
+                    address=barrier.offset,
+                )
 
     def _stalled(self) -> None:
         """Nothing can run: let try_wait give up once, and if that changes nothing it is a deadlock."""
@@ -545,9 +363,13 @@ class Machine:
                     tell()
                 for barrier in cta.mbarriers.values():
                     if barrier.waited_twice is not None:
-                        self.report(Kind.PHASE_WAITED_TWICE, f"a warp waited twice for one phase of mbarrier "
-                                    f"{barrier.offset:#x} and went on; then all warps came to wait",
-                                    *barrier.waited_twice, address=barrier.offset)  # fmt: skip
+                        self.report(
+                            Kind.PHASE_WAITED_TWICE,
+                            f"a warp waited twice for one phase of mbarrier "
+                            f"{barrier.offset:#x} and went on; then all warps came to wait",
+                            *barrier.waited_twice,
+                            address=barrier.offset,
+                        )
         same: dict[tuple, list[Warp]] = {}
         for warp in waiting:
             place = self.program.steps[warp.frames[-1].pc].first
@@ -559,7 +381,12 @@ class Machine:
             lines.append(f"    CTA {index} warps {[w.number for w in warps]}: {reason}, at {where}")
         first = waiting[0] if waiting else None
         at = self.program.steps[first.frames[-1].pc].first if first else None
-        self.report(Kind.DEADLOCK, f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines), first, at)
+        self.report(
+            Kind.DEADLOCK,
+            f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines),
+            first,
+            at,
+        )
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))
 
 
@@ -595,10 +422,3 @@ def _branch(warp: Warp, frame: Frame, step: Step) -> None:
         frame.pc = meet
     warp.frames.append(Frame(frame.mask & ~taken, after, meet, False))
     warp.frames.append(Frame(taken, step.target, meet, False))
-
-
-def generic_space(address: int) -> str:
-    """Name of the window of a generic address."""
-    return {WINDOWS["shared"] >> 60: "shared", WINDOWS["param"] >> 60: "param", WINDOWS["local"] >> 60: "local"}.get(
-        address >> 60, "global"
-    )

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import access, taint
-from .machine import OFFSET_MASK, SHARED_BASE, Machine, Warp, Warpgroup
-from .ptx import Imm, Instruction, Vector
+from .machine import Machine
 from .program import registers
+from .ptx import Imm, Instruction, Vector
 from .reports import EmulatorError, Kind
 from .semantics import ldmatrix, mma, tensor_core, wgmma
+from .state import OFFSET_MASK, SHARED_BASE, Warp, Warpgroup
 from .warp_ops import check_members
 
 Array = np.ndarray
@@ -89,7 +90,12 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         group.operations.append(_Operation(ins, shape, a, b, (a_word, b_word, scale), immediates))
     operation = group.operations[sequence]
     if operation.ins is not ins or operation.words != (a_word, b_word, scale):
-        m.report(Kind.BARRIER_DIVERGENCE, "the warps of a warpgroup issue different wgmma operations or descriptors", w, ins)
+        m.report(
+            Kind.BARRIER_DIVERGENCE,
+            "the warps of a warpgroup issue different wgmma operations or descriptors",
+            w,
+            ins,
+        )
     new = np.empty((len(accumulators), 32), np.uint32)
     old = [w.R[r.index] for r in accumulators] if scale else None
     a_registers = np.stack([w.R[r.index] for r in operands[1].items], axis=1) if from_registers else None
@@ -124,16 +130,24 @@ def _group_of(group: Warpgroup, number: int) -> _Group:
 
 
 def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
-    used = set(registers(ins.operands[0])) | (set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set())
+    used = set(registers(ins.operands[0])) | (
+        set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set()
+    )
     changed = sorted(used & w.dirty)
     if changed or not w.wgmma_fenced:
-        what = "no wgmma.fence came before the first wgmma" if not w.wgmma_fenced else f"{len(changed)} registers changed"
+        what = (
+            "no wgmma.fence came before the first wgmma"
+            if not w.wgmma_fenced
+            else f"{len(changed)} registers changed"
+        )
         m.report(Kind.MISSING_WGMMA_FENCE, what, w, ins)
         w.dirty.difference_update(used)
         w.wgmma_fenced = True
 
 
-def _check_operands(m: Machine, w: Warp, ins: Instruction, op: _Operation, group: Warpgroup, clock: int) -> None:
+def _check_operands(
+    m: Machine, w: Warp, ins: Instruction, op: _Operation, group: Warpgroup, clock: int
+) -> None:
     """Race checks of both operands against the clocks of the warp that knows least."""
     if not m.check:
         return
@@ -154,19 +168,33 @@ def _check_operands(m: Machine, w: Warp, ins: Instruction, op: _Operation, group
         # Sixteen bytes are the smallest piece that any layout keeps together.
         pieces = np.unique(addresses >> 4)
         if int(pieces[0]) * 16 < SHARED_BASE or int(pieces[-1]) * 16 + 16 > m.shared_bytes:
-            m.report(Kind.OUT_OF_BOUNDS, f"operand {name} reaches shared bytes {int(pieces[0]) * 16:#x} to "
-                     f"{int(pieces[-1]) * 16 + 16:#x}", w, ins, address=int(pieces[0]) * 16)  # fmt: skip
+            m.report(
+                Kind.OUT_OF_BOUNDS,
+                f"operand {name} reaches shared bytes {int(pieces[0]) * 16:#x} to "
+                f"{int(pieces[-1]) * 16 + 16:#x}",
+                w,
+                ins,
+                address=int(pieces[0]) * 16,
+            )
             continue
         index = ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
-        access.note_unwritten(m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written")
+        access.note_unwritten(
+            m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written"
+        )
         conflict = cta.shadow.read(index, group.agent, clock, vc)
         if conflict is not None:
             m.report_conflict(conflict, "read", w, ins, cta)
             continue
         unfenced = cta.shadow.unfenced(index, fc)
         if unfenced is not None:
-            m.report(Kind.MISSING_PROXY_FENCE, f"operand {name} has bytes written by {unfenced.agent.name}, which ran no "
-                     "fence.proxy.async between its store and the barrier", w, ins, address=unfenced.offset)  # fmt: skip
+            m.report(
+                Kind.MISSING_PROXY_FENCE,
+                f"operand {name} has bytes written by {unfenced.agent.name}, which ran no "
+                "fence.proxy.async between its store and the barrier",
+                w,
+                ins,
+                address=unfenced.offset,
+            )
 
 
 def _transposes(op: _Operation) -> tuple[bool, bool]:
@@ -196,7 +224,9 @@ def wgmma_commit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             _execute(m, group, operation)
         group.done = number + 1
         if m.timeline is not None:
-            m.timeline.add(f"CTA {group.cta.index} WGMMA {group.number}", "wgmma", f"group {number}", at, m.step)
+            m.timeline.add(
+                f"CTA {group.cta.index} WGMMA {group.number}", "wgmma", f"group {number}", at, m.step
+            )
         m.wake(group.waiters)
 
     m.later(run)
@@ -224,7 +254,9 @@ def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
     if parts[0].old is not None:
         d = np.concatenate([np.stack(p.old, axis=1) for p in parts if p.old is not None])
     negate = [s == -1 for s in (*op.immediates, 1, 1)[:2]]  # integer types have none
-    result = wgmma.multiply(op.shape, a, b, d, negate_a=negate[0], negate_b=negate[1], saturate="satfinite" in op.ins.parts)
+    result = wgmma.multiply(
+        op.shape, a, b, d, negate_a=negate[0], negate_b=negate[1], saturate="satfinite" in op.ins.parts
+    )
     for i, part in enumerate(parts):
         part.new[:] = result[32 * i : 32 * i + 32].T
     op.parts.clear()
@@ -233,7 +265,7 @@ def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
 def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``wgmma.wait_group N``: all but the latest N groups are complete when this returns."""
     group = _warpgroup(w, ins)
-    target = w.state.get("wgmma_commits", 0) - int(getattr(ins.operands[0], "value"))
+    target = w.state.get("wgmma_commits", 0) - int(ins.operands[0].value)
     if group.done < target:
         waiting = [g.number for g in group.warps if g.state.get("wgmma_commits", 0) < target]
         text = f"WGMMA group {target - 1} of warpgroup {group.number}"
@@ -261,8 +293,14 @@ def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     d, a, b, c = ins.operands
     sources = [np.stack([w.value(item, "b32") for item in o.items], axis=1) for o in (a, b, c)]
     if w.taint:
-        taint.matrix_product(w, registers(d), registers(a), registers(b), [getattr(i, "index", -1) for i in c.items],
-                             shape.d != "f16")  # fmt: skip
+        taint.matrix_product(
+            w,
+            registers(d),
+            registers(a),
+            registers(b),
+            [getattr(i, "index", -1) for i in c.items],
+            shape.d != "f16",
+        )
     result = mma.multiply(shape, *sources)
     for i, target in enumerate(d.items):
         w.set(target, np.ascontiguousarray(result[:, i]), mask)

@@ -75,8 +75,10 @@ class GlobalMemory:
             return "no tensor is registered"
         region = min(self.regions, key=lambda r: max(r.start - address, address - r.end + 1))
         if address >= region.end:
-            return f"{address - region.end} bytes past the end of {region.name} ({region.end - region.start} bytes)"
-        return f"{region.start - address} bytes before {region.name} ({region.end - region.start} bytes)"
+            where = f"{address - region.end} bytes past the end of"
+        else:
+            where = f"{region.start - address} bytes before"
+        return f"{where} {region.name} ({region.end - region.start} bytes)"
 
     def _split(self, addresses: Array, size: int) -> list[tuple[Region, Array | slice]]:
         """Groups of positions in ``addresses`` by region. Raises :class:`Fault` for any outside."""
@@ -84,7 +86,8 @@ class GlobalMemory:
         region = self.find(low)
         if region is not None and high + size <= region.end:
             return [(region, slice(None))]
-        out, bad = [], np.ones(len(addresses), bool)
+        out: list[tuple[Region, Array | slice]] = []
+        bad = np.ones(len(addresses), bool)
         for region in self.regions:
             inside = (addresses >= region.start) & (addresses + size <= region.end)
             if inside.any():

@@ -20,7 +20,15 @@ _TRANSLATED = {
     "setp", "set", "copysign", "ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "rsqrt", "cvta", "isspacep",
     "cvt",
 }  # fmt: skip
-NO_EFFECT = {"prefetch", "prefetchu", "griddepcontrol", "nanosleep", "applypriority", "discard", "createpolicy"}
+NO_EFFECT = {
+    "prefetch",
+    "prefetchu",
+    "griddepcontrol",
+    "nanosleep",
+    "applypriority",
+    "discard",
+    "createpolicy",
+}
 
 
 def registers(operand: object) -> list[int]:
@@ -98,13 +106,19 @@ class Program:
                 lines += self.translator.statements(ins, guard)
             body = "\n    ".join(lines) or "pass"
             scope: dict = {}
-            exec(compile(f"def step(R, S, M, w):\n    {body}\n", "<emulated>", "exec"), self.names.globals, scope)
+            exec(
+                compile(f"def step(R, S, M, w):\n    {body}\n", "<emulated>", "exec"),
+                self.names.globals,
+                scope,
+            )
             step.variants[key] = scope["step"]
         return step.variants[key]
 
     def _watch(self, ins: Instruction, position: int) -> list[str]:
         sources = [r for operand in ins.operands[1:] for r in registers(operand)]
-        lines = [f"if id(R[{r}]) in w.pending: w.touched({position}, {r}, False)" for r in dict.fromkeys(sources)]
+        lines = [
+            f"if id(R[{r}]) in w.pending: w.touched({position}, {r}, False)" for r in dict.fromkeys(sources)
+        ]
         for r in registers(ins.operands[0]):
             if r in self.operand_a:
                 lines.append(f"if {r} in w.pending_a: w.touched({position}, {r}, True)")
@@ -133,8 +147,10 @@ def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:
             if isinstance(ins.operands[1], Vector):
                 operand_a.update(registers(ins.operands[1]))
     relevant |= operand_a
-    moves = [(i.operands[0].index, i.operands[1].index) for i in kernel.instructions
-             if i.root == "mov" and isinstance(i.operands[0], Reg) and isinstance(i.operands[1], Reg)]  # fmt: skip
+    moves = []
+    for ins in kernel.instructions:
+        if ins.root == "mov" and isinstance(ins.operands[0], Reg) and isinstance(ins.operands[1], Reg):
+            moves.append((ins.operands[0].index, ins.operands[1].index))
     changed = True
     while changed and relevant:
         new = {s for d, s in moves if d in relevant} - relevant

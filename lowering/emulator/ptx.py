@@ -56,7 +56,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """``[base + offset]``; base is a Reg, Symbol or Imm; ``coords`` holds the second part of a tensor address."""
+    """``[base + offset]``; base is a Reg, Symbol or Imm; ``coords``: second part of a tensor address."""
 
     base: object
     offset: int = 0
@@ -150,13 +150,17 @@ class Module:
     variables: dict[str, Variable]
 
 
-_TOKEN = re.compile(r"\s*(0[fFdD][0-9a-fA-F]+|-?0[xX][0-9a-fA-F]+U?|-?\d+U?|[%$_A-Za-z][\w$%.]*(?:::\w+)?|[\[\]{}|,+!()<>=-])")
+_TOKEN = re.compile(
+    r"\s*(0[fFdD][0-9a-fA-F]+|-?0[xX][0-9a-fA-F]+U?|-?\d+U?|[%$_A-Za-z][\w$%.]*(?:::\w+)?|[\[\]{}|,+!()<>=-])"
+)
 _DECL = re.compile(
     r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"([\w$]+)(\[(\d*)\])?\s*(?:=\s*\{?([^}]*)\}?)?\s*$"
 )
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$")
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr[\s\w.]*?\s)?([\w$]+)(?:\[(\d+)\])?\s*$")
+_PARAM = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr[\s\w.]*?\s)?([\w$]+)(?:\[(\d+)\])?\s*$"
+)
 
 
 class _Scope:
@@ -190,7 +194,7 @@ class _Statement:
 
 
 def _statements(text: str, first_line: int) -> list[_Statement]:
-    """Split a body into statements: instruction text, labels ``x:``, ``{`` and ``}``, with line and source."""
+    """Split a body into instruction texts, labels ``x:``, ``{`` and ``}``, with line and source."""
     out: list[_Statement] = []
     source = (0, 0)
     in_asm = False
@@ -283,7 +287,9 @@ def _parse_entry(text: str, entry: re.Match, module: Module) -> Kernel:
     threads = re.search(r"\.(?:reqntid|maxntid)\s+([\d,\s]+)", directives)
     if threads:
         sizes = [int(v) for v in threads.group(1).replace(",", " ").split()]
-        kernel.max_threads = sizes[0] * (sizes[1] if len(sizes) > 1 else 1) * (sizes[2] if len(sizes) > 2 else 1)
+        kernel.max_threads = (
+            sizes[0] * (sizes[1] if len(sizes) > 1 else 1) * (sizes[2] if len(sizes) > 2 else 1)
+        )
     body = text[start + 1 : _closing_brace(text, start)]
     _parse_body(kernel, _statements(body, text.count("\n", 0, start) + 1))
     return kernel
@@ -368,7 +374,9 @@ def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instru
     parts = tuple(opcode.split("."))
     short = text if len(text) < 160 else text[:157] + "..."
     if parts[0] in ("bra",):
-        return Instruction(opcode, parts, (), pred, statement.line, statement.source, short, scope.label(rest.strip()))
+        return Instruction(
+            opcode, parts, (), pred, statement.line, statement.source, short, scope.label(rest.strip())
+        )
     tokens = _tokens(rest, statement.line)
     operands = _Operands(tokens, kernel, scope, statement.line).all()
     return Instruction(opcode, parts, operands, pred, statement.line, statement.source, short)
@@ -380,7 +388,7 @@ def _tokens(text: str, line: int) -> list[str]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if not match:
-            raise PtxError(f"PTX line {line}: cannot read {text[at:at + 40]!r}")
+            raise PtxError(f"PTX line {line}: cannot read {text[at : at + 40]!r}")
         tokens.append(match.group(1))
         at = match.end()
     return tokens

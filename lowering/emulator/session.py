@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from . import ptx
 from .capture import HostFunction, host_function, launches
 from .engine import execute
-from .machine import Launch
 from .memory import GlobalMemory
 from .reports import EmulatorError, Report, ReportLog
+from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
 
@@ -53,13 +53,40 @@ class Session:
         """Report reads of this tensor's bytes that come before a kernel has written them."""
         self.uninitialised.append(tensor)
 
+    def call(
+        self,
+        module: ptx.Module,
+        host: HostFunction,
+        values: Sequence[Sequence[int | float]],
+        tensors: Sequence[tuple[str, Any]],
+    ) -> None:
+        """Call a host function and execute its launches; ``tensors`` is what the kernels may touch."""
+        memory = GlobalMemory()
+        for name, tensor in tensors:
+            start, size = extent(tensor)
+            unwritten = any(tensor is t or extent(t) == (start, size) for t in self.uninitialised)
+            memory.register(start, size, name, unwritten)
+        for found in launches(host, values):
+            self.execute(module, found, memory)
+
     def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
         """Run one launch under these settings; findings are added and, by default, raised."""
         before = len(self.reports)
         self.launches.append(launch)
-        machine = execute(module, launch, memory, self.log, seed=self.seed, resident=self.resident,
-                          timeline=self.timeline, stats=self.stats, check=self.check, watch=self.inspector,
-                          max_steps=self.max_steps, first_step=self.steps)  # fmt: skip
+        machine = execute(
+            module,
+            launch,
+            memory,
+            self.log,
+            seed=self.seed,
+            resident=self.resident,
+            timeline=self.timeline,
+            stats=self.stats,
+            check=self.check,
+            watch=self.inspector,
+            max_steps=self.max_steps,
+            first_step=self.steps,
+        )
         self.steps = machine.step
         if self.raise_on_report and len(self.reports) > before:
             new = self.reports[before:]
@@ -75,9 +102,9 @@ def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Sessio
 
     :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
     :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
-    :param settings: of `Session`: ``raise_on_report`` (True: a finding is an `EmulatorError` after its launch;
-        False: findings are collected in ``session.reports``), ``resident`` (clusters that run at a time),
-        ``check`` (False: no race detection, somewhat faster), ``max_steps``, ``inspector``.
+    :param settings: of `Session`: ``raise_on_report`` (True: a finding is an `EmulatorError` after its
+        launch; False: findings are collected in ``session.reports``), ``resident`` (clusters that run at a
+        time), ``check`` (False: no race detection, somewhat faster), ``max_steps``, ``inspector``.
     """
     from lowering.arch import check
 
@@ -120,7 +147,9 @@ def load(function: JitFunction, args: Sequence[Any], constants: dict[str, Any], 
     if found is None:
         made = compile_for_emulator(function, args, constants, arch)
         module = ptx.parse(made.ptx)
-        found = _loaded[key] = _Loaded(module, host_function(made.ir_module, made.function_name, module), made)
+        found = _loaded[key] = _Loaded(
+            module, host_function(made.ir_module, made.function_name, module), made
+        )
     return found
 
 
@@ -139,15 +168,27 @@ def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any]
             values.append([0])
         elif parameter.is_runtime:
             values += _leaves(next(classes), next(runtime))
-    memory = GlobalMemory()
     from lowering.function import _named_tensors
 
-    for name, tensor in _named_tensors(function.runtime_parameters, args):
-        start, size = extent(tensor)
-        unwritten = any(tensor is t or extent(t) == (start, size) for t in session.uninitialised)
-        memory.register(start, size, f"argument {name!r}", unwritten)
-    for found in launches(loaded.host, values):
-        session.execute(loaded.module, found, memory)
+    named = _named_tensors(function.runtime_parameters, args)
+    session.call(loaded.module, loaded.host, values, [(f"argument {n!r}", t) for n, t in named])
+
+
+def call_compiled(compiled: Any, values: Sequence[Sequence[int | float]], tensors: Mapping[str, Any]) -> None:
+    """Emulate what ``cute.compile`` returned, for kernels that do not come through `lowering.jit`.
+
+    :param compiled: compiled with ``--keep-ptx --dump-dir D`` (and ``--generate-line-info`` for source lines).
+    :param values: for each argument of the host function its values in order: for a tensor the address, the
+        dynamic extents, the dynamic strides; for a scalar the number; for a stream 0.
+    :param tensors: the CPU tensors that the kernels may touch, by name.
+    :raises EmulatorError: as `launch`; also outside of `run`.
+    """
+    session = active()
+    if session is None:
+        raise EmulatorError("call_compiled runs within lowering.emulator.run(arch=...)")
+    module = ptx.parse(compiled.__ptx__)
+    host = host_function(compiled.ir_module, compiled.function_name, module)
+    session.call(module, host, values, list(tensors.items()))
 
 
 def extent(tensor: Any) -> tuple[int, int]:

@@ -52,7 +52,9 @@ class Domain:
     def agent(self, kind: AgentKind, name: str) -> int:
         """Number of a new agent."""
         if len(self.agents) >= self.capacity:
-            raise RuntimeError(f"more than {self.capacity} agents in a cluster: too many mbarriers were initialised")
+            raise RuntimeError(
+                f"more than {self.capacity} agents in a cluster: too many mbarriers were initialised"
+            )
         self.agents.append(Agent(kind, name))
         return len(self.agents) - 1
 
@@ -72,7 +74,7 @@ class Conflict(NamedTuple):
 
 
 class Shadow:
-    """Last write and last reads of each byte of one CTA's shared memory. Indices are byte offsets, or a slice."""
+    """Last write and last reads of each byte of a CTA's shared memory. Indices: byte offsets, or a slice."""
 
     def __init__(self, size: int, domain: Domain) -> None:
         self.size, self.domain = size, domain
@@ -106,7 +108,9 @@ class Shadow:
         bad = ordinary & (self.written_at[index] > fc[writer])
         return self._conflict(index, bad, writer) if bad.any() else None
 
-    def write(self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool) -> Conflict | None:
+    def write(
+        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool
+    ) -> Conflict | None:
         """Note a write; returns an access that it does not follow."""
         writer = self.writer[index]
         conflict = None

@@ -8,10 +8,11 @@ import numpy as np
 
 from . import access
 from .barriers import MBarrier, NamedBarrier
-from .machine import BLOCK, OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Machine, Warp
+from .machine import Machine
 from .ptx import Address, Instruction, Sink
 from .reports import Kind
 from .shadow import AgentKind
+from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 
 Array = np.ndarray
 
@@ -22,7 +23,9 @@ Array = np.ndarray
 def _aligned(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     if not np.array_equal(mask, w.live):
         missing = np.flatnonzero(w.live & ~mask).tolist()
-        m.report(Kind.BARRIER_DIVERGENCE, f"lanes {missing} of the warp are on another path", w, ins, lanes=mask)
+        m.report(
+            Kind.BARRIER_DIVERGENCE, f"lanes {missing} of the warp are on another path", w, ins, lanes=mask
+        )
 
 
 def _expected(cta: Cta, barrier: NamedBarrier) -> int:
@@ -46,11 +49,21 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if barrier.arrived == 0:
         barrier.expected = count
     elif barrier.expected != count:
-        m.report(Kind.BARRIER_DIVERGENCE, f"barrier {number} is used with {count or 'all'} threads here, and with "
-                 f"{barrier.expected or 'all'} by the warps that wait there", w, ins)  # fmt: skip
+        m.report(
+            Kind.BARRIER_DIVERGENCE,
+            f"barrier {number} is used with {count or 'all'} threads here, and with "
+            f"{barrier.expected or 'all'} by the warps that wait there",
+            w,
+            ins,
+        )
     if count is not None and (count % 32 or count > 32 * w.cta.warp_count):
-        m.report(Kind.BARRIER_DIVERGENCE, f"barrier {number} wants {count} threads; it must be a multiple of 32 up to "
-                 f"the {32 * w.cta.warp_count} of the CTA", w, ins)  # fmt: skip
+        m.report(
+            Kind.BARRIER_DIVERGENCE,
+            f"barrier {number} wants {count} threads; it must be a multiple of 32 up to "
+            f"the {32 * w.cta.warp_count} of the CTA",
+            w,
+            ins,
+        )
     barrier.arrived += 32
     barrier.join(*w.release())
     if mode == "arrive":
@@ -63,7 +76,9 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         return None
     w.state["barrier_passed"] = True
     missing = _expected(w.cta, barrier) - barrier.arrived
-    return m.block(w, f"barrier {number} ({missing} of {_expected(w.cta, barrier)} threads missing)", barrier.waiters)
+    return m.block(
+        w, f"barrier {number} ({missing} of {_expected(w.cta, barrier)} threads missing)", barrier.waiters
+    )
 
 
 def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None) -> bool:
@@ -118,7 +133,9 @@ def cluster_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     barrier = w.cta.cluster.barrier
     target = w.state.get("cluster_target")
     if target is None:
-        m.report(Kind.BARRIER_DIVERGENCE, "barrier.cluster.wait with no barrier.cluster.arrive before it", w, ins)
+        m.report(
+            Kind.BARRIER_DIVERGENCE, "barrier.cluster.wait with no barrier.cluster.arrive before it", w, ins
+        )
         return None
     if barrier.generation < target:
         return m.block(w, f"the cluster barrier ({barrier.arrived} warps arrived)", barrier.waiters)
@@ -135,16 +152,29 @@ def find(m: Machine, w: Warp, ins: Instruction, address: int) -> MBarrier | None
     ctas = w.cta.cluster.ctas
     barrier = ctas[rank].mbarriers.get(offset) if 0 <= rank < len(ctas) else None
     if barrier is None:
-        m.report(Kind.BARRIER_STATE, f"no mbarrier was initialised at {offset:#x} of the cluster's CTA {rank}", w, ins,
-                 address=offset)  # fmt: skip
+        m.report(
+            Kind.BARRIER_STATE,
+            f"no mbarrier was initialised at {offset:#x} of the cluster's CTA {rank}",
+            w,
+            ins,
+            address=offset,
+        )
         return None
     if m.check and w.vc[barrier.init_by] < barrier.init_clock:
-        m.report(Kind.BARRIER_STATE, f"the initialisation of mbarrier {offset:#x} is not ordered before this use: a "
-                 "CTA or cluster barrier is missing between them", w, ins, address=offset)  # fmt: skip
+        m.report(
+            Kind.BARRIER_STATE,
+            f"the initialisation of mbarrier {offset:#x} is not ordered before this use: a "
+            "CTA or cluster barrier is missing between them",
+            w,
+            ins,
+            address=offset,
+        )
     return barrier
 
 
-def _addresses(m: Machine, w: Warp, ins: Instruction, operand: Address, mask: Array) -> list[tuple[int, Array]]:
+def _addresses(
+    m: Machine, w: Warp, ins: Instruction, operand: Address, mask: Array
+) -> list[tuple[int, Array]]:
     """Distinct barrier addresses with the lanes that name them."""
     values = w.address(operand) & ((1 << 60) - 1)
     distinct = dict.fromkeys(int(v) for v in values[mask])
@@ -164,9 +194,21 @@ def init(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         cta = w.cta
         old = cta.mbarriers.get(offset)
         if old is not None and old.waiters:
-            m.report(Kind.BARRIER_STATE, "an mbarrier is initialised while warps wait on it", w, ins, address=offset)
-        agent = old.agent if old else cta.domain.agent(
-            AgentKind.BULK_LOAD, f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}")  # fmt: skip
+            m.report(
+                Kind.BARRIER_STATE,
+                "an mbarrier is initialised while warps wait on it",
+                w,
+                ins,
+                address=offset,
+            )
+        agent = (
+            old.agent
+            if old
+            else cta.domain.agent(
+                AgentKind.BULK_LOAD,
+                f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}",
+            )
+        )
         cta.mbarriers[offset] = MBarrier(cta, offset, count, cta.domain, agent, w)
         if old:
             cta.mbarriers[offset].phase = 0
@@ -183,23 +225,39 @@ def complete(m: Machine, barrier: MBarrier) -> None:
     """Complete the phase if it is due and wake who waits."""
     while barrier.settle():
         if m.timeline is not None:
-            m.timeline.point(f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(barrier.phase), m.step)
+            m.timeline.point(
+                f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(barrier.phase), m.step
+            )
         m.wake(barrier.waiters)
         if barrier.expected == 0:
             break
 
 
-def count_arrivals(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: tuple) -> None:
-    """Arrivals of a warp on a barrier, with the findings about too many of them and phases waited for twice."""
+def count_arrivals(
+    m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: tuple[Array, Array]
+) -> None:
+    """Arrivals of a warp on a barrier; reports too many of them, and phases waited for twice."""
     if barrier.waited_twice is not None:
         waiter, place = barrier.waited_twice
-        m.report(Kind.PHASE_WAITED_TWICE, f"mbarrier {barrier.offset:#x} went on to its next phase after a warp waited "
-                 "for the same phase twice: its parity was not flipped", waiter, place, address=barrier.offset)  # fmt: skip
+        m.report(
+            Kind.PHASE_WAITED_TWICE,
+            f"mbarrier {barrier.offset:#x} went on to its next phase after a warp waited "
+            "for the same phase twice: its parity was not flipped",
+            waiter,
+            place,
+            address=barrier.offset,
+        )
         barrier.waited_twice = None
     who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
-    if barrier.arrive(*clocks, count, who):
-        m.report(Kind.ARRIVE_COUNT, f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
-                 f"more: {', '.join(barrier.arrivals)}", w, ins, address=barrier.offset)  # fmt: skip
+    if barrier.arrive(clocks[0], clocks[1], count, who):
+        m.report(
+            Kind.ARRIVE_COUNT,
+            f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
+            f"more: {', '.join(barrier.arrivals)}",
+            w,
+            ins,
+            address=barrier.offset,
+        )
     w.state["released"] = m.step
     complete(m, barrier)
 
@@ -272,8 +330,11 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if first is not None and ins.has("try_wait") and not gave_up and m.random.random() < 0.75:
         w.state["try_wait"] = True
         parity = int(wanted[np.argmax(mask)]) & 1
-        return m.block(w, f"mbarrier {first.offset:#x} of CTA {first.cta.index}, parity {parity} ({first.describe()})",
-                       first.waiters)  # fmt: skip
+        return m.block(
+            w,
+            f"mbarrier {first.offset:#x} of CTA {first.cta.index}, parity {parity} ({first.describe()})",
+            first.waiters,
+        )
     w.set(predicate, result, mask)
     return None
 

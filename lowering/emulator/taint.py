@@ -17,7 +17,8 @@ from .ptx import Address, Instruction, Reg
 from .reports import Kind
 
 if TYPE_CHECKING:
-    from .machine import Cta, Machine, Warp
+    from .machine import Machine
+    from .state import Cta, Warp
 
 Array = np.ndarray
 
@@ -75,7 +76,9 @@ def select(w: Warp, target: int, a: int, b: int, predicate: int, negated: bool, 
     assign(w, target, _join(marks), mask)
 
 
-def loaded(w: Warp, ins: Instruction, cta: Cta, targets: list[int], lanes: list[Array], address: int, mask: Array) -> None:
+def loaded(
+    w: Warp, ins: Instruction, cta: Cta, targets: list[int], lanes: list[Array], address: int, mask: Array
+) -> None:
     """Registers were loaded; ``lanes[i]`` of target i come from unwritten bytes."""
     for target, undefined in zip(targets, lanes):
         assign(w, target, Mark(undefined, ins, address, cta) if undefined.any() else None, mask)
@@ -83,7 +86,9 @@ def loaded(w: Warp, ins: Instruction, cta: Cta, targets: list[int], lanes: list[
 
 def operation(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """Before an operation: report undefined values that decide something there."""
-    to_global = ins.root in ("st", "atom", "red") and not any(p.startswith(("shared", "local", "param")) for p in ins.parts)
+    to_global = ins.root in ("st", "atom", "red") and not any(
+        p.startswith(("shared", "local", "param")) for p in ins.parts
+    )
     to_global |= ins.root in ("atom", "red") or (ins.root == "wgmma")
     for position, operand in enumerate(ins.operands):
         if isinstance(operand, Address):
@@ -108,8 +113,10 @@ def _used(m: Machine, w: Warp, ins: Instruction, register: int, mask: Array, why
     lanes = mark.lanes & mask
     origin = m.source(mark.origin) or f"PTX line {mark.origin.line}"
     text = f"a value read from shared memory that nothing has written, at {origin}; {why}"
-    mark.cta.early_reads.setdefault((ins.line, w.agent), (mark.address, lambda: m.report(
-        Kind.UNINITIALISED, text, w, ins, address=mark.address, lanes=lanes)))  # fmt: skip
+    mark.cta.early_reads.setdefault(
+        (ins.line, w.agent),
+        (mark.address, lambda: m.report(Kind.UNINITIALISED, text, w, ins, address=mark.address, lanes=lanes)),
+    )
 
 
 def moved(w: Warp, target: int, source: object, from_lane: Array, mask: Array) -> None:
@@ -150,5 +157,7 @@ def undefined_lanes(w: Warp, sources: list[object], mask: Array) -> Array | None
     if not any(isinstance(s, Reg) and s.index in w.taint for s in sources):
         return None
     nothing = np.zeros(32, bool)
-    found = [w.taint[s.index].lanes if isinstance(s, Reg) and s.index in w.taint else nothing for s in sources]
+    found = [
+        w.taint[s.index].lanes if isinstance(s, Reg) and s.index in w.taint else nothing for s in sources
+    ]
     return np.stack([f[mask] for f in found], axis=1)

@@ -1,4 +1,4 @@
-"""What ran when: spans and points of warps and asynchronous units in emulated steps, drawn as text or a plot."""
+"""What ran when: spans and points of warps and asynchronous units, drawn as text or a plot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """``kind`` (wait, tma load, tma store, wgmma, ...) on the row ``actor`` from step ``start`` to ``end``."""
+    """``kind`` (wait, tma load, tma store, wgmma...) on the row ``actor``, steps ``start`` to ``end``."""
 
     actor: str
     kind: str
@@ -33,7 +33,9 @@ class Timeline:
             self.dropped += 1
 
     def __str__(self) -> str:
-        first = next((e.actor.split(")")[0][4:] + ")" for e in self.events if e.actor.startswith("CTA")), None)
+        first = next(
+            (e.actor.split(")")[0][4:] + ")" for e in self.events if e.actor.startswith("CTA")), None
+        )
         return draw_text(select(self.events, first))
 
     def point(self, actor: str, kind: str, label: str, at: int) -> None:
@@ -41,14 +43,31 @@ class Timeline:
         self.add(actor, kind, label, at, at)
 
 
-_LETTER = {"wait": ".", "tma load": "L", "tma store": "S", "wgmma": "W", "mma": "M", "cp.async": "C", "phase": "|"}
-_COLOUR = {"wait": "#cccccc", "tma load": "#1f77b4", "tma store": "#9467bd", "wgmma": "#d62728", "mma": "#d62728",
-           "cp.async": "#17becf", "phase": "#000000"}  # fmt: skip
+_LETTER = {
+    "wait": ".",
+    "tma load": "L",
+    "tma store": "S",
+    "wgmma": "W",
+    "mma": "M",
+    "cp.async": "C",
+    "phase": "|",
+}
+_COLOUR = {
+    "wait": "#cccccc",
+    "tma load": "#1f77b4",
+    "tma store": "#9467bd",
+    "wgmma": "#d62728",
+    "mma": "#d62728",
+    "cp.async": "#17becf",
+    "phase": "#000000",
+}
 
 
 def select(events: list[Event], cta: str | None = None, kinds: tuple[str, ...] | None = None) -> list[Event]:
     """Events of one CTA (text such as ``"(0, 0, 0)"``) and of some kinds."""
-    return [e for e in events if (cta is None or f"CTA {cta}" in e.actor) and (kinds is None or e.kind in kinds)]
+    return [
+        e for e in events if (cta is None or f"CTA {cta}" in e.actor) and (kinds is None or e.kind in kinds)
+    ]
 
 
 def draw_text(events: list[Event], width: int = 100) -> str:
@@ -85,8 +104,14 @@ def draw_plot(events: list[Event], path: str | None = None) -> Any:
     axes = figure.subplots()
     for kind in dict.fromkeys(e.kind for e in events):
         spans = [e for e in events if e.kind == kind]
-        axes.barh([actors.index(e.actor) for e in spans], [max(e.end - e.start, 1) for e in spans],
-                  left=[e.start for e in spans], color=_COLOUR.get(kind, "#2ca02c"), label=kind, height=0.8)  # fmt: skip
+        axes.barh(
+            [actors.index(e.actor) for e in spans],
+            [max(e.end - e.start, 1) for e in spans],
+            left=[e.start for e in spans],
+            color=_COLOUR.get(kind, "#2ca02c"),
+            label=kind,
+            height=0.8,
+        )
     axes.set_yticks(range(len(actors)), actors)
     axes.invert_yaxis()
     axes.set_xlabel("emulated steps")

@@ -18,16 +18,42 @@ from .semantics import numeric
 
 LANES = 32
 _NUMPY = {
-    "pred": "bool_", "b8": "uint8", "u8": "uint8", "s8": "int8", "b16": "uint16", "u16": "uint16", "s16": "int16",
-    "b32": "uint32", "u32": "uint32", "s32": "int32", "b64": "uint64", "u64": "uint64", "s64": "int64",
-    "f32": "float32", "f64": "float64", "f16": "uint16", "bf16": "uint16", "f16x2": "uint32", "bf16x2": "uint32",
+    "pred": "bool_",
+    "b8": "uint8",
+    "u8": "uint8",
+    "s8": "int8",
+    "b16": "uint16",
+    "u16": "uint16",
+    "s16": "int16",
+    "b32": "uint32",
+    "u32": "uint32",
+    "s32": "int32",
+    "b64": "uint64",
+    "u64": "uint64",
+    "s64": "int64",
+    "f32": "float32",
+    "f64": "float64",
+    "f16": "uint16",
+    "bf16": "uint16",
+    "f16x2": "uint32",
+    "bf16x2": "uint32",
     "tf32": "uint32",
-}  # fmt: skip
+}
 DTYPE = {name: getattr(np, value) for name, value in _NUMPY.items()}
 CLASS_DTYPE = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=",
-            "hi": ">", "hs": ">="}  # fmt: skip
+_COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 
 
 class Unsupported(Exception):
@@ -41,9 +67,13 @@ class Names:
         self.symbol_value = symbol_value
         self.constants: dict[tuple[str, int | float], str] = {}
         self.globals: dict[str, object] = {
-            "where": np.where, "alu": alu, "half": half, "numeric": numeric, "np": np,
+            "where": np.where,
+            "alu": alu,
+            "half": half,
+            "numeric": numeric,
+            "np": np,
             **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
-        }  # fmt: skip
+        }
 
     def constant(self, dtype: str, value: int | float) -> str:
         """Name of a 32-lane array that holds ``value``."""
@@ -101,8 +131,10 @@ class Translator:
             raw = np.array([operand.value], dtype=f"uint{bits}").view(f"float{bits}")[0]
             if not operand.float_bits:
                 raw = np.float64(operand.value)
-            name = self.names.constant(f"uint{TYPE_BYTES[kind] * 8}", int(
-                np.array([raw], dtype=dtype).view(f"uint{TYPE_BYTES[kind] * 8}")[0]))  # fmt: skip
+            name = self.names.constant(
+                f"uint{TYPE_BYTES[kind] * 8}",
+                int(np.array([raw], dtype=dtype).view(f"uint{TYPE_BYTES[kind] * 8}")[0]),
+            )
             return f"{name}.view(_{dtype})"
         return self.names.constant(dtype, operand.value)
 
@@ -138,7 +170,9 @@ class Translator:
         try:
             return method(ins, guard)
         except (Unsupported, KeyError) as error:
-            raise PtxError(f"PTX line {ins.line}: form of an instruction not modelled ({error}): {ins.text}") from None
+            raise PtxError(
+                f"PTX line {ins.line}: form of an instruction not modelled ({error}): {ins.text}"
+            ) from None
 
     def _kind(self, ins: Instruction) -> str:
         for part in reversed(ins.parts[1:]):
@@ -258,7 +292,9 @@ class Translator:
         kind = self._kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "neg", 1, guard)
-        return self._float(ins, kind, "(-{})", 1, guard) if kind[0] == "f" else self._unary(ins, "(-{})", guard)
+        return (
+            self._float(ins, kind, "(-{})", 1, guard) if kind[0] == "f" else self._unary(ins, "(-{})", guard)
+        )
 
     def _op_abs(self, ins: Instruction, guard: str | None) -> list[str]:
         kind = self._kind(ins)
@@ -358,10 +394,14 @@ class Translator:
         return self.write(ins.operands[0], f"alu.bfi({a}, {b}, {c}, {d})", kind, guard)
 
     def _op_popc(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self.write(ins.operands[0], f"alu.popc({self.read(ins.operands[1], self._kind(ins))})", "u32", guard)
+        return self.write(
+            ins.operands[0], f"alu.popc({self.read(ins.operands[1], self._kind(ins))})", "u32", guard
+        )
 
     def _op_clz(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self.write(ins.operands[0], f"alu.clz({self.read(ins.operands[1], self._kind(ins))})", "u32", guard)
+        return self.write(
+            ins.operands[0], f"alu.clz({self.read(ins.operands[1], self._kind(ins))})", "u32", guard
+        )
 
     def _op_brev(self, ins: Instruction, guard: str | None) -> list[str]:
         return self._unary(ins, "alu.brev({})", guard)
@@ -379,7 +419,9 @@ class Translator:
         if isinstance(target, Vector):
             return self._unpack(target, source, kind, guard)
         if isinstance(source, Vector):
-            piece = {2: "b16", 4: "b32"}[TYPE_BYTES[kind] // len(source.items)] if len(source.items) == 2 else ""
+            piece = (
+                {2: "b16", 4: "b32"}[TYPE_BYTES[kind] // len(source.items)] if len(source.items) == 2 else ""
+            )
             parts = [self.read(item, piece) for item in source.items]
             name = "pack16" if piece == "b16" else "pack32"
             return self.write(target, f"alu.{name}({parts[0]}, {parts[1]})", kind, guard)
@@ -399,7 +441,9 @@ class Translator:
     def _op_selp(self, ins: Instruction, guard: str | None) -> list[str]:
         kind = self._kind(ins)
         a, b = (self.read(o, kind) for o in ins.operands[1:3])
-        return self.write(ins.operands[0], f"where({self.read(ins.operands[3], 'pred')}, {a}, {b})", kind, guard)
+        return self.write(
+            ins.operands[0], f"where({self.read(ins.operands[3], 'pred')}, {a}, {b})", kind, guard
+        )
 
     def _comparison(self, ins: Instruction, at: int) -> str:
         op, kind = ins.parts[1], self._kind(ins)
@@ -426,7 +470,11 @@ class Translator:
         other = f" {combine} {self.read(ins.operands[3], 'pred')}" if combine else ""
         if isinstance(target, Pair):
             lines += [f"d = ~c{other}", f"c = c{other}"]
-            return lines + self.write(target.first, "c", "pred", guard) + self.write(target.second, "d", "pred", guard)
+            return (
+                lines
+                + self.write(target.first, "c", "pred", guard)
+                + self.write(target.second, "d", "pred", guard)
+            )
         return lines + self.write(target, f"c{other}", "pred", guard)
 
     def _op_set(self, ins: Instruction, guard: str | None) -> list[str]:
@@ -475,7 +523,9 @@ class Translator:
 
     def _op_cvta(self, ins: Instruction, guard: str | None) -> list[str]:
         """Address windows are disjoint in the emulator, so a conversion adds or removes the window's base."""
-        space = next(p for p in ins.parts[1:] if p.split("::")[0] in ("global", "shared", "local", "param", "const"))
+        space = next(
+            p for p in ins.parts[1:] if p.split("::")[0] in ("global", "shared", "local", "param", "const")
+        )
         space = space.split("::")[0]
         value = self.read(ins.operands[1], "u64")
         if space in ("global", "const"):
@@ -505,7 +555,9 @@ def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
     kinds = [p for p in ins.parts[1:] if p in _NUMPY or p in ("e4m3x2", "e5m2x2")]
     to, source = kinds
     target = ins.operands[0]
-    rounding = next((p for p in ins.parts if p in ("rn", "rna", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi")), None)
+    rounding = next(
+        (p for p in ins.parts if p in ("rn", "rna", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi")), None
+    )
     if to in _INT and source in _INT and not ins.has("sat"):
         return target, f"{t.read(ins.operands[1], source)}.astype(_{_NUMPY[to]})", to
     flags = {f: True for f in ("ftz", "relu", "satfinite") if ins.has(f)}
@@ -518,7 +570,11 @@ def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
         pack = "pack16" if to in ("f16x2", "bf16x2") else "pack8"
         plain = "".join(f", {k}=True" for k in flags if k != "ftz")
         one = "numeric.encode({}.view(_float32), " + f"{scalar!r}, {rounding!r}{plain})"
-        return target, f"numeric.{pack}({one.format(a)}, {one.format(b)})", "b32" if pack == "pack16" else "b16"
+        return (
+            target,
+            f"numeric.{pack}({one.format(a)}, {one.format(b)})",
+            "b32" if pack == "pack16" else "b16",
+        )
     if to in ("e4m3x2", "e5m2x2"):
         halves = f"numeric.unpack16({t.read(ins.operands[1], 'b32')})"
         one = f"numeric.convert(h, {source[:-2]!r}, {to[:-2]!r}, {rounding!r}{words})"

@@ -1,4 +1,4 @@
-"""Handlers of operations across the lanes of a warp: shuffles, votes, elect, match, redux; mapa, fences of lanes."""
+"""Handlers of operations across the lanes of a warp, and of small things: mapa, fences, printf."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from . import taint
-from .machine import OFFSET_MASK, RANK_SHIFT, Machine, Warp
-from .ptx import Imm, Instruction, Pair, Vector
+from .machine import Machine
+from .ptx import Imm, Instruction, Pair, Reg, Vector
 from .reports import EmulatorError, Kind
+from .state import OFFSET_MASK, RANK_SHIFT, Warp
 
 Array = np.ndarray
 _LANE = np.arange(32)
@@ -20,8 +21,13 @@ def check_members(m: Machine, w: Warp, ins: Instruction, members: Array, mask: A
     named = (int(members[np.argmax(mask)]) >> _LANE) & 1 == 1
     missing = named & w.live & ~mask
     if missing.any():
-        m.report(Kind.BARRIER_DIVERGENCE, f"the member mask names lanes {np.flatnonzero(missing).tolist()}, which are "
-                 "on another path", w, ins, lanes=mask)  # fmt: skip
+        m.report(
+            Kind.BARRIER_DIVERGENCE,
+            f"the member mask names lanes {np.flatnonzero(missing).tolist()}, which are on another path",
+            w,
+            ins,
+            lanes=mask,
+        )
 
 
 def shuffle(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
@@ -48,7 +54,7 @@ def shuffle(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         inside = from_lane <= high
     from_lane = np.where(inside, from_lane, _LANE)
     first = target.first if isinstance(target, Pair) else target
-    if w.taint:
+    if w.taint and isinstance(first, Reg):
         taint.moved(w, first.index, source, from_lane, mask)
     w.set(first, value[from_lane], mask)
     if isinstance(target, Pair):
@@ -107,7 +113,7 @@ def redux(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     target, value, members = ins.operands
     check_members(m, w, ins, w.value(members, "b32"), mask)
     values = w.value(value, ins.parts[-1])[mask]
-    function: Callable = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+    function: np.ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
                           "or": np.bitwise_or, "xor": np.bitwise_xor}[ins.parts[2]]  # fmt: skip
     result = function.reduce(values, dtype=values.dtype)
     w.set(target, np.full(32, result, values.dtype), mask)
@@ -122,7 +128,12 @@ def mapa(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     ranks = w.value(rank, "b32").astype(np.int64)
     bad = mask & (ranks >= len(w.cta.cluster.ctas))
     if bad.any():
-        m.report(Kind.OUT_OF_BOUNDS, f"mapa to CTA {int(ranks[bad][0])} of a cluster of {len(w.cta.cluster.ctas)}", w, ins)
+        m.report(
+            Kind.OUT_OF_BOUNDS,
+            f"mapa to CTA {int(ranks[bad][0])} of a cluster of {len(w.cta.cluster.ctas)}",
+            w,
+            ins,
+        )
     result = (address & OFFSET_MASK) | (ranks << RANK_SHIFT) | window
     w.set(target, result.astype(np.uint64 if wide else np.uint32), mask)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from lowering.emulator import ptx
-from lowering.emulator.machine import Launch
 from lowering.emulator.memory import GlobalMemory
 from lowering.emulator.session import Session, extent
+from lowering.emulator.state import Launch
 
 HEADER = """.version 8.8
 .target sm_90a
@@ -80,10 +80,14 @@ def run(
             params.extend(argument.to_bytes(4, "little"))
             continue
         tensor = argument.tensor if isinstance(argument, TensorMap) else argument
-        params.extend(argument.encode() if isinstance(argument, TensorMap) else tensor.data_ptr().to_bytes(8, "little"))
+        params.extend(
+            argument.encode() if isinstance(argument, TensorMap) else tensor.data_ptr().to_bytes(8, "little")
+        )
         memory.register(*extent(tensor), f"p{i}", any(tensor is u for u in unwritten))
     session = Session("sm_90a", seed, raise_on_report=False, inspector=inspector)
-    session.execute(module, Launch("k", (grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, bytes(params)), memory)
+    session.execute(
+        module, Launch("k", (grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, bytes(params)), memory
+    )
     return session
 
 

@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lowering.emulator import EmulatorError, Kind  # noqa: E402
 from ptx_kernels import INIT, TensorMap, run, wait  # noqa: E402
+
+from lowering.emulator import EmulatorError, Kind  # noqa: E402
 
 LOAD = """
 ld.param.u64 %rd1, [p0];
@@ -108,9 +109,7 @@ END:
 
 
 def _two_phases(second: int) -> str:
-    return TWO_PHASES.format(
-        back0=wait(0, "%r42"), back1=wait(1, "%r42"), first=wait(0), second=wait(second)
-    )
+    return TWO_PHASES.format(back0=wait(0, "%r42"), back1=wait(1, "%r42"), first=wait(0), second=wait(second))
 
 
 TENSOR_LOAD = """
@@ -212,9 +211,13 @@ def _findings(body: str, settings: dict, seed: int) -> set[Kind]:
     first = TensorMap(source.view(8, 8), (8, 4)) if settings.get("map") else source
     try:
         session = run(
-            body, [first, target], block=settings.get("block", 32), smem=settings.get("smem", 4096), seed=seed,
+            body,
+            [first, target],
+            block=settings.get("block", 32),
+            smem=settings.get("smem", 4096),
+            seed=seed,
             unwritten=(target,) if settings.get("unwritten") else (),
-        )  # fmt: skip
+        )
     except EmulatorError as error:
         return {r.kind for r in error.reports}
     return {r.kind for r in session.reports}

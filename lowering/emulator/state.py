@@ -1,0 +1,255 @@
+"""State of the emulated machine: launches, warps with their registers and frames, CTAs, clusters."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .barriers import ClusterBarrier, MBarrier, NamedBarrier
+from .program import EXIT
+from .ptx import Address, Imm, Reg, Special, Symbol
+from .reports import Kind
+from .shadow import AgentKind, Domain, Shadow
+from .translate import CLASS_DTYPE, DTYPE, LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .machine import Machine
+
+Array = np.ndarray
+SHARED_BASE = 1024  # the driver keeps the first KiB of shared memory for itself, so address 0 is never valid
+RANK_SHIFT = 24  # shared::cluster addresses: the CTA's rank above bit 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+BLOCK = object()  # result of a handler: the warp waits, the instruction runs again when it is woken
+
+
+@dataclass
+class Launch:
+    """A kernel launch: ``grid``, ``block``, ``cluster`` in CTAs or threads, ``smem`` dynamic bytes."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    smem: int = 0
+    params: bytes = b""
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class Frame:
+    """Lanes that run together: their mask, the next step, and the step where they meet others."""
+
+    __slots__ = ("full", "mask", "pc", "reconverge")
+
+    def __init__(self, mask: Array, pc: int, reconverge: int, full: bool):
+        self.mask, self.pc, self.reconverge, self.full = mask, pc, reconverge, full
+
+
+class Warpgroup:
+    """WGMMA state of four consecutive warps: operations not yet run and groups done."""
+
+    def __init__(self, cta: Cta, number: int):
+        self.cta, self.number = cta, number
+        self.agent = cta.domain.agent(AgentKind.WGMMA, f"WGMMA of warpgroup {number} of CTA {cta.index}")
+        self.warps: list[Warp] = []
+        self.operations: list = []
+        self.groups: list[list] = []
+        self.done = 0
+        self.waiters: list[Warp] = []
+
+
+class Warp:
+    """32 lanes: registers, frames of divergent control flow, clocks, and asynchronous groups."""
+
+    def __init__(self, cta: Cta, number: int, threads: int):
+        self.cta, self.number = cta, number
+        self.machine = cta.machine
+        self.live = np.arange(LANES) < threads
+        kernel = cta.machine.kernel
+        zero: dict[str, Array] = {cls: np.zeros(LANES, dtype) for cls, dtype in CLASS_DTYPE.items()}
+        zero["b128"] = np.zeros((LANES, 2), np.uint64)
+        self.R: list[Array] = [zero[cls] for cls in kernel.reg_classes]
+        self.S = _special_registers(self)
+        self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
+        domain = cta.domain
+        self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
+        self.vc, self.fc = domain.clock(), domain.clock()
+        self.vc[self.agent] = 1
+        self.unfenced = np.zeros(LANES, bool)
+        self.waiting = ""
+        self.waiting_since = 0
+        self.timed_out = -1
+        self.group: Warpgroup | None = None
+        self.pending: dict[int, Array] = {}
+        self.pending_a: dict[int, int] = {}
+        self.dirty: set[int] = set()
+        self.taint: dict[int, Any] = {}  # registers that hold undefined values, see taint.py
+        self.wgmma_fenced = False
+        self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
+        self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
+
+    @property
+    def clock(self) -> int:
+        """The warp's own clock."""
+        return int(self.vc[self.agent])
+
+    @property
+    def name(self) -> str:
+        """For reports and the timeline."""
+        return f"CTA {self.cta.index} warp {self.number}"
+
+    def release(self) -> tuple[Array, Array]:
+        """Clocks to hand over; what the warp does next is not covered by them."""
+        vc, fc = self.vc, self.fc
+        self.vc = vc.copy()
+        self.vc[self.agent] += 1
+        return vc, fc
+
+    def acquire(self, vc: Array, fc: Array) -> None:
+        """Take over the clocks of a barrier."""
+        self.vc, self.fc = np.maximum(self.vc, vc), np.maximum(self.fc, fc)
+
+    def learn(self, agent: int, clock: int) -> None:
+        """Everything that ``agent`` did up to ``clock`` is complete for this warp."""
+        if self.vc[agent] < clock:
+            self.vc = self.vc.copy()
+            self.vc[agent] = clock
+
+    def value(self, operand: object, dtype: str) -> Array:
+        """Value of an operand as 32 lanes of PTX type ``dtype``."""
+        np_type = DTYPE[dtype]
+        if isinstance(operand, Reg):
+            array = self.R[operand.index]
+            if operand.cls == "pred":
+                return ~array if operand.negated else array
+            if array.itemsize == np.dtype(np_type).itemsize:
+                return array.view(np_type)
+            return array.astype(np_type)
+        if isinstance(operand, Imm):
+            width = 8 * np.dtype(np_type).itemsize
+            return np.full(LANES, operand.value & ((1 << width) - 1), f"u{width // 8}").view(np_type)
+        if isinstance(operand, Special):
+            return self.S[operand.name].astype(np_type)
+        if isinstance(operand, Symbol):
+            return np.full(LANES, self.cta.machine.symbol_value(operand), np_type) + self.symbol_rank(
+                operand, np_type
+            )
+        raise TypeError(f"operand {operand!r} has no value")
+
+    def symbol_rank(self, symbol: Symbol, np_type: type) -> Any:
+        """Shared variables lie in this CTA's part of the cluster window."""
+        variable = self.machine.kernel.variables.get(symbol.name)
+        shared = variable is not None and variable.space == "shared"
+        return np_type(self.cta.rank << RANK_SHIFT) if shared else np_type(0)
+
+    def address(self, operand: Address) -> Array:
+        """int64 address of ``[base + offset]`` in its state space."""
+        base = self.value(operand.base, "b64" if _is_wide(operand.base) else "b32").astype(np.int64)
+        return base + operand.offset if operand.offset else base
+
+    def set(self, target: object, value: Array, mask: Array) -> None:
+        """Assign to the lanes of ``mask``; the value has, or is widened to, the register's width."""
+        if not isinstance(target, Reg):
+            return
+        dtype = CLASS_DTYPE[target.cls]
+        if value.dtype != dtype:
+            value = value.view(dtype) if value.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
+        if not np.array_equal(mask, self.live):
+            value = np.where(mask, value, self.R[target.index])
+        self.R[target.index] = value
+
+    def touched(self, position: int, register: int, write: bool) -> None:
+        """A register of a pending WGMMA was used; called by checked steps."""
+        step = self.machine.program.steps[self.frames[-1].pc]
+        ins = step.instructions[min(position, len(step.instructions) - 1)]
+        what = "operand A is overwritten" if write else "the accumulator is read"
+        self.machine.report(Kind.PENDING_REGISTER, f"{what} before wgmma.wait_group", self, ins)
+
+    def exit_lanes(self, mask: Array) -> None:
+        """End the lanes of ``mask``."""
+        self.live = self.live & ~mask
+        for frame in self.frames:
+            frame.mask = frame.mask & ~mask
+        self.frames = [f for f in self.frames if f.mask.any()]
+        if self.frames:
+            self.frames[-1].full = bool((self.frames[-1].mask == self.live).all())
+
+
+def _is_wide(base: object) -> bool:
+    return (isinstance(base, Reg) and base.cls == "b64") or isinstance(base, (Imm, Symbol))
+
+
+def _special_registers(warp: Warp) -> dict[str, Array]:
+    cta = warp.cta
+    launch = cta.machine.launch
+    linear = warp.number * LANES + np.arange(LANES)
+    bx, by, _ = launch.block
+    lane = np.arange(LANES, dtype=np.uint32)
+    one = np.uint32(1)
+    values: dict[str, Any] = {
+        "%laneid": lane, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % 132,
+        "%nsmid": 132, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
+        "%cluster_ctarank": cta.rank, "%cluster_nctarank": int(np.prod(launch.cluster)),
+        "%is_explicit_cluster": int(launch.cluster != (1, 1, 1)), "%dynamic_smem_size": launch.smem,
+        "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE, "%lanemask_eq": one << lane,
+        "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) | ((one << lane) - one),
+        "%lanemask_ge": ~((one << lane) - one), "%lanemask_gt": ~((one << lane) | ((one << lane) - one)),
+        "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
+    }  # fmt: skip
+    tid = (linear % bx, linear // bx % by, linear // (bx * by))
+    for axis, name in enumerate("xyz"):
+        values[f"%tid.{name}"] = tid[axis]
+        values[f"%ntid.{name}"] = launch.block[axis]
+        values[f"%ctaid.{name}"] = cta.index[axis]
+        values[f"%nctaid.{name}"] = launch.grid[axis]
+        values[f"%cluster_ctaid.{name}"] = cta.index[axis] % launch.cluster[axis]
+        values[f"%cluster_nctaid.{name}"] = launch.cluster[axis]
+        values[f"%clusterid.{name}"] = cta.index[axis] // launch.cluster[axis]
+        values[f"%nclusterid.{name}"] = launch.grid[axis] // launch.cluster[axis]
+    return {k: np.broadcast_to(np.asarray(v, np.int64).astype(np.uint32), LANES) for k, v in values.items()}
+
+
+class Cta:
+    """One CTA: shared memory with its shadow, warps, barriers."""
+
+    def __init__(self, machine: Machine, cluster: Cluster, index: tuple[int, int, int], rank: int):
+        self.machine, self.cluster, self.index, self.rank = machine, cluster, index, rank
+        self.domain: Domain = cluster.domain
+        grid = machine.launch.grid
+        self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
+        threads = int(np.prod(machine.launch.block))
+        self.warp_count = -(-threads // LANES)
+        self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
+        self.shadow = Shadow(machine.shared_bytes, self.domain)
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.named: dict[int, NamedBarrier] = {}
+        # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
+        self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
+        self.warps = [Warp(self, n, min(LANES, threads - n * LANES)) for n in range(self.warp_count)]
+        self.warpgroups: list[Warpgroup] = []
+        if machine.uses_wgmma:
+            for n in range(self.warp_count // 4):
+                group = Warpgroup(self, n)
+                group.warps = self.warps[4 * n : 4 * n + 4]
+                self.warpgroups.append(group)
+                for warp in group.warps:
+                    warp.group = group
+
+
+class Cluster:
+    """CTAs that run together and see each other's shared memory."""
+
+    def __init__(self, machine: Machine, number: tuple[int, int, int]):
+        shape = machine.launch.cluster
+        warps = -(-int(np.prod(machine.launch.block)) // LANES)
+        self.domain = Domain(int(np.prod(shape)) * (3 * warps + warps // 4 + 160))
+        self.barrier = ClusterBarrier(self.domain)
+        self.ctas: list[Cta] = []
+        for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
+            index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))
+            self.ctas.append(Cta(machine, self, index, rank))  # type: ignore[arg-type]
+        self.warps_left = sum(len(c.warps) for c in self.ctas)
