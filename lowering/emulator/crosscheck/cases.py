@@ -131,9 +131,9 @@ _GROUPS = {
 
 
 def _rule(op: ops.Op) -> str:
-    if "~" in op.as_type:
-        return op.as_type
-    return f"{op.as_type}:{op.ulp}" if op.ulp else "bits"
+    if op.as_type == "b32" or "~" in op.as_type:
+        return op.as_type.replace("b32", "bits")
+    return f"{op.as_type}:{op.ulp}" if op.ulp else f"{op.as_type}="
 
 
 def elementwise_case(group: str, members: tuple[ops.Op, ...]) -> Case:

@@ -44,14 +44,21 @@ def _last_place(values: np.ndarray, kind: str) -> np.ndarray:
 def compare(name: str, rule: str, ours: np.ndarray, theirs: np.ndarray) -> Outcome:
     """Compare two uint32 arrays of result registers.
 
-    Rules: "bits"; "f32:2" (or f16x2, bf16x2): at most 2 ulp apart; "f32~-20": at most 2^-20 apart; "f32/-22":
-    at most 2^-22 of the largest magnitude apart. In all but "bits" NaN equals NaN.
+    Rules: "bits"; "f32=": bits, but any NaN equals any other; "f32:2" (or f16x2…): at most 2 ulp apart;
+    "f32~-20": at most 2^-20 apart; "f32/-22": at most 2^-22 of the largest magnitude apart. In the last three
+    NaN equals NaN as well.
     """
     ours, theirs = (np.ascontiguousarray(x, dtype=np.uint32).reshape(-1) for x in (ours, theirs))
     if ours.shape != theirs.shape:
         return Outcome(name, rule, theirs.size, theirs.size, error=f"{ours.size} results for {theirs.size}")
     if rule == "bits":
         bad = ours != theirs
+        worst = float(bad.any())
+    elif rule.endswith("="):
+        kind = rule[:-1]
+        width = np.uint32 if kind == "f32" else np.uint16
+        both_nan = np.isnan(_values(ours, kind)) & np.isnan(_values(theirs, kind))
+        bad = ((ours.view(width) != theirs.view(width)) & ~both_nan).reshape(ours.size, -1).any(axis=1)
         worst = float(bad.any())
     else:
         separator = next(c for c in ":~/" if c in rule)

@@ -56,6 +56,17 @@ def narrow(
     return Op("{ " + " ".join(lines) + " }", as_type, ulp, opcode)
 
 
+def _typed(members: list[Op]) -> list[Op]:
+    """`members` whose results are read as the type that ends their opcode: any NaN then equals any other."""
+    return [
+        dataclasses.replace(op, as_type={"f16": "f16x2", "bf16": "bf16x2"}.get(last, last))
+        if (last := op.label.split(".")[-1]) in ("f32", "f16", "bf16", "f16x2", "bf16x2")
+        and "setp" not in op.label
+        else op
+        for op in members
+    ]
+
+
 def compare(comparison: str, kind: str) -> Op:
     """`setp.comparison.kind`, as 0 or 1."""
     text = f"{{ .reg .pred p; setp.{comparison}.{kind} p, $1, $2; selp.b32 $0, 1, 0, p; }}"
@@ -92,7 +103,7 @@ CONVERSIONS = [
 _ROUNDED = [f"{op}.{mode}{ftz}.f32" for op in ("add", "sub", "mul")
             for mode in ("rn", "rz", "rm", "rp") for ftz in ("", ".ftz")]  # fmt: skip
 
-FLOAT = [
+FLOAT = _typed([
     *(plain(opcode, 2) for opcode in _ROUNDED),
     plain("add.rn.ftz.sat.f32", 2), plain("mul.rn.sat.f32", 2),
     *(plain(f"fma.{mode}{ftz}.f32", 3) for mode in ("rn", "rz", "rm", "rp") for ftz in ("", ".ftz")),
@@ -103,7 +114,7 @@ FLOAT = [
     plain("div.rn.f32", 2), plain("div.rn.ftz.f32", 2), plain("copysign.f32", 2),
     *(compare(c, kind) for c in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "geu", "num", "nan")
       for kind in ("f32", "ftz.f32")),
-]  # fmt: skip
+])  # fmt: skip
 
 # Distances in ulp that the PTX ISA allows between the hardware and the exact result.
 APPROXIMATE = [
@@ -122,7 +133,7 @@ ABSOLUTE = [
     plain("tanh.approx.f16x2", 1, "f16x2~-10"), plain("tanh.approx.bf16x2", 1, "bf16x2~-7"),
 ]  # fmt: skip
 
-PACKED = [
+PACKED = _typed([
     *(plain(f"{op}.rn.{kind}", 2) for op in ("add", "sub", "mul") for kind in ("f16x2", "bf16x2")),
     *(plain(f"fma.rn{flag}.{kind}", 3) for flag in ("", ".relu") for kind in ("f16x2", "bf16x2")),
     *(plain(f"{op}{nan}.{kind}", 2) for op in ("min", "max") for nan in ("", ".NaN")
@@ -130,7 +141,7 @@ PACKED = [
     plain("fma.rn.ftz.f16x2", 3), plain("add.ftz.f16x2", 2), plain("mul.sat.f16x2", 2),
     plain("neg.f16x2", 1), plain("abs.f16x2", 1), plain("neg.bf16x2", 1), plain("abs.bf16x2", 1),
     narrow("add.rn.f16", 16, (16, 16)), narrow("fma.rn.bf16", 16, (16, 16, 16)),
-]  # fmt: skip
+])  # fmt: skip
 
 INTEGER = [
     plain("mul.lo.s32", 2), plain("mul.hi.s32", 2), plain("mul.hi.u32", 2), plain("mad.lo.s32", 3),

@@ -10,5 +10,7 @@ instructions mean, and the layouts that CuTe's own atoms report, which the tests
 `wgmma`     matrix descriptors, operand addresses, fragments, products
 `mma`       fragments and products of `mma.sync`
 `ldmatrix`  lane to row maps of `ldmatrix`, `stmatrix`, `movmatrix`
-`numeric`   conversions, rounding, packed and approximate arithmetic
+`numeric`   number formats, conversions, rounding
+`arithmetic` float32 arithmetic with directed rounding
+`tensor_core` operand formats and accumulation of the matrix instructions
 """
