@@ -77,11 +77,14 @@ def visit_range(
 
 
 @cute.jit
-def visit_list(at: QueryTile, seq: SeqInfo, lists: tuple) -> Visit:
-    """Visit of a query tile whose key blocks are listed, one list entry a tile of keys."""
-    right, whole = lists[0][at.batch, at.head, at.m], Int32(0)
+def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: tuple) -> Visit:
+    """Visit of a query tile whose key blocks are listed."""
+    row = at.m // variant.lists[0]
+    right, whole = Int32(0), Int32(0)
+    if cutlass.const_expr(lists[0] is not None):
+        right = lists[0][at.batch, at.head, row] * variant.lists[1]
     if cutlass.const_expr(lists[2] is not None):
-        whole = lists[2][at.batch, at.head, at.m]
+        whole = lists[2][at.batch, at.head, row] * variant.lists[1]
     k_len = seq.k_len
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
@@ -97,11 +100,14 @@ def visit_tile(
     window: Window,
     lists: tuple | None,
 ) -> Visit:
-    """The key blocks of a query tile. `lists` is None or (counts, indices, whole counts, whole indices):
-    int32 (B, H, query tiles) and (B, H, query tiles, entries); the last two may be None.
+    """The key blocks of a query tile.
+
+    `lists` is None or (counts, indices, whole counts, whole indices): int32 (B, H, query blocks) and
+    (B, H, query blocks, entries), the first or the last two None. A listed block is
+    `variant.lists` = (query tiles, key tiles) large.
     """
-    if cutlass.const_expr(variant.lists):
-        return visit_list(at, seq, lists)
+    if cutlass.const_expr(variant.lists is not None):
+        return visit_list(variant, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
 
 
@@ -109,15 +115,22 @@ def visit_tile(
 def block_at(
     variant: cutlass.Constexpr, visit: Visit, at: QueryTile, lists: tuple | None, position: Int32
 ) -> Int32:
-    """The key block at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right."""
-    if cutlass.const_expr(not variant.lists):
+    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right."""
+    if cutlass.const_expr(variant.lists is None):
         return visit.last - position
-    block = Int32(0)
+    tile = Int32(0)
     if visit.k_len > 0:
+        row, split = at.m // variant.lists[0], variant.lists[1]
+        entry = position // split
+        within = position - entry * split
+        block = Int32(0)
         if cutlass.const_expr(lists[2] is None):
-            block = lists[1][at.batch, at.head, at.m, position]
+            block = lists[1][at.batch, at.head, row, entry]
+        elif cutlass.const_expr(lists[0] is None):
+            block = lists[3][at.batch, at.head, row, entry]
         elif position < visit.right:
-            block = lists[1][at.batch, at.head, at.m, position]
+            block = lists[1][at.batch, at.head, row, entry]
         else:
-            block = lists[3][at.batch, at.head, at.m, position - visit.right]
-    return block
+            block = lists[3][at.batch, at.head, row, entry - visit.right // split]
+        tile = block * split + within
+    return tile

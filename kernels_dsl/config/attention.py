@@ -23,7 +23,8 @@ class AttentionVariant:
     causal is `right` with width 0. `shift` is len(k) - len(q), or 0 with `top_left`.
     `mask` is None, "boolean" (true: attend) or "additive". `score_mod(score, b, h, i, j, *aux)` and
     `mask_mod(b, h, i, j, *aux)` are user functions that are traced into the kernel.
-    `lists` visits the key blocks of lists instead of a range.
+    `lists` visits the key blocks of lists instead of a range; it is the size of a listed block in
+    (query, key) tiles.
     """
 
     right: bool = False
@@ -34,7 +35,7 @@ class AttentionVariant:
     mask: str | None = None
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
-    lists: bool = False
+    lists: tuple[int, int] | None = None
 
     @property
     def changes_scores(self) -> bool:
@@ -42,15 +43,19 @@ class AttentionVariant:
         return self.softcap or self.score_mod is not None or self.mask == "additive"
 
     @property
+    def hides_anywhere(self) -> bool:
+        """Any score may become -inf, also in blocks that are not masked."""
+        return self.mask is not None or self.score_mod is not None
+
+    @property
     def masks_everywhere(self) -> bool:
         """Every block must be looked at element by element, wherever it is."""
-        masked = self.mask is not None or (self.mask_mod is not None and not self.lists)
-        return masked or self.changes_scores
+        return self.hides_anywhere or (self.mask_mod is not None and self.lists is None)
 
     @property
     def uneven(self) -> bool:
         """Query tiles differ in the number of key blocks that they visit."""
-        return self.right or self.left or self.lists
+        return self.right or self.left or self.lists is not None
 
 
 @dataclass(frozen=True)
@@ -80,19 +85,31 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
-def sm90_config(dim: int, dim_v: int, variant: AttentionVariant, block: tuple[int, int] = (0, 0)) -> Sm90AttentionConfig:
-    """The tile for these head dimensions. `block` is the (query, key) block of lists, which are tiles."""
+def sm90_config(dim: int, dim_v: int, variant: AttentionVariant) -> Sm90AttentionConfig:
+    """The tile for these head dimensions, where key blocks are not listed."""
     d, dv = padded_dim(dim), padded_dim(dim_v)
-    if variant.lists:
-        return Sm90AttentionConfig(block[0], block[1], d, dv, pingpong=max(d, dv) <= 128 and block[0] > 64)
-    ranged = variant.right or variant.left
     widest = max(d, dv)
-    if widest <= 64:
-        return Sm90AttentionConfig(192, 128, d, dv)
     if widest <= 96:
-        return Sm90AttentionConfig(192, 128, d, dv)
+        return Sm90AttentionConfig(192, 128 if widest <= 64 else 96, d, dv)
     if widest <= 128:
-        return Sm90AttentionConfig(128, 128 if ranged or variant.masks_everywhere else 176, d, dv)
+        narrow = variant.right or variant.left or variant.masks_everywhere
+        return Sm90AttentionConfig(128, 128 if narrow else 176, d, dv)
     if widest <= 192:
-        return Sm90AttentionConfig(128, 128 if dv <= 128 else 96, d, dv, pingpong=False)
+        return Sm90AttentionConfig(128, 112 if dv <= 128 else 96, d, dv, pingpong=False)
     return Sm90AttentionConfig(128, 80, d, dv, pingpong=False)
+
+
+def sm90_list_config(
+    dim: int, dim_v: int, block: tuple[int, int]
+) -> tuple[Sm90AttentionConfig, tuple[int, int]]:
+    """The tile for listed blocks of (query, key) `block`, and how many of them such a block is.
+
+    ValueError where no tile divides the block.
+    """
+    d, dv = padded_dim(dim), padded_dim(dim_v)
+    tile_m = 128 if block[0] % 128 == 0 else 64
+    tile_n = 128 if block[1] % 128 == 0 and max(d, dv) <= 128 else 64
+    if block[0] % tile_m or block[1] % tile_n or min(block) <= 0:
+        raise ValueError(f"block is {block}, must be multiples of 64")
+    config = Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=max(d, dv) <= 128)
+    return config, (block[0] // tile_m, block[1] // tile_n)

@@ -89,6 +89,7 @@ def attention_sm90(
         store = (*tma.make_store_atom(mO, o_layout, spec.epilogue.subtile),)
 
     work = describe_work(spec, mQ, mK, seqlens, max_q)._replace(
+        v_dim=cute.size(mO, mode=[1]),
         window=Window(left, right),
         scores=ScoreOperands(scale, softcap, mask, aux),
         lists=lists,
@@ -130,4 +131,4 @@ def describe_work(
     tiles = QueryTiles(
         cute.ceil_div(rows, spec.tile_m), heads, Int32(batch), heads_in_l2(kv_bytes, heads_per_kv)
     )
-    return Work(tiles, SeqExtent(rows, keys, cu, used_k), None, None, None, None, None, heads_per_kv)
+    return Work(tiles, SeqExtent(rows, keys, cu, used_k), None, None, None, None, None, heads_per_kv, None)

@@ -1,6 +1,6 @@
 """Consumer role of the SM90 attention: both products, the softmax between them, and the output."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -9,7 +9,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import softmax
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_warpgroup, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range
@@ -62,7 +62,7 @@ def consume(
     """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     parts = make_fragments(spec, mmas, s_tiles, group, thread)
-    write, write_plain = make_writers(spec, output, s_tiles[3][None, None, None, group], work, thread)
+    sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
     states = (consumer_state(1), consumer_state(spec.stages), consumer_state(spec.stages))
     cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     if cutlass.const_expr(spec.pingpong):
@@ -79,8 +79,17 @@ def consume(
                 visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
                 row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
                 tile = Tile(at, seq, visit, row, thread % 4 * 2)
-                states = attend(spec, rings, states, mmas, parts, (tile, work, group))
-                store_output(spec, mmas[2], parts, s_tiles[3], (write, write_plain), (tile, work, group, thread))
+                states = attend(spec, rings, states, mmas, parts, (tile, work, group), (s_tiles[2], thread))
+                q_ring, q_state = rings[0], states[0]
+                if cutlass.const_expr(not spec.stage_in_q):
+                    q_ring.consumer_release(q_state)
+                finish_rows(spec, parts, tile, work)
+                store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
+                if cutlass.const_expr(spec.stage_in_q):
+                    epi.drain(spec.epilogue, thread)
+                    q_ring.consumer_release(q_state)
+                q_state.advance()
+                states = (q_state, states[1], states[2])
         turn += 1
         number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
     epi.drain(spec.epilogue, thread)
@@ -105,17 +114,6 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
     )
 
 
-def make_writers(spec, output: tuple, sO: cute.Tensor, work: Work, thread: Int32) -> tuple:
-    """Stores of a staged subtile: by TMA (None where it cannot be), and by predicated stores."""
-    atom, tma_o, mO = output
-    return tma_writer_or_none(spec, atom, tma_o, sO), None
-
-
-def tma_writer_or_none(spec, atom, tma_o, sO):
-    """The epilogue's TMA store of a subtile."""
-    return epi.tma_writer(atom, tma_o, sO, spec.epilogue.subtile) if spec.epilogue.use_tma else None
-
-
 def scale_of_scores(spec, work: Work) -> Float32:
     """What scores are multiplied by inside of exp2."""
     if spec.variant.changes_scores:
@@ -131,6 +129,7 @@ def attend(
     mmas: tuple,
     parts: Fragments,
     place: tuple,  # (tile, work, group)
+    values: tuple,  # (V in shared memory (Dv, N, stages), thread)
 ) -> tuple:
     """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
     tile, work, group = place
@@ -150,6 +149,9 @@ def attend(
     soften(spec, scores, parts, (tile, work, block_at(spec.variant, visit, tile.at, work.lists, Int32(0))),
            masked=True, first=True)  # fmt: skip
     to_operand(spec, scores, parts)
+    if cutlass.const_expr(spec.varlen):
+        v_ring.consumer_wait(v_state)
+        clear_tail(spec, values[0][None, None, v_state.index], tile, group, values[1])
 
     # The first block has been taken from the first segment that has one.
     right_end = cutlass.max(visit.right, 1)
@@ -161,9 +163,6 @@ def attend(
     if cutlass.const_expr(spec.variant.left):
         for position in cutlass.range(whole_end, visit.count, unroll=1):
             k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
-    q_ring.consumer_release(q_state)
-    q_state.advance()
-
     v_ring.consumer_wait(v_state)
     issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
     warpgroup.wait_group(0)
@@ -242,11 +241,12 @@ def soften(spec, scores: cute.Tensor, parts: Fragments, place: tuple, masked: bo
         if variant.mask == "boolean" or variant.mask_mod is not None:
             mask_elements(variant, view, at, tile.seq, work.scores)
         mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
-    elif variant.lists:
+    elif variant.lists is not None:
         mask_tail(spec, view, at, tile, start)
     correction = None if first and not variant.sinks else parts.correction
+    may_be_empty = masked or variant.hides_anywhere
     softmax.online_step(
-        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty=masked
+        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty
     )
 
 
@@ -273,17 +273,28 @@ def to_operand(spec, scores: cute.Tensor, parts: Fragments) -> None:
 
 
 @cute.jit
-def store_output(
-    spec: cutlass.Constexpr,
-    mma_out: cute.TiledMma,
-    parts: Fragments,
-    sO: cute.Tensor,
-    writers: cutlass.Constexpr,
-    place: tuple,  # (tile, work, group, thread)
-):
-    """Divides by the row sums, stores the output and the log-sum-exp."""
-    tile, work, group, thread = place
-    softmax.finish(softmax.rows_and_columns(parts.out), parts.row_max, parts.row_sum, scale_of_scores(spec, work))
+def clear_tail(spec: cutlass.Constexpr, sV: cute.Tensor, tile: Tile, group: Int32, thread: Int32):
+    """Zeroes what lies behind the last key in the last block of V (Dv, N).
+
+    It belongs to another sequence or to nobody, and 0 * NaN is NaN. Every warpgroup writes all of it:
+    the same zeros, so that none has to wait for another.
+    """
+    first = tile.visit.k_len - tile.visit.last * spec.tile_n
+    if first < spec.tile_n:
+        for key in cutlass.range(cutlass.max(first, 0), spec.tile_n, unroll=1):
+            for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
+                column = thread + i * WARPGROUP_THREADS
+                if column < spec.dim_v:
+                    sV[column, key] = spec.dtype(0.0)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        sync_warpgroup(NamedBarrier.EPILOGUE, group)
+
+
+@cute.jit
+def finish_rows(spec: cutlass.Constexpr, parts: Fragments, tile: Tile, work: Work):
+    """Divides the output by the row sums and stores the log-sum-exp."""
+    out = softmax.rows_and_columns(parts.out)
+    softmax.finish(out, parts.row_max, parts.row_sum, scale_of_scores(spec, work))
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:
             for r in cutlass.range_constexpr(2):
@@ -293,9 +304,51 @@ def store_output(
                         work.lse[tile.at.head, tile.seq.q_start + row] = parts.row_max[r]
                     else:
                         work.lse[tile.at.batch, tile.at.head, row] = parts.row_max[r]
-    origin = (tile.at.m * spec.tile_m + group * WGMMA_M, Int32(0), tile.at.head + tile.at.batch * work.tiles.heads)
-    extent = (tile.seq.q_len, spec.dim_v, work.tiles.heads)
+
+
+@cute.jit
+def store_output(
+    spec: cutlass.Constexpr,
+    mma_out: cute.TiledMma,
+    parts: Fragments,
+    output: tuple,  # (atom or None, coordinates, O (Sq, Dv, (H, B)))
+    sO: cute.Tensor,  # (64, epi_n, stages)
+    place: tuple,  # (tile, work, group, thread)
+):
+    """Stores this warpgroup's rows of the output.
+
+    A TMA store is clipped at the end of the tensor, not at the end of a packed sequence, so that a
+    sequence's last rows go by predicated stores.
+    """
+    tile, work, group, thread = place
+    first_row = tile.at.m * spec.tile_m + group * WGMMA_M
+    atom, tma_o, mO = output
+    extent = (tile.seq.q_len, work.v_dim, work.tiles.heads * work.tiles.batch)
+    image = tile.at.head
+    if cutlass.const_expr(spec.varlen):
+        tma_o = cute.domain_offset((tile.seq.q_start, 0, 0), tma_o)
+        mO = cute.domain_offset((tile.seq.q_start, 0, 0), mO)
+    else:
+        image = tile.at.head + tile.at.batch * work.tiles.heads
+    origin = (first_row, Int32(0), image)
+    plain = epi.plain_writer(mO, sO, extent, thread)
+    if cutlass.const_expr(spec.epilogue.use_tma):
+        by_tma = epi.tma_writer(atom, tma_o, sO, spec.epilogue.subtile)
+        if cutlass.const_expr(not spec.varlen):
+            store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
+        elif first_row + WGMMA_M <= tile.seq.q_len:
+            store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
+        else:
+            epi.drain(spec.epilogue, thread)
+            store_rows(spec.plain_epilogue, plain, mma_out, parts, sO, (origin, extent, group, thread))
+    else:
+        store_rows(spec.epilogue, plain, mma_out, parts, sO, (origin, extent, group, thread))
+
+
+def store_rows(plan, write, mma_out, parts: Fragments, sO: cute.Tensor, place: tuple) -> None:
+    """The epilogue of `blocks.epilogue` with nothing left to compute."""
+    origin, extent, group, thread = place
     epi.store_tile(
-        spec.epilogue, parts.out, identity, (), origin, extent, sO[None, None, None, group], mma_out, writers[0],
-        thread, group,
+        plan, parts.out, identity, (), origin=origin, extent=extent, sD=sO, tiled_mma_epi=mma_out, write=write,
+        thread=thread, warpgroup=group,
     )  # fmt: skip

@@ -52,8 +52,10 @@ def attention_kernel(
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
     """mbarriers of the rings, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
 
-    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers).
+    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
+    `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
     """
+    o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
 
     @cute.struct
     class SharedStorage:
@@ -61,16 +63,15 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
-        o: cute.struct.Align[
-            cute.struct.MemRange[spec.dtype, cute.cosize(layouts[3]) * spec.consumers], 1024
-        ]
+        o: cute.struct.Align[cute.struct.MemRange[spec.dtype, o_size], 1024]
 
     storage = cutlass.utils.SmemAllocator().allocate(SharedStorage)
     q_layout, k_layout, v_layout, o_layout = layouts
+    sO = storage.q if spec.stage_in_q else storage.o
     staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
     return storage.barriers.data_ptr(), (
         storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
         storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
         storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
-        storage.o.get_tensor(staging, swizzle=o_layout.inner),
+        sO.get_tensor(staging, swizzle=o_layout.inner),
     )

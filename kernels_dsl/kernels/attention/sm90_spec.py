@@ -1,6 +1,6 @@
 """What the SM90 attention kernel derives from its configuration and operand types at trace time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -31,9 +31,17 @@ class AttentionSpec:
     stages: int
     pingpong: bool
     varlen: bool
+    """Packed sequences."""
+    stage_in_q: bool
+    """The output is staged where Q was: there is no room elsewhere. Costs the overlap with the next Q."""
     dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
     variant: Any  # AttentionVariant
+
+    @property
+    def plain_epilogue(self) -> EpiloguePlan:
+        """The epilogue with predicated stores instead of TMA."""
+        return replace(self.epilogue, use_tma=False)
 
     @property
     def consumers(self) -> int:
@@ -76,6 +84,7 @@ class Work(NamedTuple):
 
     `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
     `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
+    `v_dim` columns of the output are real.
     """
 
     tiles: QueryTiles
@@ -86,6 +95,7 @@ class Work(NamedTuple):
     sinks: cute.Tensor | None
     lse: cute.Tensor | None
     heads_per_kv: cutlass.Int32
+    v_dim: cutlass.Int32
 
 
 def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> AttentionSpec:
@@ -99,11 +109,18 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     epi_n = epilogue_columns(config.dim_v, dtype)
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
     room = SMEM_BYTES - BARRIER_BYTES - tiles * width
+    if room < 0:
+        raise ValueError(f"{config} needs {-room} bytes of shared memory more than there are")
     epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * width))
-    if epi_stages < 2:
-        raise ValueError(f"{config} leaves {room} bytes of shared memory for the output's staging: too few")
+    stage_in_q = epi_stages < 2
+    if stage_in_q:
+        # Two buffers of 64 x epi_n are as large as 64 rows of one 128-byte column of swizzled Q.
+        if config.dim % 64:
+            raise ValueError(f"{config} leaves {room} bytes of shared memory for the output: too few")
+        epi_stages = 2
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, dtype, config.o_tma)
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
-        pingpong=config.pingpong and consumers > 1, varlen=varlen, dtype=dtype, epilogue=plan, variant=variant,
+        pingpong=config.pingpong and consumers > 1, varlen=varlen, stage_in_q=stage_in_q,
+        dtype=dtype, epilogue=plan, variant=variant,
     )  # fmt: skip
