@@ -106,6 +106,7 @@ def multiply(shape: Shape, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.nd
         addend,
         shape.d,
         saturate=shape.saturate,
+        accumulation=tensor_core.ACCUMULATION.get(("mma", shape.a)),
     )
     rows, columns = accumulator_coordinates()
     return tensor_core.accumulator_registers(result[..., rows, columns], shape.d)

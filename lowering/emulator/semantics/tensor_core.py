@@ -1,14 +1,20 @@
 """Operand formats and accumulation that `wgmma` and `mma.sync` share.
 
-Accumulation model. An instruction computes D = C + A * B over its K elements. Here all products and C are
-summed in float64 and rounded once to the accumulator's format, nearest even. The hardware aligns the products
-of a group of K elements to the largest of them, truncates what falls below a few extra bits, and rounds
-towards zero, so on random inputs the two differ in the last bits. Inputs whose sums are exactly representable
-agree bit for bit. fp8 on sm_90 keeps only about 14 bits when it aligns, so its last bits differ by more (near
-2^-13 of the largest partial sum); sums of small integers stay exact there too.
+Two models of the accumulation D = C + A * B over an instruction's K elements:
+
+- *nearest* (the default): all products and C are summed in float64 and rounded once, nearest even.
+- *aligned* (`Accumulation`): as published measurements of tensor cores describe them. The products of a group
+  of K elements and the running sum are aligned to the largest exponent among them, what falls below a number of
+  bits is cut off, and the sum is rounded towards zero; groups follow one another.
+
+Inputs whose sums are exactly representable agree bit for bit in both. On random inputs the two differ in the
+last bits; fp8 on sm_90 keeps only about 14 bits when it aligns, so there by more (near 2^-13 of the largest
+partial sum).
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -16,6 +22,18 @@ from . import numeric
 
 OPERAND_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 _STORAGE = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """The *aligned* model: `group` elements of K at a time, `bits` bits kept below the largest exponent."""
+
+    group: int
+    bits: int
+
+
+# Which model an instruction uses, by ("wgmma" or "mma", type of A); *nearest* where there is no entry.
+ACCUMULATION: dict[tuple[str, str], Accumulation] = {}
 
 
 def storage_type(dtype: str) -> type:
@@ -33,14 +51,16 @@ def operand_values(bits: np.ndarray, dtype: str) -> np.ndarray:
         return numeric.decode(bits, dtype).astype(np.float64)
 
 
-def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, accumulator: str,
-                 *, saturate: bool = False) -> np.ndarray:  # fmt: skip
+def multiply_add(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray | None, accumulator: str,
+    *, saturate: bool = False, accumulation: Accumulation | None = None,
+) -> np.ndarray:  # fmt: skip
     """c + a @ transposed b for one instruction.
 
     `a` (..., M, K), `b` (..., N, K): what `operand_values` gave, float64 or int64; `c`: (..., M, N) float32
     or int32 or None for zero; `accumulator`: f32, f16 or s32. Returns (..., M, N): float32 (f32, and f16
-    values rounded to f16) or int32.
-    `saturate` clamps s32 instead of wrapping.
+    values rounded to f16) or int32. `saturate` clamps s32 instead of wrapping; `accumulation` None is
+    *nearest*.
     """
     if accumulator == "s32":
         total = a @ np.swapaxes(b, -1, -2)
@@ -55,8 +75,33 @@ def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, accumulator
         total = a @ np.swapaxes(b, -1, -2)
         if c is not None:
             total = total + c
+        if accumulation is not None:
+            total = np.where(np.isfinite(total), _aligned(a, b, c, accumulation), total)
         rounded = total.astype(np.float32 if accumulator == "f32" else np.float16).astype(np.float32)
     return numeric.canonical(rounded)
+
+
+def _exponents(values: np.ndarray) -> np.ndarray:
+    """floor(log2 |x|); far below every other for zeros."""
+    _, exponent = np.frexp(values)
+    return np.where(values == 0, -2000, exponent - 1)
+
+
+def _aligned(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, model: Accumulation) -> np.ndarray:
+    """The *aligned* model's sum in float64, with the significand of a float32."""
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
+    total = np.zeros(shape) if c is None else np.broadcast_to(c.astype(np.float64), shape)
+    a_exponent, b_exponent = _exponents(a), _exponents(b)
+    for start in range(0, a.shape[-1], model.group):
+        part = slice(start, start + model.group)
+        products = a[..., :, None, part] * b[..., None, :, part]
+        # The hardware does not normalise a product before it aligns it: its exponent is the factors' sum.
+        exponents = a_exponent[..., :, None, part] + b_exponent[..., None, :, part]
+        largest = np.maximum(np.maximum(exponents.max(axis=-1), _exponents(total)), -1000)
+        shift = model.bits - largest
+        kept = np.trunc(np.ldexp(products, shift[..., None])).sum(axis=-1) + np.trunc(np.ldexp(total, shift))
+        total = numeric.round_to(np.ldexp(kept, -shift), numeric.F32, "rz")
+    return total
 
 
 def registers_to_values(registers: np.ndarray, dtype: str) -> np.ndarray:

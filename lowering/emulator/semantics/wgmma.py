@@ -237,5 +237,8 @@ def multiply(
     right = tensor_core.operand_values(b, shape.b)
     if negate_a != negate_b:
         left = -left
-    result = tensor_core.multiply_add(left, right, c, shape.accumulator, saturate=saturate or shape.saturate)
+    accumulation = tensor_core.ACCUMULATION.get(("wgmma", shape.a))
+    result = tensor_core.multiply_add(
+        left, right, c, shape.accumulator, saturate=saturate or shape.saturate, accumulation=accumulation
+    )
     return matrix_to_accumulator(result, shape)
