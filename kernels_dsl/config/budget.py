@@ -87,8 +87,10 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
     reason = specific(config, problem)  # type: ignore[arg-type]
     if reason:
         return reason
-    if not 1 <= config.split_k <= max(1, problem.k):
-        return f"split_k is {config.split_k}, must be from 1 to K = {problem.k}"
+    tile_k = config.tile_k_for(problem.ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
+    k_tiles = max(1, -(-problem.k // tile_k))
+    if not 1 <= config.split_k <= k_tiles:
+        return f"split_k is {config.split_k}, must be from 1 to the {k_tiles} tiles of K = {problem.k}"
     needed = smem_bytes(config, problem, device.smem_bytes)
     if stages(config, problem, device.smem_bytes) < MIN_STAGES or needed > device.smem_bytes:
         one = stage_bytes(config, problem.ab_bytes)

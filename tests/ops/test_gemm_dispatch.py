@@ -161,8 +161,8 @@ def test_compile_with_out_config_and_named_epilogue(model_kernels) -> None:
         gemm(a, b, out=out, config=config)
         return gemm(a, b, epilogue="test_scaled", epilogue_args=(scale,)) + out
 
-    a, b, scale = _randn(12, 32), _randn(32, 20), _randn(20)
-    out, other = torch.empty(12, 20, dtype=BF16), torch.empty(12, 20, dtype=BF16)
+    a, b, scale = _randn(12, 128), _randn(128, 24), _randn(24)
+    out, other = torch.empty(12, 24, dtype=BF16), torch.empty(12, 24, dtype=BF16)
     expected = step(a, b, scale, out)
     got = torch.compile(step, fullgraph=True, backend="aot_eager")(a, b, scale, other)
     assert torch.equal(got, expected) and torch.equal(out, other)

@@ -84,7 +84,7 @@ def test_batches(model_kernels, a_shape, b_shape, family: str) -> None:
 @pytest.mark.parametrize("batch", [None, 2])
 def test_out_layouts(model_kernels, layout: str, split_k: int, family: str, batch: int | None) -> None:
     shape = (24, 40) if batch is None else (batch, 24, 40)
-    a, b = _matrix((*shape[:-1], 64), BF16, 1), _matrix((64, 40), BF16, 2)
+    a, b = _matrix((*shape[:-1], 192), BF16, 1), _matrix((192, 40), BF16, 2)
     bias, residual = integers((40,), FP32, seed=3), integers(shape, BF16, seed=4)
     if family == "sm90":
         config = Sm90GemmConfig(64, 64, split_k=split_k)
