@@ -177,7 +177,7 @@ def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any]
 def call_compiled(compiled: Any, values: Sequence[Sequence[int | float]], tensors: Mapping[str, Any]) -> None:
     """Emulate what ``cute.compile`` returned, for kernels that do not come through `lowering.jit`.
 
-    :param compiled: compiled with ``--keep-ptx --dump-dir D`` (and ``--generate-line-info`` for source lines).
+    :param compiled: compiled with ``--keep-ptx --dump-dir D``; ``--generate-line-info`` gives source lines.
     :param values: for each argument of the host function its values in order: for a tensor the address, the
         dynamic extents, the dynamic strides; for a scalar the number; for a stream 0.
     :param tensors: the CPU tensors that the kernels may touch, by name.
