@@ -18,9 +18,13 @@ Array = np.ndarray
 
 def div_signed(a: Array, b: Array) -> Array:
     """Quotient rounded towards zero; all ones where the divisor is zero."""
-    safe = np.where(b == 0, b.dtype.type(1), b)
-    quotient = np.abs(a) // np.abs(safe)
-    return np.where(b == 0, b.dtype.type(-1), np.where((a < 0) != (b < 0), -quotient, quotient))
+    # Magnitudes are taken as unsigned, which holds that of the smallest number too.
+    unsigned = np.dtype(f"u{a.itemsize}")
+    zero = b == 0
+    magnitude_a = np.where(a < 0, -a, a).view(unsigned)
+    magnitude_b = np.where(zero, b.dtype.type(1), np.where(b < 0, -b, b)).view(unsigned)
+    quotient = (magnitude_a // magnitude_b).view(a.dtype)
+    return np.where(zero, b.dtype.type(-1), np.where((a < 0) != (b < 0), -quotient, quotient))
 
 
 def rem_signed(a: Array, b: Array) -> Array:

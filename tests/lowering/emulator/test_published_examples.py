@@ -64,7 +64,9 @@ class Call:
         if not static:
             leading = stride.index(1)
             values += [*shape, *(s for i, s in enumerate(stride) if i != leading)]
-            shape = tuple(cute.sym_int(divisibility=divisible if i == leading else 1) for i in range(len(shape)))
+            shape = tuple(
+                cute.sym_int(divisibility=divisible if i == leading else 1) for i in range(len(shape))
+            )
             stride = tuple(
                 1 if i == leading else cute.sym_int64(divisibility=divisible) for i in range(len(stride))
             )
@@ -123,7 +125,9 @@ def test_hopper_persistent_gemm(cluster: tuple[int, int], tmp_path: Path) -> Non
 
 
 def test_hopper_fp8_gemm(tmp_path: Path) -> None:
-    kernel = example("hopper.kernel.dense_gemm.dense_gemm_fp8_2xacc", "HopperFP8WarpSpecialized2xAccGemmKernel")
+    kernel = example(
+        "hopper.kernel.dense_gemm.dense_gemm_fp8_2xacc", "HopperFP8WarpSpecialized2xAccGemmKernel"
+    )
     call = Call()
     a, b, d = _gemm_operands(128, 128, 256, 1, torch.float8_e4m3fn, torch.bfloat16)
     for t in (a, b, d):
@@ -169,9 +173,7 @@ def test_ampere_tensor_core_gemm(tmp_path: Path) -> None:
     call = Call()
     a, b, d = (call.tensor(t) for t in _gemm_operands(136, 264, 72, 1, torch.float16, torch.float16))
     call.stream()
-    call.run(
-        kernel(cutlass.Float16, cutlass.Float16, cutlass.Float32, (2, 2, 1)), "sm_80", tmp_path
-    )
+    call.run(kernel(cutlass.Float16, cutlass.Float16, cutlass.Float32, (2, 2, 1)), "sm_80", tmp_path)
     assert torch.equal(d.float(), _expected(a, b, d))
 
 
