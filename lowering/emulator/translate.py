@@ -14,7 +14,7 @@ import numpy as np
 from . import alu, half
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
 from .reports import PtxError
-from .semantics import numeric
+from .semantics import arithmetic, numeric
 
 LANES = 32
 _NUMPY = {
@@ -71,6 +71,7 @@ class Names:
             "alu": alu,
             "half": half,
             "numeric": numeric,
+            "arithmetic": arithmetic,
             "np": np,
             **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
         }
@@ -181,7 +182,8 @@ class Translator:
         raise Unsupported("no type")
 
     def _float(self, ins: Instruction, kind: str, template: str, count: int, guard: str | None) -> list[str]:
-        """A float operation on ``count`` sources with .ftz and .sat handled around ``template``."""
+        """A float operation on ``count`` sources with rounding, .ftz and .sat handled around ``template``."""
+        template = self._rounded(ins, kind, template, count)
         flush = ins.has("ftz") and kind == "f32"
         sources = [self.read(o, kind) for o in ins.operands[1 : 1 + count]]
         if flush:
@@ -200,9 +202,15 @@ class Translator:
         call = f"half.arithmetic({name!r}, {kind!r}, {ins.has('sat')}, {ins.has('relu')}, {sources})"
         return self.write(ins.operands[0], call, kind, guard)
 
-    def _rounding(self, ins: Instruction) -> None:
-        if any(ins.has(r) for r in ("rz", "rm", "rp")):
-            raise Unsupported("rounding of arithmetic other than .rn")
+    def _rounded(self, ins: Instruction, kind: str, template: str, count: int) -> str:
+        """``template``, or the same operation with the directed rounding that the opcode asks for."""
+        rounding = next((r for r in ("rz", "rm", "rp") if ins.has(r)), None)
+        if rounding is None:
+            return template
+        if kind != "f32":
+            raise Unsupported(f"rounding of {kind} arithmetic other than .rn")
+        name = "fma" if ins.root == "mad" else ins.root
+        return f"arithmetic.directed({name!r}, {rounding!r}, {', '.join(['{}'] * count)})"
 
     def _binary(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
         kind = self._kind(ins)
@@ -211,7 +219,6 @@ class Translator:
         if kind in _HALVES:
             return self._halves(ins, kind, ins.root, 2, guard)
         if kind in ("f32", "f64"):
-            self._rounding(ins)
             return self._float(ins, kind, f"({{}} {symbol} {{}})", 2, guard)
         if ins.has("sat"):
             a, b = (self.read(o, "s32") for o in ins.operands[1:3])
@@ -248,7 +255,6 @@ class Translator:
         if kind in _HALVES:
             return self._halves(ins, kind, "mul", 2, guard)
         if kind in ("f32", "f64"):
-            self._rounding(ins)
             return self._float(ins, kind, "({} * {})", 2, guard)
         expression, kind = self._product(ins, kind)
         return self.write(ins.operands[0], expression, kind, guard)
@@ -263,7 +269,6 @@ class Translator:
 
     def _op_fma(self, ins: Instruction, guard: str | None) -> list[str]:
         kind = self._kind(ins)
-        self._rounding(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "fma", 3, guard)
         if kind == "f64":

@@ -3,9 +3,9 @@
 Two models of the accumulation D = C + A * B over an instruction's K elements:
 
 - *nearest* (the default): all products and C are summed in float64 and rounded once, nearest even.
-- *aligned* (`Accumulation`): as published measurements of tensor cores describe them. The products of a group
-  of K elements and the running sum are aligned to the largest exponent among them, what falls below a number of
-  bits is cut off, and the sum is rounded towards zero; groups follow one another.
+- *aligned* (`Accumulation`): as published measurements of tensor cores describe them: the products of a
+  group of K elements and the running sum are aligned to the largest exponent among them, what falls below a
+  number of bits is cut off, and the sum is rounded towards zero; groups follow one another.
 
 Inputs whose sums are exactly representable agree bit for bit in both. On random inputs the two differ in the
 last bits; fp8 on sm_90 keeps only about 14 bits when it aligns, so there by more (near 2^-13 of the largest
