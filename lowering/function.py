@@ -222,6 +222,7 @@ class JitFunction:
             "arch": arch,
             "options": self.options,
             "toolchain": toolchain.identity(),
+            "environment": toolchain.environment(),
         }
 
     def _constants_text(self, constants: dict[str, Any]) -> str:

@@ -17,6 +17,21 @@ from lowering.errors import LoweringError
 RUNTIME_NAME = "libcute_dsl_runtime.so"
 # The modules of this package whose source shapes what is compiled and stored.
 SHAPING_MODULES = ("compile.py", "link.py", "signature.py", "toolchain.py")
+# The DSL's own variables that change its output. Its arch and TVM-FFI settings are always passed as options.
+SHAPING_VARIABLES = tuple(
+    f"CUTE_DSL_{name}"
+    for name in (
+        "AUTO_M2S",
+        "COMPILER_BACKEND",
+        "COMPILER_OPT",
+        "DEBUG",
+        "DRYRUN",
+        "ENABLE_ASSERTIONS",
+        "ENABLE_PYIR",
+        "LINEINFO",
+        "TOLERATE_M2M",
+    )
+)
 
 
 def _version(distribution: str) -> str:
@@ -94,6 +109,11 @@ def isa_runs_here(isa: str) -> bool:
     """Whether a host function compiled for the CPU level ``isa`` runs on this CPU."""
     here = host_isa()
     return isa == here or (isa.startswith("x86-64") and here.startswith("x86-64") and isa <= here)
+
+
+def environment() -> dict[str, str]:
+    """The variables set for this process that change what the DSL compiles."""
+    return {name: os.environ[name] for name in SHAPING_VARIABLES if os.environ.get(name)}
 
 
 @lru_cache(maxsize=1)

@@ -100,6 +100,14 @@ def test_options_make_another_kernel():
     assert (len(keys), compiles()) == (2, start + 2)
 
 
+def test_variables_of_the_compiler_make_another_kernel(monkeypatch):
+    before = lowering.jit(affine).key_parts((spec(4), spec(4), (1.0, spec(4)), 4), CONSTANTS, "sm_90a")
+    monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "warnings")
+    after = lowering.jit(affine).key_parts((spec(4), spec(4), (1.0, spec(4)), 4), CONSTANTS, "sm_90a")
+    assert function.key_of(before) != function.key_of(after)
+    assert after["environment"] == {"CUTE_DSL_COMPILER_OPT": "warnings"}
+
+
 def test_string_target_gives_the_same_machine_code_and_reads_parameters_from_source():
     by_name = lowering.jit("user_kernels:affine")
     direct = compile_affine()
