@@ -104,6 +104,7 @@ class JitFunction:
         self._check = check
         self._memo: dict[Any, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
         self._found: dict[Any, CompiledKernel] = {}
+        self._constant_files: dict[str, tuple[int, int]] = {}
         self._constant_keys: dict[Any, tuple[str, tuple[Any, ...]]] = {}
         if "torch" in sys.modules:
             # tvm_ffi imports torch, so only where that has been paid for; it takes 15 ms off the first call.
@@ -249,6 +250,7 @@ class JitFunction:
             text = ";".join(f"{k}={canonical.text(k, v)}" for k, v in sorted(constants.items()))
             if len(self._constant_keys) >= MEMO_LIMIT:
                 self._constant_keys.clear()
+            self._constant_files.update(canonical.files)
             known = self._constant_keys[token] = (text, tuple(constants.values()))
         return known[0]
 
@@ -334,7 +336,7 @@ class JitFunction:
 
     def _may_be_kept(self) -> bool:
         """Not if a source changed since it was hashed: the kernel may come from the new text."""
-        changed = self.fingerprint.changed()
+        changed = self.fingerprint.changed() + sources.changed(self._constant_files)
         if changed:
             cache.warn_once(
                 f"{changed[0]} changed while this process was using it: "

@@ -8,6 +8,7 @@ stream there, and restores the device. That is the whole launch path: about 5 µ
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import tempfile
 import threading
@@ -24,6 +25,8 @@ from lowering.store import Entry
 
 if TYPE_CHECKING:
     from lowering.inspect import KernelResources
+
+log = logging.getLogger("lowering")
 
 _runtime: list[ctypes.CDLL] = []
 _runtime_lock = threading.Lock()
@@ -78,16 +81,18 @@ class CompiledKernel:
         before a CUDA graph capture.
         """
         tvm_ffi = load_runtime()
-        path = self._path
-        if path is not None and self.entry.facts["kind"] == "shared":
-            return getattr(tvm_ffi.load_module(str(path)), ENTRY)
-        # Not on disk: the loader wants a file, which can go as soon as it is mapped.
-        suffix = ".so" if self.entry.facts["kind"] == "shared" else ".o"
-        descriptor, name = tempfile.mkstemp(suffix=suffix, prefix="kernels-dsl-")
+        shared = self.entry.facts["kind"] == "shared"
+        if shared and self._path is not None:
+            try:
+                return getattr(tvm_ffi.load_module(str(self._path)), ENTRY)
+            except Exception as error:
+                # Removed since it was read, or on a file system that may not hold programs.
+                log.info("%s is loaded from a copy: %s", self._path, error)
+        descriptor, name = tempfile.mkstemp(suffix=".so" if shared else ".o", prefix="kernels-dsl-")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(self.entry.library)
-            if suffix == ".so":
+            if shared:
                 return getattr(tvm_ffi.load_module(name), ENTRY)
             import cutlass.cute as cute
 
@@ -95,7 +100,7 @@ class CompiledKernel:
         except Exception as error:
             raise LoweringError(f"the compiled kernel {self.name!r} could not be loaded: {error}") from error
         finally:
-            os.unlink(name)
+            os.unlink(name)  # what is loaded stays mapped
 
     def __call__(self, *args: Any) -> None:
         if not self.launched:

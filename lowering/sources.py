@@ -58,7 +58,12 @@ class Fingerprint:
 
     def changed(self) -> list[str]:
         """Paths whose file is no longer the one that was hashed."""
-        return [path for path, stamp in self.files.items() if file_stamp(path) != stamp]
+        return changed(self.files)
+
+
+def changed(files: dict[str, tuple[int, int]]) -> list[str]:
+    """Paths of ``files`` whose file no longer has the stamp that is given for it."""
+    return [path for path, stamp in files.items() if file_stamp(path) != stamp]
 
 
 _memo: dict[str, tuple[tuple[int, int], FileFacts]] = {}

@@ -367,3 +367,18 @@ def test_a_host_function_with_control_flow_of_its_own():
     """Under ``@cute.jit`` the host function branches on a runtime value."""
     kernel = user_kernels.branching.compile(spec(64), 3, arch="sm_90a")
     assert len(kernel.launches) == 2
+
+
+def test_an_entry_that_vanishes_before_it_is_loaded():
+    kernel = compile_affine()
+    cache.store().path(kernel.key).unlink()
+    x = torch.zeros(4)
+    with pytest.raises(ValueError, match=r"device_type=cuda"):
+        kernel.launch(x, x, (1.0, x), 4)
+
+
+def test_an_entry_that_cannot_be_loaded_is_named(monkeypatch):
+    kernel = compile_affine()
+    monkeypatch.setattr("tvm_ffi.load_module", lambda path: (_ for _ in ()).throw(OSError("no exec")))
+    with pytest.raises(LoweringError, match=r"'affine' could not be loaded: no exec"):
+        _ = kernel.launch
