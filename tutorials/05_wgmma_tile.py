@@ -43,12 +43,14 @@ l // 4 and columns 2 (l % 4) and the next one, and the same 8 rows further down:
     row 8             0     1     2     3    |  0                v // 4          column + 8
 """
 
+from functools import partial
+
 import common
 import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Int32
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from kernels_dsl.blocks import tma
 from lowering import jit
@@ -156,7 +158,7 @@ def tile_product(
     n: cutlass.Constexpr,
     a_in_registers: cutlass.Constexpr = False,
 ):
-    """D (64, n, L) = repeat * A (64, 64, L) @ B (n, 64, L).T; bfloat16, K contiguous; D float32, n contiguous."""
+    """D (64, n, L) = repeat * A (64, 64, L) @ B (n, 64, L).T; n contiguous in D."""
     source = warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM
     major = OperandMajorMode.K
     op = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (M, n, 16), source, major, major)
@@ -202,12 +204,9 @@ def measure(bench: common.Bench) -> None:
     for n in (8, 16, 32, 64, 128, 192, 256):
         a, b = operands(common.random, n, sms)
         d = torch.empty(sms, M, n, device="cuda").permute(1, 2, 0)
-        calls = {
-            f"N={n}, A in {'registers' if r else 'shared memory'}": lambda r=r: tile_product(
-                a, b, d, repeat, n=n, a_in_registers=r
-            )
-            for r in (False, True)
-        }
+        names = {False: f"N={n}, A in shared memory", True: f"N={n}, A in registers"}
+        run = partial(tile_product, a, b, d, repeat, n=n)
+        calls = {name: partial(run, a_in_registers=flag) for flag, name in names.items()}
         table = bench.compare(
             f"64×{n}×64 tile", calls, flops=2.0 * M * n * K * repeat * sms, baseline=next(iter(calls))
         )

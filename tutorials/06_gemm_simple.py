@@ -32,6 +32,8 @@ K they add nothing, along M and N they give rows and columns of D that the store
 a coordinate tensor as in step 1.
 """
 
+from functools import partial
+
 import common
 import cutlass
 import cutlass.cute as cute
@@ -79,9 +81,7 @@ def gemm_kernel(
     tAsA, tAgA = tma.load_partition(load_a, gA, sA, cute.make_layout(1), Int32(0))
     tBsB, tBgB = tma.load_partition(load_b, gB, sB, cute.make_layout(1), Int32(0))
     thr_mma = tiled_mma.get_slice(thread)
-    tCrA = tiled_mma.make_fragment_A(
-        thr_mma.partition_A(sA)
-    )  # (MMA, 2, 4, 1): two WGMMAs of 64 rows, four of K
+    tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, 2, 4, 1): 2 x 64 rows, 4 x 16 of K
     tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, 1, 4, 1)
     acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C(TILE[:2]), cutlass.Float32)
     acc.fill(0.0)
@@ -104,8 +104,8 @@ def gemm_kernel(
 def store_accumulators(acc: cute.Tensor, mD: cute.Tensor, origin: tuple, thread: Int32):
     """A warpgroup's accumulators ((2, 2, bN / 8), bM / 64, 1) to D at `origin`, converted to D's dtype.
 
-    Straight from registers: a thread holds pairs of neighbours (step 5), so it writes 4 bytes at a time, eight
-    rows a warp. Step 9 does better.
+    Straight from registers: a thread holds pairs of neighbours (step 5), so it writes 4 bytes at a time,
+    eight rows a warp. Step 9 does better.
     """
     rows, columns = cute.size(acc.shape[1]) * 64, cute.size(acc.shape[0]) // 4 * 8
     offset_m = thread // 32 * 16 + thread % 32 // 4  # step 5's picture
@@ -177,7 +177,7 @@ def measure(bench: common.Bench) -> None:
     """A size that everyone quotes, and a smaller one."""
     for size in (8192, 4096):
         a, b, d = problem(size, size, size)
-        calls = {"step 6": lambda: gemm(a, b, d), "cuBLAS": lambda: torch.mm(a, b.T, out=d)}
+        calls = {"step 6": partial(gemm, a, b, d), "cuBLAS": partial(torch.mm, a, b.T, out=d)}
         notes = {"step 6": f"{common.registers(gemm, a, b, d)} registers"}
         bench.compare(f"{size}³ bfloat16", calls, flops=2.0 * size**3, baseline="cuBLAS", notes=notes)
 

@@ -33,6 +33,7 @@ script draws what the emulator saw: L loads, W WGMMAs, '.' a warp that waits.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import common
 import cutlass
@@ -114,9 +115,7 @@ def allocate(layouts: tuple, tile: Tile) -> tuple:
 
 
 @cute.jit
-def produce(
-    ring: pipeline.PipelineTmaAsync, loads: tuple, s_tiles: tuple, k_tiles: Int32, tile: cutlass.Constexpr
-):
+def produce(ring, loads: tuple, s_tiles: tuple, k_tiles: Int32, tile: cutlass.Constexpr):
     """One warp loads the K tiles of A and B. Both announce to the same barrier: one stage, two loads."""
     load_a, tma_a, load_b, tma_b = loads
     n, m, _ = cute.arch.block_idx()
@@ -134,20 +133,13 @@ def produce(
 
 
 @cute.jit
-def consume(
-    ring: pipeline.PipelineTmaAsync,
-    tiled_mma: cute.TiledMma,
-    s_tiles: tuple,
-    mD: cute.Tensor,
-    k_tiles: Int32,
-    tile: cutlass.Constexpr,
-    group: Int32,
-):
+def consume(ring, tiled_mma, s_tiles: tuple, mD, k_tiles: Int32, tile: cutlass.Constexpr, group: Int32):
     """One warpgroup: bM / 2 rows of the tile."""
     n, m, _ = cute.arch.block_idx()
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     acc, tCrA, tCrB = fragments(tiled_mma, s_tiles, tile, group, thread)
-    main_loop(ring, consumer_state(tile.stages), tiled_mma, (acc, tCrA, tCrB), k_tiles)
+    _, release = issue_all(ring, consumer_state(tile.stages), tiled_mma, (acc, tCrA, tCrB), k_tiles)
+    finish(ring, release)
     step6.store_accumulators(acc, mD, (m * tile.m + group * (tile.m // CONSUMERS), n * tile.n), thread)
 
 
@@ -162,14 +154,11 @@ def fragments(tiled_mma: cute.TiledMma, s_tiles: tuple, tile: Tile, group: Int32
 
 
 @cute.jit
-def main_loop(
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiled_mma: cute.TiledMma,
-    operands: tuple,  # accumulators, descriptors of A and of B
-    k_tiles: Int32,
-) -> pipeline.PipelineState:
-    """acc = sum over the K tiles. The first one is peeled: it overwrites, so nobody clears (step 5)."""
+def issue_all(ring, state: pipeline.PipelineState, tiled_mma, operands: tuple, k_tiles: Int32) -> tuple:
+    """acc = sum over the K tiles; the last group is left in flight. Returns the state, and that of its stage.
+
+    `operands`: accumulators, descriptors of A and of B. The first K tile is peeled: it overwrites (step 5).
+    """
     acc, tCrA, tCrB = operands
     release = state.clone()  # one tile behind
     ring.consumer_wait(state)
@@ -182,9 +171,14 @@ def main_loop(
         warpgroup.wait_group(1)  # all but the newest are done, so the stage before it is free
         ring.consumer_release(release)
         release.advance()
+    return state, release
+
+
+@cute.jit
+def finish(ring: pipeline.PipelineTmaAsync, release: pipeline.PipelineState):
+    """Waits for the accumulators, and gives the last stage back."""
     warpgroup.wait_group(0)
     ring.consumer_release(release)
-    return state
 
 
 # ---- host --------------------------------------------------------------------------------------------------
@@ -193,21 +187,28 @@ def main_loop(
 @jit
 def gemm(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, stream, tile: cutlass.Constexpr):
     """D (M, N) = A (M, K) @ B (N, K).T in bfloat16, N contiguous in D; rows are multiples of 16 bytes."""
+    tiled_mma, loads, layouts = set_up(mA, mB, tile)
+    k_tiles = cute.ceil_div(mA.shape[1], tile.k)
+    gemm_kernel(tiled_mma, loads, layouts, mD, k_tiles, tile).launch(
+        grid=(cute.ceil_div(mD.shape[1], tile.n), cute.ceil_div(mD.shape[0], tile.m), 1),
+        block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
+    )
+
+
+def set_up(mA: cute.Tensor, mB: cute.Tensor, tile: Tile, cluster: int = 1) -> tuple:
+    """(WGMMA of 64 x bN, TMA loads of A and B, shared-memory layouts of A and B) for operands of these kinds.
+
+    `cluster` CTAs along M share the tiles of B (step 8).
+    """
     a_major, b_major = major_mode(mA), major_mode(mB)
-    tiled_mma = make_warpgroup_mma(cutlass.BFloat16, a_major, b_major, tile.n)
     a_layout = staged_smem_layout(cutlass.BFloat16, (tile.m, tile.k), tile.stages, a_major)
     b_layout = staged_smem_layout(cutlass.BFloat16, (tile.n, tile.k), tile.stages, b_major)
     load_a, tma_a = tma.make_load_atom(mA, a_layout, (tile.m, tile.k))
-    load_b, tma_b = tma.make_load_atom(mB, b_layout, (tile.n, tile.k))
-    grid = (cute.ceil_div(mD.shape[1], tile.n), cute.ceil_div(mD.shape[0], tile.m), 1)
-    gemm_kernel(
-        tiled_mma,
-        (load_a, tma_a, load_b, tma_b),
-        (a_layout, b_layout),
-        mD,
-        cute.ceil_div(mA.shape[1], tile.k),
-        tile,
-    ).launch(grid=grid, block=((CONSUMERS + 1) * WARPGROUP, 1, 1), min_blocks_per_mp=1, stream=stream)
+    load_b, tma_b = tma.make_load_atom(mB, b_layout, (tile.n, tile.k), cluster)
+    tiled_mma = make_warpgroup_mma(cutlass.BFloat16, a_major, b_major, tile.n)
+    return tiled_mma, (load_a, tma_a, load_b, tma_b), (a_layout, b_layout)
 
 
 # ---- check, measure ----------------------------------------------------------------------------------------
@@ -226,20 +227,19 @@ def measure(bench: common.Bench) -> None:
     tiles = (Tile(), Tile(128, 128, 64, 4), Tile(256, 128, 64, 4), Tile(128, 192, 64, 4))
     for size in (8192, 4096):
         a, b, d = step6.problem(size, size, size)
-        calls = {"step 6": lambda: step6.gemm(a, b, d)}
-        calls.update({f"step 7, {tile.label}": lambda t=tile: gemm(a, b, d, tile=t) for tile in tiles})
-        calls["cuBLAS"] = lambda: torch.mm(a, b.T, out=d)
+        calls = {"step 6": partial(step6.gemm, a, b, d)}
+        calls.update({f"step 7, {tile.label}": partial(gemm, a, b, d, tile=tile) for tile in tiles})
+        calls["cuBLAS"] = partial(torch.mm, a, b.T, out=d)
         bench.compare(f"{size}³ bfloat16", calls, flops=2.0 * size**3, baseline="cuBLAS")
-    stages = {
-        f"step 7, {t.label}": lambda t=t: gemm(a, b, d, tile=t) for t in (Tile(stages=s) for s in (2, 3, 4))
-    }
-    bench.compare("4096³, stages", stages, flops=2.0 * 4096**3, baseline=f"step 7, {Tile().label}")
+    staged = [Tile(stages=stages) for stages in (2, 3, 4)]
+    calls = {f"step 7, {tile.label}": partial(gemm, a, b, d, tile=tile) for tile in staged}
+    bench.compare("4096³, stages", calls, flops=2.0 * 4096**3, baseline=f"step 7, {Tile().label}")
 
 
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * Loads run ahead through the ring, WGMMAs run ahead by one group: nothing waits that need not.
 # * Registers and shared memory are budgets that decide the tile; setmaxnreg moves registers to consumers.
-# * Left to win: between two tiles of a CTA the tensor cores idle, at the start (empty ring) and the end (store).
+# * Left to win: between two tiles of a CTA the tensor cores idle: empty ring at the start, store at the end.
 # * exercise: python tutorials/exercises/07.py
 
 if __name__ == "__main__":

@@ -39,29 +39,28 @@ Three things still cost step 7.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import common
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Int32, pipeline
+from cutlass import Int32
 
 from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from lowering import jit
 
 step6 = common.load("06_gemm_simple")
 step7 = common.load("07_gemm_warp_specialized")
-CONSUMERS, WARPGROUP = step7.CONSUMERS, step7.WARPGROUP
+CONSUMERS, WARPGROUP, DEFAULT = step7.CONSUMERS, step7.WARPGROUP, step7.Tile()
 
 
 @dataclass(frozen=True)
 class Plan:
     """A tile, CTAs of a cluster (along M), and rows of a raster group in cluster tiles."""
 
-    tile: step7.Tile = step7.Tile()
+    tile: step7.Tile = DEFAULT
     cluster: int = 2
     group: int = 8
 
@@ -112,9 +111,7 @@ def gemm_kernel(
 
 
 @cute.jit
-def produce(
-    ring: pipeline.PipelineTmaAsync, loads: tuple, s_tiles: tuple, extent: tuple, plan: cutlass.Constexpr
-):
+def produce(ring, loads: tuple, s_tiles: tuple, extent: tuple, plan: cutlass.Constexpr):
     """One warp of each CTA loads its own A, and its share of B for the whole cluster."""
     load_a, tma_a, load_b, tma_b = loads
     grid, k_tiles = extent
@@ -124,9 +121,8 @@ def produce(
     gA = cute.local_tile(tma_a, (tile.m, tile.k), (None, None))  # (bM, bK, restM, restK)
     gB = cute.local_tile(tma_b, (tile.n, tile.k), (None, None))  # (bN, bK, restN, restK)
     tAsA, tAgA = tma.load_partition(load_a, gA, s_tiles[0], cute.make_layout(1), Int32(0))
-    tBsB, tBgB = tma.load_partition(
-        load_b, gB, s_tiles[1], cute.make_layout(plan.cluster), rank
-    )  # this CTA's share
+    # Of B, this CTA loads share number `rank` of `cluster`.
+    tBsB, tBgB = tma.load_partition(load_b, gB, s_tiles[1], cute.make_layout(plan.cluster), rank)
     extra = {}
     if cutlass.const_expr(plan.cluster > 1):
         extra["mcast_mask"] = cutlass.Int16((1 << plan.cluster) - 1)  # one bit a CTA: to all of them
@@ -148,16 +144,8 @@ def produce(
 
 
 @cute.jit
-def consume(
-    ring: pipeline.PipelineTmaAsync,
-    tiled_mma: cute.TiledMma,
-    s_tiles: tuple,
-    mD: cute.Tensor,
-    extent: tuple,
-    plan: cutlass.Constexpr,
-    group: Int32,
-):
-    """One warpgroup: bM / 2 rows of every tile of the walk. The state of the ring goes on from tile to tile."""
+def consume(ring, tiled_mma, s_tiles: tuple, mD, extent: tuple, plan: cutlass.Constexpr, group: Int32):
+    """One warpgroup: bM / 2 rows of every tile of the walk. The ring's state goes on from tile to tile."""
     grid, k_tiles = extent
     tile = plan.tile
     rank, cluster, _ = cute.arch.block_idx()
@@ -168,7 +156,8 @@ def consume(
     index = cluster
     while index < grid[0] * grid[1]:
         row, column = tile_at(index, grid, plan.group)
-        state = step7.main_loop(ring, state, tiled_mma, fragments, k_tiles)
+        state, release = step7.issue_all(ring, state, tiled_mma, fragments, k_tiles)
+        step7.finish(ring, release)
         m = (row * plan.cluster + rank) * tile.m + group * (tile.m // CONSUMERS)
         step6.store_accumulators(fragments[0], mD, (m, column * tile.n), thread)
         index += clusters
@@ -179,24 +168,24 @@ def consume(
 
 @jit
 def gemm(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, max_ctas: Int32, stream, plan: cutlass.Constexpr):
-    """D (M, N) = A (M, K) @ B (N, K).T in bfloat16, by at most `max_ctas` CTAs; rows are multiples of 16 bytes."""
-    tile = plan.tile
-    a_major, b_major = major_mode(mA), major_mode(mB)
-    tiled_mma = make_warpgroup_mma(cutlass.BFloat16, a_major, b_major, tile.n)
-    a_layout = staged_smem_layout(cutlass.BFloat16, (tile.m, tile.k), tile.stages, a_major)
-    b_layout = staged_smem_layout(cutlass.BFloat16, (tile.n, tile.k), tile.stages, b_major)
-    load_a, tma_a = tma.make_load_atom(mA, a_layout, (tile.m, tile.k))
-    load_b, tma_b = tma.make_load_atom(mB, b_layout, (tile.n, tile.k), plan.cluster)  # a box is a share
-    grid = (cute.ceil_div(mD.shape[0], tile.m * plan.cluster), cute.ceil_div(mD.shape[1], tile.n))
-    clusters = cutlass.max(cutlass.min(max_ctas // plan.cluster, grid[0] * grid[1]), Int32(1))
-    extent = (grid, cute.ceil_div(mA.shape[1], tile.k))
-    gemm_kernel(tiled_mma, (load_a, tma_a, load_b, tma_b), (a_layout, b_layout), mD, extent, plan).launch(
+    """D (M, N) = A (M, K) @ B (N, K).T in bfloat16, by at most `max_ctas` CTAs."""
+    tiled_mma, loads, layouts = step7.set_up(mA, mB, plan.tile, plan.cluster)
+    extent, clusters = schedule(mA, mD, max_ctas, plan)
+    gemm_kernel(tiled_mma, loads, layouts, mD, extent, plan).launch(
         grid=(plan.cluster, clusters, 1),
         block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
         cluster=(plan.cluster, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
     )
+
+
+def schedule(mA: cute.Tensor, mD: cute.Tensor, max_ctas: Int32, plan: Plan) -> tuple:
+    """((rows, columns of cluster tiles), K tiles), and how many clusters there are to walk over them."""
+    tile = plan.tile
+    grid = (cute.ceil_div(mD.shape[0], tile.m * plan.cluster), cute.ceil_div(mD.shape[1], tile.n))
+    clusters = cutlass.max(cutlass.min(max_ctas // plan.cluster, grid[0] * grid[1]), Int32(1))
+    return (grid, cute.ceil_div(mA.shape[1], tile.k)), clusters
 
 
 # ---- check, measure ----------------------------------------------------------------------------------------
@@ -231,9 +220,9 @@ def measure(bench: common.Bench) -> None:
     }
     for size in (8192, 4096):
         a, b, d = step6.problem(size, size, size)
-        calls = {"step 7": lambda: step7.gemm(a, b, d, tile=step7.Tile())}
-        calls.update({name: lambda p=plan: call(a, b, d, p) for name, plan in plans.items()})
-        calls["cuBLAS"] = lambda: torch.mm(a, b.T, out=d)
+        calls = {"step 7": partial(step7.gemm, a, b, d, tile=step7.Tile())}
+        calls.update({name: partial(call, a, b, d, plan) for name, plan in plans.items()})
+        calls["cuBLAS"] = partial(torch.mm, a, b.T, out=d)
         bench.compare(f"{size}³ bfloat16", calls, flops=2.0 * size**3, baseline="cuBLAS")
 
 
