@@ -114,8 +114,7 @@ TABLES = {"sm90": SM90_CANDIDATES, "sm80": SM80_CANDIDATES}
 def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     """`config` with the fields that follow from the problem's alignment and type, not from its speed."""
     if isinstance(config, Sm90GemmConfig):
-        # The workspace of split-K is allocated with aligned rows where N allows it.
-        aligned = problem.d_align == 16 if config.split_k == 1 else problem.n % 4 == 0
+        aligned = problem.d_align == 16 or config.split_k > 1  # split-K's workspace has aligned rows
         return replace(config, epi_tma=config.epi_tma and aligned)
     # A K tile is so many bytes: float32 operands get half the elements.
     tile_k = config.tile_k * 2 // problem.ab_bytes

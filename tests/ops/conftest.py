@@ -24,13 +24,14 @@ def model_kernels_sm89(monkeypatch: pytest.MonkeyPatch) -> Iterator:
 def _with_device(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator:
     from model_kernels import ModelKernels
 
+    from kernels_dsl.ops import autotune, gemm_kernels
     from kernels_dsl.ops import gemm as gemm_module
-    from kernels_dsl.ops import gemm_kernels
     from kernels_dsl.ops.target import Target
 
     model = ModelKernels()
     monkeypatch.setattr(gemm_kernels, "launcher", model.launcher)
-    monkeypatch.setattr(gemm_module, "target_of", lambda tensor: Target(device, -1))
+    for module in (gemm_module, autotune):
+        monkeypatch.setattr(module, "target_of", lambda tensor: Target(device, -1))
     gemm_module.clear_plans()
     yield model
     gemm_module.clear_plans()

@@ -1,0 +1,219 @@
+"""GEMM configurations: budgets, the table's choices, the tuner's record. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels_dsl.config import budget, gemm_table
+from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
+from kernels_dsl.config.tuned import TunedRecord, config_from_json, config_to_json
+
+SHAPES = [
+    (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (8192, 8192, 1024), (16384, 1024, 4096),
+    (64, 8192, 8192), (1000, 2056, 4104), (17, 8192, 8192), (1, 1, 1), (1, 8192, 8192), (8192, 1, 64),
+    (128, 128, 65536), (5, 7, 3), (70000, 64, 32768),
+]  # fmt: skip
+
+
+def _problems():
+    for shape in SHAPES:
+        for ab_type in ("bf16", "fp32"):
+            for align in (16, 8, 4):
+                for k_major in (True, False):
+                    yield GemmProblem(
+                        *shape, 1, ab_type, "bf16", a_k_major=True, b_k_major=k_major or ab_type == "fp32",
+                        a_align=align, b_align=align, d_align=align,
+                    )  # fmt: skip
+    yield GemmProblem(512, 512, 512, a_align=2, b_align=2, d_align=2)
+    yield GemmProblem(512, 512, 512, a_align=16, b_align=2, d_align=2, a_k_major=False)
+
+
+def test_importing_a_configuration_imports_neither_torch_nor_the_compiler() -> None:
+    code = (
+        "import sys, kernels_dsl.config.gemm_table, kernels_dsl.config.tuned;"
+        "assert not {'torch', 'cutlass'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("device", [H200, L40S, A100], ids=lambda device: device.name)
+def test_the_choice_always_fits(device) -> None:
+    for problem in _problems():
+        for family in device.families():
+            if family == "sm90" and min(problem.a_align, problem.b_align) < 16:
+                continue
+            config = gemm_table.choose(problem, device, family)
+            assert config.family == family
+            assert budget.why_not(config, problem, device) is None, (problem, config)
+            if family == "sm90":
+                assert gemm_table.adapted(config, problem) == config
+
+
+def test_every_entry_of_the_table_fits_its_device_and_is_there_once() -> None:
+    problem = GemmProblem(4096, 4096, 4096)
+    for family, device in (("sm90", H200), ("sm80", A100)):
+        table = [candidate.config for candidate in gemm_table.TABLES[family]]
+        assert len(set(table)) == len(table)
+        for config in table:
+            assert budget.why_not(config, problem, device) is None, config
+    assert sum(budget.why_not(c.config, problem, L40S) is None for c in gemm_table.SM80_CANDIDATES) >= 5
+
+
+def test_the_device_table_agrees_with_the_architectures_limits() -> None:
+    from lowering import arch
+
+    for name, device in DEVICES_BY_ARCH.items():
+        assert device.smem_bytes == arch.limits(name).smem_per_block
+        assert device.capability == arch.capability(name)
+
+
+def test_few_tiles_are_split_along_k_and_many_are_not() -> None:
+    assert gemm_table.choose(GemmProblem(128, 128, 65536), H200, "sm90").split_k > 1
+    assert gemm_table.choose(GemmProblem(128, 128, 65536), L40S, "sm80").split_k > 1
+    assert gemm_table.choose(GemmProblem(8192, 8192, 8192), H200, "sm90").split_k == 1
+
+
+def test_the_estimate_grows_with_the_problem() -> None:
+    sizes = [GemmProblem(size, size, size) for size in (256, 1024, 4096, 16384)]
+    for family in ("sm90", "sm80"):
+        times = [gemm_table.best_estimate(problem, H200, family) for problem in sizes]
+        assert times == sorted(times) and times[0] > 1e-6
+    large = sizes[-1]
+    assert large.flops / gemm_table.best_estimate(large, H200, "sm90") < 989e12, "faster than the hardware"
+
+
+def test_copying_pays_for_large_problems_only() -> None:
+    def pays(size: int) -> bool:
+        problem = GemmProblem(size, size, size, a_align=2)
+        return gemm_table.copying_pays(problem, replace(problem, a_align=16), 2 * size * size, 1, H200)
+
+    assert pays(4096) and not pays(32)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (Sm90GemmConfig(96, 128), {}, "tile_m is 96"),
+        (Sm90GemmConfig(256, 64, schedule=Schedule.PINGPONG), {}, "tile_m is 256"),
+        (Sm90GemmConfig(128, 260), {}, "tile_n is 260"),
+        (Sm90GemmConfig(256, 256), {}, "256 accumulator registers"),
+        (Sm90GemmConfig(128, 256, schedule=Schedule.PINGPONG), {}, "256 accumulator registers"),
+        (Sm90GemmConfig(128, 128, tile_k=8), {}, "tile_k is 8"),
+        (Sm90GemmConfig(128, 128, cluster_m=3), {}, "a cluster of 3 x 1"),
+        (Sm90GemmConfig(128, 128), {"ab_type": "fp32"}, "tf32 WGMMA reads A and B with K contiguous"),
+        (Sm90GemmConfig(128, 128), {"a_align": 8}, "TMA loads need"),
+        (Sm90GemmConfig(128, 128), {"d_align": 2}, "TMA stores need"),
+        (Sm90GemmConfig(128, 128, stages=20), {}, "bytes of shared memory"),
+        (Sm90GemmConfig(128, 128, split_k=9), {}, "split_k is 9, must be from 1 to the 8 tiles"),
+        (Sm80GemmConfig(128, 128, 32, 4, 3, 2), {}, "tile_m is 128"),
+        (Sm80GemmConfig(128, 24, 32, 4, 2, 2), {}, "tile_n is 24"),
+        (Sm80GemmConfig(128, 128, 24, 4, 2, 2), {}, "tile_k is 24"),
+        (Sm80GemmConfig(128, 256, 32, 4, 2, 2), {}, "256 accumulator registers"),
+        (Sm80GemmConfig(128, 128, 32, 2, 2, 2), {}, "stages is 2"),
+        (Sm80GemmConfig(64, 64, 32, 4, 2, 2), {"a_align": 8}, "copy_bytes_a is 16"),
+        (Sm80GemmConfig(64, 64, 32, 40, 2, 2), {}, "bytes of shared memory"),
+    ],
+)
+def test_why_not_says_what_does_not_fit(config, changes: dict, reason: str) -> None:
+    problem = replace(GemmProblem(512, 512, 512), **changes)
+    found = budget.why_not(config, problem, H200)
+    assert found is not None and reason in found
+
+
+def test_why_not_names_a_device_that_lacks_the_instructions() -> None:
+    reason = budget.why_not(Sm90GemmConfig(128, 128), GemmProblem(512, 512, 512), L40S)
+    assert reason == "the sm90 kernels need compute capability 9.0 (TMA and WGMMA), L40S has 8.9"
+
+
+def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
+    """The kernel derives its stages itself; the budget must come to the same."""
+    cutlass = pytest.importorskip("cutlass")
+    from types import SimpleNamespace
+
+    from kernels_dsl.kernels.gemm.sm90_spec import make_spec
+
+    types = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+    for candidate in gemm_table.SM90_CANDIDATES:
+        for ab_type, d_type in (("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")):
+            problem = GemmProblem(512, 512, 512, 1, ab_type, d_type, b_k_major=True)
+            if budget.why_not(candidate.config, problem, H200) is not None:
+                continue
+            a = SimpleNamespace(element_type=types[ab_type])
+            d = SimpleNamespace(element_type=types[d_type])
+            spec = make_spec(candidate.config, a, a, d)
+            assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
+
+
+CONFIGS = [
+    Sm90GemmConfig(128, 192, cluster_m=2, schedule=Schedule.PINGPONG, raster_along_m=False),
+    Sm80GemmConfig(128, 128, 32, 4, 2, 2, copy_bytes_a=4),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configurations_survive_json(config) -> None:
+    assert config_from_json(json.loads(json.dumps(config_to_json(config)))) == config
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"family": "sm70"}, {"family": "sm80", "tile_m": 1}, {"family": "sm90", "warps_m": 2}]
+)
+def test_json_that_is_no_configuration(data: dict) -> None:
+    with pytest.raises(ValueError, match="does not describe a GEMM configuration"):
+        config_from_json(data)
+
+
+def test_the_record_keeps_winners_apart(tmp_path: Path) -> None:
+    problem, other = GemmProblem(512, 512, 512), GemmProblem(512, 512, 1024)
+    record = TunedRecord(tmp_path / "sub" / "tuned.json")
+    assert record.get(problem, H200, "sm90") is None
+    for config in CONFIGS:
+        record.put(problem, H200, config, 1e-3)
+    again = TunedRecord(record.path)
+    assert [again.get(problem, H200, family) for family in ("sm90", "sm80")] == CONFIGS
+    assert again.get(other, H200, "sm90") is None
+    assert again.get(problem, replace(H200, name="H100"), "sm90") is None
+    replaced = replace(CONFIGS[0], raster_group=4)
+    record.put(problem, H200, replaced, 1e-3)
+    assert again.get(problem, H200, "sm90") == replaced, "a reader notices what another one wrote"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 99, "winners": {}}', '{"format": 1, "winners": 3}']
+)
+def test_a_damaged_record_counts_as_empty_and_is_replaced(tmp_path: Path, text: str) -> None:
+    record = TunedRecord(tmp_path / "tuned.json")
+    record.path.write_text(text)
+    problem = GemmProblem(512, 512, 512)
+    assert record.get(problem, H200, "sm90") is None
+    record.put(problem, H200, CONFIGS[0], 1e-3)
+    assert record.get(problem, H200, "sm90") == CONFIGS[0]
+
+
+def _put(path: str, first: int) -> None:
+    record = TunedRecord(Path(path))
+    for k in range(first, first + 10):
+        record.put(GemmProblem(512, 512, k), H200, CONFIGS[0], 1e-3)
+
+
+def test_writers_do_not_lose_each_others_winners(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_put, args=(str(path), first)) for first in (100, 200, 300)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    record = TunedRecord(path)
+    for first in (100, 200, 300):
+        assert all(record.get(GemmProblem(512, 512, k), H200, "sm90") for k in range(first, first + 10))
+    assert not [left for left in tmp_path.iterdir() if left.suffix not in (".json", ".lock")]
