@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 
 import pytest
@@ -31,6 +32,16 @@ def _missing_hopper() -> str | None:
     if capability != (9, 0):
         return f"needs compute capability 9.0, this GPU has {capability[0]}.{capability[1]}"
     return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests keep their kernels apart from the user's, and no setting of the user's changes what they see.
+
+    The folder outlives the run, so that a second run compiles less; KERNELS_DSL_CACHE_DIR chooses another.
+    """
+    for name in ("CACHE", "CACHE_BYTES", "NO_COMPILE", "EMULATE"):
+        os.environ.pop(f"KERNELS_DSL_{name}", None)
+    os.environ.setdefault("KERNELS_DSL_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "kernels"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
