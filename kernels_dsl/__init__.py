@@ -16,6 +16,7 @@ from kernels_dsl._version import __version__
 _PUBLIC = {
     "gemm": "kernels_dsl.ops.gemm",
     "supports": "kernels_dsl.ops.gemm",
+    "autotune_gemm": "kernels_dsl.ops.autotune",
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
     "Schedule": "kernels_dsl.config.gemm",

@@ -9,7 +9,7 @@ import pytest
 from kernels_dsl.ops import aot
 
 ARCHES = ("sm_90a", "sm_89")
-ALL = os.environ.get("KERNELS_DSL_TEST_ALL") == "1"  # every kernel for ahead-of-time use: some minutes
+ALL = os.environ.get("TEST_ALL_KERNELS") == "1"  # every kernel for ahead-of-time use: some minutes
 
 
 def _kernels() -> list:

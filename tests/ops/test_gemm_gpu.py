@@ -1,6 +1,6 @@
 """`gemm` on a GPU: generated cases, exactness, determinism, and how it lives inside PyTorch.
 
-KERNELS_DSL_CASES sets how many cases are generated for each family of kernels (default 60).
+TEST_GEMM_CASES sets how many cases are generated for each family of kernels (default 60).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reference.inputs import integers, normal
 pytestmark = pytest.mark.gpu
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FAMILIES = [pytest.param("sm90", marks=pytest.mark.sm90), "sm80"]
-CASES = int(os.environ.get("KERNELS_DSL_CASES", "60"))
+CASES = int(os.environ.get("TEST_GEMM_CASES", "60"))
 
 
 def _integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 1) -> torch.Tensor:
