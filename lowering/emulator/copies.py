@@ -37,6 +37,11 @@ class StoreGroups:
     open: dict[int, list[dict]] = field(default_factory=dict)
     lanes: dict[int, list[tuple[int, list[dict]]]] = field(default_factory=dict)
     waiters: list[Warp] = field(default_factory=list)
+    last: Instruction | None = None
+
+    def unfinished(self) -> bool:
+        """Whether there are stores that no wait has covered."""
+        return any(self.open.values()) or any(ops for mine in self.lanes.values() for _, ops in mine)
 
 
 def _stores(w: Warp) -> StoreGroups:
@@ -267,7 +272,7 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
             data = tma.reduce_elements(reduction, tensor.element, old, data).astype(storage)
         access.store_global(m, w, ins, where, data.view(np.uint8).reshape(-1, size))
 
-    _issue_store(m, w, lane, write, "tma store")
+    _issue_store(m, w, ins, lane, write, "tma store")
     if m.stats is not None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
@@ -296,9 +301,10 @@ def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
         )
 
 
-def _issue_store(m: Machine, w: Warp, lane: int, action: Callable[[], None], kind: str) -> None:
+def _issue_store(m: Machine, w: Warp, ins: Instruction, lane: int, action: Callable[[], None], kind: str) -> None:
     groups = _stores(w)
     operation = {"done": False}
+    groups.last = ins
     groups.lanes.setdefault(lane, [])
     groups.open.setdefault(lane, []).append(operation)
     issued = m.step
@@ -425,7 +431,7 @@ def _bulk_store(
             )
         access.store_global(m, w, ins, chunks, data.reshape(-1, 16))
 
-    _issue_store(m, w, lane, write, "tma store")
+    _issue_store(m, w, ins, lane, write, "tma store")
 
 
 # cp.async

@@ -313,6 +313,15 @@ class Machine:
 
         cluster = warp.cta.cluster
         cluster.warps_left -= 1
+        stores = warp.state.get("stores")
+        if stores is not None and stores.unfinished() and self.check:
+            self.report(
+                Kind.OVERWRITE_IN_USE,
+                "the warp ends with bulk stores that it has not waited for (cp.async.bulk.wait_group.read): the "
+                "shared memory that they read is given to another CTA",
+                warp,
+                stores.last,
+            )
         settle_after_exit(self, warp)
         if cluster.warps_left == 0:
             while self.events:  # copies still under way count on their barriers before these are looked at

@@ -134,6 +134,9 @@ CASES = {
     "stage refilled while a bulk store reads it": Case(
         Kind.OVERWRITE_IN_USE, STORE + FENCE + "bar.sync 0;" + BULK_STORE + OVERWRITE,
         STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN + OVERWRITE),
+    "the kernel ends before a bulk store has read": Case(
+        Kind.OVERWRITE_IN_USE, STORE + FENCE + "bar.sync 0;" + BULK_STORE,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN),
     "operand overwritten before the WGMMA is waited for": Case(
         Kind.OVERWRITE_IN_USE, _wgmma(between=CLOBBER), _wgmma(after=CLOBBER), WG),
     "no barrier between warps": Case(

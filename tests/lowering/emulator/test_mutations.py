@@ -1,0 +1,86 @@
+"""One synchronisation taken out of a real kernel's PTX: the emulator must notice each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+import kernels_dsl  # noqa: E402
+from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig  # noqa: E402
+from lowering import emulator  # noqa: E402
+from lowering.emulator import Kind, ptx, session  # noqa: E402
+
+SM90 = Sm90GemmConfig(128, 64, stages=2)
+SM80 = Sm80GemmConfig(64, 64, 32, 3, 2, 2)
+BARRIER = r"\n\s*bar\.sync[^;]*;"
+
+
+def _without(pattern: str, count: int = 0) -> Callable[[str], str]:
+    def mutate(text: str) -> str:
+        changed, n = re.subn(pattern, "", text, count=count)
+        assert n, f"the kernel has no {pattern}"
+        return changed
+
+    return mutate
+
+
+def _without_last(pattern: str) -> Callable[[str], str]:
+    def mutate(text: str) -> str:
+        last = list(re.finditer(pattern, text))[-1]
+        return text[: last.start()] + text[last.end() :]
+
+    return mutate
+
+
+def _unconditional_waits(text: str) -> str:
+    return text.replace("@P1 bra.uni DONE;", "bra.uni DONE;")
+
+
+MUTATIONS = {
+    "proxy fences": (SM90, _without(r"fence\.proxy\.async[^;]*;"), {Kind.MISSING_PROXY_FENCE}),
+    "wgmma.fence": (SM90, _without(r"wgmma\.fence[^;]*;"), {Kind.MISSING_WGMMA_FENCE}),
+    "wgmma.wait_group": (
+        SM90, _without(r"wgmma\.wait_group[^;]*;"), {Kind.PENDING_REGISTER, Kind.OVERWRITE_IN_USE}),
+    "waits on mbarriers": (SM90, _unconditional_waits, {Kind.READ_BEFORE_ARRIVAL, Kind.OVERWRITE_IN_USE}),
+    "bulk store drain": (
+        SM90, _without(r"cp\.async\.bulk\.wait_group\.read[^;]*;"), {Kind.OVERWRITE_IN_USE}),
+    "barriers of the epilogue": (SM90, _without_last(BARRIER), {Kind.RACE, Kind.OVERWRITE_IN_USE}),
+    "arrivals of consumers": (
+        SM90, _without(r"(@\S+ )?mbarrier\.arrive\.shared[^;]*;"), {Kind.DEADLOCK}),
+    "expected bytes": (
+        SM90, lambda t: re.sub(r"(mbarrier\.arrive\.expect_tx[^;]*, )%r\d+;", r"\g<1>16;", t), {Kind.DEADLOCK}),
+    "cp.async waits": (SM80, _without(r"cp\.async\.wait_\w+[^;]*;"), {Kind.READ_BEFORE_ARRIVAL}),
+    "CTA barriers": (SM80, _without(BARRIER), {Kind.RACE, Kind.READ_BEFORE_ARRIVAL}),
+}  # fmt: skip
+
+
+def _run(config: object, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[str], str]) -> set[Kind]:
+    parse = ptx.parse
+    monkeypatch.setattr(session, "_loaded", {})
+    monkeypatch.setattr(ptx, "parse", lambda text: parse(mutate(text)))
+    a = torch.randint(-2, 3, (264, 264)).to(torch.bfloat16)
+    found: set[Kind] = set()
+    with emulator.run(arch="sm_90a", raise_on_report=False, max_steps=400_000) as active:
+        try:
+            kernels_dsl.gemm(a, a.mT, config=config)  # type: ignore[arg-type]
+        except emulator.EmulatorError:
+            pass
+        found |= {r.kind for r in active.reports}
+    return found
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_missing_synchronisation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, mutate, expected = MUTATIONS[name]
+    found = _run(config, monkeypatch, mutate)
+    assert found & expected, f"found {found}"
+
+
+@pytest.mark.parametrize("config", [SM90, SM80], ids=["sm90", "sm80"])
+def test_the_kernels_as_they_are_have_no_finding(config: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _run(config, monkeypatch, lambda text: text) == set()
