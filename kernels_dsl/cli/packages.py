@@ -35,11 +35,11 @@ OF_INTEREST = (
 TESTED = {
     DSL: ((4, 8, 1), (4, 9)),
     "apache-tvm-ffi": ((0, 1, 15), (0, 2)),
-    "cuda-python": ((12, 8), (14,)),
+    "cuda-bindings": ((12, 8), (14,)),  # the part of cuda-python that is used
     "torch": ((2, 11), (2, 14)),
     "numpy": ((1, 26), (3,)),
 }
-REQUIRED = (DSL, "apache-tvm-ffi", "cuda-python", "torch", "numpy")
+REQUIRED = (DSL, "apache-tvm-ffi", "cuda-bindings", "torch", "numpy")
 
 
 @dataclass(frozen=True)
