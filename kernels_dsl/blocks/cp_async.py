@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -165,7 +166,7 @@ class TileLoader:
     tXgX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, k_tiles)
     tXsX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, stages)
     tXcX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K): (mn, k) in K tile 0
-    tXrX: cute.Tensor | None  # (V, CPY_MN, CPY_K): registers between fetch and put, where needed
+    tXrX: Any  # (V, CPY_MN, CPY_K): registers between fetch and put; None where cp.async does it all
     extent: tuple[Int32, Int32]
     """(MN, K) of the tensor."""
 

@@ -52,7 +52,9 @@ def _compile(
 def _adapted(config: Sm80GemmConfig, arch: str, dtype: torch.dtype, k_major, align: int):
     """`config` as the table would adapt it; None where the budget refuses it."""
     name = NAMES[dtype]
-    problem = GemmProblem(512, 512, 512, 1, name, name, *k_major, align, align, align)
+    majors = {"a_k_major": k_major[0], "b_k_major": k_major[1]}
+    aligns = {"a_align": align, "b_align": align, "d_align": align}
+    problem = GemmProblem(512, 512, 512, ab_type=name, d_type=name, **majors, **aligns)
     fitted = adapted(config, problem)
     return None if why_not(fitted, problem, DEVICES_BY_ARCH[arch]) else fitted
 
