@@ -160,6 +160,10 @@ def _find_spec(module: str) -> Any:
     return None
 
 
+# In the key by version already, wherever they are installed.
+_TOOLCHAIN = frozenset({"cutlass", "nvidia_cutlass_dsl", "tvm_ffi", "cuda", "torch", "numpy"})
+
+
 @lru_cache(maxsize=1)
 def _library_folders() -> tuple[str, ...]:
     paths = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -170,15 +174,11 @@ def _library_folders() -> tuple[str, ...]:
 def is_first_party(module: str, path: str, root: str = "") -> bool:
     """Whether a module's source belongs to the project of the module ``root``."""
     top = module.partition(".")[0]
-    if top == "lowering":
+    if top == "lowering" or top in _TOOLCHAIN:
         return False
     if root and top == root.partition(".")[0]:
         return True
     return not path.startswith(_library_folders()) and f"{os.sep}dist-packages{os.sep}" not in path
-
-
-# In the key by version already, wherever they are installed.
-_TOOLCHAIN = frozenset({"cutlass", "nvidia_cutlass_dsl", "tvm_ffi", "cuda", "torch", "numpy"})
 
 
 @lru_cache(maxsize=1024)
