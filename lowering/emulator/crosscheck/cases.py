@@ -43,9 +43,14 @@ class TmaCase:
         return math.prod(self.box) * self.element_bytes
 
     @property
+    def row_pitch(self) -> int:
+        """Bytes between rows of the box in shared memory: a swizzle wider than the box pads its rows."""
+        return max(self.box[0] * self.element_bytes, 16 << self.swizzle if self.swizzle else 0)
+
+    @property
     def words(self) -> int:
         """32-bit words of the shared memory image: the box, and 512 bytes beyond that must not change."""
-        return -(-(self.offset + self.box_bytes + 512) // 512) * 128
+        return -(-(self.offset + math.prod(self.box[1:]) * self.row_pitch + 512) // 512) * 128
 
     @property
     def memory_words(self) -> int:
@@ -288,6 +293,8 @@ def _tma_cases() -> Iterator[TmaCase]:
         yield TmaCase("bf16", plane, pitches, box, swizzle, (8, 2), offset=128 * 3)
         for operation in ("store", "add"):
             yield TmaCase("bf16", plane, pitches, box, swizzle, (-4, 20), operation=operation)
+    for inner, swizzle in ((16, 3), (32, 3), (8, 2), (8, 1)):
+        yield TmaCase("bf16", plane, pitches, (inner, 16), swizzle, (8, 2), operation="store")
     for kind in ("f32", "tf32", "s32", "u8", "e4m3", "f16"):
         wide = 1 if kind in ("u8", "e4m3") else 4
         extents, step = (96, 5, 4), (1, 128, 128 * 6)

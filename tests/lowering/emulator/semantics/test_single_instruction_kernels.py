@@ -72,7 +72,7 @@ def _tma_elements(spec: cases.TmaCase):
             at = [c + i for c, i in zip(spec.at, (x, *reversed(position)), strict=True)]
             inside = all(0 <= a < e for a, e in zip(at, spec.extents, strict=True))
             source = sum(a * p for a, p in zip(at, spec.pitches, strict=True)) if inside else None
-            offset = spec.offset + (row * spec.box[0] + x) * size
+            offset = spec.offset + row * spec.row_pitch + x * size
             yield source, oracle.cute_swizzle(offset, spec.swizzle, 4, 3) // size
 
 
