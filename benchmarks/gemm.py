@@ -65,6 +65,7 @@ QUACK_CONFIGS = {
     "256x128 coop 2x1": ((256, 128, 2, 1), False),
     "128x128 pp 2x1": ((128, 128, 2, 1), True),
 }
+DEVICE = "cuda"
 PEERS = ("cublas", "quack")
 SUITES = ("shapes", "ragged", "host", "first-call")
 
@@ -79,13 +80,13 @@ class Options:
 
 
 def operands(shape: tuple[int, int, int], dtype: str, seed: int = 0) -> tuple[Any, Any]:
-    """a (M, K) and b (N, K) on the GPU, N(0, 1): zeros would be timed at clocks that no real data reaches."""
+    """a (M, K) and b (N, K) on `DEVICE`, N(0, 1): zeros would be timed at clocks that no data reaches."""
     import torch
 
     m, n, k = shape
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     kind = getattr(torch, DTYPES[dtype])
-    a, b = (torch.randn(rows, k, generator=generator, device="cuda", dtype=kind) for rows in (m, n))
+    a, b = (torch.randn(rows, k, generator=generator, device=DEVICE, dtype=kind) for rows in (m, n))
     return a, b
 
 
@@ -116,10 +117,12 @@ def case(shape: tuple[int, int, int], dtype: str, peers: Sequence[str], cold: bo
 
     m, n, k = shape
     first = operands(shape, dtype)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    count = sets_for_cold_l2(shape, first[0].element_size(), l2_bytes) if cold else 1
+    count = 1
+    if cold:
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        count = sets_for_cold_l2(shape, first[0].element_size(), l2_bytes)
     sets = [first] + [operands(shape, dtype, seed) for seed in range(1, count)]
-    outputs = {name: torch.empty(m, n, dtype=first[0].dtype, device="cuda") for name in (OURS, *peers)}
+    outputs = {name: torch.empty(m, n, dtype=first[0].dtype, device=DEVICE) for name in (OURS, *peers)}
     # The transposes are made beforehand: making a view is host time of the caller's, not of the call.
     pairs = [(a, b.t()) for a, b in sets]
     calls: dict[str, Call] = {OURS: lambda i: kernels_dsl.gemm(*pairs[i], out=outputs[OURS])}

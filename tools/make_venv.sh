@@ -43,7 +43,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
 driver=$(driver_major)
 constraints=()
-extras=test
+extras=test,bench
 if [[ -z $driver ]]; then
   echo "make_venv: no NVIDIA GPU found: torch's CPU build, kernels are compiled but not run"
   constraints=(-c constraints-cpu.txt)
@@ -57,7 +57,6 @@ elif ((driver >= 580)); then
   extras=test,bench,cu13
 else
   echo "make_venv: NVIDIA driver $driver: CUDA 12"
-  extras=test,bench
   # The ordinary index has torch for CUDA 13, which needs driver 580; cuda-python likewise.
   "${pip[@]}" --index-url https://download.pytorch.org/whl/cu126 'torch>=2.11,<2.14'
   "${pip[@]}" 'cuda-python>=12.8,<13'

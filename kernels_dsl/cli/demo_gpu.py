@@ -14,6 +14,8 @@ from typing import Any
 from kernels_dsl.cli.errors import CheckFailed
 from kernels_dsl.measure import host_us, interleaved
 
+DEVICE = "cuda"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -62,11 +64,11 @@ def operands(problem: Problem) -> tuple[Any, Any, dict[str, Any]]:
 
     dtype = getattr(torch, problem.dtype)
     seed = inputs.case_seed(str(problem))
-    a = inputs.normal((problem.m, problem.k), dtype, seed=seed, device="cuda")
-    b = inputs.normal((problem.n, problem.k), dtype, seed=seed + 1, device="cuda")
+    a = inputs.normal((problem.m, problem.k), dtype, seed=seed, device=DEVICE)
+    b = inputs.normal((problem.n, problem.k), dtype, seed=seed + 1, device=DEVICE)
     epilogue: dict[str, Any] = {"activation": problem.activation} if problem.activation else {}
     if problem.bias:
-        epilogue["bias"] = inputs.normal((problem.n,), dtype, seed=seed + 2, device="cuda")
+        epilogue["bias"] = inputs.normal((problem.n,), dtype, seed=seed + 2, device=DEVICE)
     return a, b.t(), epilogue
 
 
@@ -101,7 +103,7 @@ def one(problem: Problem) -> float:
     from reference.tolerance import ToleranceError
 
     a, b, epilogue = operands(problem)
-    out = torch.full((problem.m, problem.n), float("nan"), dtype=a.dtype, device="cuda")
+    out = torch.full((problem.m, problem.n), float("nan"), dtype=a.dtype, device=DEVICE)
     torch.cuda.synchronize()
     before = cache.stats()["compiles"]
     start = time.perf_counter()
@@ -165,7 +167,7 @@ def host_time() -> None:
 
     import kernels_dsl
 
-    a, b = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(256, 256, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     ours = host_us(lambda: kernels_dsl.gemm(a, b, out=out))
     peer = host_us(lambda: torch.mm(a, b, out=out))
