@@ -24,7 +24,7 @@ driver_major() {  # the NVIDIA driver's major version; nothing where there is no
     version=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || version=""
   fi
   if [[ ! $version =~ ^[0-9] && -r /proc/driver/nvidia/version ]]; then
-    version=$(grep -oE 'Kernel Module[^0-9]*[0-9]+' /proc/driver/nvidia/version | grep -oE '[0-9]+$' | head -n 1) || version=""
+    version=$(grep -oE '[0-9]+\.[0-9]+(\.[0-9]+)?' /proc/driver/nvidia/version | head -n 1) || version=""
   fi
   [[ $version =~ ^[0-9] ]] && echo "${version%%.*}" || true
 }
