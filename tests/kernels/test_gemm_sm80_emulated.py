@@ -72,3 +72,28 @@ def test_no_bank_conflicts(dtype: torch.dtype, tile_k: int, k_major: bool) -> No
         )
     assert session.stats.total["bank_conflicts"] == 0
     assert session.stats.total["matrix_flops"] == 2 * 64 * 64 * 3 * tile_k
+
+
+def _far_apart(rows: int, columns: int, start: int) -> torch.Tensor:
+    """(1, rows, columns) integers whose rows lie 2**31 elements and more apart; memory that is not touched
+    stays virtual."""
+    gap = (1 << 31) // (rows - 1) + 8
+    try:
+        buffer = torch.empty((rows - 1) * gap + columns, dtype=torch.bfloat16)
+    except RuntimeError as error:
+        pytest.skip(f"no address space for 2**31 elements: {error}")
+    values = torch.arange(start, start + rows * columns).reshape(1, rows, columns) % 7 - 3
+    return buffer.as_strided((1, rows, columns), (0, gap, 1)).copy_(values)
+
+
+@pytest.mark.parametrize("k_major", [True, False])
+def test_offsets_beyond_2_to_the_31_elements(k_major: bool) -> None:
+    """Rows of A, of the residual and of D far apart; or, with M contiguous, A's columns."""
+    m, n, k = (3, 72, 40) if k_major else (64, 72, 3)
+    a = _far_apart(m, k, 1) if k_major else _far_apart(k, m, 1).mT
+    b = (torch.arange(n * k).reshape(1, n, k) % 5 - 2).bfloat16()
+    residual, d = _far_apart(m, n, 2), _far_apart(m, n, 3)
+    case = Case(m, n, k, a_k_major=k_major, epilogue=LinearEpilogue(residual=True))
+    with emulator.run(arch="sm_80"):
+        cases.launch(case, a, b, d, (cases.kernel_view(residual),))
+    assert torch.equal(d, (a.float() @ b.float().mT + residual.float()).bfloat16())
