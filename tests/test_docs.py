@@ -1,0 +1,55 @@
+"""The documentation points at things that exist, and its example of a call runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert not missing, f"{document.name} links to {missing}"
+
+
+def test_commands_of_the_readme_exist(capsys):
+    from kernels_dsl.cli.main import build_parser
+
+    commands = re.findall(r"python -m kernels_dsl ([^#\n`]+)", (ROOT / "README.md").read_text())
+    assert len(commands) >= 6
+    for command in commands:
+        build_parser().parse_args(command.strip().rstrip(".").split())
+
+
+def test_targets_of_the_readme_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= targets
+
+
+def test_the_readmes_calls_are_right_in_the_emulator(seed):
+    """The three calls of the first example, on small CPU tensors."""
+    from lowering import emulator
+    from reference import inputs, tolerance
+    from reference.gemm import gemm, gemm_same_dtype
+
+    code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    calls = re.findall(r"^d = (kernels_dsl\.gemm\(.*\))", code, re.MULTILINE)
+    assert len(calls) == 3
+    a = inputs.normal((48, 64), torch.bfloat16, seed=seed)
+    w = inputs.normal((40, 64), torch.bfloat16, seed=seed + 1)
+    bias = inputs.normal((40,), torch.bfloat16, seed=seed + 2)
+    epilogues = ({}, {"bias": bias, "activation": "gelu"}, {"alpha": 0.5})
+    import kernels_dsl
+
+    names = {"kernels_dsl": kernels_dsl, "a": a, "w": w, "bias": bias}
+    for call, epilogue in zip(calls, epilogues):
+        with emulator.run(arch="sm_90a", check=False):
+            d = eval(call, dict(names))
+        tolerance.check(d, gemm(a, w.t(), **epilogue), gemm_same_dtype(a, w.t(), **epilogue), case=call)
