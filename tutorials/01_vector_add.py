@@ -125,9 +125,7 @@ def measure(bench: common.Bench) -> None:
     names = {False: "step 1, blocked (128-bit)", True: "step 1, interleaved (32-bit)"}
     calls = {name: lambda i=i: vector_add(a, b, c, interleaved=i) for i, name in names.items()}
     calls["torch.add"] = lambda: torch.add(a, b, out=d)
-    notes = {
-        name: f"{common.registers(vector_add, a, b, c, interleaved=i)} registers" for i, name in names.items()
-    }
+    notes = {name: common.registers(vector_add, a, b, c, interleaved=i) for i, name in names.items()}
     table = bench.compare("c = a + b, 2^26 float32", calls, bytes=12 * n, baseline="torch.add", notes=notes)
     copy = bench.compare(
         "the copy that it competes with",

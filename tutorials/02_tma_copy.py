@@ -179,14 +179,12 @@ def measure(bench: common.Bench) -> None:
     calls, notes = {}, {}
     for name, through_shared in (("step 1's loads", False), ("cp.async", True)):
         calls[name] = lambda t=through_shared: plain_copy(flat_x, flat_y, through_shared=t)
-        notes[name] = (
-            f"{common.registers(plain_copy, flat_x, flat_y, through_shared=through_shared)} registers"
-        )
+        notes[name] = common.registers(plain_copy, flat_x, flat_y, through_shared=through_shared)
     for tile in ((8, 32), (32, 32), (32, 64), (32, 128), (64, 128), (128, 128)):
         name = f"step 2, TMA, tile {tile[0]}×{tile[1]}"
         calls[name] = lambda t=tile: tma_copy(x, y, tile=t)
         kib = tile[0] * tile[1] * 4 // 1024
-        notes[name] = f"{kib} KiB, {common.registers(tma_copy, x, y, tile=tile)} registers"
+        notes[name] = f"{kib} KiB, {common.registers(tma_copy, x, y, tile=tile)}"
     calls["Tensor.copy_"] = lambda: y.copy_(x)
     bench.compare("copy, 8192×16384 float32", calls, bytes=2 * x.nbytes, baseline="Tensor.copy_", notes=notes)
 

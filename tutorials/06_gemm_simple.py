@@ -178,7 +178,7 @@ def measure(bench: common.Bench) -> None:
     for size in (8192, 4096):
         a, b, d = problem(size, size, size)
         calls = {"step 6": partial(gemm, a, b, d), "cuBLAS": partial(torch.mm, a, b.T, out=d)}
-        notes = {"step 6": f"{common.registers(gemm, a, b, d)} registers"}
+        notes = {"step 6": common.registers(gemm, a, b, d)}
         bench.compare(f"{size}³ bfloat16", calls, flops=2.0 * size**3, baseline="cuBLAS", notes=notes)
 
 

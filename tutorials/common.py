@@ -194,10 +194,15 @@ def sm_count() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 
 
-def registers(host: Any, *args: Any, **constants: Any) -> int:
-    """Registers a thread of the kernel that these arguments compile to."""
+def registers(host: Any, *args: Any, **constants: Any) -> str:
+    """ "n registers", a thread of the kernel that these arguments compile to; "" without a disassembler."""
+    from lowering import LoweringError
+
     compiled = host.compile(*[_meta(arg) for arg in args], arch=ARCH, **constants)
-    return compiled.resources()[0].registers
+    try:
+        return f"{compiled.resources()[0].registers} registers"
+    except LoweringError:
+        return ""
 
 
 def plot(tables: list[Table], path: Path) -> None:
