@@ -21,7 +21,7 @@ HIDDEN = -math.inf
 
 
 class Place(NamedTuple):
-    """Where a thread's scores lie: its first query and key in their sequences, and the tile's head and batch."""
+    """Where a thread's scores lie: its first query and key in their sequences, and the head and batch."""
 
     row: Int32
     column: Int32
@@ -78,8 +78,8 @@ def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
                 score = operands.softcap * cute.math.tanh(score / operands.softcap, fastmath=True)
             i, j = place.row + row_offset(r), place.column + column_offset(c)
             if variant.score_mod is not None:
-                aux = operands.aux or ()
-                score = Float32(variant.score_mod(score, place.batch, place.head, i, j, *aux))
+                at = (place.batch, place.head, *_inside(i, j, seq))
+                score = Float32(variant.score_mod(score, *at, *(operands.aux or ())))
             if variant.mask == "additive":
                 score = score + _read(operands.mask, place, (i, j), seq)
             scores[r, c] = score
@@ -95,9 +95,15 @@ def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
                 seen = _read(operands.mask, place, (i, j), seq) != Float32(0.0)
                 score = choose(seen, score, HIDDEN)
             if variant.mask_mod is not None:
-                seen = variant.mask_mod(place.batch, place.head, i, j, *(operands.aux or ()))
+                at = (place.batch, place.head, *_inside(i, j, seq))
+                seen = variant.mask_mod(*at, *(operands.aux or ()))
                 score = choose(cutlass.Boolean(seen), score, HIDDEN)
             scores[r, c] = score
+
+
+def _inside(i: Int32, j: Int32, seq: SeqInfo) -> tuple[Int32, Int32]:
+    """Places that user functions may index tensors with: tiles reach over the ends of the sequences."""
+    return cutlass.min(i, seq.q_len - 1), cutlass.min(j, seq.k_len - 1)
 
 
 @cute.jit

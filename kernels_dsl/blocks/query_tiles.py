@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 L2_BYTES = 24 << 20
-"""What K and V of a group of heads may take: half of an H200's L2, the rest is for Q, O and the next group."""
+"""What K and V of a group of heads may take: half of an H200's L2; the rest is for Q, O, the next group."""
 
 
 class QueryTile(NamedTuple):

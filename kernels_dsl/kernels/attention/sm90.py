@@ -88,13 +88,17 @@ def attention_sm90(
     if cutlass.const_expr(spec.epilogue.use_tma):
         store = (*tma.make_store_atom(mO, o_layout, spec.epilogue.subtile),)
 
-    work = describe_work(spec, mQ, mK, seqlens, max_q)._replace(
-        v_dim=cute.size(mO, mode=[1]),
+    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, seqlens, max_q)
+    work = Work(
+        tiles=tiles,
+        extent=extent,
         window=Window(left, right),
         scores=ScoreOperands(scale, softcap, mask, aux),
         lists=lists,
         sinks=sinks,
         lse=lse,
+        heads_per_kv=heads_per_kv,
+        v_dim=cute.size(mO, mode=[1]),
     )
     ctas = cutlass.max(cutlass.min(max_ctas, work.tiles.size), Int32(1))
     kernel = attention_kernel(
@@ -119,8 +123,8 @@ def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
 
 def describe_work(
     spec: AttentionSpec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
-) -> Work:
-    """Extents of the problem, for q (Sq, D, H, B) and k (Sk, D, Hk, B)."""
+) -> tuple[QueryTiles, SeqExtent, Int32]:
+    """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B)."""
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
     cu, used_k = None, None
     if seqlens is not None:
@@ -131,4 +135,4 @@ def describe_work(
     tiles = QueryTiles(
         cute.ceil_div(rows, spec.tile_m), heads, Int32(batch), heads_in_l2(kv_bytes, heads_per_kv)
     )
-    return Work(tiles, SeqExtent(rows, keys, cu, used_k), None, None, None, None, None, heads_per_kv, None)
+    return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -41,7 +41,7 @@ def load_tile(
     s_tiles: tuple,
     place: tuple,  # (work, coordinates of the tile, sequence)
 ) -> tuple:
-    """One work tile: K0, Q, then K of each block before V of the one before it, as the consumers want them."""
+    """One work tile: K0, Q, then K of each block before V of the one before it, in the order of use."""
     work, at, seq = place
     q_ring, k_ring, v_ring = rings
     q_state, k_state, v_state = states
@@ -91,6 +91,10 @@ def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:
     gV = cute.local_tile(mV[None, None, head, batch], (spec.dim_v, spec.tile_n), (0, None))  # (Dv, bN, restN)
     alone = cute.make_layout(1)
     return tuple(
-        tma.tile_loader(atom, *reversed(tma.load_partition(atom, g, s, alone, Int32(0))), None)
-        for atom, g, s in ((q_atom, gQ, s_tiles[0]), (k_atom, gK, s_tiles[1]), (v_atom, gV, s_tiles[2]))
+        tma.tile_loader(atom, t_g, t_s, None)
+        for atom, (t_s, t_g) in (
+            (q_atom, tma.load_partition(q_atom, gQ, s_tiles[0], alone, Int32(0))),
+            (k_atom, tma.load_partition(k_atom, gK, s_tiles[1], alone, Int32(0))),
+            (v_atom, tma.load_partition(v_atom, gV, s_tiles[2], alone, Int32(0))),
+        )
     )

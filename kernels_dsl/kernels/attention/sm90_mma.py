@@ -349,6 +349,6 @@ def store_rows(plan, write, mma_out, parts: Fragments, sO: cute.Tensor, place: t
     """The epilogue of `blocks.epilogue` with nothing left to compute."""
     origin, extent, group, thread = place
     epi.store_tile(
-        plan, parts.out, identity, (), origin=origin, extent=extent, sD=sO, tiled_mma_epi=mma_out, write=write,
-        thread=thread, warpgroup=group,
+        plan, parts.out, identity, (), origin=origin, extent=extent, sD=sO, tiled_mma_epi=mma_out,
+        write=write, thread=thread, warpgroup=group,
     )  # fmt: skip

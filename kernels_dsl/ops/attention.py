@@ -1,0 +1,291 @@
+"""Attention forward on PyTorch tensors: O = softmax(scale · Q Kᵀ + mask) V, in three forms of call.
+
+`attention` takes (B, S, H, D) as FlashAttention does, `scaled_dot_product_attention` (B, H, S, D) as
+PyTorch does, `attention_varlen` packed sequences. They differ in where a causal mask lies if the lengths
+differ: `attention` and `attention_varlen` align it to the bottom right (the last query sees all keys),
+PyTorch's `is_causal` to the top left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.ops import attention_plan, overlap
+from kernels_dsl.ops.attention_arguments import NO_EXTRAS, Extras, describe
+from kernels_dsl.ops.attention_blocks import BlockLists, from_block_mask
+from kernels_dsl.ops.target import target_of
+
+_PLANS: dict[Any, attention_plan.Plan] = {}
+_MAX_PLANS = 8192
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    mask: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    blocks: BlockLists | Any | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    aux: Sequence[Any] = (),
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """softmax(scale · q kᵀ + mask) v.
+
+    q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), bf16 or fp16 of one dtype. H is a multiple of Hk.
+    D and Dv are multiples of 8 up to 256. Any strides; a head dimension that is not contiguous, or strides
+    and addresses that are not multiples of 16 bytes, cost a copy.
+
+    With shift = Sk - Sq (`alignment` "bottom_right") or 0 ("top_left"), query i attends to key j where
+    causal: j <= i + shift; window (left, right): i + shift - left <= j <= i + shift + right, None or -1 being
+    no limit; mask: a tensor that broadcasts to (B, H, Sq, Sk), true where a query may attend, or numbers to
+    add to the scaled scores; blocks: `BlockLists` or torch's `BlockMask`, blocks that are not listed are not
+    attended to; mask_mod(b, h, i, j, *aux) is true.
+
+    softcap c > 0: scores become c · tanh(score / c). score_mod(score, b, h, i, j, *aux) returns the score to
+    use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
+    sinks: (H,), a logit a head that takes part in the softmax with the value 0.
+    scale: default 1/√D, greater than 0. config: the tiles to use in place of the chosen ones.
+
+    Returns the output (B, Sq, H, Dv), and with `return_lse` the natural logarithm of the sum of exponentials,
+    float32 (B, H, Sq). A row that attends to nothing gives 0 and -inf. V must be finite where a query's tile
+    reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
+    tile attends to are not read into the result. No gradients yet: RuntimeError where they are asked for.
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    if mask is sinks is blocks is score_mod is mask_mod is out is None:
+        extras = NO_EXTRAS
+    else:
+        mask_mod, blocks = _of_block_mask(blocks, mask_mod)
+        extras = Extras(mask, sinks, blocks, tuple(aux))
+    if _through_dispatcher(q, k, v):
+        from kernels_dsl.ops import attention_register
+
+        functions = (score_mod, mask_mod, return_lse, out)
+        return attention_register.call(q, k, v, "bshd", options, extras, functions)
+    return run_direct(q, k, v, "bshd", options, extras, (score_mod, mask_mod), (return_lse, out, config))
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` for (B, H, S, D), and (H, S, D) as a batch of one.
+
+    As there, `is_causal` is aligned to the top left and excludes `attn_mask`. dropout_p must be 0.
+    """
+    if dropout_p != 0.0:
+        raise ValueError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask is given beside is_causal, must be None")
+    unbatched = query.dim() == 3
+    if unbatched:
+        query, key, value = (x[None] for x in (query, key, value))
+    if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"key has {key.shape[1]} heads, must have {query.shape[1]} like query where enable_gqa is false"
+        )
+    options = (is_causal, None, "top_left", scale, 0.0)
+    extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
+    if _through_dispatcher(query, key, value):
+        from kernels_dsl.ops import attention_register
+
+        out = attention_register.call(query, key, value, "bhsd", options, extras, (None, None, False, None))
+    else:
+        out = run_direct(query, key, value, "bhsd", options, extras, (None, None), (False, None, None))
+    return out[0] if unbatched else out
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    seqused_k: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    aux: Sequence[Any] = (),
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """Attention of packed sequences, each to itself. Arguments as those of `attention`, and:
+
+    q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
+    from 0: where each sequence starts. max_seqlen_q: no sequence has more queries (rows beyond are not
+    computed). max_seqlen_k is not needed. seqused_k: int32 (sequences,), the keys of each that count.
+    i, j and b are places within a sequence and its number. No `mask` and no `blocks`.
+
+    Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    extras = Extras(sinks=sinks, aux=tuple(aux), seqlens=(cu_seqlens_q, cu_seqlens_k, seqused_k))
+    if _through_dispatcher(q, k, v):
+        from kernels_dsl.ops import attention_register
+
+        functions = (score_mod, mask_mod, return_lse, out)
+        return attention_register.call(q, k, v, "thd", options, extras, functions, int(max_seqlen_q))
+    return run_direct(
+        q, k, v, "thd", options, extras, (score_mod, mask_mod), (return_lse, out, config, int(max_seqlen_q))
+    )
+
+
+def _of_block_mask(blocks: Any, mask_mod: Any) -> tuple[Any, BlockLists | None]:
+    """(mask_mod, lists) where `blocks` may be torch's BlockMask, which has a mask_mod of its own."""
+    if blocks is None or isinstance(blocks, BlockLists):
+        return mask_mod, blocks
+    if not hasattr(blocks, "kv_num_blocks"):
+        raise TypeError(f"blocks is a {type(blocks).__name__}, must be BlockLists or a torch BlockMask")
+    return mask_mod or blocks.mask_mod, from_block_mask(blocks)
+
+
+def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether torch.compile, a mode or a tensor subclass must see this call as an operator."""
+    if _is_compiling() or _dispatch_modes():
+        return True
+    if type(q) not in _PLAIN_TYPES or type(k) not in _PLAIN_TYPES or type(v) not in _PLAIN_TYPES:
+        return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError(
+            "q, k or v requires grad, but attention has no backward yet: call it under torch.no_grad(), or on "
+            "detached tensors"
+        )
+    return False
+
+
+def _signature(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device
+    return type(x)
+
+
+def run_direct(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str,
+    options: tuple[Any, ...],
+    extras: Extras,
+    functions: tuple[Any, Any],
+    rest: tuple[Any, ...],
+) -> Any:
+    """A call on plain tensors, past the dispatcher.
+
+    `options`: (causal, window, alignment, scale, softcap). `functions`: (score_mod, mask_mod). `rest`:
+    (return_lse, out, config[, max_seqlen_q]).
+    """
+    return_lse, out, config = rest[:3]
+    max_q = rest[3] if len(rest) > 3 else 0
+    tensors = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    key: Any = None if not tensors else (
+        q.dtype, q.shape, q.stride(), q.data_ptr() & 15, q.get_device(),
+        k.dtype, k.shape, k.stride(), k.data_ptr() & 15, k.get_device(),
+        v.dtype, v.shape, v.stride(), v.data_ptr() & 15, v.get_device(),
+        layout, options, functions, return_lse, config, max_q,
+    )  # fmt: skip
+    if key is not None and (extras is not NO_EXTRAS or out is not None):
+        block = None if extras.blocks is None else extras.blocks.block
+        others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
+        key = (key, others, tuple(map(type, extras.aux)), block, _signature(out))
+    plan = None if key is None else _PLANS.get(key)
+    if plan is None:
+        plan = _plan(q, k, v, layout, options, extras, functions, rest)
+        if not target_of(q).emulated:
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    if out is not None:
+        overlap.check_overlap(out, {"q": q, "k": k, "v": v})
+    result, lse = plan.run(q, k, v, out, extras)
+    return (result, lse) if return_lse else result
+
+
+def _plan(
+    q: Any, k: Any, v: Any, layout: str, options: Any, extras: Extras, functions: Any, rest: Any
+) -> attention_plan.Plan:
+    """The plan for a call, with the arguments of `run_direct`."""
+    causal, window, alignment, scale, softcap = options
+    return_lse, out, config = rest[:3]
+    call = describe(
+        q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
+        softcap=softcap, score_mod=functions[0], mask_mod=functions[1], extras=extras,
+    )  # fmt: skip
+    if out is not None:
+        shape = attention_plan.out_shape(call)
+        if tuple(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
+            raise ValueError(
+                f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {q.dtype} {shape} on "
+                f"{q.device}"
+            )
+        if overlap.self_overlaps(out):
+            raise ValueError(f"out has strides {out.stride()}, must not overlap itself")
+    max_q = rest[3] if len(rest) > 3 else 0
+    return attention_plan.build(call, (q, k, v), out, return_lse, target_of(q), config, max_q)
+
+
+def attention_supports(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, layout: str = "bshd", **options: Any
+) -> str | None:
+    """Why `attention(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
+
+    layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`
+    and perhaps `seqused_k` (as `attention_varlen`).
+    """
+    picked = {name: options.pop(name, None) for name in ("causal", "window", "alignment", "scale", "softcap")}
+    functions = (options.pop("score_mod", None), options.pop("mask_mod", None))
+    try:
+        mask_mod, blocks = _of_block_mask(options.pop("blocks", None), functions[1])
+        seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+        extras = Extras(
+            options.pop("mask", None),
+            options.pop("sinks", None),
+            blocks,
+            tuple(options.pop("aux", ())),
+            seqlens if layout == "thd" else None,
+        )
+        rest = (options.pop("return_lse", False), options.pop("out", None), options.pop("config", None))
+        for name in ("max_seqlen_q", "max_seqlen_k"):
+            options.pop(name, None)
+        if options:
+            raise TypeError(f"unknown arguments {sorted(options)}")
+        values = (
+            bool(picked["causal"]), picked["window"], picked["alignment"] or "bottom_right", picked["scale"],
+            picked["softcap"] or 0.0,
+        )  # fmt: skip
+        _plan(q, k, v, layout, values, extras, (functions[0], mask_mod), rest)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,203 @@
+"""Lists of key blocks that query blocks attend to, and builders of such lists.
+
+The builders are torch operations on the GPU without any host synchronisation: their sizes follow from
+arguments alone, so that they work in CUDA graphs. They cost O(query blocks * listed blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+DEFAULT_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class BlockLists:
+    """Key blocks of each query block, each of `block` (queries, keys).
+
+    counts: int32 (B or 1, H or 1, query blocks). indices: int32, one mode more; in any order, each block at
+    most once, garbage after the count. Elements of these blocks are masked by whatever mask the call has;
+    those of `full_counts` and `full_indices` are not. Either pair may be None.
+    """
+
+    counts: torch.Tensor | None
+    indices: torch.Tensor | None
+    full_counts: torch.Tensor | None = None
+    full_indices: torch.Tensor | None = None
+    block: tuple[int, int] = DEFAULT_BLOCK
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """(counts, indices, full counts, full indices)."""
+        return self.counts, self.indices, self.full_counts, self.full_indices
+
+    def check_indices(self, k_len: int) -> None:
+        """ValueError for a count or a block index out of range. Reads the lists: a host synchronisation."""
+        blocks = -(-k_len // self.block[1])
+        for name, counts, indices in (
+            ("", self.counts, self.indices),
+            ("full_", self.full_counts, self.full_indices),
+        ):
+            if counts is None or indices is None or counts.numel() == 0:
+                continue
+            if int(counts.min()) < 0 or int(counts.max()) > indices.shape[-1]:
+                raise ValueError(
+                    f"{name}counts go from {int(counts.min())} to {int(counts.max())}, must be from 0 to "
+                    f"{indices.shape[-1]}"
+                )
+            listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+            wrong = listed & ((indices < 0) | (indices >= blocks))
+            if bool(wrong.any()):
+                place = tuple(int(i) for i in wrong.nonzero()[0])
+                raise ValueError(
+                    f"{name}indices{list(place)} is {int(indices[place])}, must be from 0 to {blocks - 1}"
+                )
+
+
+def from_block_mask(block_mask: Any) -> BlockLists:
+    """The lists of a torch `BlockMask`, as they are. Its `mask_mod` is not part of them."""
+    q_block, k_block = block_mask.BLOCK_SIZE
+    return BlockLists(
+        block_mask.kv_num_blocks,
+        block_mask.kv_indices,
+        block_mask.full_kv_num_blocks,
+        block_mask.full_kv_indices,
+        (int(q_block), int(k_block)),
+    )
+
+
+def _lists_of_ranges(
+    begin: torch.Tensor,
+    end: torch.Tensor,
+    whole: tuple[torch.Tensor, torch.Tensor],
+    width: int,
+    block: tuple[int, int],
+) -> BlockLists:
+    """Lists of the blocks in [begin, end) of each query block, those in `whole` unmasked.
+
+    All are int tensors (…, query blocks); `width` bounds end - begin. Whole ranges lie within.
+    """
+    whole_begin = torch.maximum(torch.minimum(whole[0], end), begin)
+    whole_end = torch.maximum(torch.minimum(whole[1], end), whole_begin)
+    steps = torch.arange(width, device=begin.device)
+    before = whole_begin - begin
+    partial = torch.where(
+        steps < before[..., None], begin[..., None] + steps, whole_end[..., None] + steps - before[..., None]
+    )
+    full = whole_begin[..., None] + steps
+    partial_count = before + (end - whole_end)
+    return BlockLists(partial_count.int(), partial.int(), (whole_end - whole_begin).int(), full.int(), block)
+
+
+def window_blocks(
+    q_len: int,
+    k_len: int,
+    *,
+    left: int | None,
+    right: int | None = 0,
+    block: tuple[int, int] = DEFAULT_BLOCK,
+    alignment: str = "bottom_right",
+    device: torch.device | str = "cuda",
+) -> BlockLists:
+    """Blocks of a sliding window: i + shift - left <= j <= i + shift + right; None is without limit.
+
+    shift is k_len - q_len, or 0 for the alignment "top_left". Shapes (1, 1, query blocks[, entries]).
+    """
+    bq, bk = block
+    shift = 0 if alignment == "top_left" else k_len - q_len
+    first = torch.arange(-(-q_len // bq), device=device) * bq
+    last = (first + bq).clamp(max=q_len) - 1
+    blocks = -(-k_len // bk)
+    zero, all_keys = torch.zeros_like(first), torch.full_like(first, k_len)
+    end = all_keys if right is None else (last + shift + right + 1).clamp(0, k_len)
+    whole_end = all_keys if right is None else (first + shift + right + 1).clamp(0, k_len)
+    begin = zero if left is None else (first + shift - left).clamp(0, k_len)
+    whole_begin = zero if left is None else (last + shift - left).clamp(0, k_len)
+    first_block = begin // bk
+    end_block = torch.maximum((end + bk - 1) // bk, first_block)
+    whole = ((whole_begin + bk - 1) // bk, torch.where(whole_end == k_len, blocks, whole_end // bk))
+    width = blocks
+    if left is not None and right is not None:
+        width = min(blocks, (left + right + bq) // bk + 2)
+    shaped = [x.view(1, 1, -1) for x in (first_block, end_block, *whole)]
+    return _lists_of_ranges(shaped[0], shaped[1], (shaped[2], shaped[3]), max(width, 1), block)
+
+
+def causal_blocks(
+    q_len: int,
+    k_len: int,
+    *,
+    block: tuple[int, int] = DEFAULT_BLOCK,
+    alignment: str = "bottom_right",
+    device: torch.device | str = "cuda",
+) -> BlockLists:
+    """Blocks of a causal mask. Shapes (1, 1, query blocks[, key blocks])."""
+    return window_blocks(q_len, k_len, left=None, right=0, block=block, alignment=alignment, device=device)
+
+
+def document_blocks(
+    documents: torch.Tensor,
+    *,
+    causal: bool = True,
+    block: tuple[int, int] = DEFAULT_BLOCK,
+    max_blocks: int | None = None,
+) -> BlockLists:
+    """Blocks in which a query and a key can be of one document.
+
+    documents: (B, S) integers that do not fall along S. All blocks are listed as partial: use them with
+    `mask_mod=document_mask, aux=(documents as int32,)`. `max_blocks` bounds the entries of a query block
+    (default: all key blocks); more than that are cut off.
+    """
+    length = documents.shape[1]
+    bq, bk = block
+    documents = documents.contiguous()
+    first = torch.arange(-(-length // bq), device=documents.device) * bq
+    last = (first + bq).clamp(max=length) - 1
+    begin = torch.searchsorted(documents, documents[:, first].contiguous())
+    end = torch.searchsorted(documents, documents[:, last].contiguous(), right=True)
+    if causal:
+        end = torch.minimum(end, last + 1)
+    begin_block, end_block = begin // bk, (end + bk - 1) // bk
+    width = -(-length // bk) if max_blocks is None else max_blocks
+    counts = (end_block - begin_block).clamp(max=width)
+    indices = begin_block[..., None] + torch.arange(width, device=documents.device)
+    return BlockLists(counts.int()[:, None], indices.int()[:, None], None, None, block)
+
+
+def document_mask(b: Any, h: Any, i: Any, j: Any, documents: Any) -> Any:
+    """A `mask_mod`: query i and key j are of one document. documents: int32 (B, S)."""
+    return documents[b, i] == documents[b, j]
+
+
+def topk_blocks(
+    scores: torch.Tensor,
+    k: int,
+    *,
+    causal: bool = False,
+    block: tuple[int, int] = DEFAULT_BLOCK,
+    k_len: int | None = None,
+    q_len: int | None = None,
+) -> BlockLists:
+    """For each query block the `k` key blocks of the highest score, in rising order.
+
+    scores: (B, H, query blocks, key blocks). With `causal` only blocks that start at or before the last
+    query's diagonal (bottom-right) are taken, and they are listed as partial, so that the causal mask of the
+    call reaches them; otherwise as full. Blocks of score -inf are never taken.
+    """
+    q_blocks, k_blocks = scores.shape[-2:]
+    q_len = q_blocks * block[0] if q_len is None else q_len
+    k_len = k_blocks * block[1] if k_len is None else k_len
+    if causal:
+        last = (torch.arange(1, q_blocks + 1, device=scores.device) * block[0]).clamp(max=q_len) - 1
+        starts = torch.arange(k_blocks, device=scores.device) * block[1]
+        scores = scores.masked_fill(starts > (last + (k_len - q_len))[:, None], -torch.inf)
+    values, indices = scores.topk(min(k, k_blocks), dim=-1)
+    taken = values > -torch.inf
+    indices = torch.where(taken, indices, k_blocks).sort(dim=-1).values.int()
+    counts = taken.sum(dim=-1, dtype=torch.int32)
+    if causal:
+        return BlockLists(counts, indices, None, None, block)
+    return BlockLists(None, None, counts, indices, block)

@@ -1,0 +1,215 @@
+"""From a checked call of attention to a launch: which kernel, with which tiles, on which views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.config.attention import Sm90AttentionConfig, sm90_config, sm90_list_config
+from kernels_dsl.ops.attention_arguments import MODES, AttentionCall, Extras
+from kernels_dsl.ops.target import Target
+
+FUNCTIONS = {
+    "sm90": lowering.jit("kernels_dsl.kernels.attention.sm90:attention_sm90", name="attention_sm90"),
+}
+TMA_ALIGN = 16
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Plan:
+    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None)."""
+
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    config: Sm90AttentionConfig | None
+
+
+def build(
+    call: AttentionCall,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: torch.Tensor | None,
+    want_lse: bool,
+    target: Target,
+    config: Sm90AttentionConfig | None = None,
+    max_q: int = 0,
+) -> Plan:
+    """The plan of a call. ValueError where no kernel serves it, with the reason."""
+    major, minor = target.device.capability
+    if (major, minor) != (9, 0):
+        raise ValueError(
+            f"q is on {target.device.name} of compute capability {major}.{minor}, must be 9.0: attention has "
+            "no kernel for others yet"
+        )
+    if _is_empty(call):
+        return Plan(_without_keys(call, want_lse), None)
+    variant = call.variant
+    if call.block is not None:
+        chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
+        variant = replace(variant, lists=split)
+    else:
+        chosen = sm90_config(call.dim, call.dim_v, variant)
+    config = config or chosen
+    steps = tuple(_preparation(x) for x in tensors)
+    launch = _Launch(call, target, {"layout": call.layout, "config": config, "variant": variant})
+    return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), config)
+
+
+def _is_empty(call: AttentionCall) -> bool:
+    return 0 in (call.batch, call.heads, call.q_len, call.k_len)
+
+
+def out_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Shape of the output."""
+    if call.packed:
+        return (call.q_len, call.heads, call.dim_v)
+    sizes = (call.batch, call.q_len, call.heads, call.dim_v)
+    return tuple(sizes[MODES[call.layout].index(mode)] for mode in range(4))
+
+
+def lse_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Shape of the log-sum-exp."""
+    return (call.heads, call.q_len) if call.packed else (call.batch, call.heads, call.q_len)
+
+
+def _without_keys(call: AttentionCall, want_lse: bool) -> Callable[..., Any]:
+    """No query, or no key: then the output is 0, and the log-sum-exp -inf or the sink."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        out = q.new_empty(out_shape(call)) if out is None else out
+        out.zero_()
+        if not want_lse:
+            return out, None
+        lse = torch.full(lse_shape(call), -torch.inf, dtype=torch.float32, device=q.device)
+        if extras.sinks is not None:
+            lse.copy_(extras.sinks.float()[:, None].expand_as(lse))
+        return out, lse
+
+    return run
+
+
+class _Launch:
+    """Launches the kernel of one plan; compiles it at the first call."""
+
+    def __init__(self, call: AttentionCall, target: Target, constexprs: dict[str, Any]) -> None:
+        self.call = call
+        self.target = target
+        self.constexprs = constexprs
+        self._kernel: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> None:
+        target = self.target
+        if target.index >= 0 and torch.cuda.current_device() != target.index:
+            with torch.cuda.device(target.index):
+                return self(*args)
+        if self._kernel is None:
+            function = FUNCTIONS["sm90"]
+            if target.emulated:
+                self._kernel = lambda *values: function(*values, **self.constexprs)
+            else:
+                self._kernel = function.compile(*args, **self.constexprs).launch
+        self._kernel(*args)
+        return None
+
+
+def _aligned(x: torch.Tensor) -> bool:
+    """TMA reads and writes it as it is: contiguous head dimension, strides and base multiples of 16 bytes."""
+    width = x.element_size()
+    strides = [s for size, s in zip(x.shape[:-1], x.stride()[:-1]) if size > 1]
+    return (
+        (x.stride(-1) == 1 or x.shape[-1] == 1)
+        and x.data_ptr() % TMA_ALIGN == 0
+        and all(s > 0 and s * width % TMA_ALIGN == 0 for s in strides)
+    )
+
+
+def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """`strides` with those of modes of size 1, which may hold anything, replaced by the whole extent."""
+    extent = 1 + sum((size - 1) * s for size, s in zip(shape, strides))
+    extent = -(-extent // TMA_ALIGN) * TMA_ALIGN
+    rows = tuple(s if size > 1 else extent for size, s in zip(shape[:-1], strides))
+    return (*rows, strides[-1])
+
+
+def _preparation(x: torch.Tensor) -> Step | None:
+    """What makes tensors like this one fit for TMA; None for nothing."""
+    if not _aligned(x):
+        return lambda t: t.clone(memory_format=torch.contiguous_format)
+    strides = _plain_strides(tuple(x.shape), x.stride())
+    if strides == x.stride():
+        return None
+    return lambda t: t.as_strided(t.shape, strides)
+
+
+def _out_view(call: AttentionCall, q: torch.Tensor, out: torch.Tensor | None) -> Callable[..., Any]:
+    """`make(q, out)`: (what the kernel writes, what the caller gets)."""
+    shape = out_shape(call)
+    if out is not None and not (_aligned(out) and _preparation(out) is None):
+
+        def through_fresh(q: torch.Tensor, out: torch.Tensor) -> Any:
+            return q.new_empty(shape), out
+
+        return through_fresh
+    if call.layout == "bhsd" and q.stride(1) < q.stride(2) and call.q_len > 1 and call.heads > 1:
+        # A transposed (B, S, H, D) tensor: the output gets the same order in memory.
+        stored = (call.batch, call.q_len, call.heads, call.dim_v)
+
+        def transposed(q: torch.Tensor, out: torch.Tensor | None) -> Any:
+            out = q.new_empty(stored).transpose(1, 2) if out is None else out
+            return out, out
+
+        return transposed
+
+    def plain(q: torch.Tensor, out: torch.Tensor | None) -> Any:
+        out = q.new_empty(shape) if out is None else out
+        return out, out
+
+    return plain
+
+
+def _kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
+    """(seqlens, lists, sinks, mask, aux) as the kernel takes them."""
+    mask = extras.mask
+    if mask is not None:
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+        mask = mask.expand(call.batch, call.heads, call.q_len, call.k_len)
+    lists: Any = None
+    if extras.blocks is not None:
+        lead = (call.batch, call.heads)
+        lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
+    sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
+    return extras.seqlens, lists, sinks, mask, tuple(extras.aux) or None
+
+
+def _run(
+    call: AttentionCall,
+    launch: _Launch,
+    steps: tuple[Step | None, ...],
+    make_out: Callable[..., Any],
+    want_lse: bool,
+    max_q: int,
+) -> Callable[..., Any]:
+    shape_of_lse = lse_shape(call)
+    scalars = (call.scale, call.softcap, call.left, call.right)
+    max_ctas = launch.target.device.sm_count
+    prepare_q, prepare_k, prepare_v = steps
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        if prepare_q is not None:
+            q = prepare_q(q)
+        if prepare_k is not None:
+            k = prepare_k(k)
+        if prepare_v is not None:
+            v = prepare_v(v)
+        written, result = make_out(q, out)
+        lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
+        seqlens, lists, sinks, mask, aux = _kernel_extras(call, extras)
+        launch(q, k, v, written, lse, *scalars, seqlens, max_q, lists, sinks, mask, aux, max_ctas)
+        if written is not result:
+            result.copy_(written)
+        return result, lse
+
+    return run

@@ -1,0 +1,127 @@
+"""Attention as an operator of PyTorch: schema, fake implementation, and what autograd is told.
+
+`torch.ops.kernels_dsl.attention` is what torch.compile, export and dispatch modes see. A schema has no place
+for Python functions, so score and mask functions only work in eager calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.attention import run_direct
+from kernels_dsl.ops.attention_arguments import Extras, describe
+from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention_plan import lse_shape, out_shape
+
+LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
+_TENSORS = (
+    "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q", "cu_seqlens_k",
+    "seqused_k",
+)  # fmt: skip
+LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, "
+    + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
+    + ", *, str layout='bshd', bool causal=False, int? window_left=None, int? window_right=None, "
+    "str alignment='bottom_right', float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, "
+    "int max_seqlen_q=0, bool return_lse=False) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_DEFAULTS: dict[str, Any] = {
+    "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
+    "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "return_lse": False,
+}  # fmt: skip
+
+
+def _options(
+    tensors: tuple[torch.Tensor | None, ...], given: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Any, ...], Extras]:
+    """(all keywords, options of `run_direct`, tensors) of an operator call. `tensors`: of _TENSORS."""
+    a: dict[str, Any] = {**dict.fromkeys(_TENSORS), **_DEFAULTS, **given, **dict(zip(_TENSORS, tensors))}
+    lists = (a["counts"], a["indices"], a["full_counts"], a["full_indices"])
+    blocks = None
+    if any(x is not None for x in lists):
+        blocks = BlockLists(*lists, block=(a["block_q"], a["block_k"]))
+    seqlens = (a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_k"]) if a["layout"] == "thd" else None
+    window = (a["window_left"], a["window_right"])
+    unlimited = window == (None, None)
+    options = (a["causal"], None if unlimited else window, a["alignment"], a["scale"], a["softcap"])
+    return a, options, Extras(a["mask"], a["sinks"], blocks, (), seqlens)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    a, options, extras = _options(tensors, given)
+    rest = (True, None, None, a["max_seqlen_q"])
+    if a["return_lse"]:
+        return run_direct(q, k, v, a["layout"], options, extras, (None, None), rest)
+    out = run_direct(q, k, v, a["layout"], options, extras, (None, None), (False, *rest[1:]))
+    return out, q.new_empty((0,), dtype=torch.float32)
+
+
+def _attention_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    a, (causal, window, alignment, scale, softcap), extras = _options(tensors, given)
+    call = describe(
+        q, k, v, layout=a["layout"], causal=causal, window=window, alignment=alignment, scale=scale,
+        softcap=softcap, extras=extras,
+    )  # fmt: skip
+    lse = q.new_empty(lse_shape(call) if a["return_lse"] else (0,), dtype=torch.float32)
+    if call.layout == "bhsd" and q.stride(1) < q.stride(2) and call.q_len > 1 and call.heads > 1:
+        return q.new_empty((call.batch, call.q_len, call.heads, call.dim_v)).transpose(1, 2), lse
+    return q.new_empty(out_shape(call)), lse
+
+
+def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    """Nothing to keep: there is no backward."""
+
+
+def _backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError("kernels_dsl::attention has no backward yet: call it under torch.no_grad()")
+
+
+for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
+    LIBRARY.impl("attention", _attention, _key)
+torch.library.register_fake("kernels_dsl::attention", _attention_fake, lib=LIBRARY)
+torch.library.register_autograd(
+    "kernels_dsl::attention", _backward, setup_context=_setup_context, lib=LIBRARY
+)
+
+
+def call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str,
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+    max_seqlen_q: int = 0,
+) -> Any:
+    """A call as an operator. `rest`: (score_mod, mask_mod, return_lse, out).
+
+    TypeError where the operator's schema cannot express an argument.
+    """
+    score_mod, mask_mod, return_lse, out = rest
+    if score_mod is not None or mask_mod is not None or extras.aux:
+        raise TypeError("score_mod, mask_mod and aux must be None under torch.compile, a mode or a subclass")
+    causal, window, alignment, scale, softcap = options
+    left, right = (None, None) if window is None else window
+    keywords: dict[str, Any] = {
+        "layout": layout, "causal": causal, "window_left": left, "window_right": right,
+        "alignment": alignment, "scale": scale, "softcap": softcap, "mask": extras.mask,
+        "sinks": extras.sinks, "max_seqlen_q": max_seqlen_q, "return_lse": return_lse,
+    }  # fmt: skip
+    if extras.blocks is not None:
+        names = ("counts", "indices", "full_counts", "full_indices")
+        keywords.update(zip(names, extras.blocks.tensors))
+        keywords["block_q"], keywords["block_k"] = extras.blocks.block
+    if extras.seqlens is not None:
+        keywords.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), extras.seqlens))
+    result, lse = torch.ops.kernels_dsl.attention(q, k, v, **keywords)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, lse) if return_lse else result
