@@ -108,6 +108,7 @@ class JitFunction:
         self._constant_keys: dict[Any, tuple[str, tuple[Any, ...]]] = {}
         if "torch" in sys.modules:
             # What the first call needs, off its time. tvm_ffi imports torch, so only where that is paid for.
+            import cuda.bindings.driver  # noqa: F401
             import tvm_ffi  # noqa: F401
 
     def __repr__(self) -> str:
