@@ -301,7 +301,9 @@ def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
         )
 
 
-def _issue_store(m: Machine, w: Warp, ins: Instruction, lane: int, action: Callable[[], None], kind: str) -> None:
+def _issue_store(
+    m: Machine, w: Warp, ins: Instruction, lane: int, action: Callable[[], None], kind: str
+) -> None:
     groups = _stores(w)
     operation = {"done": False}
     groups.last = ins

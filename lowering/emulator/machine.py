@@ -317,8 +317,8 @@ class Machine:
         if stores is not None and stores.unfinished() and self.check:
             self.report(
                 Kind.OVERWRITE_IN_USE,
-                "the warp ends with bulk stores that it has not waited for (cp.async.bulk.wait_group.read): nothing "
-                "promises that the CTA's shared memory stays as it is until they have read it",
+                "the warp ends with bulk stores that it has not waited for (cp.async.bulk.wait_group.read): "
+                "nothing promises that the CTA's shared memory stays as it is until they have read it",
                 warp,
                 stores.last,
             )

@@ -67,9 +67,17 @@ def text(body: str, arguments: list) -> str:
 
 
 def run(
-    body: str, arguments: list, *, block: int = 32, grid: int = 1, smem: int = 4096, cluster: int = 1, seed: int = 0,
-    unwritten: tuple = (), inspector: object = None,
-) -> Session:  # fmt: skip
+    body: str,
+    arguments: list,
+    *,
+    block: int = 32,
+    grid: int = 1,
+    smem: int = 4096,
+    cluster: int = 1,
+    seed: int = 0,
+    unwritten: tuple = (),
+    inspector: object = None,
+) -> Session:
     """Execute ``body`` and return the session; findings are collected, a stop is still raised."""
     module = ptx.parse(text(body, arguments))
     params = bytearray()

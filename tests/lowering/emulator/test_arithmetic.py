@@ -87,43 +87,57 @@ INTEGER: dict[str, tuple[str, Callable[[int, int, int], int]]] = {
     "mul.hi.s32": ("mul.hi.s32 %r20, %r10, %r11;", lambda a, b, c: _signed(a) * _signed(b) >> 32),
     "mul.wide.s32": (
         "mul.wide.s32 %rd20, %r10, %r11; shr.u64 %rd21, %rd20, 20; cvt.u32.u64 %r20, %rd21;",
-        lambda a, b, c: (_signed(a) * _signed(b) & M64) >> 20),
+        lambda a, b, c: (_signed(a) * _signed(b) & M64) >> 20,
+    ),
     "mad.lo": ("mad.lo.s32 %r20, %r10, %r11, %r12;", lambda a, b, c: a * b + c),
     "div.s32": ("div.s32 %r20, %r10, %r11;", lambda a, b, c: _quotient(_signed(a), _signed(b)) if b else -1),
-    "rem.s32": ("rem.s32 %r20, %r10, %r11;",
-                lambda a, b, c: _signed(a) - _quotient(_signed(a), _signed(b)) * _signed(b) if b else a),
+    "rem.s32": (
+        "rem.s32 %r20, %r10, %r11;",
+        lambda a, b, c: _signed(a) - _quotient(_signed(a), _signed(b)) * _signed(b) if b else a,
+    ),
     "div.u32": ("div.u32 %r20, %r10, %r11;", lambda a, b, c: a // b if b else M32),
     "shl": ("shl.b32 %r20, %r10, %r11;", lambda a, b, c: a << b if b < 32 else 0),
     "shr.u32": ("shr.u32 %r20, %r10, %r11;", lambda a, b, c: a >> b if b < 32 else 0),
     "shr.s32": ("shr.s32 %r20, %r10, %r11;", lambda a, b, c: _signed(a) >> min(b, 31)),
-    "shf.l.wrap": ("shf.l.wrap.b32 %r20, %r10, %r11, %r12;",
-                   lambda a, b, c: ((b << 32 | a) << (c & 31)) >> 32),
+    "shf.l.wrap": (
+        "shf.l.wrap.b32 %r20, %r10, %r11, %r12;",
+        lambda a, b, c: ((b << 32 | a) << (c & 31)) >> 32,
+    ),
     "shf.r.clamp": ("shf.r.clamp.b32 %r20, %r10, %r11, %r12;", lambda a, b, c: (b << 32 | a) >> min(c, 32)),
     "min.s32": ("min.s32 %r20, %r10, %r11;", lambda a, b, c: min(_signed(a), _signed(b))),
     "max.u32": ("max.u32 %r20, %r10, %r11;", lambda a, b, c: max(a, b)),
     "abs": ("abs.s32 %r20, %r10;", lambda a, b, c: abs(_signed(a))),
     "neg": ("neg.s32 %r20, %r10;", lambda a, b, c: -a),
-    "lop3": ("lop3.b32 %r20, %r10, %r11, %r12, 0xE2;",
-             lambda a, b, c: (a & b & c) | (a & b & ~c) | (a & ~b & c) | (~a & ~b & c) & M32),
+    "lop3": (
+        "lop3.b32 %r20, %r10, %r11, %r12, 0xE2;",
+        lambda a, b, c: (a & b & c) | (a & b & ~c) | (a & ~b & c) | (~a & ~b & c) & M32,
+    ),
     "prmt": ("prmt.b32 %r20, %r10, %r11, %r12;", _prmt),
-    "bfe.u32": ("bfe.u32 %r20, %r10, %r11, %r12;",
-                lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1)),
+    "bfe.u32": ("bfe.u32 %r20, %r10, %r11, %r12;", lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1)),
     "bfe.s32": ("bfe.s32 %r20, %r10, %r11, %r12;", _bfe_s),
     "bfi": ("bfi.b32 %r20, %r10, %r11, 5, 9;", lambda a, b, c: b & ~(511 << 5) | (a & 511) << 5),
     "popc": ("popc.b32 %r20, %r10;", lambda a, b, c: bin(a).count("1")),
     "clz": ("clz.b32 %r20, %r10;", lambda a, b, c: 32 - a.bit_length()),
     "brev": ("brev.b32 %r20, %r10;", lambda a, b, c: int(f"{a:032b}"[::-1], 2)),
-    "selp": ("setp.lt.s32 %p8, %r10, %r11; selp.b32 %r20, %r10, %r12, %p8;",
-             lambda a, b, c: a if _signed(a) < _signed(b) else c),
-    "setp with and": ("setp.hi.u32 %p7, %r10, %r11; setp.ne.and.b32 %p8, %r11, %r12, %p7; selp.b32 %r20, 1, 0, %p8;",
-                      lambda a, b, c: int(a > b and b != c)),
-    "guard": ("mov.b32 %r20, %r12; setp.gt.u32 %p8, %r10, %r11; @!%p8 add.u32 %r20, %r10, 7;",
-              lambda a, b, c: c if a > b else a + 7),
+    "selp": (
+        "setp.lt.s32 %p8, %r10, %r11; selp.b32 %r20, %r10, %r12, %p8;",
+        lambda a, b, c: a if _signed(a) < _signed(b) else c,
+    ),
+    "setp with and": (
+        "setp.hi.u32 %p7, %r10, %r11; setp.ne.and.b32 %p8, %r11, %r12, %p7; selp.b32 %r20, 1, 0, %p8;",
+        lambda a, b, c: int(a > b and b != c),
+    ),
+    "guard": (
+        "mov.b32 %r20, %r12; setp.gt.u32 %p8, %r10, %r11; @!%p8 add.u32 %r20, %r10, 7;",
+        lambda a, b, c: c if a > b else a + 7,
+    ),
     "cvt.s8": ("cvt.s32.s8 %r20, %r10;", lambda a, b, c: _signed(a & 255, 8)),
     "pack": ("mov.b64 %rd20, {%r10, %r11}; mov.b64 {%r21, %r20}, %rd20;", lambda a, b, c: b),
-    "mul.hi.u64": ("mov.b64 %rd20, {%r10, %r11}; mul.hi.u64 %rd21, %rd20, %rd20; cvt.u32.u64 %r20, %rd21;",
-                   lambda a, b, c: (b << 32 | a) ** 2 >> 64),
-}  # fmt: skip
+    "mul.hi.u64": (
+        "mov.b64 %rd20, {%r10, %r11}; mul.hi.u64 %rd21, %rd20, %rd20; cvt.u32.u64 %r20, %rd21;",
+        lambda a, b, c: (b << 32 | a) ** 2 >> 64,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", INTEGER)
@@ -246,7 +260,10 @@ def _collatz(n: int) -> int:
 
 def test_lanes_of_a_divergent_loop_meet_again() -> None:
     target = torch.zeros(32, dtype=torch.int32)
-    store = "ld.param.u64 %rd4, [p0];\ncvt.u64.u32 %rd2, %r4;\nadd.u64 %rd5, %rd4, %rd2;\nst.global.b32 [%rd5], %r20;"
+    store = (
+        "ld.param.u64 %rd4, [p0];\ncvt.u64.u32 %rd2, %r4;\nadd.u64 %rd5, %rd4, %rd2;\n"
+        "st.global.b32 [%rd5], %r20;"
+    )
     for seed in range(3):
         session = run(COLLATZ + store, [target], seed=seed)
         assert not session.reports, "the shuffle needs all lanes together"

@@ -45,18 +45,22 @@ MUTATIONS = {
     "proxy fences": (SM90, _without(r"fence\.proxy\.async[^;]*;"), {Kind.MISSING_PROXY_FENCE}),
     "wgmma.fence": (SM90, _without(r"wgmma\.fence[^;]*;"), {Kind.MISSING_WGMMA_FENCE}),
     "wgmma.wait_group": (
-        SM90, _without(r"wgmma\.wait_group[^;]*;"), {Kind.PENDING_REGISTER, Kind.OVERWRITE_IN_USE}),
+        SM90,
+        _without(r"wgmma\.wait_group[^;]*;"),
+        {Kind.PENDING_REGISTER, Kind.OVERWRITE_IN_USE},
+    ),
     "waits on mbarriers": (SM90, _unconditional_waits, {Kind.READ_BEFORE_ARRIVAL, Kind.OVERWRITE_IN_USE}),
-    "bulk store drain": (
-        SM90, _without(r"cp\.async\.bulk\.wait_group\.read[^;]*;"), {Kind.OVERWRITE_IN_USE}),
+    "bulk store drain": (SM90, _without(r"cp\.async\.bulk\.wait_group\.read[^;]*;"), {Kind.OVERWRITE_IN_USE}),
     "barriers of the epilogue": (SM90, _without_last(BARRIER), {Kind.RACE, Kind.OVERWRITE_IN_USE}),
-    "arrivals of consumers": (
-        SM90, _without(r"(@\S+ )?mbarrier\.arrive\.shared[^;]*;"), {Kind.DEADLOCK}),
+    "arrivals of consumers": (SM90, _without(r"(@\S+ )?mbarrier\.arrive\.shared[^;]*;"), {Kind.DEADLOCK}),
     "expected bytes": (
-        SM90, lambda t: re.sub(r"(mbarrier\.arrive\.expect_tx[^;]*, )%r\d+;", r"\g<1>16;", t), {Kind.DEADLOCK}),
+        SM90,
+        lambda t: re.sub(r"(mbarrier\.arrive\.expect_tx[^;]*, )%r\d+;", r"\g<1>16;", t),
+        {Kind.DEADLOCK},
+    ),
     "cp.async waits": (SM80, _without(r"cp\.async\.wait_\w+[^;]*;"), {Kind.READ_BEFORE_ARRIVAL}),
     "CTA barriers": (SM80, _without(BARRIER), {Kind.RACE, Kind.READ_BEFORE_ARRIVAL}),
-}  # fmt: skip
+}
 
 
 def _run(config: object, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[str], str]) -> set[Kind]:

@@ -57,7 +57,7 @@ class Call:
         self.tensors: dict[str, Any] = {}
 
     def tensor(self, t: Any, *, static: bool = False, divisible: int = 8) -> Any:
-        """A tensor argument: static layout, or dynamic with a contiguous mode and strides of one divisibility."""
+        """A tensor: static layout, or dynamic with a contiguous mode, strides that share a divisor."""
         self.tensors[f"tensor {len(self.tensors)}"] = t
         shape, stride = tuple(t.shape), tuple(t.stride())
         values = [t.data_ptr()]

@@ -117,95 +117,157 @@ mov.b64 %rd6, p0;
 cvta.param.u64 %rd7, %rd6;
 mov.b32 %r50, 0;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
-@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r3+{offset}], [%rd7, {{%r50, %r50}}], [%r3];
+@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
+    [%r3+{offset}], [%rd7, {{%r50, %r50}}], [%r3];
 """
 TENSOR = {"map": True}
 ADDRESS = "ld.param.u64 %rd2, [p1];\ncvt.u64.u32 %rd3, %r4;\nadd.u64 %rd4, %rd2, %rd3;\n"
 
 CASES = {
-    "bulk copy not waited for": Case(Kind.READ_BEFORE_ARRIVAL, INIT + LOAD + READ, INIT + LOAD + wait() + READ),
+    "bulk copy not waited for": Case(
+        Kind.READ_BEFORE_ARRIVAL, INIT + LOAD + READ, INIT + LOAD + wait() + READ
+    ),
     "cp.async not waited for": Case(
-        Kind.READ_BEFORE_ARRIVAL, CP_ASYNC + READ, CP_ASYNC + "cp.async.wait_group 0;\n" + READ),
+        Kind.READ_BEFORE_ARRIVAL, CP_ASYNC + READ, CP_ASYNC + "cp.async.wait_group 0;\n" + READ
+    ),
     "cp.async of another warp, waited for but no barrier": Case(
         Kind.READ_BEFORE_ARRIVAL,
         CP_ASYNC + "cp.async.wait_all;\nxor.b32 %r6, %r5, 128;\nld.shared.b32 %r10, [%r6+128];" + OUT,
-        CP_ASYNC + "cp.async.wait_all;\nbar.sync 0;\nxor.b32 %r6, %r5, 128;\nld.shared.b32 %r10, [%r6+128];" + OUT,
-        TWO_WARPS, also=frozenset({Kind.RACE})),
+        CP_ASYNC
+        + "cp.async.wait_all;\nbar.sync 0;\nxor.b32 %r6, %r5, 128;\nld.shared.b32 %r10, [%r6+128];"
+        + OUT,
+        TWO_WARPS,
+        also=frozenset({Kind.RACE}),
+    ),
     "stage refilled while a bulk store reads it": Case(
-        Kind.OVERWRITE_IN_USE, STORE + FENCE + "bar.sync 0;" + BULK_STORE + OVERWRITE,
-        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN + OVERWRITE),
+        Kind.OVERWRITE_IN_USE,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE + OVERWRITE,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN + OVERWRITE,
+    ),
     "the kernel ends before a bulk store has read": Case(
-        Kind.OVERWRITE_IN_USE, STORE + FENCE + "bar.sync 0;" + BULK_STORE,
-        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN),
+        Kind.OVERWRITE_IN_USE,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN,
+    ),
     "operand overwritten before the WGMMA is waited for": Case(
-        Kind.OVERWRITE_IN_USE, _wgmma(between=CLOBBER), _wgmma(after=CLOBBER), WG),
+        Kind.OVERWRITE_IN_USE, _wgmma(between=CLOBBER), _wgmma(after=CLOBBER), WG
+    ),
     "no barrier between warps": Case(
-        Kind.RACE, "@%p2 st.shared.b32 [%r5+128], %r0;\nxor.b32 %r6, %r5, 128;\n@%p3 ld.shared.b32 %r10, [%r6+128];\n",
-        "@%p2 st.shared.b32 [%r5+128], %r0;\nbar.sync 0;\nxor.b32 %r6, %r5, 128;\n@%p3 ld.shared.b32 %r10, [%r6+128];\n",
-        {"block": 64, "race": True}),
+        Kind.RACE,
+        "@%p2 st.shared.b32 [%r5+128], %r0;\nxor.b32 %r6, %r5, 128;\n@%p3 ld.shared.b32 %r10, [%r6+128];\n",
+        (
+            "@%p2 st.shared.b32 [%r5+128], %r0;\nbar.sync 0;\nxor.b32 %r6, %r5, 128;\n"
+            "@%p3 ld.shared.b32 %r10, [%r6+128];\n"
+        ),
+        {"block": 64, "race": True},
+    ),
     "bulk store with no proxy fence": Case(
-        Kind.MISSING_PROXY_FENCE, STORE + "bar.sync 0;" + BULK_STORE + DRAIN,
-        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN),
+        Kind.MISSING_PROXY_FENCE,
+        STORE + "bar.sync 0;" + BULK_STORE + DRAIN,
+        STORE + FENCE + "bar.sync 0;" + BULK_STORE + DRAIN,
+    ),
     "proxy fence of the reader instead of the writer": Case(
-        Kind.MISSING_PROXY_FENCE, "@%p3 st.shared.b32 [%r5], %r0;\nbar.sync 0;\n@%p2 fence.proxy.async;" + BULK_STORE + DRAIN,
-        "@%p3 st.shared.b32 [%r5], %r0;\n@%p3 fence.proxy.async;\nbar.sync 0;" + BULK_STORE + DRAIN, TWO_WARPS),
+        Kind.MISSING_PROXY_FENCE,
+        "@%p3 st.shared.b32 [%r5], %r0;\nbar.sync 0;\n@%p2 fence.proxy.async;" + BULK_STORE + DRAIN,
+        "@%p3 st.shared.b32 [%r5], %r0;\n@%p3 fence.proxy.async;\nbar.sync 0;" + BULK_STORE + DRAIN,
+        TWO_WARPS,
+    ),
     "WGMMA operand with no proxy fence": Case(Kind.MISSING_PROXY_FENCE, _wgmma(fence=""), _wgmma(), WG),
-    "accumulator read before the wait": Case(Kind.PENDING_REGISTER, _wgmma(between=ADD), _wgmma(after=ADD), WG),
+    "accumulator read before the wait": Case(
+        Kind.PENDING_REGISTER, _wgmma(between=ADD), _wgmma(after=ADD), WG
+    ),
     "no wgmma.fence": Case(Kind.MISSING_WGMMA_FENCE, _wgmma(before=""), _wgmma(), WG),
     "accumulator changed after wgmma.fence": Case(
-        Kind.MISSING_WGMMA_FENCE, _wgmma(before="wgmma.fence.sync.aligned;\nadd.f32 %r20, %r21, %r22;"),
-        _wgmma(before="add.f32 %r20, %r21, %r22;\nwgmma.fence.sync.aligned;"), WG),
+        Kind.MISSING_WGMMA_FENCE,
+        _wgmma(before="wgmma.fence.sync.aligned;\nadd.f32 %r20, %r21, %r22;"),
+        _wgmma(before="add.f32 %r20, %r21, %r22;\nwgmma.fence.sync.aligned;"),
+        WG,
+    ),
     "too many arrivals": Case(
-        Kind.ARRIVE_COUNT, INIT + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
-        INIT + "setp.lt.u32 %p4, %r1, 1;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];"),
+        Kind.ARRIVE_COUNT,
+        INIT + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
+        INIT + "setp.lt.u32 %p4, %r1, 1;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
+    ),
     "too few arrivals": Case(
         Kind.ARRIVE_COUNT,
-        INIT.replace("[%r3], 1", "[%r3], 3") + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
-        INIT.replace("[%r3], 1", "[%r3], 2") + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];"),
+        INIT.replace("[%r3], 1", "[%r3], 3")
+        + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
+        INIT.replace("[%r3], 1", "[%r3], 2")
+        + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
+    ),
     "more bytes expected than copied": Case(
-        Kind.TRANSACTION_COUNT, INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1), INIT + LOAD),
+        Kind.TRANSACTION_COUNT, INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1), INIT + LOAD
+    ),
     "parity not flipped": Case(
-        Kind.PHASE_WAITED_TWICE, _two_phases(0), _two_phases(1), TWO_WARPS, also=frozenset({Kind.DEADLOCK})),
+        Kind.PHASE_WAITED_TWICE, _two_phases(0), _two_phases(1), TWO_WARPS, also=frozenset({Kind.DEADLOCK})
+    ),
     "mbarrier never initialised": Case(
-        Kind.BARRIER_STATE, "@%p1 mbarrier.arrive.shared.b64 _, [%r3];",
-        INIT + "@%p1 mbarrier.arrive.shared.b64 _, [%r3];"),
+        Kind.BARRIER_STATE,
+        "@%p1 mbarrier.arrive.shared.b64 _, [%r3];",
+        INIT + "@%p1 mbarrier.arrive.shared.b64 _, [%r3];",
+    ),
     "deadlock on an mbarrier": Case(Kind.DEADLOCK, INIT + wait(0), INIT + wait(1)),
-    "deadlock on a named barrier": Case(
-        Kind.DEADLOCK, "@%p2 bar.sync 1, 64;", "bar.sync 1, 64;", TWO_WARPS),
+    "deadlock on a named barrier": Case(Kind.DEADLOCK, "@%p2 bar.sync 1, 64;", "bar.sync 1, 64;", TWO_WARPS),
     "deadlock on a short transaction": Case(
-        Kind.DEADLOCK, INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1) + wait(), INIT + LOAD + wait()),
+        Kind.DEADLOCK, INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1) + wait(), INIT + LOAD + wait()
+    ),
     "global write past the end": Case(
-        Kind.OUT_OF_BOUNDS, ADDRESS + "st.global.b32 [%rd4+4], %r0;", ADDRESS + "st.global.b32 [%rd4], %r0;"),
+        Kind.OUT_OF_BOUNDS, ADDRESS + "st.global.b32 [%rd4+4], %r0;", ADDRESS + "st.global.b32 [%rd4], %r0;"
+    ),
     "shared write past the end": Case(
-        Kind.OUT_OF_BOUNDS, "st.shared.b32 [%r5+4000], %r0;", "st.shared.b32 [%r5+3968], %r0;"),
+        Kind.OUT_OF_BOUNDS, "st.shared.b32 [%r5+4000], %r0;", "st.shared.b32 [%r5+3968], %r0;"
+    ),
     "misaligned shared access": Case(
-        Kind.MISALIGNED, "st.shared.v2.b32 [%r5+4], {%r0, %r0};", "@%p1 st.shared.v2.b32 [%r5+8], {%r0, %r0};"),
+        Kind.MISALIGNED, "st.shared.v2.b32 [%r5+4], {%r0, %r0};", "@%p1 st.shared.v2.b32 [%r5+8], {%r0, %r0};"
+    ),
     "misaligned global access": Case(
-        Kind.MISALIGNED, ADDRESS + "@%p1 st.global.b32 [%rd4+2], %r0;", ADDRESS + "@%p1 st.global.b32 [%rd4+4], %r0;"),
+        Kind.MISALIGNED,
+        ADDRESS + "@%p1 st.global.b32 [%rd4+2], %r0;",
+        ADDRESS + "@%p1 st.global.b32 [%rd4+4], %r0;",
+    ),
     "shared memory read before any write": Case(Kind.UNINITIALISED, READ, STORE + READ),
     "undefined value decides a branch": Case(
         Kind.UNINITIALISED,
         "ld.shared.b32 %r10, [%r5+128];\nadd.u32 %r10, %r10, 1;\nsetp.eq.u32 %p4, %r10, 0;\n@%p4 trap;",
-        "ld.shared.b32 %r10, [%r5+128];\nadd.u32 %r10, %r10, 1;\nsetp.eq.u32 %p4, %r10, 0;"),
+        "ld.shared.b32 %r10, [%r5+128];\nadd.u32 %r10, %r10, 1;\nsetp.eq.u32 %p4, %r10, 0;",
+    ),
     "undefined value passed on through shared memory": Case(
-        Kind.UNINITIALISED, "ld.shared.b32 %r10, [%r5+256];\nst.shared.b32 [%r5+128], %r10;" + READ,
-        "ld.shared.b32 %r10, [%r5+256];\nselp.b32 %r10, %r0, %r10, %p2;\nst.shared.b32 [%r5+128], %r10;" + READ),
+        Kind.UNINITIALISED,
+        "ld.shared.b32 %r10, [%r5+256];\nst.shared.b32 [%r5+128], %r10;" + READ,
+        "ld.shared.b32 %r10, [%r5+256];\nselp.b32 %r10, %r0, %r10, %p2;\nst.shared.b32 [%r5+128], %r10;"
+        + READ,
+    ),
     "global memory read before any write": Case(
-        Kind.UNINITIALISED, ADDRESS + "ld.global.b32 %r10, [%rd4];\nst.global.b32 [%rd4], %r10;",
-        ADDRESS + "st.global.b32 [%rd4], %r0;\nld.global.b32 %r10, [%rd4];", {"unwritten": True}),
+        Kind.UNINITIALISED,
+        ADDRESS + "ld.global.b32 %r10, [%rd4];\nst.global.b32 [%rd4], %r10;",
+        ADDRESS + "st.global.b32 [%rd4], %r0;\nld.global.b32 %r10, [%rd4];",
+        {"unwritten": True},
+    ),
     "barrier inside a divergent branch": Case(
-        Kind.BARRIER_DIVERGENCE, "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nbar.sync 0;\nSKIP:\n",
-        "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nadd.u32 %r10, %r1, 1;\nSKIP:\nbar.sync 0;\n"),
+        Kind.BARRIER_DIVERGENCE,
+        "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nbar.sync 0;\nSKIP:\n",
+        "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nadd.u32 %r10, %r1, 1;\nSKIP:\nbar.sync 0;\n",
+    ),
     "shuffle that names lanes of another path": Case(
-        Kind.BARRIER_DIVERGENCE, "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nshfl.sync.idx.b32 %r10, %r1, 0, 31, -1;\nSKIP:\n",
-        "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nshfl.sync.idx.b32 %r10, %r1, 16, 31, 0xffff0000;\nSKIP:\n"),
+        Kind.BARRIER_DIVERGENCE,
+        "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\nshfl.sync.idx.b32 %r10, %r1, 0, 31, -1;\nSKIP:\n",
+        (
+            "setp.lt.u32 %p4, %r1, 16;\n@%p4 bra SKIP;\n"
+            "shfl.sync.idx.b32 %r10, %r1, 16, 31, 0xffff0000;\nSKIP:\n"
+        ),
+    ),
     "tensor copy to an address that is not aligned": Case(
-        Kind.DESCRIPTOR, INIT + TENSOR_LOAD.format(offset=80),
-        INIT + TENSOR_LOAD.format(offset=128) + wait(), TENSOR, also=frozenset({Kind.TRANSACTION_COUNT})),
+        Kind.DESCRIPTOR,
+        INIT + TENSOR_LOAD.format(offset=80),
+        INIT + TENSOR_LOAD.format(offset=128) + wait(),
+        TENSOR,
+        also=frozenset({Kind.TRANSACTION_COUNT}),
+    ),
     "unknown instruction": Case(
-        Kind.UNKNOWN_OPCODE, "tcgen05.fence::before_thread_sync;", "fence.proxy.async;"),
+        Kind.UNKNOWN_OPCODE, "tcgen05.fence::before_thread_sync;", "fence.proxy.async;"
+    ),
     "trap": Case(Kind.TRAP, "@%p1 trap;", "setp.gt.u32 %p4, %r1, 99;\n@%p4 trap;"),
-}  # fmt: skip
+}
 
 
 def _findings(body: str, settings: dict, seed: int) -> set[Kind]:

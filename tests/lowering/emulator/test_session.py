@@ -1,0 +1,203 @@
+"""Emulated calls, seeds, the inspector, the timeline, the counts, and the arguments of host functions."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ptx_kernels import INIT, TensorMap, run, wait  # noqa: E402
+
+from lowering import emulator  # noqa: E402
+from lowering.emulator import capture, ptx  # noqa: E402
+from lowering.emulator.timeline import Event, draw_plot, draw_text, select  # noqa: E402
+
+# A TMA load of an 8x8 int32 tile, then every lane stores two of its elements.
+COPY = (
+    INIT
+    + """
+mov.b64 %rd6, p0;
+cvta.param.u64 %rd7, %rd6;
+mov.b32 %r50, {column};
+mov.b32 %r51, {row};
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;
+@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
+    [%r3+128], [%rd7, {{%r50, %r51}}], [%r3];
+"""
+    + wait().replace("{", "{{").replace("}", "}}")
+    + """
+ld.param.u64 %rd1, [p1];
+cvt.u64.u32 %rd2, %r4;
+add.u64 %rd3, %rd1, %rd2;
+ld.shared.b32 %r10, [%r5+128];
+ld.shared.b32 %r11, [%r5+256];
+st.global.b32 [%rd3], %r10;
+st.global.b32 [%rd3+128], %r11;
+"""
+)
+
+
+@pytest.mark.parametrize(("column", "row"), [(0, 0), (4, 10), (-3, 2), (20, 14)])
+def test_a_tensor_copy_fills_what_lies_outside_with_zeros(column: int, row: int) -> None:
+    source = torch.arange(16 * 24, dtype=torch.int32).view(16, 24) + 1
+    target = torch.full((8, 8), -1, dtype=torch.int32)
+    body = COPY.format(column=column & 0xFFFFFFFF, row=row)
+    session = run(body, [TensorMap(source, (8, 8)), target])
+    expected = torch.zeros(8, 8, dtype=torch.int32)
+    for i in range(8):
+        for j in range(8):
+            if 0 <= row + i < 16 and 0 <= column + j < 24:
+                expected[i, j] = source[row + i, column + j]
+    assert torch.equal(target, expected)
+    assert not session.reports
+
+
+def test_the_inspector_sees_registers_memory_and_barriers() -> None:
+    source = torch.arange(16 * 24, dtype=torch.int32).view(16, 24)
+    seen = []
+
+    def look(stop: emulator.Stop) -> None:
+        seen.append(
+            (
+                stop.warp.number,
+                stop.register("%r50", "s32", lane=0),
+                stop.register("%tid.x").tolist(),
+                stop.shared(1024 + 128, 4, "int32").tolist(),
+                stop.barriers(),
+            )
+        )
+
+    inspector = emulator.Inspector(look, opcode="ld.param.u64", warp=0)
+    run(COPY.format(column=4, row=0), [TensorMap(source, (8, 8)), torch.zeros(64)], inspector=inspector)
+    assert inspector.stops == 1
+    warp, column, lanes, tile, barriers = seen[0]
+    assert (warp, column, lanes) == (0, 4, list(range(32)))
+    assert tile == [4, 5, 6, 7]
+    assert barriers == {1024: "phase 1, 0 of 1 arrivals"}
+
+
+def test_an_inspector_needs_a_place() -> None:
+    with pytest.raises(ValueError, match="needs line, ptx_line or opcode"):
+        emulator.Inspector(print)
+
+
+def test_an_inspector_knows_its_registers() -> None:
+    def look(stop: emulator.Stop) -> None:
+        stop.register("%nothing")
+
+    with pytest.raises(KeyError, match="no register '%nothing'"):
+        run("mov.b32 %r10, 1;", [torch.zeros(1)], inspector=emulator.Inspector(look, opcode="mov.b32"))
+
+
+CONFLICTS = "shl.b32 %r10, %r1, {shift}; add.u32 %r11, %r3, %r10; st.shared.b32 [%r11], %r1;"
+
+
+@pytest.mark.parametrize(("shift", "conflicts"), [(2, 0), (3, 1), (5, 7), (7, 31)])
+def test_bank_conflicts_are_counted(shift: int, conflicts: int) -> None:
+    session = run(CONFLICTS.format(shift=shift), [torch.zeros(1)], smem=8192)
+    assert session.stats.total["bank_conflicts"] == conflicts
+    assert session.stats.total["shared_bytes"] == 128
+
+
+def test_the_timeline_draws_loads_and_waits() -> None:
+    source = torch.zeros(16, 24, dtype=torch.int32)
+    session = run(
+        COPY.format(column=0, row=0), [TensorMap(source, (8, 8)), torch.zeros(64)], grid=2, block=64
+    )
+    kinds = {e.kind for e in session.timeline.events}
+    assert {"tma load", "wait", "phase"} <= kinds
+    only = select(session.timeline.events, "(1, 0, 0)", ("tma load",))
+    assert [e.actor for e in only] == ["CTA (1, 0, 0) TMA"]
+    text = draw_text(session.timeline.events, width=60)
+    assert "CTA (0, 0, 0) TMA" in text and "L" in text
+
+
+def test_a_timeline_has_its_spans_in_place() -> None:
+    events = [Event("a", "tma load", "", 0, 49), Event("b", "wgmma", "", 50, 99)]
+    lines = draw_text(events, width=100).splitlines()
+    assert lines[1] == "a " + "L" * 50 + " " * 50
+    assert lines[2] == "b " + " " * 50 + "W" * 50
+
+
+def test_the_plot_has_a_bar_for_each_event(tmp_path: object) -> None:
+    pytest.importorskip("matplotlib")
+    events = [Event("a", "tma load", "", 0, 49), Event("b", "wgmma", "", 50, 99)]
+    path = f"{tmp_path}/t.png"
+    figure = draw_plot(events, path)
+    assert len(figure.axes[0].patches) == 2
+    assert open(path, "rb").read(4) == b"\x89PNG"
+
+
+def test_host_arguments_are_packed_as_c_does() -> None:
+    layout = "!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, struct<(i64)>)>)>"
+    assert capture.pack(layout, [7, 1, 2, 3]) == struct.pack("<Qiiq", 7, 1, 2, 3)
+    assert capture.pack("f32", [0.5]) == struct.pack("<f", 0.5)
+    assert capture.pack("!llvm.struct<(i32, i64)>", [1, 2]) == struct.pack("<ixxxxq", 1, 2)
+    with pytest.raises(ValueError, match="has 4 values; got 1"):
+        capture.pack(layout, [7])
+
+
+def test_labels_and_registers_of_inline_assembly_have_their_own_scope() -> None:
+    module = ptx.parse(
+        """.target sm_90a
+.visible .entry k(.param .u64 p0, .param .align 8 .b8 p1[12], .param .u32 p2)
+.reqntid 128, 2, 1
+{
+.reg .b32 %r<3>;
+.loc 1 10 0
+{
+.reg .b32 t;
+mov.b32 t, 1;
+L: bra L;
+}
+{
+.reg .b32 t;
+mov.b32 t, %r1;
+L: bra L;
+}
+}
+.file 1 "/a/b.py"
+"""
+    )
+    kernel = module.kernels["k"]
+    first, loop, second, other = kernel.instructions
+    assert first.operands[0] != second.operands[0]
+    assert loop.label != other.label
+    assert [(p.offset, p.size) for p in kernel.params] == [(0, 8), (8, 12), (20, 4)]
+    assert kernel.max_threads == 256 and first.source == (1, 10) and module.files[1] == "/a/b.py"
+
+
+def test_a_read_of_ptx_that_is_not_understood_names_its_line() -> None:
+    with pytest.raises(emulator.EmulatorError, match="PTX line 4: cannot read"):
+        ptx.parse(".target sm_90a\n.visible .entry k()\n{\nadd.u32 ?, ?;\n}\n")
+
+
+def test_reports_are_raised_by_default() -> None:
+    session = emulator.Session("sm_90a")
+    module = ptx.parse(".target sm_90a\n.visible .entry k()\n{\ntrap;\n}\n")
+    from lowering.emulator.memory import GlobalMemory
+    from lowering.emulator.state import Launch
+
+    with pytest.raises(emulator.EmulatorError, match="executed trap"):
+        session.execute(module, Launch("k", (1, 1, 1), (32, 1, 1)), GlobalMemory())
+
+
+def test_run_nests_and_checks_its_arch() -> None:
+    assert emulator.active_arch() is None
+    with emulator.run(arch="sm_90a") as outer:
+        with emulator.run(arch="sm_80") as inner:
+            assert emulator.active() is inner and emulator.active_arch() == "sm_80"
+        assert emulator.active() is outer
+    assert emulator.active() is None
+    with pytest.raises(Exception, match="sm_12345"), emulator.run(arch="sm_12345"):
+        pass
+
+
+def test_stats_by_line_add_up() -> None:
+    session = run(CONFLICTS.format(shift=2), [torch.zeros(1)], block=96)
+    total = sum(counts["instructions"] for counts in session.stats.by_line.values())
+    assert total == session.stats.total["instructions"] > 0
+    assert np.isclose(session.stats.total["shared_bytes"], 3 * 128)
