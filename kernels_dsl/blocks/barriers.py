@@ -5,6 +5,7 @@ Id 0 is `__syncthreads`. A warpgroup's barrier is its base id plus the warpgroup
 
 import enum
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -18,12 +19,22 @@ class NamedBarrier(enum.IntEnum):
     """Warps of one consumer warpgroup, around its staging buffers in shared memory."""
     MMA_ORDER = 4
     """Ping-pong: the warpgroup whose turn it is to issue WGMMA."""
+    CONSUMERS = 7
+    """All consumer warpgroups of a CTA; one id."""
 
 
 @cute.jit
 def sync_warpgroup(barrier: NamedBarrier, warpgroup: Int32):
     """Barrier among the 128 threads of one consumer warpgroup."""
     cute.arch.barrier(barrier_id=int(barrier) + warpgroup, number_of_threads=WARPGROUP_THREADS)
+
+
+@cute.jit
+def sync_consumers(consumers: cutlass.Constexpr):
+    """Barrier among the threads of all `consumers` consumer warpgroups."""
+    cute.arch.barrier(
+        barrier_id=int(NamedBarrier.CONSUMERS), number_of_threads=consumers * WARPGROUP_THREADS
+    )
 
 
 @cute.jit

@@ -9,7 +9,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import softmax
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_warpgroup, wait_turn
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range
@@ -274,20 +274,19 @@ def to_operand(spec, scores: cute.Tensor, parts: Fragments) -> None:
 
 @cute.jit
 def clear_tail(spec: cutlass.Constexpr, sV: cute.Tensor, tile: Tile, group: Int32, thread: Int32):
-    """Zeroes what lies behind the last key in the last block of V (Dv, N).
+    """Zeroes what lies behind the last key in the last block of V (Dv, N); the warpgroups share the work.
 
-    It belongs to another sequence or to nobody, and 0 * NaN is NaN. Every warpgroup writes all of it:
-    the same zeros, so that none has to wait for another.
+    It belongs to another sequence or to nobody, and 0 * NaN is NaN.
     """
-    first = tile.visit.k_len - tile.visit.last * spec.tile_n
+    first = cutlass.max(tile.visit.k_len - tile.visit.last * spec.tile_n, 0)
     if first < spec.tile_n:
-        for key in cutlass.range(cutlass.max(first, 0), spec.tile_n, unroll=1):
+        for key in cutlass.range(first + group, spec.tile_n, spec.consumers, unroll=1):
             for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
                 column = thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
                     sV[column, key] = spec.dtype(0.0)
         cute.arch.fence_proxy("async.shared", space="cta")
-        sync_warpgroup(NamedBarrier.EPILOGUE, group)
+        sync_consumers(spec.consumers)
 
 
 @cute.jit
