@@ -123,18 +123,18 @@ class Machine:
         )
         self.log.add(
             Report(
-                kind,
-                message,
-                self.kernel.name,
-                ins.line if ins else 0,
-                ins.text if ins else "",
-                self.source(ins) if ins else "",
-                warp.cta.index if warp else (0, 0, 0),
-                warp.number if warp else -1,
-                where,
-                space if address is not None else "",
-                address,
-                self.step,
+                kind=kind,
+                message=message,
+                kernel=self.kernel.name,
+                ptx_line=ins.line if ins else 0,
+                ptx_text=ins.text if ins else "",
+                source=self.source(ins) if ins else "",
+                cta=warp.cta.index if warp else (0, 0, 0),
+                warp=warp.number if warp else -1,
+                lanes=where,
+                space=space if address is not None else "",
+                address=address,
+                step=self.step,
             )
         )
 

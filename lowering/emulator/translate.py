@@ -115,6 +115,8 @@ class Translator:
         if isinstance(operand, Imm):
             return self._immediate(operand, kind, dtype)
         if isinstance(operand, Special):
+            if operand.name in ("%clock", "%clock64", "%globaltimer"):
+                return f"np.full({LANES}, w.machine.step, _{dtype})"
             return f"S[{operand.name!r}].astype(_{dtype})"
         if isinstance(operand, Symbol):
             name = self.names.constant(dtype, self.names.symbol_value(operand))
