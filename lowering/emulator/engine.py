@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import copies, loads, matrix, sync, warp_ops
+from . import copies, loads, matrix, remote, sync, warp_ops
 from .machine import Machine
 from .memory import GlobalMemory
 from .ptx import Module
@@ -14,7 +14,14 @@ from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
 
-HANDLERS = {**loads.HANDLERS, **warp_ops.HANDLERS, **sync.HANDLERS, **copies.HANDLERS, **matrix.HANDLERS}
+HANDLERS = {
+    **loads.HANDLERS,
+    **remote.HANDLERS,
+    **warp_ops.HANDLERS,
+    **sync.HANDLERS,
+    **copies.HANDLERS,
+    **matrix.HANDLERS,
+}
 
 
 def execute(

@@ -149,7 +149,8 @@ def _bits_of(w: Warp, source: object, kind: str, bits: str) -> Array:
     return w.value(source, bits)
 
 
-def _int_op(name: str, kind: str) -> Callable[[Array, Array], Array]:
+def integer_operation(name: str, kind: str) -> Callable[[Array, Array], Array]:
+    """The operation ``name`` of atomics and reductions on unsigned arrays that hold values of ``kind``."""
     signed = {"s32": np.int32, "s64": np.int64}.get(kind)
 
     def extreme(function: Callable) -> Callable[[Array, Array], Array]:
@@ -204,7 +205,9 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     if space == "shared":
         _atomic_order(w)
     old = np.zeros((parts, len(addresses)), f"u{unit}")
-    function = None if name == "cas" else _float_op(name, kind) if "f" in kind else _int_op(name, kind)
+    function = (
+        None if name == "cas" else _float_op(name, kind) if "f" in kind else integer_operation(name, kind)
+    )
     lanes = np.flatnonzero(mask)
     for i in range(len(addresses)):
         one = np.zeros(32, bool)

@@ -215,3 +215,42 @@ def test_elementwise_add(tmp_path: Path) -> None:
     a, b, c = (call.tensor(torch.randn(100, 136), divisible=4) for _ in range(3))
     call.run(function, "sm_80", tmp_path)
     assert torch.equal(c, a + b)
+
+
+def test_hopper_fp8_gemm_with_gelu(tmp_path: Path) -> None:
+    kernel = example(
+        "hopper.kernel.dense_gemm.dense_gemm_fp8_gelu_persistent", "HopperFP8GeluPersistentGemmKernel"
+    )
+    call = Call()
+    a, b, d = _gemm_operands(128, 128, 128, 1, torch.float8_e4m3fn, torch.bfloat16)
+    for t in (a, b, d):
+        call.tensor(t, divisible=16)
+    call.number(0.25)
+    call.constant(True)
+    call.constant(2)
+    call.stream()
+    call.run(kernel(cutlass.Float32, (128, 128), (1, 1), 1, True), "sm_90a", tmp_path)
+    product = torch.einsum("mkl,nkl->mnl", a.float(), b.float()) * 0.25
+    expected = torch.nn.functional.gelu(product)
+    assert ((d.float() - expected).abs() <= 0.01 * expected.abs() + 1e-3).all()
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_hopper_norm(norm: str, tmp_path: Path) -> None:
+    kernel = example("hopper.kernel.cta_norm.cta_norm", "CtaNorm")
+    call = Call()
+    y, x = (call.tensor(torch.randn(5, 2048).half(), static=True) for _ in range(2))
+    weight = call.tensor(torch.randn(2048).half(), static=True)
+    bias = None
+    if norm == "layer":
+        bias = call.tensor(torch.randn(2048).half(), static=True)
+    else:
+        call.constant(None)
+    call.number(1e-6)
+    call.run(kernel(2048, norm, 128), "sm_90a", tmp_path)
+    wide = x.float()
+    if bias is None:
+        expected = torch.nn.functional.rms_norm(wide, (2048,), weight.float(), 1e-6)
+    else:
+        expected = torch.nn.functional.layer_norm(wide, (2048,), weight.float(), bias.float(), 1e-6)
+    assert (y.float() - expected).abs().max() < 2e-2

@@ -201,3 +201,50 @@ def test_stats_by_line_add_up() -> None:
     total = sum(counts["instructions"] for counts in session.stats.by_line.values())
     assert total == session.stats.total["instructions"] > 0
     assert np.isclose(session.stats.total["shared_bytes"], 3 * 128)
+
+
+# Every CTA of a pair sends 4 bytes a lane to the other one, which counts them on its own barrier.
+EXCHANGE = (
+    """
+@%p1 mbarrier.init.shared.b64 [%r3], 1;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
+fence.mbarrier_init.release.cluster;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.acquire.aligned;
+mov.u32 %r6, %cluster_ctarank;
+xor.b32 %r7, %r6, 1;
+add.u32 %r8, %r5, 128;
+mapa.shared::cluster.u32 %r9, %r8, %r7;
+mapa.shared::cluster.u32 %r12, %r3, %r7;
+mad.lo.u32 %r10, %r6, 100, %r1;
+st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r9], %r10, [%r12];
+"""
+    + wait()
+    + """
+ld.shared.b32 %r11, [%r5+128];
+ld.param.u64 %rd1, [p0];
+mov.u32 %r13, %ctaid.x;
+mad.lo.u32 %r14, %r13, 128, %r4;
+cvt.u64.u32 %rd2, %r14;
+add.u64 %rd3, %rd1, %rd2;
+st.global.b32 [%rd3], %r11;
+"""
+)
+
+
+def test_stores_into_the_other_cta_arrive_with_their_bytes() -> None:
+    for seed in range(4):
+        target = torch.zeros(2, 32, dtype=torch.int32)
+        session = run(EXCHANGE, [target], grid=2, cluster=2, seed=seed)
+        assert target.tolist() == [list(range(100, 132)), list(range(32))]
+        assert not session.reports
+
+
+def test_a_store_into_the_other_cta_that_is_not_waited_for_is_found() -> None:
+    target = torch.zeros(2, 32, dtype=torch.int32)
+    kinds = set()
+    for seed in range(4):
+        session = run(EXCHANGE.replace(wait(), ""), [target], grid=2, cluster=2, seed=seed)
+        assert session.reports
+        kinds |= {r.kind for r in session.reports}
+    assert emulator.Kind.READ_BEFORE_ARRIVAL in kinds
