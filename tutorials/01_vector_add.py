@@ -29,6 +29,7 @@ quarter of the instructions. The kernel below takes the layout as an argument an
 
 import tempfile
 import time
+from functools import partial
 
 import common
 import cutlass
@@ -118,23 +119,22 @@ def check(lab: common.Lab) -> None:
 
 
 def measure(bench: common.Bench) -> None:
-    """Rates at 64 Mi floats, far more than L2 holds; then what a first call costs."""
-    n = 1 << 26
-    a, b = (common.random(n, dtype=torch.float32) for _ in range(2))
-    c, d = torch.empty_like(a), torch.empty_like(a)
+    """Rates from memory and from L2; then what a first call costs."""
     names = {False: "step 1, blocked (128-bit)", True: "step 1, interleaved (32-bit)"}
-    calls = {name: lambda i=i: vector_add(a, b, c, interleaved=i) for i, name in names.items()}
-    calls["torch.add"] = lambda: torch.add(a, b, out=d)
-    notes = {name: common.registers(vector_add, a, b, c, interleaved=i) for i, name in names.items()}
-    table = bench.compare("c = a + b, 2^26 float32", calls, bytes=12 * n, baseline="torch.add", notes=notes)
-    copy = bench.compare(
-        "the copy that it competes with",
-        {"Tensor.copy_": lambda: d.copy_(a)},
-        bytes=8 * n,
-        baseline="Tensor.copy_",
-    )
-    share = table.rate(names[False]) / copy.rate("Tensor.copy_")
-    bench.remark(f"Step 1 moves bytes at {share:.2f} of the rate of `Tensor.copy_`.")
+    for exponent, where in ((26, "memory"), (21, "L2")):
+        n = 1 << exponent
+        a, b = (common.random(n, dtype=torch.float32) for _ in range(2))
+        c, d = torch.empty_like(a), torch.empty_like(a)
+        calls = {name: partial(vector_add, a, b, c, interleaved=flag) for flag, name in names.items()}
+        calls["torch.add"] = partial(torch.add, a, b, out=d)
+        notes = {
+            name: common.registers(vector_add, a, b, c, interleaved=flag) for flag, name in names.items()
+        }
+        calls["Tensor.copy_ (moves two thirds)"] = partial(d.copy_, a)
+        work = dict.fromkeys(calls, 12.0 * n)
+        work["Tensor.copy_ (moves two thirds)"] = 8.0 * n
+        title = f"c = a + b, 2^{exponent} float32, from {where}"
+        bench.compare(title, calls, bytes=work, baseline="torch.add", notes=notes)
     bench.remark(first_calls(a, b, c))
 
 

@@ -38,6 +38,8 @@ start over for the next phase. Here there is one arrival, by the thread that als
 `wait(p)` returns once phase p is complete. A fresh barrier is in phase 0; step 3 needs phase 1.
 """
 
+from functools import partial
+
 import common
 import cutlass
 import cutlass.cute as cute
@@ -178,14 +180,14 @@ def measure(bench: common.Bench) -> None:
     flat_y = y.view(-1)
     calls, notes = {}, {}
     for name, through_shared in (("step 1's loads", False), ("cp.async", True)):
-        calls[name] = lambda t=through_shared: plain_copy(flat_x, flat_y, through_shared=t)
+        calls[name] = partial(plain_copy, flat_x, flat_y, through_shared=through_shared)
         notes[name] = common.registers(plain_copy, flat_x, flat_y, through_shared=through_shared)
     for tile in ((8, 32), (32, 32), (32, 64), (32, 128), (64, 128), (128, 128)):
         name = f"step 2, TMA, tile {tile[0]}×{tile[1]}"
-        calls[name] = lambda t=tile: tma_copy(x, y, tile=t)
+        calls[name] = partial(tma_copy, x, y, tile=tile)
         kib = tile[0] * tile[1] * 4 // 1024
         notes[name] = f"{kib} KiB, {common.registers(tma_copy, x, y, tile=tile)}"
-    calls["Tensor.copy_"] = lambda: y.copy_(x)
+    calls["Tensor.copy_"] = partial(y.copy_, x)
     bench.compare("copy, 8192×16384 float32", calls, bytes=2 * x.nbytes, baseline="Tensor.copy_", notes=notes)
 
 

@@ -169,6 +169,11 @@ def measure(bench: common.Bench) -> None:
     bench.compare("fold, one CTA an SM", calls, bytes=x.nbytes, baseline="torch.sum", notes=notes)
 
 
+def show(lab: common.Lab) -> None:
+    """Eight tiles through three stages: for the timeline."""
+    lab.launch(fold, lab.integers(64, 64 * 8), lab.poison(64, 64), stages=3)
+
+
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * Bytes under way = rate x latency; stages are how one CTA gets there.
 # * Two barriers a stage: full (bytes arrived) and empty (everybody has read).
@@ -176,6 +181,4 @@ def measure(bench: common.Bench) -> None:
 # * exercise: python tutorials/exercises/03.py
 
 if __name__ == "__main__":
-    common.main(
-        check, measure, lambda lab: lab.launch(fold, lab.integers(64, 64 * 8), lab.poison(64, 64), stages=3)
-    )
+    common.main(check, measure, show)

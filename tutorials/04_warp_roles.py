@@ -177,6 +177,11 @@ def measure(bench: common.Bench) -> None:
     bench.compare("fold, each tile added 8 times", busy, bytes=x.nbytes, baseline="step 4, 1 stages")
 
 
+def show(lab: common.Lab) -> None:
+    """Eight tiles through three stages: for the timeline."""
+    lab.launch(fold, lab.integers(64, 64 * 8), lab.poison(64, 64), stages=3)
+
+
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * Producer and consumer run at their own pace; the ring is all they share.
 # * Count arrivals from who arrives: one elected thread a consumer warp.
@@ -185,6 +190,4 @@ def measure(bench: common.Bench) -> None:
 # * exercise: python tutorials/exercises/04.py
 
 if __name__ == "__main__":
-    common.main(
-        check, measure, lambda lab: lab.launch(fold, lab.integers(64, 64 * 8), lab.poison(64, 64), stages=3)
-    )
+    common.main(check, measure, show)

@@ -16,9 +16,10 @@ Three things still cost step 7.
        producer   | load tile 0 ...... | load tile 132 ...... | ...
        consumers      | wgmma tile 0 ...... | store 0 | wgmma tile 132 ...... | store 132 | ...
 
-2. *L2.* 132 tiles are worked on at one time. In row order, 8192 x 8192 with 128 x 256 tiles has 32 tiles a
-   row: 132 of them touch 4-5 rows of A and all of B's columns, so all of B goes through L2 (50 MB) again and
-   again. *Rasterisation* changes the order: groups of `group` rows, column by column within the group:
+2. *L2.* 132 tiles are worked on at one time, and read their K tiles from memory about together. In row order
+   a row of D that is 128 tiles wide means one row of A and *all* of B for each 132 tiles: 33 000 rows of K for
+   so much work that memory cannot keep up. *Rasterisation* changes the order: groups of `group` rows, column
+   by column within the group. 8 rows x 17 columns are the same number of tiles and need 5 300 rows of K:
 
        group = 1 (row by row)       group = 4
        0  1  2  3  4  5  6  7       0  4  8 12 16 20 24 28       tiles in flight cover a block that is about
@@ -218,12 +219,12 @@ def measure(bench: common.Bench) -> None:
         "step 8, and clusters of 2": Plan(cluster=2, group=8),
         "step 8, clusters of 2, row by row": Plan(cluster=2, group=1),
     }
-    for size in (8192, 4096):
-        a, b, d = step6.problem(size, size, size)
+    for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 32768, 4096)):
+        a, b, d = step6.problem(m, n, k)
         calls = {"step 7": partial(step7.gemm, a, b, d, tile=step7.Tile())}
         calls.update({name: partial(call, a, b, d, plan) for name, plan in plans.items()})
         calls["cuBLAS"] = partial(torch.mm, a, b.T, out=d)
-        bench.compare(f"{size}³ bfloat16", calls, flops=2.0 * size**3, baseline="cuBLAS")
+        bench.compare(f"{m}×{n}×{k} bfloat16", calls, flops=2.0 * m * n * k, baseline="cuBLAS")
 
 
 # ---- takeaways ---------------------------------------------------------------------------------------------

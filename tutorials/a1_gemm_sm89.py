@@ -17,13 +17,13 @@ place costs threads' time and registers:
     WGMMA reads shared memory by itself        ldmatrix: shared memory -> registers, then
     64 x N x 16, asynchronous                  mma.sync: 16 x 8 x 16, a warp, synchronous
 
-The loop, with 4 stages. Copies of three tiles are under way while one is multiplied:
+The loop, with 3 stages. Copies of two tiles are under way while one is multiplied:
 
-    iteration k    wait until tile k is there | barrier | start the copy of tile k + 3 | multiply tile k
+    iteration k    wait until tile k is there | barrier | start the copy of tile k + 2 | multiply tile k
 
 One barrier serves two purposes: everybody's copies of tile k are there, not just my own; and everybody is
-done with tile k - 1, into whose stage tile k + 3 goes. Groups are committed even where there is nothing left
-to copy, so that "at most 2 groups under way" always means that tile k is there.
+done with tile k - 1, into whose stage tile k + 2 goes. Groups are committed even where there is nothing left
+to copy, so that "at most 1 group under way" always means that tile k is there.
 
 A warp computes 64 x 32 or more of the output so that a fragment, once in registers, is used several times:
 
@@ -60,8 +60,8 @@ class Tile:
 
     m: int = 128
     n: int = 128
-    k: int = 32
-    stages: int = 4
+    k: int = 64
+    stages: int = 3
     warps: tuple[int, int] = (2, 4)
 
     @property
@@ -169,7 +169,7 @@ def check(lab: common.Lab) -> None:
 
 def measure(bench: common.Bench) -> None:
     """On one and the same Hopper GPU."""
-    tiles = (Tile(), Tile(128, 128, 64, 3), Tile(128, 256, 32, 3))
+    tiles = (Tile(), Tile(128, 128, 32, 4), Tile(128, 256, 32, 3))
     for size in (8192, 4096):
         a, b, d = step6.problem(size, size, size)
         calls = {f"A1, {tile.label}": partial(gemm, a, b, d, tile=tile) for tile in tiles}

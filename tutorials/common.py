@@ -116,18 +116,18 @@ def _meta(arg: Any) -> Any:
 
 @dataclass
 class Table:
-    """Measured rows: name -> microseconds a call. `work` is bytes or FLOPs of one call."""
+    """Measured rows: name -> microseconds a call, and bytes or FLOPs of one call."""
 
     title: str
     unit: str
-    work: float
     baseline: str
+    work: dict[str, float]
     microseconds: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     def rate(self, name: str) -> float:
         """In GB/s or TFLOPS."""
-        return self.work / self.microseconds[name] / (1e3 if self.unit == "GB/s" else 1e6)
+        return self.work[name] / self.microseconds[name] / (1e3 if self.unit == "GB/s" else 1e6)
 
     def lines(self) -> list[str]:
         """The table as Markdown."""
@@ -139,7 +139,7 @@ class Table:
             "|---|--:|--:|--:|---|",
         ]
         for name, us in self.microseconds.items():
-            ratio = self.microseconds[self.baseline] / us
+            ratio = self.rate(name) / self.rate(self.baseline)
             text.append(
                 f"| {name} | {us:.1f} | {self.rate(name):.0f} | {ratio:.2f} | {self.notes.get(name, '')} |"
             )
@@ -159,16 +159,21 @@ class Bench:
         calls: Mapping[str, Callable[[], object]],
         *,
         baseline: str,
-        bytes: float = 0,
-        flops: float = 0,
+        bytes: float | Mapping[str, float] = 0,
+        flops: float | Mapping[str, float] = 0,
         notes: Mapping[str, str] | None = None,
         rounds: int = 20,
     ) -> Table:
-        """Time `calls` in turns, so that clocks and heat are the same for all; print and keep the table."""
+        """Time `calls` in turns, so that clocks and heat are the same for all; print and keep the table.
+
+        `bytes` or `flops`: of one call; one number for all, or one for each. `baseline`: a row.
+        """
         from kernels_dsl.measure import interleaved
 
         timings = interleaved({name: _ignoring_set(call) for name, call in calls.items()}, rounds=rounds)
-        table = Table(title, "GB/s" if bytes else "TFLOPS", bytes or flops, baseline, notes=dict(notes or {}))
+        work = bytes or flops
+        each = dict(work) if isinstance(work, Mapping) else dict.fromkeys(calls, float(work))
+        table = Table(title, "GB/s" if bytes else "TFLOPS", baseline, each, notes=dict(notes or {}))
         table.microseconds = {name: timing.ms * 1e3 for name, timing in timings.items()}
         self.tables.append(table)
         print("\n".join(table.lines()))
@@ -245,7 +250,9 @@ def main(
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the tables, or the timeline without a GPU"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables for tutorials/table.py")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the tables for tutorials/make_table.py"
+    )
     parser.add_argument("--no-measure", action="store_true", help="check only")
     args = parser.parse_args()
     lab, bench = Lab(), Bench()
@@ -261,7 +268,13 @@ def main(
         return
     measure(bench)
     if args.json:
-        facts = {"tables": [asdict(table) for table in bench.tables], "remarks": bench.remarks}
+        from benchmarks import machine
+
+        facts = {
+            "machine": machine.header(),
+            "tables": [asdict(table) for table in bench.tables],
+            "remarks": bench.remarks,
+        }
         args.json.write_text(json.dumps(facts, indent=1) + "\n")
     if args.plot:
         plot(bench.tables, args.plot)

@@ -31,6 +31,7 @@ class Barrier:
 
 def check(answers) -> None:
     """Runs rings in which the producer goes as far ahead as it can, and ones in which it hardly does."""
+    run(answers, 1, 1, False)  # an eager consumer
     for stages in (1, 2, 3, 4):
         for producer_first in (True, False):
             run(answers, stages, 4 * stages + 1, producer_first)

@@ -46,7 +46,7 @@ def check(answers) -> None:
                 forward = 1 if row0 // group % 2 == 0 else -1
                 checker.expect(
                     column1 == column0 + forward and row1 == row0 // group * group,
-                    f"{where}: {walk[i - 1]} to {walk[i]}: the next column of this group begins at its first row, "
+                    f"{where}: {walk[i - 1]} to {walk[i]}: the next column begins at the group's first row, "
                     f"{'right' if forward == 1 else 'left'} of this one",
                 )
 
