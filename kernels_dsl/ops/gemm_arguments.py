@@ -217,6 +217,9 @@ def describe(
 ) -> GemmCall:
     """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
     _check_matrices(a, b)
+    for name, scalar in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(scalar, (int, float)):
+            raise TypeError(f"{name} is a {type(scalar).__name__}, must be a Python number")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     for name, extent in (("M", m), ("N", n), ("K", k)):
         if extent > MAX_EXTENT:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +37,22 @@ def test_compiled_code(arch: str, name: str, function, args, constexprs) -> None
         assert entry.count("HMMA") and not entry.count("HGMMA")
         config = constexprs["config"]
         assert bool(entry.count("LDGSTS")) == (max(config.copy_bytes_a, config.copy_bytes_b) > 2)
+
+
+_SECOND_PROCESS = """
+import sys
+from kernels_dsl.ops import aot
+name, function, args, constexprs = next(aot.representative("sm_89"))
+compiled = function.compile(*args, arch="sm_89", **constexprs)
+assert compiled.source == "disk", compiled.source
+assert "cutlass" not in sys.modules, "the compiler was imported"
+"""
+
+
+def test_a_second_process_finds_the_kernel_without_the_compiler() -> None:
+    _name, function, args, constexprs = next(iter(aot.representative("sm_89")))
+    function.compile(*args, arch="sm_89", **constexprs)
+    subprocess.run([sys.executable, "-c", _SECOND_PROCESS], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_the_list_covers_both_families_and_names_are_unique() -> None:

@@ -51,6 +51,7 @@ CASES = [
     (lambda: gemm(SHARED[:32], _ones(64, 64), out=SHARED[16:48]), ValueError, "out shares memory with a"),
     (lambda: gemm(A, B, bias=SHARED[0, :20], out=SHARED[:12, :20]), ValueError, "out shares memory with b"),
     (lambda: gemm(A, B, c=SHARED[1:13, :20], out=SHARED[:12, :20]), ValueError, "out shares memory with c"),
+    (lambda: gemm(A, B, alpha=_ones(1)), TypeError, "alpha is a Tensor, must be a Python number"),
     (lambda: gemm(A, B, family="sm70"), ValueError, "family is 'sm70', must be None, 'sm90' or 'sm80'"),
     (
         lambda: gemm(A, B, family="sm80", config=Sm90GemmConfig(128, 128)),
