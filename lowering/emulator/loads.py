@@ -67,8 +67,6 @@ def _store_bytes(
         access.store_shared(m, w, ins, addresses, data, mask)
     elif space == "global":
         access.store_global(m, w, ins, addresses, data)
-    elif space == "param":
-        w.state.setdefault("param", {})[str(ins.operands[0].base)] = (addresses, data)
     else:
         index = addresses[:, None] + np.arange(data.shape[1])
         if w.local is None or (index < 0).any() or (index >= m.local_bytes).any():
@@ -125,6 +123,10 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     kind = _element(ins)
     unit = TYPE_BYTES[kind]
     sources = ins.operands[1].items if isinstance(ins.operands[1], Vector) else (ins.operands[1],)
+    if space_of(ins) == "param":  # an argument of the call that follows
+        values = np.ascontiguousarray(_bits_of(w, sources[0], kind, {4: "b32", 8: "b64"}[unit]))
+        w.state.setdefault("param", {})[ins.operands[0].base.name] = values[mask]
+        return
     space, addresses = resolve(w, ins, ins.operands[0], mask)
     pieces = []
     for source in sources:

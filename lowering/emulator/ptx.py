@@ -207,7 +207,7 @@ def _statements(text: str, first_line: int) -> list[_Statement]:
                 in_asm = False
             raw = raw[: raw.index("//")]
         line = raw.strip()
-        if not pending and line.startswith(".loc"):
+        if not pending and re.match(r"\.loc\s", line):
             if not in_asm:
                 numbers = line.replace(",", " ").split()
                 if int(numbers[2]) > 0:

@@ -162,21 +162,10 @@ def call(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         raise EmulatorError(f"PTX line {ins.line}: only vprintf can be called: {ins.text}")
     arguments = ins.operands[names.index("vprintf") + 1]
     assert isinstance(arguments, Vector)
-    stored = w.state["param"]
-    formats, buffers = (_stored(stored, item) for item in arguments.items[:2])
+    formats, buffers = (w.state["param"][getattr(item, "name", "")] for item in arguments.items[:2])
     for i, lane in enumerate(np.flatnonzero(mask)):
         text = _c_string(m, int(formats[i]))
         print(_format(text, w, int(buffers[i]), int(lane), m), end="")
-
-
-def _stored(stored: dict, item: object) -> Array:
-    from .ptx import Symbol
-
-    assert isinstance(item, Symbol)
-    for base, (_, data) in stored.items():
-        if f"'{item.name}'" in base:
-            return np.ascontiguousarray(data).view(np.uint64)[:, 0]
-    raise EmulatorError(f"vprintf: parameter {item.name} was not stored")
 
 
 def _c_string(m: Machine, address: int) -> str:
