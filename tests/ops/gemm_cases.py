@@ -88,8 +88,8 @@ def generate(number: int, family: str) -> Case:
     exact = draw.random() < 0.5
     extra = ("full", "row", "column", None, None, None)
     return Case(
-        number, family, m, n, k, a_batch, b_batch, dtype, draw.choice((dtype, dtype, *DTYPES)),
-        a=layout(), b=layout(), out=layout(),
+        number, family, m, n, k, a_batch=a_batch, b_batch=b_batch, dtype=dtype,
+        out_dtype=draw.choice((dtype, dtype, *DTYPES)), a=layout(), b=layout(), out=layout(),
         bias_axis=draw.choice(("n", "m", None, None)), c=draw.choice(extra), residual=draw.choice(extra),
         alpha=draw.choice((1.0, 2.0, -0.5)), beta=draw.choice((1.0, 0.0, 2.0)),
         activation=draw.choice((None, "relu") if exact else _ACTIVATIONS),
