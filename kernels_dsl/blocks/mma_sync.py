@@ -72,11 +72,12 @@ class Fragments:
     def round_to_tf32(self, k_block: int) -> None:
         """Round float32 to tf32, to nearest with ties away from zero; no-op for 16-bit types.
 
-        The instruction would drop the low 13 bits, which doubles the error and biases it.
+        The instruction would drop the low 13 bits, which makes the error nearly three times as large.
         """
-        if self.tCrX.element_type is TFloat32:
-            values = cute.recast_tensor(self.tCrX[None, None, k_block], Float32)
-            bits = cute.recast_tensor(values, Int32)
+        # The stage tells the type: fragments of tf32 are made of Int32, the registers of the instruction.
+        if self.tXsX.element_type is TFloat32:
+            bits = cute.recast_tensor(self.tCrX[None, None, k_block], Int32)
+            values = cute.recast_tensor(bits, Float32)
             for i in range(cute.size(values)):
                 bits[i] = Int32(cute.arch.cvt_f32_tf32(values[i]))
 

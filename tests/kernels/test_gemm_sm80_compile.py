@@ -131,6 +131,15 @@ def test_matrix_and_copy_instructions(dtype: torch.dtype) -> None:
     assert "STG.E.128" in found.instructions
 
 
+@pytest.mark.parametrize("k_major", [(True, True), (False, False)])
+def test_float32_operands_are_rounded_to_tf32(k_major: tuple[bool, bool]) -> None:
+    """One conversion for each register of each operand's fragments: mma.sync itself drops the low bits."""
+    config = Sm80GemmConfig(64, 64, 16, 4, 2, 2)
+    ptx = _compile(config, "sm_80", torch.float32, k_major).ptx()
+    per_warp = 32 * 16 + 32 * 16  # elements of the A and B parts of a K tile that one warp multiplies
+    assert ptx.count("cvt.rna.tf32.f32") == per_warp // 32
+
+
 def test_sizes_do_not_recompile() -> None:
     config = cases.SMALL
     first = _compile(config, "sm_80")
