@@ -1,0 +1,141 @@
+"""Bad calls of attention are refused before anything is compiled, each with a message that names what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels_dsl
+from kernels_dsl.config.problem import H200, L40S
+from kernels_dsl.ops import attention as ops
+from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.target import Target
+
+
+@pytest.fixture
+def on_h200(monkeypatch):
+    """CPU tensors are taken for tensors on an H200: plans are made, nothing is launched."""
+    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(H200, -1))
+
+
+def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q, K = _tensor(2, 40, 4, 64), _tensor(2, 50, 2, 64)
+
+
+def test_a_good_call_is_supported(on_h200):
+    assert kernels_dsl.attention_supports(Q, K, K) is None
+    assert kernels_dsl.attention_supports(Q, K, K, causal=True, window=(5, 0), softcap=3.0) is None
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "message"),
+    [
+        (None, K, K, "q is a NoneType, must be a torch.Tensor"),
+        (Q.float(), K, K, "q is torch.float32, must be torch.bfloat16 or torch.float16"),
+        (Q, K.half(), K, "k is torch.float16, must be torch.bfloat16 like q"),
+        (Q[0], K, K, "must have 4 modes"),
+        (Q, K[..., :32], K, "k has head dimension 32, must be 64 like q's"),
+        (Q, K[:1], K[:1], "k has a batch of 1, must be 2 like q's"),
+        (Q, K, K[:, :9], "v has a length of 9, must be 50 like k's"),
+        (Q[:, :, :3], K, K, "q has 3 heads, must be a multiple of k's number of heads, 2"),
+        (Q[..., :60], K[..., :60], K, "q has head dimension 60, must be a multiple of 8 up to 256"),
+        (_tensor(1, 8, 1, 264), _tensor(1, 8, 1, 264), _tensor(1, 8, 1, 64), "head dimension 264"),
+    ],
+)
+def test_bad_tensors(on_h200, q, k, v, message):
+    assert message in kernels_dsl.attention_supports(q, k, v)
+    with pytest.raises((TypeError, ValueError), match=message.replace("(", r"\(").replace(")", r"\)")):
+        kernels_dsl.attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 0.0}, "scale is 0.0, must be greater than 0"),
+        ({"softcap": -1.0}, "softcap is -1.0, must be at least 0"),
+        ({"alignment": "middle"}, "alignment is 'middle', must be"),
+        ({"window": (-5, 0)}, "window's left is -5"),
+        ({"sinks": torch.zeros(3)}, "sinks has shape (3,), must be (heads,) = (4,)"),
+        ({"mask": torch.zeros(3, 3)}, "mask has shape (3, 3), must broadcast to (B, H, Sq, Sk)"),
+        ({"mask": torch.zeros(40, 50).int()}, "mask is torch.int32"),
+        ({"blocks": BlockLists(None, None)}, "neither counts nor full_counts"),
+        ({"blocks": BlockLists(torch.zeros(1, 1, 1).int(), None)}, "one of counts and indices"),
+        (
+            {"blocks": BlockLists(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 1).int())},
+            "blocks.counts is torch.float32",
+        ),
+        (
+            {"blocks": BlockLists(torch.zeros(1, 1, 2).int(), torch.zeros(1, 1, 2, 1).int())},
+            "blocks.counts has shape (1, 1, 2), must be (1 or 2, 1 or 4, 1)",
+        ),
+        (
+            {"blocks": BlockLists(torch.zeros(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int(), block=(96, 64))},
+            "block is (96, 64), must be multiples of 64",
+        ),
+        ({"out": _tensor(2, 40, 4, 32)}, "out is torch.bfloat16 (2, 40, 4, 32)"),
+    ],
+)
+def test_bad_options(on_h200, options, message):
+    found = kernels_dsl.attention_supports(Q, K, K, **options)
+    assert found is not None and message in found
+
+
+@pytest.mark.parametrize(
+    ("cu", "message"),
+    [
+        (torch.tensor([0, 20, 40]), "cu_seqlens_q is torch.int64"),
+        (torch.tensor([[0, 40]], dtype=torch.int32), "cu_seqlens_q has shape (1, 2)"),
+        (torch.tensor([0, 10, 20, 40], dtype=torch.int32), "cu_seqlens_k has 3 elements, must have 4"),
+    ],
+)
+def test_bad_prefix_sums(on_h200, cu, message):
+    packed = _tensor(40, 2, 64)
+    other = torch.tensor([0, 20, 40], dtype=torch.int32)
+    found = kernels_dsl.attention_supports(
+        packed, packed, packed, layout="thd", cu_seqlens_q=cu, cu_seqlens_k=other, max_seqlen_q=20
+    )
+    assert found is not None and message in found
+
+
+def test_lists_are_checked_on_request():
+    counts, indices = torch.ones(1, 1, 1).int(), torch.full((1, 1, 1, 2), 3).int()
+    lists = BlockLists(counts, indices)
+    lists.check_indices(k_len=512)
+    with pytest.raises(ValueError, match=r"indices\[0, 0, 0, 0\] is 3, must be from 0 to 2"):
+        lists.check_indices(k_len=384)
+    with pytest.raises(ValueError, match="counts go from 3 to 3, must be from 0 to 2"):
+        BlockLists(counts * 3, indices).check_indices(k_len=512)
+
+
+def test_another_gpu_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(L40S, -1))
+    assert "compute capability 8.9" in kernels_dsl.attention_supports(Q, K, K)
+
+
+def test_gradients_are_refused():
+    q = Q.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="no backward yet"):
+        kernels_dsl.attention(q, K, K)
+
+
+def test_torch_arguments_that_cannot_be():
+    q = Q.transpose(1, 2)
+    with pytest.raises(ValueError, match="dropout_p is 0.1, must be 0"):
+        kernels_dsl.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    with pytest.raises(ValueError, match="attn_mask is given beside is_causal"):
+        kernels_dsl.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(40, 40).bool(), is_causal=True)
+    with pytest.raises(ValueError, match="key has 2 heads, must have 4"):
+        kernels_dsl.scaled_dot_product_attention(q, K.transpose(1, 2), K.transpose(1, 2))
+
+
+def test_fake_tensors_go_through_the_operator():
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(2, 40, 4, 64, dtype=torch.bfloat16, device="cuda")
+        out, lse = kernels_dsl.attention(q, q, q, causal=True, return_lse=True)
+        assert (out.shape, out.dtype) == ((2, 40, 4, 64), torch.bfloat16)
+        assert (lse.shape, lse.dtype) == ((2, 4, 40), torch.float32)
+        transposed = kernels_dsl.scaled_dot_product_attention(*[q.transpose(1, 2)] * 3)
+        assert transposed.shape == (2, 4, 40, 64) and transposed.transpose(1, 2).is_contiguous()
