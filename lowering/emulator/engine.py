@@ -74,6 +74,7 @@ def execute(
     except PtxError as error:
         log.add(Report(Kind.UNKNOWN_OPCODE, str(error), kernel.name))
         raise EmulatorError(f"kernel {kernel.name}: {error}", tuple(log.reports)) from None
-    if stats is not None:
-        stats.finish()
+    finally:
+        if stats is not None:
+            stats.finish(module.files)
     return machine

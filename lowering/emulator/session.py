@@ -71,8 +71,15 @@ class Session:
 
     def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
         """Run one launch under these settings; findings are added and, by default, raised."""
+        from lowering.arch import limits
+
         before = len(self.reports)
         self.launches.append(launch)
+        most = limits(self.arch).smem_per_block
+        if launch.smem > most:
+            raise EmulatorError(
+                f"kernel {launch.kernel} asks for {launch.smem} bytes of shared memory; {self.arch} has {most}"
+            )
         machine = execute(
             module,
             launch,

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Stats:
-    """``total[name]`` and ``by_line[(file, line)][name]``. Instructions are counted once for each warp.
+    """``total[name]`` and ``by_line[(path, line)][name]``. Instructions are counted once for each warp.
+
+    The path is empty where a kernel was compiled without line information. Complete when a launch has ended.
 
     Names: ``instructions``, ``shared_bytes``, ``global_bytes``, ``bulk_bytes`` (TMA and bulk copies),
     ``cp_async_bytes``, ``bank_conflicts`` (extra passes of a shared access over the fewest possible),
@@ -23,7 +25,8 @@ class Stats:
 
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
-        self.by_line: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+        self.by_line: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+        self._by_source: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
         self._steps: Counter[int] = Counter()
         self._of: dict[int, Step] = {}
 
@@ -40,15 +43,23 @@ class Stats:
     def add(self, ins: Instruction, name: str, amount: int) -> None:
         """Count ``amount`` of ``name`` at the source line of ``ins``."""
         self.total[name] += amount
-        self.by_line[ins.source][name] += amount
+        self._by_source[ins.source][name] += amount
 
-    def finish(self) -> None:
-        """Fold the counts of compiled steps in."""
+    def finish(self, files: dict[int, str]) -> None:
+        """Fold the counts of a launch in; ``files`` are its source files by number."""
         for key, times in self._steps.items():
             for ins in self._of[key].instructions:
                 self.add(ins, "instructions", times)
         self._steps.clear()
         self._of.clear()
+        for (number, line), counts in self._by_source.items():
+            self.by_line[files.get(number, ""), line].update(counts)
+        self._by_source.clear()
+
+    def table(self, name: str, top: int = 10) -> str:
+        """The source lines with the largest counts of ``name``, as text."""
+        rows = sorted(((c[name], place) for place, c in self.by_line.items() if c[name]), reverse=True)
+        return "\n".join(f"{count:>12} {path}:{line}" for count, (path, line) in rows[:top])
 
     def shared_access(self, ins: Instruction, addresses: np.ndarray, size: int) -> None:
         """Count bytes and bank conflicts of one access of ``size`` bytes at each address.

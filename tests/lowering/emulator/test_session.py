@@ -200,6 +200,7 @@ def test_stats_by_line_add_up() -> None:
     session = run(CONFLICTS.format(shift=2), [torch.zeros(1)], block=96)
     total = sum(counts["instructions"] for counts in session.stats.by_line.values())
     assert total == session.stats.total["instructions"] > 0
+    assert session.stats.table("shared_bytes").split() == ["384", ":0"]
     assert np.isclose(session.stats.total["shared_bytes"], 3 * 128)
 
 
@@ -248,3 +249,8 @@ def test_a_store_into_the_other_cta_that_is_not_waited_for_is_found() -> None:
         assert session.reports
         kinds |= {r.kind for r in session.reports}
     assert emulator.Kind.READ_BEFORE_ARRIVAL in kinds
+
+
+def test_a_launch_with_too_much_shared_memory_is_refused() -> None:
+    with pytest.raises(emulator.EmulatorError, match="asks for 300000 bytes of shared memory; sm_90a has"):
+        run("mov.b32 %r10, 1;", [torch.zeros(1)], smem=300_000)
