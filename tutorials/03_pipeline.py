@@ -8,8 +8,9 @@ Measures:  1 to 8 stages, against `torch.sum`.
 
 WHY
 Step 2 loaded, waited, stored. Whoever waits does nothing, and memory that nobody asks for anything does
-nothing either. On an H200 a byte takes some 700 ns from memory to an SM (streaming multiprocessor), in
-which memory could have delivered 3 MB: that much has to be *under way* at any time. Many small CTAs on each
+nothing either. A byte takes the better part of a microsecond from memory to an SM (streaming
+multiprocessor), in which an H200's memory could have delivered some 3 MB: that much has to be *under way* at
+any time. Many small CTAs on each
 SM hide it by taking turns. A GEMM cannot have many: its tiles fill registers and shared memory. So one CTA
 has to keep several loads under way by itself, and puts them into a ring of *stages*.
 
@@ -35,6 +36,8 @@ stage waits for phase u & 1: one bit is enough, since nobody can be two uses ahe
 
 Without a GPU this script draws what the emulator saw: L = a load under way, '.' = a warp that waits.
 """
+
+from functools import partial
 
 import common
 import cutlass
@@ -162,10 +165,11 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
 def measure(bench: common.Bench) -> None:
     """How much of the memory rate a single CTA an SM reaches."""
     x, y = problem()
-    calls = {f"step 3, {s} stage{'s' * (s > 1)}": lambda s=s: fold(x, y, stages=s) for s in (1, 2, 3, 4, 8)}
+    names = {s: f"step 3, {s} stage{'s' * (s > 1)}" for s in (1, 2, 3, 4, 8)}
+    calls = {name: partial(fold, x, y, stages=s) for s, name in names.items()}
+    notes = {name: f"{16 * s} KiB an SM under way" for s, name in names.items()}
     view, out = x.view(x.shape[0], -1, 64), torch.empty_like(y)
-    calls["torch.sum"] = lambda: torch.sum(view, 1, out=out)
-    notes = {f"step 3, {s} stage{'s' * (s > 1)}": f"{16 * s} KiB an SM under way" for s in (1, 2, 3, 4, 8)}
+    calls["torch.sum"] = partial(torch.sum, view, 1, out=out)
     bench.compare("fold, one CTA an SM", calls, bytes=x.nbytes, baseline="torch.sum", notes=notes)
 
 

@@ -4,7 +4,7 @@
 
 Adds:      producer and consumer roles, arrive counts, elected arrival, giving registers away (setmaxnreg).
 Reuses:    step 3's task and partition; its barriers come from `kernels_dsl.blocks.pipeline` from here on.
-Measures:  against step 3, with and without setmaxnreg, and with more work for each byte.
+Measures:  against step 3; with and without setmaxnreg.
 
 WHY
 In step 3 warp 0 had two jobs. To load tile k + stages it had to wait until the slowest of the four warps
@@ -40,6 +40,8 @@ The producer's state starts with phase 1: "the phase before the first one is com
 barrier answers, so the first pass over the ring does not wait. That is step 3's fill, for nothing.
 """
 
+from functools import partial
+
 import common
 import cutlass
 import cutlass.cute as cute
@@ -64,7 +66,7 @@ def fold_kernel(
     mY: cute.Tensor,  # (M, bK)
     smem_layout: cute.Layout,  # (bM, bK, stages)
     k_tiles: Int32,
-    options: cutlass.Constexpr,  # (setmaxnreg?, how often each tile is added)
+    setmaxnreg: cutlass.Constexpr,
 ):
     """Sets up, then each warpgroup goes its way. From here on a kernel's body only hands out roles."""
     stages = cute.size(smem_layout, mode=[2])
@@ -76,14 +78,14 @@ def fold_kernel(
     sync_after_init((1, 1))
 
     if warp >= CONSUMERS // 32:
-        if cutlass.const_expr(options[0]):
+        if cutlass.const_expr(setmaxnreg):
             cute.arch.setmaxregister_decrease(40)
         if warp == CONSUMERS // 32:
             produce(ring, load, tma_x, sX, k_tiles)
     else:
-        if cutlass.const_expr(options[0]):
+        if cutlass.const_expr(setmaxnreg):
             cute.arch.setmaxregister_increase(232)
-        consume(ring, sX, mY, k_tiles, options[1])
+        consume(ring, sX, mY, k_tiles)
 
 
 @cute.jit
@@ -102,23 +104,16 @@ def produce(
 
 
 @cute.jit
-def consume(
-    ring: pipeline.PipelineTmaAsync,
-    sX: cute.Tensor,
-    mY: cute.Tensor,
-    k_tiles: Int32,
-    repeat: cutlass.Constexpr,
-):
-    """Four warps: add each tile `repeat` times, tell the producer, and never wait for each other."""
+def consume(ring: pipeline.PipelineTmaAsync, sX: cute.Tensor, mY: cute.Tensor, k_tiles: Int32):
+    """Four warps: add, tell the producer, and never wait for each other."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     tXsX, acc, mine = step3.accumulator(sX, thread)
     state = consumer_state(sX.shape[2])
     for _ in cutlass.range(k_tiles, unroll=1):
         ring.consumer_wait(state)
-        for _again in cutlass.range(repeat, unroll=1):
-            cute.autovec_copy(tXsX[None, None, None, state.index], mine)
-            acc.store(acc.load() + mine.load())
+        cute.autovec_copy(tXsX[None, None, None, state.index], mine)
+        acc.store(acc.load() + mine.load())
         cute.arch.sync_warp()  # all 32 lanes have read before one of them says so
         ring.consumer_release(state)
         state.advance()
@@ -135,12 +130,11 @@ def fold(
     stream,
     stages: cutlass.Constexpr,
     setmaxnreg: cutlass.Constexpr = True,
-    repeat: cutlass.Constexpr = 1,
 ):
-    """Y (M, 64) = `repeat` times the sum of the (M, 64) slices of X (M, K); float32, multiples of 64."""
+    """Y (M, 64) = the sum of the (M, 64) slices of X (M, K); float32, multiples of 64."""
     smem_layout = cute.make_ordered_layout((*TILE, stages), order=(1, 0, 2))
     load, tma_x = tma.make_load_atom(mX, smem_layout, TILE)
-    fold_kernel(load, tma_x, mY, smem_layout, mX.shape[1] // TILE[1], (setmaxnreg, repeat)).launch(
+    fold_kernel(load, tma_x, mY, smem_layout, mX.shape[1] // TILE[1], setmaxnreg).launch(
         grid=(mX.shape[0] // TILE[0], 1, 1),
         block=(CONSUMERS + 128, 1, 1),
         min_blocks_per_mp=1,  # ptxas must know how many CTAs share the registers, else setmaxnreg is ignored
@@ -155,26 +149,24 @@ def check(lab: common.Lab) -> None:
     """Step 3's cases, on this kernel."""
     step3.check(lab, fold)
     x, y = lab.integers(64, 64 * 3), lab.poison(64, 64)
-    lab.launch(fold, x, y, stages=2, setmaxnreg=False, repeat=4)
-    lab.equal("each tile added four times, registers left alone", y, 4 * x.view(64, -1, 64).sum(1))
+    lab.launch(fold, x, y, stages=2, setmaxnreg=False)
+    lab.equal("registers left alone", y, x.view(64, -1, 64).sum(1))
 
 
 # ---- measure -----------------------------------------------------------------------------------------------
 
 
 def measure(bench: common.Bench) -> None:
-    """The same task, then with eight times the work for each byte, where waiting hurts."""
+    """The same task as step 3."""
     x, y = step3.problem()
     calls = {}
     for s in (2, 4, 8):
-        calls[f"step 3, {s} stages"] = lambda s=s: step3.fold(x, y, stages=s)
-        calls[f"step 4, {s} stages"] = lambda s=s: fold(x, y, stages=s)
-    calls["step 4, 4 stages, no setmaxnreg"] = lambda: fold(x, y, stages=4, setmaxnreg=False)
+        calls[f"step 3, {s} stages"] = partial(step3.fold, x, y, stages=s)
+        calls[f"step 4, {s} stages"] = partial(fold, x, y, stages=s)
+    calls["step 4, 4 stages, no setmaxnreg"] = partial(fold, x, y, stages=4, setmaxnreg=False)
     view, out = x.view(x.shape[0], -1, 64), torch.empty_like(y)
-    calls["torch.sum"] = lambda: torch.sum(view, 1, out=out)
+    calls["torch.sum"] = partial(torch.sum, view, 1, out=out)
     bench.compare("fold, one CTA an SM", calls, bytes=x.nbytes, baseline="torch.sum")
-    busy = {f"step 4, {s} stages": lambda s=s: fold(x, y, stages=s, repeat=8) for s in (1, 2, 4)}
-    bench.compare("fold, each tile added 8 times", busy, bytes=x.nbytes, baseline="step 4, 1 stages")
 
 
 def show(lab: common.Lab) -> None:
@@ -185,8 +177,8 @@ def show(lab: common.Lab) -> None:
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * Producer and consumer run at their own pace; the ring is all they share.
 # * Count arrivals from who arrives: one elected thread a consumer warp.
-# * Where memory is the limit anyway, as in this fold, roles do not pay: compare the rows of the first table.
-#   They pay where the consumers have real work, and where accumulators need the producer's registers.
+# * Where memory is the limit anyway, as in this fold, roles hardly pay: a few per cent, most with few stages;
+#   setmaxnreg nothing at all. They pay in step 7, where consumers have work and accumulators need registers.
 # * exercise: python tutorials/exercises/04.py
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ tensor cores always have the next ones queued. Tile k - 1's stage is released th
 
 *Budgets.* What one CTA may have decides what a tile can be; a CTA that takes all of it has its SM to itself:
 
-    registers      65536 an SM: 128 producers x 24-40 + 256 consumers x 240
+    registers      65536 an SM: 128 producers x 24 + 256 consumers x 240
     shared memory  227 KB: stages x (bM + bN) x bK x 2 bytes; 128 x 256 x 64 is 48 KB a stage, so 4 stages
 
 The body of the kernel hands out roles; each role is a function that fits on a screen. Without a GPU this

@@ -16,9 +16,9 @@ Three things still cost step 7.
        producer   | load tile 0 ...... | load tile 132 ...... | ...
        consumers      | wgmma tile 0 ...... | store 0 | wgmma tile 132 ...... | store 132 | ...
 
-2. *L2.* 132 tiles are worked on at one time, and read their K tiles from memory about together. In row order
-   a row of D that is 128 tiles wide means one row of A and *all* of B for each 132 tiles: 33 000 rows of K for
-   so much work that memory cannot keep up. *Rasterisation* changes the order: groups of `group` rows, column
+2. *L2.* 132 tiles are worked on at one time, and read their K tiles from memory about together. Row by row,
+   where D is 128 tiles wide, that is one row of A and *all* of B for each 132 tiles: 33 000 rows of K, more
+   than memory delivers in that time. *Rasterisation* changes the order: groups of `group` rows, column
    by column within the group. 8 rows x 17 columns are the same number of tiles and need 5 300 rows of K:
 
        group = 1 (row by row)       group = 4

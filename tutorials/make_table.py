@@ -1,6 +1,6 @@
 """Writes the measured tables of a run into tutorials/README.md.
 
-python tutorials/make_table.py FOLDER      # of the files that `--json` of each step wrote: 01.json, …, a1.json
+python tutorials/make_table.py FOLDER      # of the JSON files that the steps write: 01.json, …, a1.json
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ def render(folder: Path) -> list[str]:
 def machine(facts: dict) -> list[str]:
     """Where the run was."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return [
-        f"{facts['gpu']} ({facts['sms']} SMs, L2 {facts['l2_mib']} MiB), power cap {facts.get('power_cap_w', '?')} W, "
-        f"driver {facts.get('driver', '?')}, CUDA {facts['cuda']}, Python {facts['python']}, {versions}."
-    ]
+    chip = f"{facts['gpu']} ({facts['sms']} SMs, L2 {facts['l2_mib']} MiB)"
+    power, driver = facts.get("power_cap_w", "?"), facts.get("driver", "?")
+    return [f"{chip}, power cap {power} W, driver {driver}, CUDA {facts['cuda']}, {versions}."]
 
 
 def main(folder: Path) -> None:
