@@ -1,12 +1,13 @@
 """GEMM as plainly as it can be said: D = activation(alpha · A @ B + beta · C + bias) + residual.
 
-`gemm` is the float64 reference, `gemm_same_dtype` what PyTorch makes of the same inputs in their own dtype,
-which the tolerance rule measures against.
+`gemm` is the float64 reference, `gemm_same_dtype` what PyTorch makes of the same inputs in their own dtype
+(float32: as tf32), which the tolerance rule measures against.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,12 +40,33 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(x), rounded, x)
 
 
-def truncate_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """float32 values cut to tf32's 10 mantissa bits: what the tensor cores make of float32 words."""
-    if x.dtype != torch.float32:
-        raise ValueError(f"x has dtype {x.dtype}, must be torch.float32")
-    mask = -(1 << _TF32_DROPPED_BITS)
-    return torch.where(torch.isfinite(x), (x.contiguous().view(torch.int32) & mask).view(torch.float32), x)
+class _Tf32Matmul(torch.autograd.Function):
+    """a @ b of operands rounded to tf32, and gradients that are such products themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return _tf32_product(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = ctx.saved_tensors
+        d_a, d_b = _tf32_product(gradient, b.mT), _tf32_product(a.mT, gradient)
+        return d_a.sum_to_size(a.shape), d_b.sum_to_size(b.shape)
+
+
+def _tf32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _float32_matmul(round_to_tf32(a), round_to_tf32(b))
+
+
+def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in full float32, whatever the process allows cuBLAS to do."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        return torch.matmul(a, b)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def _finish(
@@ -105,36 +127,24 @@ def gemm_same_dtype(
     """The same by PyTorch's own operations in the inputs' dtype, as `gemm` is in float64.
 
     out_dtype (default the inputs'): where it differs from the inputs', the product comes in float32, since
-    rounding it to the inputs' dtype would make too generous a yardstick for a wider output. tf32: float32
-    operands are multiplied as tf32. On a GPU all of these are cuBLAS's, with the tensor cores' rounding of
-    partial sums; on a CPU float32 sums of the same operands stand in.
+    rounding it to the inputs' dtype would make too generous a yardstick for a wider output. On a GPU the
+    products of 16-bit operands are cuBLAS's, with the tensor cores' rounding of partial sums; on a CPU float32
+    sums of the same operands stand in.
+
+    tf32: float32 operands are rounded to tf32, to nearest, and summed in float32, on a GPU too, in the
+    gradients too. cuBLAS, when allowed to use tf32, does so for some shapes and alignments only and computes
+    in full float32 elsewhere: it would be another yardstick from case to case.
     """
     if a.dtype != b.dtype:
         raise ValueError(f"a has dtype {a.dtype} and b {b.dtype}, must be the same")
     out_dtype = a.dtype if out_dtype is None else out_dtype
     if a.dtype == torch.float32:
-        product = _tf32_matmul(a, b) if tf32 else _float32_matmul(a, b, allow_tf32=False)
+        product = _Tf32Matmul.apply(a, b) if tf32 else _float32_matmul(a, b)
     elif out_dtype == a.dtype:
         product = torch.matmul(a, b)
     else:
         product = _widening_matmul(a, b)
     return _finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
-
-
-def _float32_matmul(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool) -> torch.Tensor:
-    """a @ b of float32, with or without tf32 whatever the process allows cuBLAS to do."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-    try:
-        return torch.matmul(a, b)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
-def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.is_cuda:
-        return _float32_matmul(a, b, allow_tf32=True)
-    return torch.matmul(truncate_to_tf32(a), truncate_to_tf32(b))
 
 
 def _widening_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.ops.target import Target
 from lowering.signature import tensor_class
-from reference.gemm import activation_function, truncate_to_tf32
+from reference.gemm import activation_function, round_to_tf32
 
 
 def _evaluate(epilogue: Any, acc: torch.Tensor, operands: tuple[Any, ...]) -> torch.Tensor:
@@ -93,7 +93,7 @@ class ModelKernels:
             )
             assert narrow[0] <= tensor_class("a", a).align and narrow[1] <= tensor_class("b", b).align
         if a.dtype == torch.float32:
-            a, b = truncate_to_tf32(a), truncate_to_tf32(b)
+            a, b = round_to_tf32(a), round_to_tf32(b)
         a3, b3 = (x.float() if x.dim() == 3 else x.float()[None] for x in (a, b))
         splits = config.split_k
         if splits > 1:
