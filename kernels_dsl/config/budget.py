@@ -17,6 +17,9 @@ MIN_EPILOGUE_STAGES = 2
 # consumer warpgroups of a CTA (SM90, which share out the register file), and for the SM80 family, whose
 # threads hold fragments of A and B as well. More than this spills.
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
+# The same where the epilogue needs registers of its own: for several whole tensors, for plain stores.
+SM90_MANY_OPERANDS_LIMIT = 160
+SM90_PLAIN_STORE_LIMIT = 128
 SM80_ACCUMULATOR_LIMIT = 128
 # With loads narrower than 16 bytes a thread has more of them, and each has an address.
 SM80_NARROW_ACCUMULATOR_LIMIT = 64
@@ -101,6 +104,15 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
     return None
 
 
+def _sm90_accumulator_limit(config: Sm90GemmConfig, problem: GemmProblem) -> int:
+    limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+    if config.split_k > 1:
+        return limit  # the epilogue is the second kernel's, and the workspace takes TMA stores
+    if not config.epi_tma:
+        return min(limit, SM90_PLAIN_STORE_LIMIT)
+    return min(limit, SM90_MANY_OPERANDS_LIMIT) if problem.operand_bytes > 2 else limit
+
+
 def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     rows = (64, 128) if config.schedule is Schedule.PINGPONG else (64, 128, 192, 256)
     if config.tile_m not in rows:
@@ -108,7 +120,7 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     if config.tile_n % 8 or not 8 <= config.tile_n <= 256:
         return f"tile_n is {config.tile_n}, must be a multiple of 8 from 8 to 256 (the N of WGMMA)"
     registers = accumulator_registers(config)
-    limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+    limit = _sm90_accumulator_limit(config, problem)
     if registers > limit:
         return f"{registers} accumulator registers a thread, at most {limit} leave no spills"
     tile_k = config.tile_k_for(problem.ab_bytes)

@@ -164,7 +164,7 @@ def representative(arch: str) -> Iterator[Kernel]:
         config = adapted(candidate.config, problem)
         if why_not(config, problem, device) is None:
             yield gemm_kernel(config, plain)
-    first = TABLES[family][1 if family == "sm80" else 0].config
+    first = TABLES[family][0].config
     for kind in KINDS[1:]:
         kind_problem = replace(problem, ab_type=kind.dtype, d_type=kind.dtype, b_k_major=kind.b_columns)
         yield gemm_kernel(adapted(first, kind_problem), kind)
@@ -172,8 +172,12 @@ def representative(arch: str) -> Iterator[Kernel]:
     yield gemm_kernel(adapted(replace(small, split_k=_SPLIT), problem), plain)
     yield reduce_kernel(_SPLIT, KINDS[-1])
     if isinstance(first, Sm90GemmConfig):
-        yield gemm_kernel(replace(first, epi_tma=False), plain)
         yield gemm_kernel(replace(first, raster_along_m=False), plain)
+        unaligned = replace(problem, d_align=2)
+        for candidate in TABLES[family]:
+            config = adapted(candidate.config, unaligned)
+            if why_not(config, unaligned, device) is None:
+                yield gemm_kernel(config, plain)
     else:
         for align in (8, 4, 2):
             narrow = replace(problem, a_align=align, b_align=align)

@@ -8,8 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.budget import accumulator_registers, why_not
+from kernels_dsl.config.gemm import EntryLayout
+from kernels_dsl.config.gemm_table import SM90_CANDIDATES
+from kernels_dsl.config.problem import H200, GemmProblem
 from kernels_dsl.ops import aot
+from kernels_dsl.ops.gemm_kernels import FUNCTIONS
 
 ARCHES = ("sm_90a", "sm_89")
 ALL = os.environ.get("TEST_ALL_KERNELS") == "1"  # every kernel for ahead-of-time use: some minutes
@@ -64,3 +71,24 @@ def test_the_list_covers_both_families_and_names_are_unique() -> None:
         list(aot.iter_kernels("sm_70"))
     with pytest.raises(ValueError, match="ops has 'conv', must be of"):
         list(aot.iter_kernels("sm_90a", ("conv",)))
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_largest_tiles_do_not_spill_with_every_operand_of_the_epilogue(out_dtype: torch.dtype) -> None:
+    """alpha, beta · C, bias, gelu and a residual, for each tile that the budget lets such a call have."""
+    problem = GemmProblem(512, 512, 512, b_k_major=True, operand_bytes=4)
+    fitting = [c.config for c in SM90_CANDIDATES if why_not(c.config, problem, H200) is None]
+    largest = sorted(fitting, key=accumulator_registers)[-2:]
+    epilogue = LinearEpilogue(alpha=True, beta=True, bias=True, residual=True, activation="gelu")
+    for config in largest:
+
+        def matrix(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        whole, row = matrix(512, 512), matrix(512)
+        compiled = FUNCTIONS["sm90"].compile(
+            whole, whole.t(), matrix(512, 512, dtype=out_dtype), (1.0, 1.0, whole, row, whole), 132,
+            arch="sm_90a", config=config, epilogue=epilogue, layout=EntryLayout(("", "", "mn", "n", "mn")),
+        )  # fmt: skip
+        (entry,) = compiled.resources()
+        assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, config
