@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import copies, loads, matrix, remote, sync, warp_ops
+from . import copies, loads, matrix, remote, sync, tensormaps, warp_ops
 from .machine import Machine
 from .memory import GlobalMemory
 from .ptx import Module
@@ -17,6 +17,7 @@ from .timeline import Timeline
 HANDLERS = {
     **loads.HANDLERS,
     **remote.HANDLERS,
+    **tensormaps.HANDLERS,
     **warp_ops.HANDLERS,
     **sync.HANDLERS,
     **copies.HANDLERS,

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(
     reason="CUTLASS_EXAMPLES does not name a checkout of CUTLASS's examples/python/CuTeDSL",
 )
 DTYPE = {
+    torch.int32: cutlass.Int32,
+    torch.int64: cutlass.Int64,
     torch.float32: cutlass.Float32, torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16,
     torch.float8_e4m3fn: cutlass.Float8E4M3FN,
 }  # fmt: skip
@@ -254,3 +256,28 @@ def test_hopper_norm(norm: str, tmp_path: Path) -> None:
     else:
         expected = torch.nn.functional.layer_norm(wide, (2048,), weight.float(), bias.float(), 1e-6)
     assert (y.float() - expected).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("mode", ["SMEM", "GMEM"])
+def test_hopper_grouped_gemm(mode: str, tmp_path: Path) -> None:
+    kernel = example("hopper.kernel.grouped_gemm.grouped_gemm", "HopperGroupedGemmPersistentKernel")
+    update = getattr(cutlass.utils.TensorMapUpdateMode, mode)
+    sizes = [(128, 64, 72, 1), (200, 72, 136, 1), (8, 8, 264, 1)]
+    groups = [_gemm_operands(m, n, k, 1, torch.float16, torch.float16) for m, n, k, _ in sizes]
+    call = Call()
+    for t in _gemm_operands(8, 8, 8, 1, torch.float16, torch.float16):
+        call.tensor(t)
+    call.constant(len(sizes))
+    call.tensor(torch.tensor(sizes, dtype=torch.int32), static=True)
+    strides = [[(t.stride(0), t.stride(1)) for t in group] for group in groups]
+    call.tensor(torch.tensor(strides, dtype=torch.int32), static=True)
+    call.tensor(torch.tensor([[t.data_ptr() for t in group] for group in groups]), static=True)
+    call.constant(sum(-(-m // 128) * -(-n // 128) for m, n, _, _ in sizes))
+    call.tensor(torch.zeros(2, kernel.num_tensormaps, 16, dtype=torch.int64), static=True)
+    call.constant(2)
+    call.stream()
+    for i, group in enumerate(groups):
+        call.tensors.update({f"group {i} {name}": t for name, t in zip("abd", group)})
+    call.run(kernel(cutlass.Float32, (128, 128), (1, 1), 1, True, update), "sm_90a", tmp_path)
+    for a, b, d in groups:
+        assert torch.equal(d.float(), _expected(a, b, d))

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from ptx_kernels import INIT, TensorMap, run, wait  # noqa: E402
 
 from lowering import emulator  # noqa: E402
-from lowering.emulator import capture, ptx  # noqa: E402
+from lowering.emulator import capture, ptx, tensormaps  # noqa: E402
+from lowering.emulator.semantics import tma  # noqa: E402
 from lowering.emulator.timeline import Event, draw_plot, draw_text, select  # noqa: E402
 
 # A TMA load of an 8x8 int32 tile, then every lane stores two of its elements.
@@ -254,3 +255,18 @@ def test_a_store_into_the_other_cta_that_is_not_waited_for_is_found() -> None:
 def test_a_launch_with_too_much_shared_memory_is_refused() -> None:
     with pytest.raises(emulator.EmulatorError, match="asks for 300000 bytes of shared memory; sm_90a has"):
         run("mov.b32 %r10, 1;", [torch.zeros(1)], smem=300_000)
+
+
+def test_fields_of_a_tensor_map_are_replaced_one_by_one() -> None:
+    tensor = torch.zeros(16, 24, dtype=torch.int32)
+    raw = TensorMap(tensor, (8, 4), swizzle=1).encode()
+    words = [int(x) for x in np.frombuffer(raw, np.uint64)]
+    before = tma.decode_descriptor(np.array(words, np.uint64))
+    fields = [("global_address", 0, 0x12340), ("global_dim", 0, 4096), ("global_dim", 1, 7),
+              ("global_stride", 0, (1 << 36) + 4096), ("box_dim", 1, 250), ("element_stride", 1, 3)]  # fmt: skip
+    for name, index, value in fields:
+        tensormaps.edit(words, name, index, value)
+    after = tma.decode_descriptor(np.array(words, np.uint64))
+    assert (after.address, after.extents, after.box) == (0x12340, (4096, 7), (8, 250))
+    assert (after.strides, after.element_strides) == ((4, (1 << 36) + 4096), (1, 3))
+    assert (after.element, after.swizzle) == (before.element, before.swizzle)
