@@ -119,7 +119,7 @@ def tile_kernel(
         warpgroup.wait_group(1)
     warpgroup.wait_group(0)
 
-    for v in cutlass.range_constexpr(cute.size(acc)):
+    for v in cutlass.range(cute.size(acc), unroll_full=True):
         if tCcD[v][1] < n:
             tCgD[v] = acc[v]
 
