@@ -78,7 +78,8 @@ class Session:
         most = limits(self.arch).smem_per_block
         if launch.smem > most:
             raise EmulatorError(
-                f"kernel {launch.kernel} asks for {launch.smem} bytes of shared memory; {self.arch} has {most}"
+                f"kernel {launch.kernel} asks for {launch.smem} bytes of shared memory; "
+                f"{self.arch} has {most}"
             )
         machine = execute(
             module,

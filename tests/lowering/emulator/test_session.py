@@ -262,8 +262,14 @@ def test_fields_of_a_tensor_map_are_replaced_one_by_one() -> None:
     raw = TensorMap(tensor, (8, 4), swizzle=1).encode()
     words = [int(x) for x in np.frombuffer(raw, np.uint64)]
     before = tma.decode_descriptor(np.array(words, np.uint64))
-    fields = [("global_address", 0, 0x12340), ("global_dim", 0, 4096), ("global_dim", 1, 7),
-              ("global_stride", 0, (1 << 36) + 4096), ("box_dim", 1, 250), ("element_stride", 1, 3)]  # fmt: skip
+    fields = [
+        ("global_address", 0, 0x12340),
+        ("global_dim", 0, 4096),
+        ("global_dim", 1, 7),
+        ("global_stride", 0, (1 << 36) + 4096),
+        ("box_dim", 1, 250),
+        ("element_stride", 1, 3),
+    ]
     for name, index, value in fields:
         tensormaps.edit(words, name, index, value)
     after = tma.decode_descriptor(np.array(words, np.uint64))
