@@ -32,9 +32,7 @@ def sync_warpgroup(barrier: NamedBarrier, warpgroup: Int32):
 @cute.jit
 def sync_consumers(consumers: cutlass.Constexpr):
     """Barrier among the threads of all `consumers` consumer warpgroups."""
-    cute.arch.barrier(
-        barrier_id=int(NamedBarrier.CONSUMERS), number_of_threads=consumers * WARPGROUP_THREADS
-    )
+    cute.arch.barrier(barrier_id=int(NamedBarrier.CONSUMERS), number_of_threads=consumers * WARPGROUP_THREADS)
 
 
 @cute.jit

@@ -5,8 +5,8 @@ buffers, so that the store of one subtile overlaps the arithmetic of the next, a
 overlap the main loop of whoever computes next. One barrier a subtile is enough: see `store_subtile`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -42,7 +42,9 @@ def epilogue_columns(tile_n: int, dtype: type[cutlass.Numeric]) -> int:
     return columns
 
 
-def register_to_smem_copy(tiled_mma: cute.TiledMma, dtype: type[cutlass.Numeric], epi_n: int) -> cute.TiledCopy:
+def register_to_smem_copy(
+    tiled_mma: cute.TiledMma, dtype: type[cutlass.Numeric], epi_n: int
+) -> cute.TiledCopy:
     """Copy from a WGMMA accumulator fragment to row-major shared memory: stmatrix for 16-bit types."""
     matrices = 4 if epi_n % 16 == 0 else 2
     stmatrix = warp.StMatrix8x8x16bOp(False, matrices)
@@ -143,15 +145,23 @@ def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: t
 
 
 def plain_writer(mD: cute.Tensor, sD: cute.Tensor, extent: tuple, thread: Int32) -> Callable:
-    """`write(stage, (m, n, batch))` by predicated stores, one element a thread: any strides of D will do."""
+    """`write(stage, (m, n, batch))` by predicated stores, one element a thread: any strides of D will do.
+
+    Neighbouring threads take neighbours along D's contiguous mode, rows where that is mode 0.
+    """
+    rows, columns = cute.size(sD, mode=[0]), cute.size(sD, mode=[1])
+    by_rows = cute.is_static(mD.stride[0]) and mD.stride[0] == 1
+    fast = rows if by_rows else columns
 
     @cute.jit
     def write(stage: int, at: tuple):
-        rows, columns = cute.size(sD, mode=[0]), cute.size(sD, mode=[1])
-        row, column = thread // columns, thread % columns
-        for i in cutlass.range_constexpr(rows * columns // WARPGROUP_THREADS):
-            r = row + i * (WARPGROUP_THREADS // columns)
-            if at[0] + r < extent[0] and at[1] + column < extent[1]:
-                mD[at[0] + r, at[1] + column, at[2]] = sD[r, column, stage]
+        # Not unrolled: the accumulators of a tile leave few registers for addresses and predicates.
+        for i in cutlass.range(rows * columns // WARPGROUP_THREADS, unroll=1):
+            element = thread + i * WARPGROUP_THREADS
+            r, c = element // fast, element % fast
+            if cutlass.const_expr(by_rows):
+                r, c = c, r
+            if at[0] + r < extent[0] and at[1] + c < extent[1]:
+                mD[at[0] + r, at[1] + c, at[2]] = sD[r, c, stage]
 
     return write

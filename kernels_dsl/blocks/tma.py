@@ -5,7 +5,7 @@ what lies outside of the tensor with zeros, and signals an mbarrier with the byt
 With multicast, each CTA of a cluster loads one slice of the tile into the shared memory of all.
 """
 
-from typing import Callable
+from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -23,7 +23,9 @@ def make_load_atom(
     one_stage = cute.slice_(smem_layout, (None, None, 0))
     # fp32 goes to the tensor cores as tf32, and TMA rounds to it (to nearest) on its way.
     internal = cutlass.TFloat32 if tensor.element_type is cutlass.Float32 else None
-    return cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=multicast, internal_type=internal)
+    return cpasync.make_tiled_tma_atom(
+        op, tensor, one_stage, tile, num_multicast=multicast, internal_type=internal
+    )
 
 
 def make_store_atom(

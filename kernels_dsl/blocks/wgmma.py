@@ -49,7 +49,9 @@ def make_warpgroup_mma(
     n: int,
     a_source: warpgroup.OperandSource = warpgroup.OperandSource.SMEM,
 ) -> cute.TiledMma:
-    """The 64 x n WGMMA of one warpgroup with float32 accumulators, B in shared memory, A there or in registers.
+    """The 64 x n WGMMA of one warpgroup with float32 accumulators.
+
+    B is in shared memory, A there or in registers.
 
     `dtype` is that of both operands: Float16, BFloat16, or TFloat32 (K-major only, in shared memory).
     """
@@ -58,9 +60,7 @@ def make_warpgroup_mma(
             raise ValueError("tf32 WGMMA reads K-major operands only")
         op = MmaTF32Op(n)
     else:
-        op = warpgroup.MmaF16BF16Op(
-            dtype, cutlass.Float32, (WGMMA_M, n, 16), a_source, a_major, b_major
-        )
+        op = warpgroup.MmaF16BF16Op(dtype, cutlass.Float32, (WGMMA_M, n, 16), a_source, a_major, b_major)
     return cute.make_tiled_mma(cute.make_mma_atom(op))
 
 

@@ -117,8 +117,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     rows = (64, 128) if config.schedule is Schedule.PINGPONG else (64, 128, 192, 256)
     if config.tile_m not in rows:
         return f"tile_m is {config.tile_m}, must be one of {rows} in a {config.schedule.value} schedule"
-    if config.tile_n % 8 or not 8 <= config.tile_n <= 256:
-        return f"tile_n is {config.tile_n}, must be a multiple of 8 from 8 to 256 (the N of WGMMA)"
+    if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
+        return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256 (the N of WGMMA)"
     registers = accumulator_registers(config)
     limit = _sm90_accumulator_limit(config, problem)
     if registers > limit:

@@ -78,7 +78,9 @@ SM90_CANDIDATES = (
     Candidate(Sm90GemmConfig(128, 192, cluster_m=2, schedule=_PINGPONG), 1.02),
     Candidate(Sm90GemmConfig(128, 128, cluster_m=2, schedule=_PINGPONG), 1.00),
     Candidate(Sm90GemmConfig(128, 128, schedule=_PINGPONG), 0.98),
+    Candidate(Sm90GemmConfig(128, 176, cluster_m=2, schedule=_PINGPONG), 0.98),
     Candidate(Sm90GemmConfig(128, 160, cluster_m=2, schedule=_PINGPONG), 0.98),
+    Candidate(Sm90GemmConfig(128, 144, cluster_m=2, schedule=_PINGPONG), 0.97),
     Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.98),
     Candidate(Sm90GemmConfig(128, 256), 0.98),
     Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.96),
@@ -93,6 +95,9 @@ SM90_CANDIDATES = (
     Candidate(Sm90GemmConfig(64, 128), 0.63),
     Candidate(Sm90GemmConfig(64, 64), 0.40),
     Candidate(Sm90GemmConfig(64, 32), 0.33),
+    Candidate(Sm90GemmConfig(128, 32), 0.33),
+    Candidate(Sm90GemmConfig(64, 16), 0.20),
+    Candidate(Sm90GemmConfig(128, 16), 0.20),
 )
 
 SM80_CANDIDATES = (

@@ -71,10 +71,23 @@ def copy_needed(layout: MatrixLayout, k_mode: str, tf32: bool, family: str) -> s
     return None if layout.contiguous and layout.align >= 16 else (layout.contiguous or k_mode)
 
 
+THIN_M = 32
+"""Rows of a thin result; from one more on, a WGMMA tile of 64 rows is full enough."""
+
+
+def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
+    """Whether the kernel computes D^T = B^T A^T: for a column-major D, and for a thin one on SM90.
+
+    WGMMA's M is 64 rows at least and its N 8 columns at least, so a D of few rows wastes less as columns.
+    """
+    return d.contiguous == "column" or (family == "sm90" and call.m <= THIN_M < call.n)
+
+
 def _problem(
     call: GemmCall,
     layouts: tuple[MatrixLayout, MatrixLayout, MatrixLayout],
     copies: tuple[str | None, str | None],
+    swap: bool,
 ) -> GemmProblem:
     """The problem in the kernel's orientation, after the copies."""
     a, b, d = layouts
@@ -82,14 +95,16 @@ def _problem(
     a_k_major = (copy_a or a.contiguous) == "row"  # a (M, K): rows run along K
     b_k_major = (copy_b or b.contiguous) == "column"  # b (K, N): columns run along K
     a_align, b_align = 16 if copy_a else a.align, 16 if copy_b else b.align
-    m, n = call.m, call.n
-    if d.contiguous == "column":
+    m, n, d_align = call.m, call.n, d.align
+    if swap != (d.contiguous == "column"):
+        d_align = call.d_dtype.itemsize  # not contiguous along the kernel's N
+    if swap:
         m, n = n, m
         a_k_major, b_k_major, a_align, b_align = b_k_major, a_k_major, b_align, a_align
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return GemmProblem(
         m, n, call.k, call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],
-        a_k_major=a_k_major, b_k_major=b_k_major, a_align=a_align, b_align=b_align, d_align=d.align,
+        a_k_major=a_k_major, b_k_major=b_k_major, a_align=a_align, b_align=b_align, d_align=d_align,
         operand_bytes=elementwise,
     )  # fmt: skip
 
@@ -150,7 +165,8 @@ def decide(
             copy_needed(layouts[0], "row", tf32, name),
             copy_needed(layouts[1], "column", tf32, name),
         )
-        options[name] = (copies, _problem(call, layouts, copies))
+        swap = transposed(call, layouts[2], name)
+        options[name] = (copies, _problem(call, layouts, copies, swap))
     name = next(iter(options))
     if len(options) == 2 and any(options["sm90"][0]) and not any(options["sm80"][0]):
         copies, problem = options["sm90"]
@@ -160,4 +176,4 @@ def decide(
             name = "sm80"
     copies, problem = options[name]
     chosen = _pick(problem, target, name) if config is None else fit_to_problem(config, problem, target)
-    return Decision(problem, chosen, layouts[2].contiguous == "column", *copies)
+    return Decision(problem, chosen, transposed(call, layouts[2], name), *copies)

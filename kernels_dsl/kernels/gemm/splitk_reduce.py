@@ -38,6 +38,7 @@ def splitk_reduce(
         grid=[tiles[0] * tiles[1] * mD.shape[2], 1, 1],
         block=[THREADS[0] * THREADS[1], 1, 1],
         stream=stream,
+        use_pdl=True,
     )
 
 
@@ -67,6 +68,8 @@ def splitk_reduce_kernel(
     cD = cute.local_tile(cute.make_identity_tensor(mD.shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
     tDcD = row_vectors(THREADS, vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
 
+    # Launched while the GEMM still ran (programmatic dependent launch); its partial sums are there from here on.
+    cute.arch.griddepcontrol_wait()
     partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, split_k)]
     values = load_operands(operands, tDcD, mD.shape)
     total = partials[0].load()
