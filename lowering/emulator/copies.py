@@ -15,7 +15,7 @@ from . import access, sync
 from .barriers import MBarrier
 from .machine import Machine
 from .memory import Fault
-from .ptx import Address, Instruction
+from .ptx import Address, Instruction, Reg
 from .reports import Kind
 from .semantics import tma
 from .shadow import AgentKind, byte_index
@@ -463,9 +463,10 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     groups = _copies(w)
     size = int(ins.operands[2].value)
     count = np.full(32, size)
-    if len(ins.operands) > 3 and not ins.has("L2::cache_hint"):
-        count = w.value(ins.operands[3], "b32").astype(np.int64)
-    elif len(ins.operands) > 4:
+    ignored = next((o for o in ins.operands[3:] if isinstance(o, Reg) and o.cls == "pred"), None)
+    if ignored is not None:
+        count = np.where(w.value(ignored, "pred"), 0, size)
+    elif len(ins.operands) - ins.has("L2::cache_hint") > 3:
         count = w.value(ins.operands[3], "b32").astype(np.int64)
     count = np.minimum(count[mask], size)
     targets = w.address(ins.operands[0])[mask]

@@ -288,6 +288,9 @@ class Machine:
             assert step.handler is not None
             if step.handler(self, warp, ins, mask) is BLOCK:
                 return BLOCK
+            if warp.taint and ins.root not in taint.OWN_MARKS:
+                for register in step.writes:
+                    taint.assign(warp, register, None, mask)
             if self.stats is not None:
                 self.stats.operation(self, ins)
             if step.flow:

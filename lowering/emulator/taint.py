@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 
+# Operations whose handlers mark their targets themselves; all others give defined values.
+OWN_MARKS = frozenset({"ld", "ldu", "ldmatrix", "shfl", "mma"})
+
+
 class Mark(NamedTuple):
     """Lanes that are undefined, and where the first such value was read."""
 
@@ -86,18 +90,17 @@ def loaded(
 
 def operation(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """Before an operation: report undefined values that decide something there."""
-    to_global = ins.root in ("st", "atom", "red") and not any(
-        p.startswith(("shared", "local", "param")) for p in ins.parts
-    )
-    to_global |= ins.root in ("atom", "red") or (ins.root == "wgmma")
+    to_memory = ins.root == "st" and not any(p.startswith(("shared", "local", "param")) for p in ins.parts)
     for position, operand in enumerate(ins.operands):
+        why = ""
         if isinstance(operand, Address):
-            for register in registers(operand):
-                _used(m, w, ins, register, mask, "it is part of an address")
-        elif to_global and not (ins.root == "atom" and position == 0):
-            what = "it is an operand of WGMMA" if ins.root == "wgmma" else "it is stored to global memory"
-            for register in registers(operand):
-                _used(m, w, ins, register, mask, what)
+            why = "it is part of an address"
+        elif to_memory or ins.root == "red" or (ins.root == "atom" and position > 0):
+            why = "it is stored to memory"
+        elif ins.root == "wgmma" and position == 1:
+            why = "it is operand A of WGMMA"
+        for register in registers(operand) if why else ():
+            _used(m, w, ins, register, mask, why)
 
 
 def guard(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

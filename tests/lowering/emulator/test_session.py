@@ -41,7 +41,7 @@ st.global.b32 [%rd3+128], %r11;
 )
 
 
-@pytest.mark.parametrize(("column", "row"), [(0, 0), (4, 10), (-3, 2), (20, 14)])
+@pytest.mark.parametrize(("column", "row"), [(0, 0), (4, 10), (-4, 2), (20, 14)])
 def test_a_tensor_copy_fills_what_lies_outside_with_zeros(column: int, row: int) -> None:
     source = torch.arange(16 * 24, dtype=torch.int32).view(16, 24) + 1
     target = torch.full((8, 8), -1, dtype=torch.int32)
@@ -276,3 +276,36 @@ def test_fields_of_a_tensor_map_are_replaced_one_by_one() -> None:
     assert (after.address, after.extents, after.box) == (0x12340, (4096, 7), (8, 250))
     assert (after.strides, after.element_strides) == ((4, (1 << 36) + 4096), (1, 3))
     assert (after.element, after.swizzle) == (before.element, before.swizzle)
+
+
+def test_an_undefined_register_that_is_written_again_is_defined() -> None:
+    store = "ld.param.u64 %rd1, [p0]; cvt.u64.u32 %rd2, %r4; add.u64 %rd3, %rd1, %rd2;"
+    store += "st.global.b32 [%rd3], %r10;"
+    target = torch.zeros(32, dtype=torch.int32)
+    again = run("ld.shared.b32 %r10, [%r5]; activemask.b32 %r10;" + store, [target])
+    assert not again.reports and (target == -1).all()
+    kept = run("ld.shared.b32 %r10, [%r5]; @%p1 activemask.b32 %r10;" + store, [target])
+    assert [r.kind for r in kept.reports] == [emulator.Kind.UNINITIALISED]
+    assert kept.reports[0].lanes == "lanes " + ",".join(str(i) for i in range(1, 32))
+
+
+@pytest.mark.parametrize(
+    ("operand", "expected"),
+    [("", 7), (", 0", 0), (", %p9", 0), (", %p10", 7)],
+    ids=["all", "source size 0", "source ignored", "source not ignored"],
+)
+def test_cp_async_fills_with_zeros(operand: str, expected: int) -> None:
+    body = f"""
+setp.lt.u32 %p9, %r1, 99;
+setp.gt.u32 %p10, %r1, 99;
+ld.param.u64 %rd1, [p0];
+cvt.u64.u32 %rd2, %r4;
+add.u64 %rd3, %rd1, %rd2;
+cp.async.ca.shared.global [%r5], [%rd3], 4{operand};
+cp.async.wait_all;
+ld.shared.b32 %r10, [%r5];
+st.global.b32 [%rd3], %r10;
+"""
+    target = torch.full((32,), 7, dtype=torch.int32)
+    assert not run(body, [target]).reports
+    assert (target == expected).all()
