@@ -159,8 +159,8 @@ def ftz(a: Array) -> Array:
 
 
 def saturate(a: Array) -> Array:
-    """Clamped to [0, 1]; NaN gives 0."""
-    return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, a.dtype.type(0), a.dtype.type(1)))
+    """Clamped to [0, 1]; NaN and -0 give +0."""
+    return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
 
 
 def sum_to_odd(p: Array, c: Array) -> Array:

@@ -20,17 +20,21 @@ _BINARY: dict[str, Callable] = {
 _UNARY: dict[str, Callable] = {"ex2": np.exp2, "tanh": np.tanh}
 
 
-def arithmetic(name: str, kind: str, sat: bool, relu: bool, *operands: Array) -> Array:
+def arithmetic(name: str, kind: str, flags: str, *operands: Array) -> Array:
     """``name`` on f16, bf16 (uint16 arrays) or f16x2, bf16x2 (uint32 arrays); result as the operands.
 
-    ``name``: add sub mul fma min max (``min.NaN``…) neg abs ex2 tanh. ``sat`` clamps to [0, 1]; ``relu``
-    replaces negative results by zero.
+    ``name``: add sub mul fma min max (``min.NaN``…) neg abs ex2 tanh. ``flags``, separated by blanks: ``sat``
+    clamps to [0, 1]; ``relu`` replaces negative results by zero; ``ftz`` replaces subnormal f16 operands and
+    results by zero of their sign.
     """
     if kind.endswith("x2"):
         scalar = kind[:-2]
-        below = arithmetic(name, scalar, sat, relu, *(low(a) for a in operands))
-        above = arithmetic(name, scalar, sat, relu, *(high(a) for a in operands))
+        below = arithmetic(name, scalar, flags, *(low(a) for a in operands))
+        above = arithmetic(name, scalar, flags, *(high(a) for a in operands))
         return pack16(below, above)
+    flush = "ftz" in flags and kind == "f16"
+    if flush:
+        operands = tuple(_flush(bits) for bits in operands)
     if name == "neg":
         return operands[0] ^ np.uint16(0x8000)
     if name == "abs":
@@ -43,9 +47,15 @@ def arithmetic(name: str, kind: str, sat: bool, relu: bool, *operands: Array) ->
         result = _UNARY[name](values[0].astype(np.float64))
     else:
         result = _BINARY[name](*values)
-    if sat:
+    if "sat" in flags:
         result = saturate(result)
-    return numeric.encode(result, kind, relu=relu)
+    out = numeric.encode(result, kind, relu="relu" in flags)
+    return _flush(out) if flush else out
+
+
+def _flush(bits: Array) -> Array:
+    """f16 patterns with subnormals replaced by zero of their sign."""
+    return np.where((bits & np.uint16(0x7C00)) == 0, bits & np.uint16(0x8000), bits)
 
 
 def compare_operand(kind: str, bits: Array) -> Array:

@@ -201,7 +201,8 @@ class Translator:
         sources = ", ".join(self.read(o, kind) for o in ins.operands[1 : 1 + count])
         if name in ("min", "max") and ins.has("NaN"):
             name += ".NaN"
-        call = f"half.arithmetic({name!r}, {kind!r}, {ins.has('sat')}, {ins.has('relu')}, {sources})"
+        flags = " ".join(f for f in ("sat", "relu", "ftz") if ins.has(f))
+        call = f"half.arithmetic({name!r}, {kind!r}, {flags!r}, {sources})"
         return self.write(ins.operands[0], call, kind, guard)
 
     def _rounded(self, ins: Instruction, kind: str, template: str, count: int) -> str:

@@ -35,7 +35,9 @@ def narrow(
     """`opcode` whose result or inputs are 16 or 64 bits wide.
 
     16-bit inputs are the low half of their register; a 64-bit input takes two registers, low word first. A
-    16-bit result is zero-extended; of a 64-bit result the exclusive or of its halves is kept.
+    16-bit result fills both halves of its register (an H200 gave `cvt.sat.s16.s32` followed by `cvt.u32.u16`
+    as 0xffff8000: ptxas may leave a sign where it believes in zeros); of a 64-bit result the exclusive or of
+    its halves is kept.
     """
     lines, names, at = [], [], 1
     for i, width in enumerate(inputs):
@@ -50,7 +52,7 @@ def narrow(
         lines.append(f".reg .b{result} y;")
     lines.append(f"{opcode} {target}, {', '.join(names)};")
     if result == 16:
-        lines.append("cvt.u32.u16 $0, y;")
+        lines.append("mov.b32 $0, {y, y};")
     elif result == 64:
         lines.append(".reg .b32 lo, hi; mov.b64 {lo, hi}, y; xor.b32 $0, lo, hi;")
     return Op("{ " + " ".join(lines) + " }", as_type, ulp, opcode)

@@ -73,4 +73,4 @@ def _towards(values: np.ndarray, remainder: np.ndarray) -> np.ndarray:
     """`values` plus something tiny of the sign of `remainder`, rounded to odd."""
     usable = np.isfinite(values) & np.isfinite(remainder) & (values != 0)
     tiny = np.where(usable, np.sign(remainder) * np.abs(values) * 2.0**-80, 0.0)
-    return numeric.sum_to_odd(values, tiny)
+    return np.where(usable, numeric.sum_to_odd(values, tiny), values)

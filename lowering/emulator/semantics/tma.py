@@ -22,6 +22,9 @@ ptxas rewrites for each field of `tensormap.replace`. In 64-bit words, least sig
 | 6 | 32-46 | element strides - 1, 3 bits each |
 | 6, 7 | 56-63 of word 6, 0-31 of word 7 | box extents - 1, 8 bits each |
 
+A tiled descriptor must also be one that the hardware takes: `_check`. What it does not take faults as an illegal
+instruction on the GPU.
+
 Words 8 to 15 are padding: the compiled host code leaves stack garbage there, so they are not looked at. Any
 other bit that is set is an error, since its meaning is not known.
 """
@@ -181,7 +184,7 @@ def _decode_words(words: tuple[int, ...]) -> TensorMap:
     halves = [half for word in words for half in (word & 0xFFFFFFFF, word >> 32)]
     strides = tuple((halves[3 + d] | _bits(words[3], 32 + 4 * d, 4) << 32) * 16 for d in range(4))
     boxes = (words[6] >> 56) | (words[7] << 8)
-    return TensorMap(
+    tensor = TensorMap(
         address=words[0],
         element=element,
         extents=tuple(half + 1 for half in halves[8 : 8 + rank]),
@@ -192,6 +195,25 @@ def _decode_words(words: tuple[int, ...]) -> TensorMap:
         l2_promotion=(0, 64, 128, 256)[_bits(flags, 17, 2)],
         nan_fill=bool(_bits(flags, 15, 1)),
     )
+    _check(tensor)
+    return tensor
+
+
+def _check(tensor: TensorMap) -> None:
+    """TensorMapError for a tiled map that the hardware refuses.
+
+    Source: the CUDA driver API's rules for cuTensorMapEncodeTiled. Its rules for the base address and the
+    strides (multiples of 16 bytes) cannot be broken here: the descriptor does not hold their low bits.
+    """
+    inner = tensor.box[0] * tensor.element.bytes
+    if inner % 16:
+        raise TensorMapError(f"the box's inner extent of {inner} bytes is not a multiple of 16")
+    if tensor.swizzle != Swizzle.NONE and inner > tensor.swizzle.span:
+        raise TensorMapError(
+            f"the box's inner extent of {inner} bytes is over the {tensor.swizzle.span} bytes of its swizzle"
+        )
+    if tensor.nan_fill:
+        fill_value(tensor)
 
 
 def _bits(word: int, start: int, count: int) -> int:
@@ -202,15 +224,21 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
     """Which global and shared bytes a tile-mode copy of one box touches.
 
     `coords`: signed element coordinates of the box's first element, fastest dimension first (as in the PTX
-    operand `{c0, c1, ...}`); `shared_address`: byte address of the box in the CTA's shared memory window.
-    The same map serves loads, stores and reductions: loads fill elements that are not valid (`fill_value`),
-    stores and reductions skip them. Raises TensorMapError for a wrong number of coordinates, a misaligned
-    shared address, and boxes that the hardware rejects.
+    operand `{c0, c1, ...}`), the first on 16 bytes (another faults as an illegal instruction on an H200);
+    `shared_address`: byte address of the box in the CTA's shared memory window. The same map serves loads, stores and reductions: loads fill elements that are not valid (`fill_value`),
+    stores and reductions skip them. Raises TensorMapError for a wrong number of coordinates and for a box
+    that is misaligned in global or in shared memory.
     """
     coords = tuple(int(c) for c in coords)
     if len(coords) != tensor.rank:
         raise TensorMapError(f"a copy through a rank {tensor.rank} tensor map got {len(coords)} coordinates")
-    _check_box(tensor, shared_address)
+    offset = coords[0] * tensor.element.bytes
+    if offset % 16:
+        raise TensorMapError(
+            f"a box that starts at element {coords[0]}, {offset} bytes into its row: TMA needs a multiple of 16 bytes"
+        )
+    if shared_address % 128:
+        raise TensorMapError(f"shared memory address {shared_address:#x} of a box must be 128-byte aligned")
     sizes = tensor.box_elements
     relative_global, relative_shared = _relative(tensor)
     base = tensor.address + sum(c * s for c, s in zip(coords, tensor.strides, strict=True))
@@ -228,18 +256,6 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
         element_bytes=tensor.element.bytes,
         transaction_bytes=tensor.transaction_bytes,
     )
-
-
-def _check_box(tensor: TensorMap, shared_address: int) -> None:
-    inner = tensor.box[0] * tensor.element.bytes
-    if inner % 16:
-        raise TensorMapError(f"the box's inner extent of {inner} bytes is not a multiple of 16")
-    if tensor.swizzle != Swizzle.NONE and inner > tensor.swizzle.span:
-        raise TensorMapError(
-            f"the box's inner extent of {inner} bytes is over the {tensor.swizzle.span} bytes of its swizzle"
-        )
-    if shared_address % 128:
-        raise TensorMapError(f"shared memory address {shared_address:#x} of a box must be 128-byte aligned")
 
 
 @functools.lru_cache(maxsize=256)

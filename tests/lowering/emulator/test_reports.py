@@ -116,9 +116,10 @@ TENSOR_LOAD = """
 mov.b64 %rd6, p0;
 cvta.param.u64 %rd7, %rd6;
 mov.b32 %r50, 0;
+mov.b32 %r51, {column};
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
 @%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
-    [%r3+{offset}], [%rd7, {{%r50, %r50}}], [%r3];
+    [%r3+{offset}], [%rd7, {{%r51, %r50}}], [%r3];
 """
 TENSOR = {"map": True}
 ADDRESS = "ld.param.u64 %rd2, [p1];\ncvt.u64.u32 %rd3, %r4;\nadd.u64 %rd4, %rd2, %rd3;\n"
@@ -258,8 +259,15 @@ CASES = {
     ),
     "tensor copy to an address that is not aligned": Case(
         Kind.DESCRIPTOR,
-        INIT + TENSOR_LOAD.format(offset=80),
-        INIT + TENSOR_LOAD.format(offset=128) + wait(),
+        INIT + TENSOR_LOAD.format(offset=80, column=0),
+        INIT + TENSOR_LOAD.format(offset=128, column=0) + wait(),
+        TENSOR,
+        also=frozenset({Kind.TRANSACTION_COUNT}),
+    ),
+    "tensor copy that starts within 16 bytes of its row": Case(
+        Kind.DESCRIPTOR,
+        INIT + TENSOR_LOAD.format(offset=128, column=3),
+        INIT + TENSOR_LOAD.format(offset=128, column=4) + wait(),
         TENSOR,
         also=frozenset({Kind.TRANSACTION_COUNT}),
     ),
@@ -268,6 +276,21 @@ CASES = {
     ),
     "trap": Case(Kind.TRAP, "@%p1 trap;", "setp.gt.u32 %p4, %r1, 99;\n@%p4 trap;"),
 }
+
+
+@pytest.mark.parametrize("box, swizzle, message", [((6, 4), 0, "24 bytes is not"), ((16, 2), 1, "over the 32")])
+def test_a_tensor_map_that_the_hardware_refuses_is_reported(box, swizzle, message):
+    columns = 16
+    body = INIT + TENSOR_LOAD.format(offset=1024, column=0)
+    target = torch.zeros(32, dtype=torch.int32)
+
+    def reports(box, swizzle):
+        source = torch.arange(128, dtype=torch.int32).view(8, columns)
+        return run(body, [TensorMap(source, box, swizzle), target]).reports
+
+    found = [r for r in reports(box, swizzle) if r.kind == Kind.DESCRIPTOR]
+    assert len(found) == 1 and message in found[0].message
+    assert not [r for r in reports((8, 4), swizzle) if r.kind == Kind.DESCRIPTOR]
 
 
 def _findings(body: str, settings: dict, seed: int) -> set[Kind]:

@@ -124,7 +124,7 @@ def _naive(tensor: tma.TensorMap, coords, base: int):
 
 
 @pytest.mark.parametrize("mode", list(Swizzle))
-@pytest.mark.parametrize("coords", [(0, 0, 0), (-5, 2, 1), (40, -3, 2), (96, 6, 2), (8, 20, 0)])
+@pytest.mark.parametrize("coords", [(0, 0, 0), (-8, 2, 1), (40, -3, 2), (96, 6, 2), (8, 20, 0)])
 def test_box_map_against_naive(mode, coords):
     tensor = tma.TensorMap(
         address=1 << 20, element=tma.ElementType.BF16, extents=(100, 7, 3), strides=(2, 208, 1600),
@@ -167,10 +167,21 @@ def test_box_errors():
         tma.box_map(tensor, (0, 0, 0), 0)
     with pytest.raises(tma.TensorMapError, match="128-byte aligned"):
         tma.box_map(tensor, (0, 0), 64)
+    for start in (-4, 4, 12):
+        with pytest.raises(tma.TensorMapError, match=f"element {start}, {2 * start} bytes into its row"):
+            tma.box_map(tensor, (start, 0), 0)
+
+
+def test_maps_that_the_hardware_refuses():
     with pytest.raises(tma.TensorMapError, match="over the 64 bytes"):
-        tma.box_map(tma.decode_descriptor(_words(w6=0x3F << 56)), (0, 0), 0)
-    with pytest.raises(tma.TensorMapError, match="multiple of 16"):
-        tma.box_map(tma.decode_descriptor(_words(w6=0x1E << 56)), (0, 0), 0)
+        tma.decode_descriptor(_words(w6=0x3F << 56))
+    with pytest.raises(tma.TensorMapError, match="62 bytes is not a multiple of 16"):
+        tma.decode_descriptor(_words(w6=0x1E << 56))
+    nan_fill, int32 = 1 << 15, 0x0000000800044012 | 3 << 7
+    assert tma.decode_descriptor(_words(w1=0x0000000800044312 | nan_fill)).nan_fill
+    assert not tma.decode_descriptor(_words(w1=int32, w6=0x0F << 56)).nan_fill
+    with pytest.raises(tma.TensorMapError, match="NaN fill of S32"):
+        tma.decode_descriptor(_words(w1=int32 | nan_fill, w6=0x0F << 56))
 
 
 def test_fill_and_conversion(seed):
