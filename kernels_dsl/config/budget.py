@@ -17,9 +17,8 @@ MIN_EPILOGUE_STAGES = 2
 # consumer warpgroups of a CTA (SM90, which share out the register file), and for the SM80 family, whose
 # threads hold fragments of A and B as well. More than this spills.
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
-# The same where the epilogue needs registers of its own: for several whole tensors, for plain stores.
+# The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
-SM90_PLAIN_STORE_LIMIT = 128
 SM80_ACCUMULATOR_LIMIT = 128
 # With loads narrower than 16 bytes a thread has more of them, and each has an address.
 SM80_NARROW_ACCUMULATOR_LIMIT = 64
@@ -107,9 +106,7 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
 def _sm90_accumulator_limit(config: Sm90GemmConfig, problem: GemmProblem) -> int:
     limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
     if config.split_k > 1:
-        return limit  # the epilogue is the second kernel's, and the workspace takes TMA stores
-    if not config.epi_tma:
-        return min(limit, SM90_PLAIN_STORE_LIMIT)
+        return limit  # the epilogue is the second kernel's
     return min(limit, SM90_MANY_OPERANDS_LIMIT) if problem.operand_bytes > 2 else limit
 
 

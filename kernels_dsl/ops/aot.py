@@ -111,14 +111,14 @@ def gemm_kernel(config: GemmConfig, kind: OperandKind, align: int = 16) -> Kerne
     return name, FUNCTIONS[config.family], args, constexprs
 
 
-def reduce_kernel(split_k: int, kind: OperandKind) -> Kernel:
-    """The second kernel of split-K, as `gemm_kernel`."""
+def reduce_kernel(split_k: int, kind: OperandKind, family: str) -> Kernel:
+    """The second kernel of split-K after a GEMM of `family`, as `gemm_kernel`."""
     workspace = torch.empty((split_k, _EXTENT, _EXTENT), dtype=torch.float32, device="meta")
     d = torch.empty((_EXTENT, _EXTENT), dtype=_DTYPES[kind.dtype], device="meta")
     bias = torch.empty((_EXTENT,), dtype=_DTYPES[kind.dtype], device="meta")
     args = (workspace, d, (bias,) if kind.epilogue.bias else None)
     layout = EntryLayout(("n",) if kind.epilogue.bias else ())
-    constexprs = {"split_k": split_k, "epilogue": kind.epilogue, "layout": layout}
+    constexprs = {"split_k": split_k, "epilogue": kind.epilogue, "layout": layout, "early": family == "sm90"}
     return f"gemm splitk_reduce {split_k} {kind.label}", FUNCTIONS["splitk_reduce"], args, constexprs
 
 
@@ -133,7 +133,7 @@ def _gemm_kernels(arch: str) -> Iterator[Kernel]:
                 yield gemm_kernel(config, kind)
     for kind in KINDS:
         if kind.b_columns or kind.dtype == "fp32":
-            yield reduce_kernel(_SPLIT, kind)
+            yield reduce_kernel(_SPLIT, kind, device.families()[0])
 
 
 def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
@@ -170,7 +170,7 @@ def representative(arch: str) -> Iterator[Kernel]:
         yield gemm_kernel(adapted(first, kind_problem), kind)
     small = next(c.config for c in TABLES[family] if (c.config.tile_m, c.config.tile_n) == (64, 64))
     yield gemm_kernel(adapted(replace(small, split_k=_SPLIT), problem), plain)
-    yield reduce_kernel(_SPLIT, KINDS[-1])
+    yield reduce_kernel(_SPLIT, KINDS[-1], family)
     if isinstance(first, Sm90GemmConfig):
         yield gemm_kernel(replace(first, raster_along_m=False), plain)
         unaligned = replace(problem, d_align=2)

@@ -156,7 +156,12 @@ class _Launch:
         if self._kernel is None:
             plain = EntryLayout((), self.decision.swap)
             self._kernel = self._compile(a, b, workspace, None, LinearEpilogue(), plain)
-            constexprs = {"split_k": splits, "epilogue": self.call.epilogue, "layout": self.layout}
+            constexprs = {
+                "split_k": splits,
+                "epilogue": self.call.epilogue,
+                "layout": self.layout,
+                "early": self.decision.family == "sm90",
+            }
             self._reduce = gemm_kernels.launcher(
                 "splitk_reduce", self.target, (workspace, d, operands), constexprs
             )

@@ -111,11 +111,6 @@ def test_copying_pays_for_large_problems_only() -> None:
             {"operand_bytes": 4},
             "192 accumulator registers a thread, at most 160",
         ),
-        (
-            Sm90GemmConfig(128, 160, schedule=Schedule.PINGPONG, epi_tma=False),
-            {},
-            "160 accumulator registers a thread, at most 128",
-        ),
         (Sm90GemmConfig(128, 128, tile_k=8), {}, "tile_k is 8"),
         (Sm90GemmConfig(128, 128, cluster_m=3), {}, "a cluster of 3 x 1"),
         (Sm90GemmConfig(128, 128), {"ab_type": "fp32"}, "tf32 WGMMA reads A and B with K contiguous"),

@@ -111,7 +111,15 @@ class ModelKernels:
         self._store(acc, d, operands, epilogue, layout)
 
     def _reduce(
-        self, workspace: Any, d: Any, operands: Any, *, split_k: int, epilogue: Any, layout: EntryLayout
+        self,
+        workspace: Any,
+        d: Any,
+        operands: Any,
+        *,
+        split_k: int,
+        epilogue: Any,
+        layout: EntryLayout,
+        early: bool,
     ) -> None:
         total = workspace[0::split_k].clone()
         for s in range(1, split_k):
@@ -120,8 +128,6 @@ class ModelKernels:
 
     @staticmethod
     def _store(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
-        kind = tensor_class("d", d)
-        assert 1 not in kind.strides[-2:] or kind.strides[-2 if layout.swap else -1] == 1, "orientation of D"
         operands = operands or ()
         assert len(operands) == len(layout.operand_modes)
         values = tuple(_operand(x, modes, d.shape) for x, modes in zip(operands, layout.operand_modes))

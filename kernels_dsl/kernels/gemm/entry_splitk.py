@@ -17,12 +17,14 @@ def splitk_reduce_entry(
     split_k: cutlass.Constexpr[int],
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[EntryLayout],
+    early: cutlass.Constexpr[bool],
 ):
     """Sum the partial results of a split-K GEMM in a fixed order and apply the epilogue.
 
     `workspace` (L * split_k, rows, columns) float32 in the kernel's orientation, `d` in PyTorch's.
+    `early` launches it while the GEMM before it still runs, on SM90 and later.
     """
     mW = batch_first_view(workspace, 1, swap=False)  # (M, N, L * split_k)
     mD = batch_first_view(d, 1, swap=layout.swap)  # (M, N, L)
     views = operand_views(operands, mD.shape, layout)
-    splitk_reduce(mW, mD, views, stream, split_k, epilogue)
+    splitk_reduce(mW, mD, views, stream, split_k, epilogue, early)

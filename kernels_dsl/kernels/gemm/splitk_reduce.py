@@ -24,21 +24,23 @@ def splitk_reduce(
     stream,
     split_k: cutlass.Constexpr[int],
     epilogue: cutlass.Constexpr,
+    early: cutlass.Constexpr[bool] = False,
 ):
     """Launch D[:, :, l] = epilogue(sum over s of W[:, :, l * split_k + s], *operands[:, :, l]).
 
     mW (M, N, L * split_k) float32, mD (M, N, L) bf16, fp16 or float32, operands as in
-    `kernels_dsl.blocks.epilogue_operands`. The sum runs over s upwards.
+    `kernels_dsl.blocks.epilogue_operands`. The sum runs over s upwards. `early` starts the kernel while the
+    GEMM before it still runs (programmatic dependent launch, SM90 and later) and waits for its results there.
     """
     vector = output_vector(mD, MAX_VECTOR)
     tile = (THREADS[0], THREADS[1] * vector)
     tiles = (cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
     splitk_reduce_kernel.set_name_prefix("splitk_reduce", remove_cutlass_symbol=True, keep_mangled_name=False)
-    splitk_reduce_kernel(mW, mD, operands, tiles, vector, split_k, epilogue).launch(
+    splitk_reduce_kernel(mW, mD, operands, tiles, vector, split_k, epilogue, early).launch(
         grid=[tiles[0] * tiles[1] * mD.shape[2], 1, 1],
         block=[THREADS[0] * THREADS[1], 1, 1],
         stream=stream,
-        use_pdl=True,
+        use_pdl=early,
     )
 
 
@@ -58,6 +60,7 @@ def splitk_reduce_kernel(
     vector: cutlass.Constexpr,
     split_k: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
+    early: cutlass.Constexpr,
 ):
     """Device side of `splitk_reduce`: a CTA computes a tile of 16 rows and 16 vectors."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -68,8 +71,8 @@ def splitk_reduce_kernel(
     cD = cute.local_tile(cute.make_identity_tensor(mD.shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
     tDcD = row_vectors(THREADS, vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
 
-    # Launched while the GEMM still ran (programmatic dependent launch); its partial sums are there from here on.
-    cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(early):
+        cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
     partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, split_k)]
     values = load_operands(operands, tDcD, mD.shape)
     total = partials[0].load()
