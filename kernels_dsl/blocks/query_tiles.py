@@ -1,8 +1,7 @@
-"""Which query tile a CTA works on next: a static persistent schedule for attention.
+"""Which query tile a number stands for: groups of heads in order, the longest tiles of a group first.
 
 Heads are cut into groups whose K and V fit in L2 together; within a group the tiles of all heads that
-have the most key blocks go first. CTAs take tiles in rounds, and every other round in reverse, so that
-who got the longer tile of one round gets the shorter of the next.
+have the most key blocks under a causal mask go first. Groups differ by one head at most.
 """
 
 from typing import NamedTuple
@@ -11,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-L2_BYTES = 24 << 20
-"""What K and V of a group of heads may take: half of an H200's L2; the rest is for Q, O, the next group."""
+L2_BYTES = 32 << 20
+"""What K and V of a group may take: of an H200's 50 MB of L2, the rest is for Q, O and the next group."""
 
 
 class QueryTile(NamedTuple):
@@ -24,12 +23,12 @@ class QueryTile(NamedTuple):
 
 
 class QueryTiles(NamedTuple):
-    """Extent of the work: tiles of the longest sequence, query heads, sequences, heads in a group."""
+    """Extent of the work: tiles of the longest sequence, query heads, sequences, groups of heads."""
 
     m: Int32
     heads: Int32
     batch: Int32
-    group: Int32
+    groups: Int32
 
     @property
     def size(self) -> Int32:
@@ -38,29 +37,27 @@ class QueryTiles(NamedTuple):
 
 
 @cute.jit
-def heads_in_l2(kv_bytes: Int32, heads_per_kv: Int32) -> Int32:
-    """Query heads of a group, for `kv_bytes` bytes of K and V a KV head."""
-    return cutlass.max(L2_BYTES // cutlass.max(kv_bytes, Int32(1)), Int32(1)) * heads_per_kv
-
-
-@cute.jit
-def tile_of_round(turn: Int32, cta: Int32, ctas: Int32, snake: cutlass.Constexpr) -> Int32:
-    """Number of the tile that a CTA takes in a round."""
-    place = cta
-    if cutlass.const_expr(snake):
-        if turn % 2 == 1:
-            place = ctas - 1 - cta
-    return turn * ctas + place
+def groups_for_l2(heads: Int32, heads_per_kv: Int32, kv_bytes: Int32) -> Int32:
+    """Groups that `heads` query heads of all sequences are cut into, for `kv_bytes` of K and V a KV head."""
+    fitting = cutlass.max(L2_BYTES // cutlass.max(kv_bytes, Int32(1)), Int32(1)) * heads_per_kv
+    return cute.ceil_div(heads, fitting)
 
 
 @cute.jit
 def decode_query_tile(index: Int32, tiles: QueryTiles) -> QueryTile:
-    """Tile number `index`: groups of heads in order; in a group the last rows of all heads come first."""
-    per_group = tiles.m * tiles.group
-    number = index // per_group
-    within = index - number * per_group
-    width = cutlass.min(tiles.group, tiles.heads * tiles.batch - number * tiles.group)
+    """Tile number `index`. The first groups have one head more than the others where they differ."""
+    all_heads = tiles.heads * tiles.batch
+    narrow = all_heads // tiles.groups
+    wider = all_heads - narrow * tiles.groups  # groups that have narrow + 1 heads
+    rest = index - wider * (narrow + 1) * tiles.m
+    width, first_head = narrow + 1, Int32(0)
+    if rest >= 0:
+        width, first_head = narrow, wider * (narrow + 1)
+    else:
+        rest = index
+    group = rest // (width * tiles.m)
+    within = rest - group * width * tiles.m
     rank = within // width
-    all_heads = number * tiles.group + within - rank * width
-    batch = all_heads // tiles.heads
-    return QueryTile(tiles.m - 1 - rank, all_heads - batch * tiles.heads, batch)
+    head = first_head + group * width + within - rank * width
+    batch = head // tiles.heads
+    return QueryTile(tiles.m - 1 - rank, head - batch * tiles.heads, batch)

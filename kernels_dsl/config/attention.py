@@ -54,7 +54,7 @@ class AttentionVariant:
 
     @property
     def uneven(self) -> bool:
-        """Query tiles differ in the number of key blocks that they visit."""
+        """Query tiles differ in the number of key blocks that they visit, so they are handed out one by one."""
         return self.right or self.left or self.lists is not None
 
 

@@ -12,6 +12,7 @@ import lowering
 from kernels_dsl.config.attention import Sm90AttentionConfig, sm90_config, sm90_list_config
 from kernels_dsl.ops.attention_arguments import MODES, AttentionCall, Extras
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import tile_counter
 
 FUNCTIONS = {
     "sm90": lowering.jit("kernels_dsl.kernels.attention.sm90:attention_sm90", name="attention_sm90"),
@@ -195,6 +196,8 @@ def _run(
     shape_of_lse = lse_shape(call)
     scalars = (call.scale, call.softcap, call.left, call.right)
     max_ctas = launch.target.device.sm_count
+    index = launch.target.index
+    queued = call.packed or call.block is not None or call.variant.uneven
     prepare_q, prepare_k, prepare_v = steps
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
@@ -207,7 +210,9 @@ def _run(
         written, result = make_out(q, out)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
         seqlens, lists, sinks, mask, aux = _kernel_extras(call, extras)
-        launch(q, k, v, written, lse, *scalars, seqlens, max_q, lists, sinks, mask, aux, max_ctas)
+        counter = tile_counter(index) if queued else None
+        rest = (seqlens, max_q, lists, sinks, mask, aux, counter, max_ctas)
+        launch(q, k, v, written, lse, *scalars, *rest)
         if written is not result:
             result.copy_(written)
         return result, lse

@@ -39,9 +39,12 @@ def _compile(
     lse = torch.empty((4, 512) if packed else (2, 4, 256), device="meta")
     listed = (ints(2, 4, 2), ints(2, 4, 2, 2)) * 2 if lists else None
     sinks = torch.empty(4, device="meta") if variant.sinks else None
+    counter = ints(1) if variant.uneven or packed else None
+    tensors = (tensor(4, dim), tensor(2, dim), tensor(2, dim_v), tensor(4, dim_v), lse)
+    seqlens = (ints(3), ints(3), None) if packed else None
+    rest = (seqlens, 256, listed, sinks, None, None, counter, 132)
     return FUNCTIONS["sm90"].compile(
-        tensor(4, dim), tensor(2, dim), tensor(2, dim_v), tensor(4, dim_v), lse, 1.0, 1.0, 0, 0,
-        (ints(3), ints(3), None) if packed else None, 256, listed, sinks, None, None, 132,
+        *tensors, 1.0, 1.0, 0, 0, *rest,
         arch="sm_90a", layout="thd" if packed else "bshd", config=config or sm90_config(dim, dim_v, variant),
         variant=variant,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.kv_blocks import Window
 from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.query_tiles import QueryTiles, heads_in_l2
+from kernels_dsl.blocks.query_tiles import QueryTiles, groups_for_l2
 from kernels_dsl.blocks.seqlen import SeqExtent
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 
@@ -56,6 +56,7 @@ def attention_sm90(
     sinks: cute.Tensor | None,
     mask: cute.Tensor | None,
     aux: tuple | None,
+    counter: cute.Tensor | None,  # int32 (1,), 0: tiles are taken from it as CTAs become free
     max_ctas: Int32,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
@@ -99,6 +100,7 @@ def attention_sm90(
         lse=lse,
         heads_per_kv=heads_per_kv,
         v_dim=cute.size(mO, mode=[1]),
+        counter=counter,
     )
     ctas = cutlass.max(cutlass.min(max_ctas, work.tiles.size), Int32(1))
     kernel = attention_kernel(
@@ -133,6 +135,9 @@ def describe_work(
     heads_per_kv = heads // mK.shape[2]
     kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
     tiles = QueryTiles(
-        cute.ceil_div(rows, spec.tile_m), heads, Int32(batch), heads_in_l2(kv_bytes, heads_per_kv)
+        cute.ceil_div(rows, spec.tile_m),
+        heads,
+        Int32(batch),
+        groups_for_l2(heads * batch, heads_per_kv, kv_bytes),
     )
     return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -4,32 +4,40 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
+from kernels_dsl.blocks import tile_queue, tma
 from kernels_dsl.blocks.gqa import kv_head
 from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
 from kernels_dsl.blocks.pipeline import producer_state
-from kernels_dsl.blocks.query_tiles import decode_query_tile, tile_of_round
+from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.seqlen import seq_info
 
 from .sm90_spec import Work
 
 
 @cute.jit
-def produce(spec: cutlass.Constexpr, rings: tuple, loads: tuple, s_tiles: tuple, work: Work):
-    """Producer warp: for each work tile of this CTA, loads Q and the key blocks of its visit."""
+def produce(
+    spec: cutlass.Constexpr, rings: tuple, loads: tuple, s_tiles: tuple, work: Work, queue: tuple | None
+):
+    """Producer warp: for each work tile of this CTA, loads Q and the key blocks of its visit.
+
+    `queue` is None or the ring of `blocks.tile_queue` and its numbers.
+    """
     states = (producer_state(1), producer_state(spec.stages), producer_state(spec.stages))
-    cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-    turn = Int32(0)
-    number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
-    rounds = cute.ceil_div(work.tiles.size, ctas)
-    while turn < rounds:
-        if number < work.tiles.size:
-            at = decode_query_tile(number, work.tiles)
-            seq = seq_info(work.extent, at.batch)
-            if at.m * spec.tile_m < seq.q_len:
-                states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
-        turn += 1
-        number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+    queue_state = producer_state(tile_queue.STAGES)
+    number = Int32(cute.arch.block_idx()[0])
+    while number < work.tiles.size:
+        following = number + cute.arch.grid_dim()[0]
+        if cutlass.const_expr(queue is not None):
+            following = tile_queue.take_number(work.counter, work.tiles.size)
+            tile_queue.send_number(queue[0], queue[1], queue_state, following)
+            queue_state.advance()
+        at = decode_query_tile(number, work.tiles)
+        seq = seq_info(work.extent, at.batch)
+        if cutlass.const_expr(not spec.varlen):
+            states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+        elif at.m * spec.tile_m < seq.q_len:
+            states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+        number = following
 
 
 @cute.jit

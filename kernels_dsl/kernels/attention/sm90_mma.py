@@ -8,13 +8,13 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import softmax
+from kernels_dsl.blocks import softmax, tile_queue
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range
 from kernels_dsl.blocks.pipeline import consumer_state
-from kernels_dsl.blocks.query_tiles import QueryTile, decode_query_tile, tile_of_round
+from kernels_dsl.blocks.query_tiles import QueryTile, decode_query_tile
 from kernels_dsl.blocks.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
 
@@ -56,43 +56,63 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
-    work: Work,
+    todo: tuple,  # (work, None or the ring of `blocks.tile_queue` and its numbers)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""
+    work, queue = todo
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     parts = make_fragments(spec, mmas, s_tiles, group, thread)
-    sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
     states = (consumer_state(1), consumer_state(spec.stages), consumer_state(spec.stages))
-    cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    queue_state = consumer_state(tile_queue.STAGES)
     if cutlass.const_expr(spec.pingpong):
         if group == spec.consumers - 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-    turn = Int32(0)
-    number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
-    rounds = cute.ceil_div(work.tiles.size, ctas)
-    while turn < rounds:
-        if number < work.tiles.size:
-            at = decode_query_tile(number, work.tiles)
-            seq = seq_info(work.extent, at.batch)
-            if at.m * spec.tile_m < seq.q_len:
-                visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
-                row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-                tile = Tile(at, seq, visit, row, thread % 4 * 2)
-                states = attend(spec, rings, states, mmas, parts, (tile, work, group), (s_tiles[2], thread))
-                q_ring, q_state = rings[0], states[0]
-                if cutlass.const_expr(not spec.stage_in_q):
-                    q_ring.consumer_release(q_state)
-                finish_rows(spec, parts, tile, work)
-                store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
-                if cutlass.const_expr(spec.stage_in_q):
-                    epi.drain(spec.epilogue, thread)
-                    q_ring.consumer_release(q_state)
-                q_state.advance()
-                states = (q_state, states[1], states[2])
-        turn += 1
-        number = tile_of_round(turn, cta, ctas, spec.variant.uneven)
+    number = Int32(cute.arch.block_idx()[0])
+    while number < work.tiles.size:
+        at = decode_query_tile(number, work.tiles)
+        seq = seq_info(work.extent, at.batch)
+        place = (work, at, seq, group, thread)
+        if cutlass.const_expr(not spec.varlen):
+            states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
+        elif at.m * spec.tile_m < seq.q_len:
+            states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
+        if cutlass.const_expr(queue is None):
+            number += cute.arch.grid_dim()[0]
+        else:
+            number = tile_queue.receive_number(queue[0], queue[1], queue_state)
+            queue_state.advance()
     epi.drain(spec.epilogue, thread)
+
+
+@cute.jit
+def work_tile(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    states: tuple,
+    mmas: tuple,
+    parts: Fragments,
+    s_tiles: tuple,
+    output: tuple,
+    place: tuple,  # (work, coordinates of the tile, sequence, group, thread)
+) -> tuple:
+    """One work tile, from its first scores to its output."""
+    work, at, seq, group, thread = place
+    visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+    row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+    tile = Tile(at, seq, visit, row, thread % 4 * 2)
+    states = attend(spec, rings, states, mmas, parts, (tile, work, group), (s_tiles[2], thread))
+    q_ring, q_state = rings[0], states[0]
+    if cutlass.const_expr(not spec.stage_in_q):
+        q_ring.consumer_release(q_state)
+    finish_rows(spec, parts, tile, work)
+    sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
+    store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
+    if cutlass.const_expr(spec.stage_in_q):
+        epi.drain(spec.epilogue, thread)
+        q_ring.consumer_release(q_state)
+    q_state.advance()
+    return q_state, states[1], states[2]
 
 
 def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int32) -> Fragments:

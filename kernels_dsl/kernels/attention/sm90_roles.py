@@ -4,7 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
+from kernels_dsl.blocks import tile_queue
 from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
+from kernels_dsl.blocks.tile_queue import make_number_ring
 
 from .sm90_load import produce
 from .sm90_mma import consume
@@ -28,12 +30,15 @@ def attention_kernel(
         if cutlass.const_expr(output[0] is not None):
             cpasync.prefetch_descriptor(output[0])
 
-    barriers, (sQ, sK, sV, sO) = allocate(spec, smem_layouts)
+    barriers, numbers, (sQ, sK, sV, sO) = allocate(spec, smem_layouts)
     consumer_warps = spec.consumers * 4
     q_ring = make_tma_ring(barriers, 1, spec.q_bytes, consumer_warps, (1, 1))
     k_ring = make_tma_ring(barriers + 2, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
     v_ring = make_tma_ring(barriers + 2 + 2 * spec.stages, spec.stages, spec.v_bytes, consumer_warps, (1, 1))
     rings = (q_ring, k_ring, v_ring)
+    queue = None
+    if cutlass.const_expr(work.counter is not None):
+        queue = (make_number_ring(barriers + 2 + 4 * spec.stages, spec.consumers), numbers)
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
@@ -43,14 +48,14 @@ def attention_kernel(
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
         if warp == spec.consumers * 4:
-            produce(spec, rings, loads, (sQ, sK, sV), work)
+            produce(spec, rings, loads, (sQ, sK, sV), work, queue)
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
-        consume(spec, rings, mmas, (sQ, sK, sV, sO), output, work, group)
+        consume(spec, rings, mmas, (sQ, sK, sV, sO), output, (work, queue), group)
 
 
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers of the rings, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
+    """mbarriers of the rings, tile numbers, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
 
     Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
@@ -59,17 +64,19 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
 
     @cute.struct
     class SharedStorage:
-        barriers: cute.struct.MemRange[cutlass.Int64, 2 + 4 * spec.stages]
+        barriers: cute.struct.MemRange[cutlass.Int64, 2 + 4 * spec.stages + 2 * tile_queue.STAGES]
+        numbers: cute.struct.MemRange[cutlass.Int32, tile_queue.STAGES]
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
         o: cute.struct.Align[cute.struct.MemRange[spec.dtype, o_size], 1024]
 
-    storage = cutlass.utils.SmemAllocator().allocate(SharedStorage)
+    storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
     q_layout, k_layout, v_layout, o_layout = layouts
     sO = storage.q if spec.stage_in_q else storage.o
     staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
-    return storage.barriers.data_ptr(), (
+    numbers = storage.numbers.get_tensor(cute.make_layout(tile_queue.STAGES))
+    return storage.barriers.data_ptr(), numbers, (
         storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
         storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
         storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),

@@ -85,6 +85,7 @@ class Work(NamedTuple):
     `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
     `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
     `v_dim` columns of the output are real.
+    `counter` is None for a static schedule, or that of `blocks.tile_queue`.
     """
 
     tiles: QueryTiles
@@ -96,6 +97,7 @@ class Work(NamedTuple):
     lse: cute.Tensor | None
     heads_per_kv: cutlass.Int32
     v_dim: cutlass.Int32
+    counter: cute.Tensor | None
 
 
 def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> AttentionSpec:

@@ -1,0 +1,60 @@
+"""Work tiles handed out as CTAs become free: one counter in global memory for all of them.
+
+The producer warp of a CTA takes the next number while it loads the tile before, and passes it on to the
+consumers through a small ring in shared memory. The first number of a CTA is its own index, so a launch
+takes exactly as many numbers as there are tiles; who takes the last one sets the counter back to 0 for
+the next launch. A counter must not be shared by launches that can run at the same time.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, pipeline
+
+from .barriers import WARPGROUP_THREADS
+
+STAGES = 2
+"""Numbers in flight to the consumers of one CTA."""
+
+
+def make_number_ring(barriers: cute.Pointer, consumers: int) -> pipeline.PipelineAsync:
+    """Ring from the producer warp's 32 threads to those of `consumers` warpgroups. The caller syncs.
+
+    `barriers` points to 2 * STAGES 8-byte words of shared memory.
+    """
+    return pipeline.PipelineAsync.create(
+        barrier_storage=barriers,
+        num_stages=STAGES,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 32),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, consumers * WARPGROUP_THREADS),
+        defer_sync=True,
+    )
+
+
+@cute.jit
+def take_number(counter: cute.Tensor, size: Int32) -> Int32:
+    """Next tile of this CTA, the same in all lanes of the warp; `size` or more: there is none."""
+    number = Int32(0)
+    if cute.arch.lane_idx() == 0:
+        before = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        if before == size - 1:
+            counter[0] = Int32(0)
+        number = before + cute.arch.grid_dim()[0]
+    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(number, 0))
+
+
+@cute.jit
+def send_number(ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState, number: Int32):
+    """Producer warp: passes `number` on to the consumers; blocks while they are STAGES tiles behind."""
+    ring.producer_acquire(state)
+    if cute.arch.lane_idx() == 0:
+        numbers[state.index] = number
+    ring.producer_commit(state)
+
+
+@cute.jit
+def receive_number(ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState) -> Int32:
+    """Consumers: the number of their next tile."""
+    ring.consumer_wait(state)
+    number = numbers[state.index]
+    ring.consumer_release(state)
+    return cute.arch.make_warp_uniform(number)

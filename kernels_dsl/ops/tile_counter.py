@@ -1,0 +1,46 @@
+"""Counters that kernels hand out their work tiles with: zero before a launch and again after it.
+
+Launches that can run at the same time need counters of their own. Those of one stream run one after the
+other, so they share one. A launch that a CUDA graph captures may be replayed on any stream, so it gets one
+that nobody else has, for good.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SLOTS = 1 << 14
+"""Counters of a device that are made at once."""
+SPACING = 4
+"""Elements from one to the next: kernels are compiled for 16-byte aligned addresses."""
+
+_slabs: dict[int, torch.Tensor] = {}
+_taken: dict[int, int] = {}
+_by_stream: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def tile_counter(device: int) -> torch.Tensor:
+    """int32 (1,), 0, for the next launch on the current stream of CUDA device `device`; -1 is the emulator."""
+    if device < 0:
+        return torch.zeros(1, dtype=torch.int32)
+    if torch._C._cuda_isCurrentStreamCapturing():
+        return _fresh(device)
+    key = (device, torch._C._cuda_getCurrentRawStream(device))
+    counter = _by_stream.get(key)
+    if counter is None:
+        counter = _by_stream[key] = _fresh(device)
+    return counter
+
+
+def _fresh(device: int) -> torch.Tensor:
+    """A counter that nobody else uses."""
+    slab, taken = _slabs.get(device), _taken.get(device, 0)
+    if slab is None or taken == SLOTS:
+        if torch._C._cuda_isCurrentStreamCapturing():
+            # Zeroed by the graph itself, at every replay.
+            return torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+        slab, taken = torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"), 0
+        torch.cuda.current_stream(device).synchronize()  # other streams will use it; once in a process
+        _slabs[device] = slab
+    _taken[device] = taken + 1
+    return slab[taken * SPACING : taken * SPACING + 1]
