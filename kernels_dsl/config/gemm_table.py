@@ -162,7 +162,12 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     tiles_n = _ceil_div(_ceil_div(problem.n, config.tile_n), cluster_n) * cluster_n
     tiles = tiles_m * tiles_n * problem.l * config.split_k
     cluster = cluster_m * cluster_n
-    slots = device.sm_count // cluster * cluster
+    # Clusters of four do not fill the GPCs of an H200: see `gemm_kernels.resident_ctas`.
+    slots = (
+        device.sm_count // cluster * cluster
+        if cluster <= 2
+        else device.sm_count * 10 // 11 // cluster * cluster
+    )
     waves = _ceil_div(tiles, slots)
 
     k = _ceil_div(problem.k, config.split_k)

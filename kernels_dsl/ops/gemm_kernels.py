@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 import lowering
+from kernels_dsl.config.gemm import GemmConfig, Sm90GemmConfig
 from kernels_dsl.ops.target import Target
+from lowering.loaded import LoadedCubin
 
 _FOLDER = "kernels_dsl.kernels.gemm"
 FUNCTIONS = {
@@ -18,17 +22,38 @@ FUNCTIONS = {
 }
 
 
+@lru_cache(maxsize=256)
+def _resident_clusters(kernel: lowering.CompiledKernel, cluster: tuple[int, int], device: int) -> int:
+    (facts,) = kernel.launches
+    with LoadedCubin(kernel.cubin(), device) as cubin:
+        threads = math.prod(facts.block)
+        return cubin.resident_clusters(facts.entry, (*cluster, 1), threads, facts.dynamic_smem)
+
+
+def resident_ctas(kernel: lowering.CompiledKernel | None, config: GemmConfig, target: Target) -> int:
+    """CTAs of a persistent kernel that run at one time: one an SM, fewer where clusters do not fill the GPU.
+
+    A cluster lives in one part of the chip (a GPC). Those of an H200 have 16 or 18 SMs, so clusters of two fill
+    it and clusters of four do not; a persistent cluster that does not fit would start when all others end.
+    """
+    count = target.device.sm_count
+    if kernel is None or not isinstance(config, Sm90GemmConfig) or config.cluster_m * config.cluster_n <= 2:
+        return count
+    cluster = (config.cluster_m, config.cluster_n)
+    return min(count, _resident_clusters(kernel, cluster, target.index) * math.prod(cluster))
+
+
 def launcher(
     name: str, target: Target, args: tuple[Any, ...], constexprs: dict[str, Any]
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], lowering.CompiledKernel | None]:
     """The callable that launches kernel `name` on runtime arguments like `args`, compiled if need be.
 
-    `name` is a key of `FUNCTIONS`. On a GPU this is the bare launch, without the key look-up of the lowering
+    Beside it the compiled kernel, None under the emulator. `name` is a key of `FUNCTIONS`. On a GPU this is the bare launch, without the key look-up of the lowering
     layer: the caller keeps it for calls of the same signature. Under the emulator it is the emulated call.
     """
     function = FUNCTIONS[name]
     if target.emulated:
-        return lambda *values: function(*values, **constexprs)
+        return (lambda *values: function(*values, **constexprs)), None
     compiled = function.compile(*args, **constexprs)
     if not compiled.launched and torch.cuda.is_current_stream_capturing():
         raise lowering.CaptureError(
@@ -36,4 +61,4 @@ def launcher(
             "cannot be loaded: call gemm once with these arguments before the capture (a warm-up)"
         )
     compiled.launched = True
-    return compiled.launch
+    return compiled.launch, compiled

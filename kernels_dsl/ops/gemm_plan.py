@@ -141,7 +141,9 @@ class _Launch:
     def _compile(self, a: Any, b: Any, d: Any, operands: Operands, epilogue: Any, layout: EntryLayout) -> Any:
         args = (a, b, d, operands, self.max_ctas)
         constexprs = {"config": self.decision.config, "epilogue": epilogue, "layout": layout}
-        return gemm_kernels.launcher(self.decision.family, self.target, args, constexprs)
+        launch, kernel = gemm_kernels.launcher(self.decision.family, self.target, args, constexprs)
+        self.max_ctas = gemm_kernels.resident_ctas(kernel, self.decision.config, self.target)
+        return launch
 
     def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
@@ -162,7 +164,7 @@ class _Launch:
                 "layout": self.layout,
                 "early": self.decision.family == "sm90",
             }
-            self._reduce = gemm_kernels.launcher(
+            self._reduce, _ = gemm_kernels.launcher(
                 "splitk_reduce", self.target, (workspace, d, operands), constexprs
             )
         assert self._reduce is not None
@@ -215,12 +217,12 @@ def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, v
     max_ctas = launch.max_ctas
 
     def run_direct(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
-        nonlocal kernel
+        nonlocal kernel, max_ctas
         if kernel is not None:
             kernel(a, b, out, operands, max_ctas)
             return out
         launch(a, b, out, operands)
-        kernel = launch.direct()
+        kernel, max_ctas = launch.direct(), launch.max_ctas
         return out
 
     return run_direct

@@ -63,7 +63,7 @@ class ModelKernels:
             else:
                 self._gemm(name, *values, **constexprs)
 
-        return launch
+        return launch, None
 
     @staticmethod
     def _classes(args: tuple[Any, ...]) -> list[Any]:
