@@ -128,8 +128,8 @@ def gemm_same_dtype(
 
     out_dtype (default the inputs'): where it differs from the inputs', the product comes in float32, since
     rounding it to the inputs' dtype would make too generous a yardstick for a wider output. On a GPU the
-    products of 16-bit operands are cuBLAS's, with the tensor cores' rounding of partial sums; on a CPU float32
-    sums of the same operands stand in.
+    products of 16-bit operands are cuBLAS's, with the tensor cores' rounding of partial sums; on a CPU
+    float32 sums of the same operands stand in.
 
     tf32: float32 operands are rounded to tf32, to nearest, and summed in float32, on a GPU too, in the
     gradients too. cuBLAS, when allowed to use tf32, does so for some shapes and alignments only and computes

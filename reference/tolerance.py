@@ -5,9 +5,10 @@ Checked tile by tile, so that a few wrong tiles cannot hide in an average. For e
     max |actual - reference|  <=  2 · max |peer - reference|  +  ulps · ulp(max |reference|)
 
 where `reference` is float64, `peer` is what PyTorch computes from the same inputs in the kernel's dtype
-(`reference.gemm.gemm_same_dtype`; float32 inputs rounded to tf32 as the kernel's are), and the last term is the floor for tiles in which the peer happens to be
-exact. A tile with few elements has too few peer errors to know their maximum, so there the maximum over the
-whole output stands in. Over the whole output the root mean square is held to the same factor.
+(`reference.gemm.gemm_same_dtype`; float32 inputs rounded to tf32, as the kernels do), and the last term is
+the floor for tiles in which the peer happens to be exact. A tile with few elements has too few peer errors
+to know their maximum, so there the maximum over the whole output stands in. Over the whole output the root
+mean square is held to the same factor.
 """
 
 from __future__ import annotations

@@ -164,14 +164,18 @@ def _needs_memory(gib: int) -> None:
 
 def test_a_second_size_compiles_nothing_and_another_dtype_once() -> None:
     config = Sm80GemmConfig(64, 64, 32, 3, 2, 2, raster_group=7)  # of this test alone
+
+    def made() -> int:
+        """Kernels that were compiled or read from disk so far."""
+        stats = lowering.cache.stats()
+        return stats["compiles"] + stats["disk_hits"]
+
     gemm(_normal(64, 64), _normal(64, 64), config=config)
-    before = lowering.cache.stats()
+    before = made()
     gemm(_normal(128, 200), _normal(200, 72), config=config)
-    between = lowering.cache.stats()
-    assert (between.compiles, between.disk_hits) == (before.compiles, before.disk_hits)
+    assert made() == before
     gemm(_normal(64, 64, dtype=FP16), _normal(64, 64, dtype=FP16), config=config)
-    after = lowering.cache.stats()
-    assert after.compiles + after.disk_hits == between.compiles + between.disk_hits + 1
+    assert made() == before + 1
 
 
 def test_out_needs_no_memory() -> None:
@@ -294,21 +298,24 @@ def test_gradients(activation: str | None, dtype: torch.dtype) -> None:
         tolerance.check(mine, true.double(), theirs, factor=3.0, ulps=2.0, case=f"gradient of {name}")
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other workers take the CPU: run it alone")
 def test_host_time() -> None:
-    """The goal of the eager path: at most 8 us of host time a call, launch included."""
+    """The goal of the eager path: at most 8 us of host time a call, launch included. The best of many short
+    runs, since whatever else the machine does can only add."""
     a, b = _normal(64, 64), _normal(64, 64, seed=2)
     out = torch.empty(64, 64, dtype=BF16, device="cuda")
-    times = {"returning": [], "into out": []}
+    best = {}
     for kind, call in (("returning", lambda: gemm(a, b)), ("into out", lambda: gemm(a, b, out=out))):
-        for _ in range(100):
+        for _ in range(200):
             call()
-        for _ in range(30):
+        times = []
+        for _ in range(200):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            for _ in range(200):
+            for _ in range(50):
                 call()
-            times[kind].append((time.perf_counter() - start) / 200)
-    best = {kind: min(values) * 1e6 for kind, values in times.items()}
+            times.append((time.perf_counter() - start) / 50)
+        best[kind] = min(times) * 1e6
     assert max(best.values()) <= 8.0, f"host time in us: {best}"
 
 
