@@ -18,6 +18,11 @@ CHAINS = 4
 """Independent partial results of a reduction within a thread: hides the latency of each."""
 
 
+SLACK_LOG2 = 8.0
+"""A lazy maximum is replaced once the true one is larger by this: probabilities are up to 2^8 = 256 then,
+which float16 holds as precisely as those up to 1, and the division by the sum makes up for the factor."""
+
+
 def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
     """View of accumulators ((2, 2, N), MMA_M, 1) as (rows, columns): ((2, MMA_M), (2, N))."""
     shape, stride = acc.layout.shape, acc.layout.stride
@@ -70,14 +75,20 @@ def online_step(
     correction: cute.Tensor | None,  # (rows,): what older sums and outputs must be multiplied by; None: none
     scale_log2: Float32,
     may_be_empty: bool,
+    lazy: bool = False,
 ) -> None:
     """Takes a tile of scores into the running softmax. exp(scale * s) is taken as exp2(scale_log2 * s).
 
-    `may_be_empty` says that a row can have no key so far, its maximum then being -inf.
+    `may_be_empty` says that a row can have no key so far, its maximum then being -inf. With `lazy` a
+    maximum stays as it is until the true one is much larger (see SLACK_LOG2), so that corrections are
+    nearly always exactly 1.
     """
     for r in range(cute.size(scores, mode=[0])):
         old = row_max[r]
         new = quad_max(_fold(scores, r, cute.arch.fmax, None if correction is None else old))
+        if lazy and correction is not None:
+            # From -inf the difference is +inf, or NaN where there is still no key: then nothing changes.
+            new = choose((new - old) * scale_log2 > Float32(SLACK_LOG2), new, old)
         row_max[r] = new
         base = finite_or_zero(new) if may_be_empty else new
         shift = base * scale_log2
@@ -89,6 +100,16 @@ def online_step(
             correction[r] = factor
             total = row_sum[r] * factor + total
         row_sum[r] = total
+
+
+@cute.jit
+def rescale_where_needed(values: cute.Tensor, factor: cute.Tensor):
+    """`rescale`, left out by warps in which every factor is 1."""
+    needed = factor[0] != Float32(1.0)
+    for r in cutlass.range_constexpr(1, cute.size(factor)):
+        needed = needed | (factor[r] != Float32(1.0))
+    if cute.arch.vote_any_sync(needed):
+        rescale(values, factor)
 
 
 def rescale(values: cute.Tensor, factor: cute.Tensor) -> None:

@@ -62,7 +62,8 @@ class AttentionVariant:
 class Sm90AttentionConfig:
     """One instance of the TMA + WGMMA kernel.
 
-    `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
+    `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
+    rescaled. `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
     dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` blocks of K
     and as many of V are in flight. `pingpong` passes the right to issue WGMMA from warpgroup to
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
@@ -75,6 +76,7 @@ class Sm90AttentionConfig:
     stages: int = 2
     pingpong: bool = True
     o_tma: bool = True
+    lazy_rescale: bool = True
 
     family = "sm90"
 
@@ -92,8 +94,9 @@ def sm90_config(dim: int, dim_v: int, variant: AttentionVariant) -> Sm90Attentio
     if widest <= 96:
         return Sm90AttentionConfig(192, 128 if widest <= 64 else 96, d, dv)
     if widest <= 128:
-        narrow = variant.right or variant.left or variant.masks_everywhere
-        return Sm90AttentionConfig(128, 128 if narrow else 176, d, dv)
+        if variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None:
+            return Sm90AttentionConfig(128, 128, d, dv)  # registers for more than a softmax
+        return Sm90AttentionConfig(192, 80, d, dv)
     if widest <= 192:
         return Sm90AttentionConfig(128, 112 if dv <= 128 else 96, d, dv, pingpong=False)
     return Sm90AttentionConfig(128, 80, d, dv, pingpong=False)

@@ -222,7 +222,10 @@ def step(
     warpgroup.wait_group(0)
     v_ring.consumer_release(v_state)
     v_state.advance()
-    softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
+    if cutlass.const_expr(spec.lazy_rescale):
+        softmax.rescale_where_needed(softmax.rows_and_columns(parts.out), parts.correction)
+    else:
+        softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
     to_operand(spec, scores, parts)
     return k_state, v_state
 
@@ -266,7 +269,7 @@ def soften(spec, scores: cute.Tensor, parts: Fragments, place: tuple, masked: bo
     correction = None if first and not variant.sinks else parts.correction
     may_be_empty = masked or variant.hides_anywhere
     softmax.online_step(
-        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty
+        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty, spec.lazy_rescale
     )
 
 

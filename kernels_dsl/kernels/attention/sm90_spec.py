@@ -30,6 +30,7 @@ class AttentionSpec:
     dim_v: int
     stages: int
     pingpong: bool
+    lazy_rescale: bool
     varlen: bool
     """Packed sequences."""
     stage_in_q: bool
@@ -123,6 +124,7 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, dtype, config.o_tma)
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
-        pingpong=config.pingpong and consumers > 1, varlen=varlen, stage_in_q=stage_in_q,
+        pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
+        varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, epilogue=plan, variant=variant,
     )  # fmt: skip
