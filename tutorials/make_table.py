@@ -15,13 +15,37 @@ README = Path(__file__).resolve().parent / "README.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
+CLAIM = ("8192³ bfloat16", "8192×8192×8192 bfloat16")  # titles of the tables that the summary is made from
+
+
+def summary(folder: Path) -> list[str]:
+    """Each GEMM step's best row at 8192³, next to cuBLAS in the same table."""
+    lines = [
+        "",
+        "| 8192³, bfloat16 | TFLOPS | cuBLAS beside it | × cuBLAS | configuration |",
+        "|---|--:|--:|--:|---|",
+    ]
+    for path in sorted(folder.glob("*.json")):
+        for stored in json.loads(path.read_text())["tables"]:
+            if stored["title"] in CLAIM:
+                table = common.Table(**stored)
+                label = f"A{path.stem[1:]}" if path.stem.startswith("a") else f"step {int(path.stem)}"
+                own = [name for name in table.microseconds if name.startswith(label)]
+                best = max(own, key=table.rate)
+                theirs = table.rate(table.baseline)
+                ratio = table.rate(best) / theirs
+                config = best.removeprefix(label).lstrip(", ")
+                lines.append(f"| {label} | {table.rate(best):.0f} | {theirs:.0f} | {ratio:.2f} | {config} |")
+    return lines
+
+
 def render(folder: Path) -> list[str]:
-    """Markdown lines: the machine, then the tables and remarks of each step."""
+    """Markdown lines: the machine, the summary, then the tables and remarks of each step."""
     lines: list[str] = []
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
         if not lines:
-            lines += machine(run["machine"])
+            lines += machine(run["machine"]) + summary(folder)
         step = next(common.FOLDER.glob(f"{path.stem}_*.py"))
         lines += ["", f"### [{step.name}]({step.name})"]
         for stored in run["tables"]:
@@ -34,9 +58,11 @@ def render(folder: Path) -> list[str]:
 def machine(facts: dict) -> list[str]:
     """Where the run was."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    chip = f"{facts['gpu']} ({facts['sms']} SMs, L2 {facts['l2_mib']} MiB)"
-    power, driver = facts.get("power_cap_w", "?"), facts.get("driver", "?")
-    return [f"{chip}, power cap {power} W, driver {driver}, CUDA {facts['cuda']}, {versions}."]
+    known = [f"{facts['gpu']} ({facts['sms']} SMs)"]
+    for key, words in (("power_cap_w", "power cap {} W"), ("driver", "driver {}"), ("cuda", "CUDA {}")):
+        if key in facts:
+            known.append(words.format(facts[key]))
+    return [", ".join([*known, versions]) + "."]
 
 
 def main(folder: Path) -> None:
