@@ -14,9 +14,9 @@ import torch
 class Masking:
     """What changes or hides scores, with the meaning of `kernels_dsl.attention`'s arguments.
 
-    left, right: widths of the window, None for no limit; causal is right = 0. allowed: (B or 1, H or 1, Sq, Sk)
-    booleans or None. bias: numbers to add. score_mod(score, b, h, i, j) and mask_mod(b, h, i, j) work on
-    broadcast index tensors.
+    left, right: widths of the window, None for no limit; causal is right = 0. allowed: booleans
+    (B or 1, H or 1, Sq, Sk) or None. bias: numbers to add. score_mod(score, b, h, i, j) and
+    mask_mod(b, h, i, j) work on broadcast index tensors.
     """
 
     left: int | None = None
@@ -39,7 +39,7 @@ def attention(
     scale: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output (B, Sq, H, Dv), log-sum-exp (B, H, Sq)) of q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv).
+    """Output (B, Sq, H, Dv) and log-sum-exp (B, H, Sq); q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv).
 
     Products are taken in `dtype`, with 16-bit ones rounded as PyTorch's operators do; the softmax in float32
     or better. A row that attends to nothing gives 0 and -inf.
@@ -99,7 +99,7 @@ def allowed_by_lists(
     lists: (counts, indices, full counts, full indices), (B or 1, H or 1, query blocks[, entries]), either
     pair None. Elements of `hidden_in_partial` (broadcastable) are taken away from blocks of the first pair.
     """
-    batch, heads, q_len, k_len = shape
+    batch, heads = shape[:2]
     allowed = torch.zeros(shape, dtype=torch.bool)
     for (counts, indices), partial in ((lists[:2], True), (lists[2:], False)):
         if counts is None or indices is None:

@@ -6,7 +6,6 @@ takes exactly as many numbers as there are tiles; who takes the last one sets th
 the next launch. A counter must not be shared by launches that can run at the same time.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
@@ -43,7 +42,9 @@ def take_number(counter: cute.Tensor, size: Int32) -> Int32:
 
 
 @cute.jit
-def send_number(ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState, number: Int32):
+def send_number(
+    ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState, number: Int32
+):
     """Producer warp: passes `number` on to the consumers; blocks while they are STAGES tiles behind."""
     ring.producer_acquire(state)
     if cute.arch.lane_idx() == 0:
@@ -52,7 +53,9 @@ def send_number(ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipel
 
 
 @cute.jit
-def receive_number(ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState) -> Int32:
+def receive_number(
+    ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState
+) -> Int32:
     """Consumers: the number of their next tile."""
     ring.consumer_wait(state)
     number = numbers[state.index]

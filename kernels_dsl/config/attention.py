@@ -54,7 +54,7 @@ class AttentionVariant:
 
     @property
     def uneven(self) -> bool:
-        """Query tiles differ in the number of key blocks that they visit, so they are handed out one by one."""
+        """Query tiles differ in the number of key blocks that they visit: they are handed out one by one."""
         return self.right or self.left or self.lists is not None
 
 
@@ -62,11 +62,12 @@ class AttentionVariant:
 class Sm90AttentionConfig:
     """One instance of the TMA + WGMMA kernel.
 
-    `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
-    rescaled. `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
+    `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
     dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` blocks of K
     and as many of V are in flight. `pingpong` passes the right to issue WGMMA from warpgroup to
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
+    `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
+    rescaled.
     """
 
     tile_m: int

@@ -180,8 +180,8 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bo
         return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise RuntimeError(
-            "q, k or v requires grad, but attention has no backward yet: call it under torch.no_grad(), or on "
-            "detached tensors"
+            "q, k or v requires grad, but attention has no backward yet: call it under torch.no_grad(), or "
+            "on detached tensors"
         )
     return False
 

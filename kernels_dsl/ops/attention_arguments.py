@@ -166,8 +166,11 @@ def _check_blocks(blocks: BlockLists, batch: int, heads: int, q_len: int, device
                 continue
             if x.dtype != torch.int32 or x.device != device:
                 raise TypeError(f"blocks.{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
-            if x.dim() != rank or x.shape[0] not in (1, batch) or x.shape[1] not in (1, heads) or (
-                x.shape[2] != rows
+            if (
+                x.dim() != rank
+                or x.shape[0] not in (1, batch)
+                or x.shape[1] not in (1, heads)
+                or (x.shape[2] != rows)
             ):
                 raise ValueError(
                     f"blocks.{name} has shape {tuple(x.shape)}, must be (1 or {batch}, 1 or {heads}, {rows}"

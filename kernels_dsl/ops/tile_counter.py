@@ -20,7 +20,7 @@ _by_stream: dict[tuple[int, int], torch.Tensor] = {}
 
 
 def tile_counter(device: int) -> torch.Tensor:
-    """int32 (1,), 0, for the next launch on the current stream of CUDA device `device`; -1 is the emulator."""
+    """int32 (1,), 0, for the next launch on the current stream of CUDA device `device`; -1: emulator."""
     if device < 0:
         return torch.zeros(1, dtype=torch.int32)
     if torch._C._cuda_isCurrentStreamCapturing():

@@ -36,7 +36,9 @@ def _decode(out: cute.Tensor, m: Int32, heads: Int32, batch: Int32, groups: Int3
     )
 
 
-@pytest.mark.parametrize(("m", "heads", "batch", "groups"), [(5, 4, 3, 5), (1, 7, 1, 7), (3, 2, 2, 1), (4, 5, 1, 2)])
+@pytest.mark.parametrize(
+    ("m", "heads", "batch", "groups"), [(5, 4, 3, 5), (1, 7, 1, 7), (3, 2, 2, 1), (4, 5, 1, 2)]
+)
 def test_each_tile_has_one_number(m, heads, batch, groups):
     out = torch.full((m * heads * batch, 3), -1, dtype=torch.int32)
     with emulator.run(arch="sm_90a"):
@@ -49,7 +51,9 @@ def test_each_tile_has_one_number(m, heads, batch, groups):
 
 
 @cute.kernel
-def _visit_kernel(out: cute.Tensor, seq: SeqInfo, window: Window, variant: cutlass.Constexpr, tile: cutlass.Constexpr):
+def _visit_kernel(
+    out: cute.Tensor, seq: SeqInfo, window: Window, variant: cutlass.Constexpr, tile: cutlass.Constexpr
+):
     m = Int32(cute.arch.thread_idx()[0])
     if m < cute.size(out, mode=[0]):
         visit = visit_range(variant, tile, m, seq, window)
@@ -96,7 +100,9 @@ def test_visits_cover_the_mask(lengths, sides, widths):
             assert min(n_right, n_whole, n_left) >= 0 and n_right + n_whole + n_left >= 1
             visited = [last - p for p in range(n_right + n_whole + n_left)]
             rows = allowed[m * tile[0] : (m + 1) * tile[0]]
-            blocks = [rows[:, b * tile[1] : (b + 1) * tile[1]] for b in range(math.ceil(lengths[1] / tile[1]))]
+            blocks = [
+                rows[:, b * tile[1] : (b + 1) * tile[1]] for b in range(math.ceil(lengths[1] / tile[1]))
+            ]
             assert all(b in visited for b, part in enumerate(blocks) if bool(part.any()))
             for b in visited[n_right : n_right + n_whole]:
                 assert blocks[b].shape[1] == tile[1] and bool(blocks[b].all())

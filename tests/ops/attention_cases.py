@@ -14,7 +14,12 @@ LSE_TOLERANCE = 1e-3
 
 
 def inputs(
-    q_shape: tuple[int, ...], k_shape: tuple[int, ...], dim_v: int, seed: int, dtype=torch.bfloat16, device="cpu"
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    dim_v: int,
+    seed: int,
+    dtype=torch.bfloat16,
+    device="cpu",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q of `q_shape`, k of `k_shape`, v like k with another head dimension; (…, D)."""
     shapes = (q_shape, k_shape, (*k_shape[:-1], dim_v))

@@ -13,7 +13,10 @@ def _classes(lists: BlockLists, rows: int, columns: int) -> torch.Tensor:
     """(B, H, rows, columns): 0 not listed, 1 partial, 2 full. Fails where a block is listed twice."""
     counts = next(x for x in (lists.counts, lists.full_counts) if x is not None)
     found = torch.zeros((*counts.shape, columns), dtype=torch.int64)
-    for kind, counts, indices in ((1, lists.counts, lists.indices), (2, lists.full_counts, lists.full_indices)):
+    for kind, counts, indices in (
+        (1, lists.counts, lists.indices),
+        (2, lists.full_counts, lists.full_indices),
+    ):
         if counts is None:
             continue
         for place in torch.cartesian_prod(*(torch.arange(s) for s in counts.shape)).tolist():
@@ -47,7 +50,9 @@ def _check(lists: BlockLists, allowed: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(300, 300), (200, 430), (430, 200), (1, 1000), (128, 128)])
-@pytest.mark.parametrize("window", [(None, 0), (100, 0), (64, 64), (None, None), (0, 0), (5, None), (1000, 3)])
+@pytest.mark.parametrize(
+    "window", [(None, 0), (100, 0), (64, 64), (None, None), (0, 0), (5, None), (1000, 3)]
+)
 @pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
 @pytest.mark.parametrize("block", [(64, 64), (128, 64), (64, 128)])
 def test_windows(lengths, window, alignment, block):

@@ -148,7 +148,9 @@ def test_nan_behind_the_window_is_not_read(seed):
 def test_torch_layout_and_top_left(seed):
     q, k, v = (x.transpose(1, 2) for x in _tensors((2, 2), (70, 90), (64, 64), seed))
     found = kernels_dsl.scaled_dot_product_attention(q, k, v, is_causal=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), is_causal=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), is_causal=True
+    )
     assert found.shape == q.shape
     assert float((found.double() - expected).abs().max()) < 2e-2
 

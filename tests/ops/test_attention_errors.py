@@ -1,4 +1,4 @@
-"""Bad calls of attention are refused before anything is compiled, each with a message that names what is wrong."""
+"""Bad calls of attention are refused before anything is compiled, each with a message of its own."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_gradients_are_refused():
 
 def test_torch_arguments_that_cannot_be():
     q = Q.transpose(1, 2)
-    with pytest.raises(ValueError, match="dropout_p is 0.1, must be 0"):
+    with pytest.raises(ValueError, match=r"dropout_p is 0\.1, must be 0"):
         kernels_dsl.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
     with pytest.raises(ValueError, match="attn_mask is given beside is_causal"):
         kernels_dsl.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(40, 40).bool(), is_causal=True)

@@ -38,7 +38,11 @@ def test_against_torch(kind, seed):
 def test_window_softcap_and_functions_by_hand(seed):
     q, k, v = _tensors(seed, (2, 2))
     masking = Masking(
-        left=2, right=1, softcap=3.0, score_mod=lambda s, b, h, i, j: s + h * j, mask_mod=lambda b, h, i, j: j != 4
+        left=2,
+        right=1,
+        softcap=3.0,
+        score_mod=lambda s, b, h, i, j: s + h * j,
+        mask_mod=lambda b, h, i, j: j != 4,
     )
     out, lse = attention(q, k, v, masking, scale=0.5)
     b, h, i = 1, 1, 3

@@ -269,7 +269,13 @@ def soften(spec, scores: cute.Tensor, parts: Fragments, place: tuple, masked: bo
     correction = None if first and not variant.sinks else parts.correction
     may_be_empty = masked or variant.hides_anywhere
     softmax.online_step(
-        view, parts.row_max, parts.row_sum, correction, scale_of_scores(spec, work), may_be_empty, spec.lazy_rescale
+        view,
+        parts.row_max,
+        parts.row_sum,
+        correction,
+        scale_of_scores(spec, work),
+        may_be_empty,
+        spec.lazy_rescale,
     )
 
 

@@ -55,7 +55,7 @@ def attention_kernel(
 
 
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers of the rings, tile numbers, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
+    """mbarriers, tile numbers, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
 
     Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
@@ -76,9 +76,13 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
     sO = storage.q if spec.stage_in_q else storage.o
     staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
     numbers = storage.numbers.get_tensor(cute.make_layout(tile_queue.STAGES))
-    return storage.barriers.data_ptr(), numbers, (
-        storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
-        storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
-        storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
-        sO.get_tensor(staging, swizzle=o_layout.inner),
+    return (
+        storage.barriers.data_ptr(),
+        numbers,
+        (
+            storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
+            storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
+            storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
+            sO.get_tensor(staging, swizzle=o_layout.inner),
+        ),
     )
