@@ -44,7 +44,8 @@ def gemm(
 
     a: (M, K) or (L, M, K), b: (K, N) or (L, K, N), bf16, fp16 or fp32, of one dtype; any strides and
     alignment, any M, N, K, L ≥ 0; a batch of 1 and a missing batch are broadcast. fp32 operands are
-    multiplied as tf32 (10 bits of mantissa), whatever `torch.backends.cuda.matmul.allow_tf32` says.
+    rounded to tf32 (10 bits of mantissa, to nearest) by the kernels as they load them, whatever
+    `torch.backends.cuda.matmul.allow_tf32` says.
 
     c, residual: tensors that broadcast to the result. With beta 0, c is not read. bias: (N,) with
     `bias_axis` "n", (M,) with "m". activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".

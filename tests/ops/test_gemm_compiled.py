@@ -35,6 +35,7 @@ def test_compiled_code(arch: str, name: str, function, args, constexprs) -> None
     compiled = function.compile(*args, arch=arch, **constexprs)
     (entry,) = compiled.resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, "registers are spilled"
+    assert entry.entry == f"{function.name}_0"
     if "splitk_reduce" in name:
         return
     if " sm90 " in name:

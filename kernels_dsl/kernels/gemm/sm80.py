@@ -34,6 +34,7 @@ from kernels_dsl.blocks.cp_async import (
     swizzle_of,
     vector_alignment,
 )
+from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.mma_sync import (
     MMA_M,
     MMA_N,
@@ -146,7 +147,6 @@ def gemm_sm80(
         mD.shape[2] // config.split_k,
         config.split_k,
     )
-    gemm_sm80_kernel.set_name_prefix("gemm_sm80", remove_cutlass_symbol=True, keep_mangled_name=False)
     gemm_sm80_kernel(mA, mB, mD, operands, grid, plan, epilogue).launch(
         grid=[grid.size, 1, 1],
         block=[config.threads, 1, 1],
@@ -157,6 +157,7 @@ def gemm_sm80(
     )
 
 
+@entry_name("gemm_sm80")
 @cute.kernel
 def gemm_sm80_kernel(
     mA: cute.Tensor,

@@ -24,7 +24,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.scheduler import TileGrid
@@ -89,5 +88,8 @@ def tile_grid(spec: GemmSpec, problem: tuple, slices: Int32) -> TileGrid:
     """Extent of the schedule for (M, N, K) `problem` and `slices` = batches * splits of D."""
     rows, columns = spec.tile_m * spec.cluster[0], spec.tile_n * spec.cluster[1]
     return TileGrid(
-        cute.ceil_div(problem[0], rows), cute.ceil_div(problem[1], columns), slices // spec.split_k, spec.split_k
+        cute.ceil_div(problem[0], rows),
+        cute.ceil_div(problem[1], columns),
+        slices // spec.split_k,
+        spec.split_k,
     )

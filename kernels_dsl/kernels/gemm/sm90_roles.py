@@ -8,11 +8,13 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
 from kernels_dsl.blocks.wgmma import issue_k_tile
 
 
+@entry_name("gemm_sm90")
 @cute.kernel
 def gemm_kernel(
     spec: cutlass.Constexpr,
@@ -25,7 +27,7 @@ def gemm_kernel(
     problem: tuple,  # (M, N, K)
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    a_atom, tma_a, b_atom, tma_b = loads
+    a_atom, _, b_atom, _ = loads
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         cpasync.prefetch_descriptor(a_atom)
@@ -173,8 +175,9 @@ def consume(
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
         origin = (m, n, at.batch * spec.split_k + at.split)
         epi.store_tile(
-            spec.epilogue, acc, epilogue, operands, origin, extent, sD, mmas[1], write, thread, group
-        )
+            spec.epilogue, acc, epilogue, operands, origin=origin, extent=extent, sD=sD,
+            tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
+        )  # fmt: skip
         if cutlass.const_expr(spec.pingpong):
             state = skip(state, k_tile_count(spec, grid, k_tiles, work + clusters))
         work += stride

@@ -69,10 +69,13 @@ def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> Gemm
     stages = config.stages or (room - 2 * subtile_bytes) // stage_bytes
     epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
     if stages < 2 or epi_stages < 2:
-        raise ValueError(f"{config} leaves room for {stages} stages and {epi_stages} staging buffers; 2 of each are the least")
+        raise ValueError(
+            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be for 2 of each"
+        )
     plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
-        raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtype=mma_dtype, epilogue=plan,
+        raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtype=mma_dtype,
+        epilogue=plan,
     )  # fmt: skip

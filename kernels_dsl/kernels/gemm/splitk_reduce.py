@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import range_constexpr
 
+from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.epilogue_operands import apply_epilogue, load_operand, load_operands
 from kernels_dsl.blocks.staged_store import output_vector, row_vectors, store_vectors
 
@@ -35,7 +36,6 @@ def splitk_reduce(
     vector = output_vector(mD, MAX_VECTOR)
     tile = (THREADS[0], THREADS[1] * vector)
     tiles = (cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
-    splitk_reduce_kernel.set_name_prefix("splitk_reduce", remove_cutlass_symbol=True, keep_mangled_name=False)
     splitk_reduce_kernel(mW, mD, operands, tiles, vector, split_k, epilogue, early).launch(
         grid=[tiles[0] * tiles[1] * mD.shape[2], 1, 1],
         block=[THREADS[0] * THREADS[1], 1, 1],
@@ -51,6 +51,7 @@ def split_views(mW: cute.Tensor, mD: cute.Tensor, split_k: int) -> tuple[cute.Te
     return tuple(cute.make_tensor(mW.iterator + s * mW.stride[2], layout) for s in range(split_k))
 
 
+@entry_name("splitk_reduce")
 @cute.kernel
 def splitk_reduce_kernel(
     mW: cute.Tensor,
