@@ -6,5 +6,5 @@ of random values within the accumulation's last bits; approximate functions with
 documents.
 
 `ops` the scalar instructions, `cases` all launches, `kernels` and `async_kernels` the device side, `runner`
-running and recording, `compare` the rules.
+running and `record` recording, `compare` the rules, `calibrate` the tensor cores' model of accumulation.
 """

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..semantics import tensor_core
 from ..semantics.tensor_core import Accumulation
-from . import cases, runner
+from . import cases, record, runner
 
 GROUPS = (4, 8, 16, 32)
 BITS = (11, 12, 13, 14, 22, 23, 24, 25, 26, 27)
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="where the GPU's results were recorded")
     options = parser.parse_args(argv)
-    results = runner.recorded(options.folder)
+    results = record.recorded(options.folder)
     for case in cases.all_cases():
         key = matrix_instruction(case)
         if key is None or not any(name.endswith("random") for name, _, _ in case.rows):

@@ -41,6 +41,21 @@ def _last_place(values: np.ndarray, kind: str) -> np.ndarray:
     return np.ldexp(1.0, np.maximum(exponent - 1, 1 - fmt.bias) - fmt.mantissa_bits)
 
 
+def settled(words: np.ndarray, rule: str) -> np.ndarray | None:
+    """The words that must agree bit for bit under `rule`, all NaNs alike where it says so; None where a
+    distance is allowed.
+    """
+    words = np.ascontiguousarray(words, dtype=np.uint32).reshape(-1)
+    if rule == "bits":
+        return words
+    if not rule.endswith("="):
+        return None
+    kind = rule[:-1]
+    width = np.uint32 if kind == "f32" else np.uint16
+    quiet_nan = width(numeric.FORMATS[kind.removesuffix("x2")].quiet_nan)
+    return np.where(np.isnan(_values(words, kind)), quiet_nan, words.view(width)).view(np.uint32)
+
+
 def compare(name: str, rule: str, ours: np.ndarray, theirs: np.ndarray) -> Outcome:
     """Compare two arrays of result registers, read as uint32.
 
@@ -51,14 +66,9 @@ def compare(name: str, rule: str, ours: np.ndarray, theirs: np.ndarray) -> Outco
     ours, theirs = (np.ascontiguousarray(x, dtype=np.uint32).reshape(-1) for x in (ours, theirs))
     if ours.shape != theirs.shape:
         return Outcome(name, rule, theirs.size, theirs.size, error=f"{ours.size} results for {theirs.size}")
-    if rule == "bits":
-        bad = ours != theirs
-        worst = float(bad.any())
-    elif rule.endswith("="):
-        kind = rule[:-1]
-        width = np.uint32 if kind == "f32" else np.uint16
-        both_nan = np.isnan(_values(ours, kind)) & np.isnan(_values(theirs, kind))
-        bad = ((ours.view(width) != theirs.view(width)) & ~both_nan).reshape(ours.size, -1).any(axis=1)
+    exact, expected = settled(ours, rule), settled(theirs, rule)
+    if exact is not None and expected is not None:
+        bad = exact != expected
         worst = float(bad.any())
     else:
         separator = next(c for c in ":~/" if c in rule)

@@ -1,17 +1,9 @@
-"""Runs the cases on the GPU and in the emulator, and compares.
-
-Results of a GPU can be recorded in a folder (one compressed array a case) and compared later on a machine
-without one: the inputs follow from the cases' names.
-"""
+"""Runs the cases on the GPU of this process and in the emulator, and compares."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.metadata
-import json
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -89,48 +81,3 @@ def _evaluate_singly(
         # The inputs follow from the group's name and are the same for each of its members.
         outcomes += evaluate(one, theirs[part], emulate)
     return outcomes
-
-
-def record(folder: Path, chosen: Iterable[Case]) -> list[str]:
-    """Run on the GPU and keep the results in `folder`; returns the names of cases that failed, with the
-    error.
-
-    A group with a member that fails is an error as a whole: correct the group.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    failed: list[str] = []
-    arrays: dict[str, Any] = {}
-    for case in chosen:
-        try:
-            arrays[_key(case)] = run_case(case, "cuda")
-        except Exception as error:
-            failed.append(f"{case.name}: {type(error).__name__}: {error}"[:1500])
-    np.savez_compressed(folder / "results.npz", **arrays)
-    (folder / "machine.json").write_text(json.dumps(_machine(), indent=1) + "\n")
-    return failed
-
-
-def recorded(folder: Path) -> Callable[[Case], np.ndarray]:
-    """Function from a case to its recorded results; KeyError where there are none."""
-    stored = np.load(folder / "results.npz")
-    return lambda case: stored[_key(case)]
-
-
-def _key(case: Case) -> str:
-    """Name of a case's recorded array: changes with everything that its result depends on."""
-    description = f"{case.name} {case.constants!r}"
-    return hashlib.sha256(description.encode()).hexdigest()[:20]
-
-
-def _machine() -> dict[str, str]:
-    import torch
-
-    import lowering
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "capability": ".".join(map(str, torch.cuda.get_device_capability())),
-        "torch": torch.__version__,
-        "driver": str(lowering.arch.ask_driver("cuDriverGetVersion")),
-        "dsl": importlib.metadata.version("nvidia-cutlass-dsl"),
-    }

@@ -5,8 +5,8 @@ and bf16, `uint8` for e4m3 and e5m2, `uint32` for f32 and tf32 (a tf32 sits in t
 Rounding modes are PTX's names: `rn` nearest even, `rna` nearest with ties away from zero, `rz` towards zero,
 `rm` down,
 `rp` up. A NaN that leaves a conversion is the canonical one of its format (f32 0x7FFFFFFF, tf32 0x7FFFE000,
-f16 and bf16 0x7FFF, e4m3 and e5m2 0x7F), but for three conversions that keep its payload, as an H200 does: bf16
-to f32, f32 to f64, and f32 to tf32 with `rna`. Source: PTX ISA, `cvt`; NaNs measured.
+f16 and bf16 0x7FFF, e4m3 and e5m2 0x7F), but for three conversions that keep its payload, as an H200 does:
+bf16 to f32, f32 to f64, and f32 to tf32 with `rna`. Source: PTX ISA, `cvt`; NaNs measured.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _encode_nearest(values: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def _encode_away(values: np.ndarray, relu: bool) -> np.ndarray:
-    """float32 -> tf32, ties away from zero, as integer arithmetic: NaN keeps the upper bits of its payload."""
+    """float32 -> tf32, ties away from zero, on the integer image: NaN keeps its payload's upper bits."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     out = np.where(np.isfinite(values), bits + np.uint32(0x1000), bits) & np.uint32(0xFFFFE000)
     return np.where(relu & (values <= 0), np.uint32(0), out)

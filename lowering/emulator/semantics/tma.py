@@ -22,7 +22,7 @@ ptxas rewrites for each field of `tensormap.replace`. In 64-bit words, least sig
 | 6 | 32-46 | element strides - 1, 3 bits each |
 | 6, 7 | 56-63 of word 6, 0-31 of word 7 | box extents - 1, 8 bits each |
 
-A tiled descriptor must also be one that the hardware takes: `_check`. What it does not take faults as an illegal
+A descriptor must also be one that the hardware takes: `_check`. What it does not take faults as an illegal
 instruction on the GPU.
 
 Words 8 to 15 are padding: the compiled host code leaves stack garbage there, so they are not looked at. Any
@@ -224,10 +224,11 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
     """Which global and shared bytes a tile-mode copy of one box touches.
 
     `coords`: signed element coordinates of the box's first element, fastest dimension first (as in the PTX
-    operand `{c0, c1, ...}`), the first on 16 bytes (another faults as an illegal instruction on an H200);
-    `shared_address`: byte address of the box in the CTA's shared memory window. The same map serves loads, stores and reductions: loads fill elements that are not valid (`fill_value`),
-    stores and reductions skip them. Raises TensorMapError for a wrong number of coordinates and for a box
-    that is misaligned in global or in shared memory.
+    operand `{c0, c1, ...}`), the first a multiple of 16 bytes: any other faults as an illegal instruction on
+    an H200. `shared_address`: byte address of the box in the CTA's shared memory window. The same map serves
+    loads, stores and reductions: loads fill elements that are not valid (`fill_value`), stores and
+    reductions skip them. Raises TensorMapError for a wrong number of coordinates and for a box that is
+    misaligned in global or in shared memory.
     """
     coords = tuple(int(c) for c in coords)
     if len(coords) != tensor.rank:
@@ -235,7 +236,7 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
     offset = coords[0] * tensor.element.bytes
     if offset % 16:
         raise TensorMapError(
-            f"a box that starts at element {coords[0]}, {offset} bytes into its row: TMA needs a multiple of 16 bytes"
+            f"a box that starts at element {coords[0]}, {offset} bytes into its row: TMA needs a multiple of 16"
         )
     if shared_address % 128:
         raise TensorMapError(f"shared memory address {shared_address:#x} of a box must be 128-byte aligned")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from lowering.emulator.crosscheck import cases, ops, runner
+from lowering.emulator.crosscheck import cases, ops, record, runner
 from lowering.emulator.crosscheck.compare import compare
 
 
@@ -82,20 +87,58 @@ def test_a_failing_member_does_not_hide_the_others(group):
     assert outcomes[1].error == "RuntimeError: not modelled"
 
 
-def test_records_are_read_back(group, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "run_case", lambda case, device: _fake(case))
-    monkeypatch.setattr(runner, "_machine", lambda: {"gpu": "none"})
-    assert runner.record(tmp_path, [group]) == []
-    np.testing.assert_array_equal(runner.recorded(tmp_path)(group), _fake(group))
+def _keep(folder, chosen: list[cases.Case]) -> None:
+    """A recording of results that no GPU made."""
+    np.savez(folder / "results.npz", **{record.key(case): _fake(case) for case in chosen})
+    (folder / "machine.json").write_text('{"gpu": "none"}')
+
+
+def test_records_are_read_back(group, tmp_path):
+    _keep(tmp_path, [group])
+    np.testing.assert_array_equal(record.recorded(tmp_path)(group), _fake(group))
     other = cases.elementwise_case("integer", tuple(ops.INTEGER[1:3]))
     with pytest.raises(KeyError):
-        runner.recorded(tmp_path)(other)
+        record.recorded(tmp_path)(other)
 
 
-def test_a_case_that_fails_on_the_gpu_is_named(group, tmp_path, monkeypatch):
-    def fail(case, device):
-        raise RuntimeError("no such instruction")
+def test_a_condensed_recording_still_notices_one_bit(tmp_path, monkeypatch):
+    exact = cases.elementwise_case("float", tuple(ops.FLOAT[:2]))
+    near = cases.elementwise_case("approximate", tuple(ops.APPROXIMATE[:1]))
+    monkeypatch.setattr(cases, "all_cases", lambda: iter([exact, near]))
+    _keep(tmp_path, [exact, near])
+    assert record.condense(tmp_path, tmp_path / "kept") == 3
+    kept = record.Condensed(tmp_path / "kept")
+    assert kept.has(exact) and kept.has(near)
+    assert not kept.has(cases.elementwise_case("float", tuple(ops.FLOAT[1:3])))
+    ours = _fake(exact)
+    assert [o.ok for o in kept.evaluate(exact, ours)] == [True, True]
+    at = int(np.flatnonzero(np.isfinite(ours[cases.LANES :].view(np.float32)))[0]) + cases.LANES
+    ours[at] ^= 1
+    assert [o.ok for o in kept.evaluate(exact, ours)] == [True, False]
+    at = int(np.flatnonzero(np.isfinite(_fake(near).view(np.float32)))[0])
+    for step, ok in ((1, True), (100, False)):
+        ours = _fake(near)
+        ours[at] += np.uint32(step)
+        assert [o.ok for o in kept.evaluate(near, ours)] == [ok]
 
-    monkeypatch.setattr(runner, "run_case", fail)
-    monkeypatch.setattr(runner, "_machine", lambda: {"gpu": "none"})
-    assert runner.record(tmp_path, [group]) == ["elementwise/integer: RuntimeError: no such instruction"]
+
+def test_a_case_that_ends_its_process_is_named_and_the_others_run(tmp_path, monkeypatch):
+    """Stands for a GPU: a process that dies at one of its cases, as after an illegal instruction."""
+    chosen = [cases.elementwise_case("integer", (op,)) for op in ops.INTEGER[:4]]
+    chosen = [dataclasses.replace(case, name=f"case {i}") for i, case in enumerate(chosen)]
+    by_name = {case.name: case for case in chosen}
+
+    def process(command, input, **_):
+        for name in json.loads(input):
+            if name == "case 1":
+                return subprocess.CompletedProcess(
+                    command, 1, "", "Traceback\nAcceleratorError: illegal instruction\nhints"
+                )
+            np.save(Path(command[-1]) / f"{record.key(by_name[name])}.npy", _fake(by_name[name]))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(record.subprocess, "run", process)
+    assert record.record(tmp_path, chosen, jobs=2) == ["case 1: AcceleratorError: illegal instruction"]
+    results = record.recorded(tmp_path)
+    for i in (0, 2, 3):
+        np.testing.assert_array_equal(results(chosen[i]), _fake(chosen[i]))

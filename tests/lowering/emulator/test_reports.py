@@ -278,7 +278,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("box, swizzle, message", [((6, 4), 0, "24 bytes is not"), ((16, 2), 1, "over the 32")])
+@pytest.mark.parametrize(
+    "box, swizzle, message", [((6, 4), 0, "24 bytes is not"), ((16, 2), 1, "over the 32")]
+)
 def test_a_tensor_map_that_the_hardware_refuses_is_reported(box, swizzle, message):
     columns = 16
     body = INIT + TENSOR_LOAD.format(offset=1024, column=0)
