@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gemm_cases
 import pytest
+import torch
 
+from kernels_dsl.ops.gemm import gemm
 from lowering import emulator
+from reference import gemm as reference
+from reference import tolerance
+from reference.inputs import normal
 
 SMALL = 40_000  # multiply-adds
 ARCH = {"sm90": "sm_90a", "sm80": "sm_89"}
@@ -28,3 +33,14 @@ def test_generated_cases_in_the_emulator(family: str) -> None:
         with emulator.run(arch=ARCH[family]) as session:
             gemm_cases.run(case, "cpu")
         assert not session.reports, str(case)
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm80"])
+def test_float32_operands_are_rounded_to_tf32(family: str) -> None:
+    """The product is that of operands rounded to nearest; dropped bits would make it three times as wrong."""
+    a, b = normal((33, 56), torch.float32, seed=1), normal((40, 56), torch.float32, seed=2).t()
+    with emulator.run(arch=ARCH[family]):
+        found = gemm(a, b, family=family)
+    exact, peer = reference.gemm(a, b), reference.gemm_same_dtype(a, b)
+    report = tolerance.check(found, exact, peer, factor=1.05, case=family)
+    assert report.rms > 0.9 * report.peer_rms, "the operands were not rounded at all"

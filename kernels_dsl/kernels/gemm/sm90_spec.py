@@ -70,7 +70,7 @@ def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> Gemm
     epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
     if stages < 2 or epi_stages < 2:
         raise ValueError(
-            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be for 2 of each"
+            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be 2 of each"
         )
     plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return GemmSpec(

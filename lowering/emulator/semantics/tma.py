@@ -236,7 +236,7 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
     offset = coords[0] * tensor.element.bytes
     if offset % 16:
         raise TensorMapError(
-            f"a box that starts at element {coords[0]}, {offset} bytes into its row: TMA needs a multiple of 16"
+            f"a box that starts at element {coords[0]}, {offset} bytes into its row: needs a multiple of 16"
         )
     if shared_address % 128:
         raise TensorMapError(f"shared memory address {shared_address:#x} of a box must be 128-byte aligned")
@@ -294,15 +294,17 @@ def convert_on_load(tensor: TensorMap, bits: np.ndarray) -> np.ndarray:
     """What a load writes for the elements that it read; `bits` is an unsigned array of the element's width.
 
     Only the tf32 and ftz types change anything: float32 rounds to the nearest tf32 (ties to even; the low 13
-    bits become zero), and subnormals become zero of their sign.
+    bits become zero; every NaN becomes 0x7FFFE000, all as an H200 does), and subnormals become zero of their
+    sign.
     """
     out = bits
     if tensor.element in (ElementType.F32_FTZ, ElementType.TF32_FTZ):
         out = np.where((out & 0x7F800000) == 0, out & np.uint32(0x80000000), out)
     if tensor.element in (ElementType.TF32, ElementType.TF32_FTZ):
-        finite = (out & 0x7F800000) != 0x7F800000
+        magnitude = out & 0x7FFFFFFF
         rounded = (out + np.uint32(0xFFF) + ((out >> 13) & 1)) & np.uint32(0xFFFFE000)
-        out = np.where(finite, rounded, out)
+        out = np.where(magnitude < 0x7F800000, rounded, out)
+        out = np.where(magnitude > 0x7F800000, np.uint32(0x7FFFE000), out)
     return out.astype(bits.dtype, copy=False)
 
 

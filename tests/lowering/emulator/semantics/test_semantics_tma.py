@@ -195,6 +195,15 @@ def test_fill_and_conversion(seed):
     bits = bits[np.isfinite(bits.view(np.float32))]
     expected = numeric.f32_to_tf32(bits.view(np.float32), "rn")
     np.testing.assert_array_equal(tma.convert_on_load(tensor, bits), expected)
+    # Ties, overflow, NaNs and subnormals as an H200 loaded them.
+    hardware = {
+        0x3F800FFF: 0x3F800000, 0x3F801000: 0x3F800000, 0x3F801001: 0x3F802000, 0x3F803000: 0x3F804000,
+        0xBF801000: 0xBF800000, 0xBF803000: 0xBF804000, 0x7F7FF000: 0x7F800000, 0x7F800000: 0x7F800000,
+        0xFF800000: 0xFF800000, 0x7FC00000: 0x7FFFE000, 0x7F800001: 0x7FFFE000, 0x7FFFFFFF: 0x7FFFE000,
+        0x00000001: 0x00000000, 0x00001000: 0x00000000, 0x807FFFFF: 0x80800000,
+    }  # fmt: skip
+    loaded, kept = (np.array(list(x), dtype=np.uint32) for x in (hardware, hardware.values()))
+    np.testing.assert_array_equal(tma.convert_on_load(tensor, loaded), kept)
 
 
 @pytest.mark.parametrize("operation", ["add", "min", "max", "inc", "dec", "and", "or", "xor"])
