@@ -54,7 +54,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one case; `worst`: the largest difference over what is allowed."""
+    """What came of one case.
+
+    `equal`: elements with the same bits; `worst`: the largest difference over what is allowed; `gpu`: digest
+    of the GPU's result.
+    """
 
     name: str
     shape: tuple[int, int, int]
@@ -65,6 +69,7 @@ class Row:
     worst: float
     ok: bool
     seconds: float
+    gpu: str = ""
 
 
 KERNELS: dict[str, tuple[GemmConfig, tuple[int, int, int]]] = {
@@ -165,7 +170,13 @@ def compare(case: Case, ours: torch.Tensor, theirs: torch.Tensor, seconds: float
         ok = worst <= 1.0
     rule = "bits" if case.exact else "rounding"
     dtype = str(case.dtype).removeprefix("torch.")
-    return Row(case.name, case.shape, dtype, rule, ours.numel(), equal, worst, ok, round(seconds, 2))
+    found = digest(theirs)
+    return Row(case.name, case.shape, dtype, rule, ours.numel(), equal, worst, ok, round(seconds, 2), found)
+
+
+def digest(result: torch.Tensor) -> str:
+    """Identifies a result's bits."""
+    return hashlib.sha256(_bits(result).numpy().tobytes()).hexdigest()[:16]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,14 +26,21 @@ _STORAGE = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """The *aligned* model: `group` elements of K at a time, `bits` bits kept below the largest exponent."""
+    """The *aligned* model: `group` elements of K at a time, `bits` bits kept below the largest exponent.
+
+    `fraction`: bits of the running sum's significand after its point, 23 for a whole float32.
+    """
 
     group: int
     bits: int
+    fraction: int = 23
 
 
 # Which model an instruction uses, by ("wgmma" or "mma", type of A); *nearest* where there is no entry.
-ACCUMULATION: dict[tuple[str, str], Accumulation] = {}
+ACCUMULATION: dict[tuple[str, str], Accumulation] = {
+    ("wgmma", "e4m3"): Accumulation(32, 13, 13),
+    ("wgmma", "e5m2"): Accumulation(32, 13, 13),
+}
 
 
 def storage_type(dtype: str) -> type:
@@ -91,6 +98,7 @@ def _aligned(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, model: Accumula
     """The *aligned* model's sum in float64, with the significand of a float32."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
     total = np.zeros(shape) if c is None else np.broadcast_to(c.astype(np.float64), shape)
+    form = dataclasses.replace(numeric.F32, mantissa_bits=model.fraction)
     a_exponent, b_exponent = _exponents(a), _exponents(b)
     for start in range(0, a.shape[-1], model.group):
         part = slice(start, start + model.group)
@@ -100,7 +108,7 @@ def _aligned(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, model: Accumula
         largest = np.maximum(np.maximum(exponents.max(axis=-1), _exponents(total)), -1000)
         shift = model.bits - largest
         kept = np.trunc(np.ldexp(products, shift[..., None])).sum(axis=-1) + np.trunc(np.ldexp(total, shift))
-        total = numeric.round_to(np.ldexp(kept, -shift), numeric.F32, "rz")
+        total = numeric.round_to(np.ldexp(kept, -shift), form, "rz")
     return total
 
 

@@ -39,11 +39,11 @@ def _slow(a, b, c, model: Accumulation) -> float:
         quantum = Fraction(2) ** (max(exponents) - model.bits)
         total = sum((_cut(x * y, quantum) for x, y in pairs), _cut(total, quantum))
         if total:
-            total = _cut(total, Fraction(2) ** (_exponent(total) - 23))
+            total = _cut(total, Fraction(2) ** (_exponent(total) - model.fraction))
     return float(total)
 
 
-@pytest.mark.parametrize("model", [Accumulation(16, 25), Accumulation(8, 24), Accumulation(16, 13)])
+@pytest.mark.parametrize("model", [Accumulation(16, 25), Accumulation(8, 24), Accumulation(16, 13, 13)])
 def test_aligned_against_rationals(model, seed):
     rng = np.random.default_rng(seed)
     a, b = (np.round(rng.standard_normal((5, 16)) * 2.0 ** rng.integers(-6, 6, (5, 16)), 3) for _ in range(2))
