@@ -67,7 +67,7 @@ class Sm90AttentionConfig:
     and as many of V are in flight. `pingpong` passes the right to issue WGMMA from warpgroup to
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
-    rescaled.
+    rescaled. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one consumer warpgroup).
     """
 
     tile_m: int
@@ -78,6 +78,7 @@ class Sm90AttentionConfig:
     pingpong: bool = True
     o_tma: bool = True
     lazy_rescale: bool = True
+    ctas_per_sm: int = 1
 
     family = "sm90"
 
@@ -88,19 +89,52 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
-def sm90_config(dim: int, dim_v: int, variant: AttentionVariant) -> Sm90AttentionConfig:
-    """The tile for these head dimensions, where key blocks are not listed."""
+TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
+"""Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Sizes that decide between tiles: query rows and keys of a sequence, heads of all sequences, SMs."""
+
+    rows: int
+    keys: int
+    heads: int
+    sms: int
+
+
+def sm90_config(
+    dim: int, dim_v: int, variant: AttentionVariant, extent: Extent | None = None
+) -> Sm90AttentionConfig:
+    """The tile for these head dimensions, where key blocks are not listed. No `extent`: for large ones."""
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)
+    busy = variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None
+    heights = [192, 128, 64] if widest <= 96 and not busy else [128, 64]
+    tile_m = heights[0]
+    if extent is not None:
+
+        def rounds(rows: int) -> float:
+            return -(-(-(-extent.rows // rows) * extent.heads) // extent.sms) * TILE_COST[rows]
+
+        tile_m = min(heights, key=rounds)  # the first of equals: the tallest
+    tile_n = _sm90_keys(widest, tile_m, variant, busy, extent.keys if extent is not None else 1 << 20)
+    if widest == 192 and dv <= 128 and tile_n < 112:
+        tile_n = 112
+    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
+
+
+def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:
+    """Keys of a step: what registers and shared memory hold, or less where edges cut many tiles."""
+    ranged = variant.right or variant.left
+    if widest <= 96 and tile_m == 192:
+        return 128 if widest <= 64 and ranged else 112
     if widest <= 96:
-        return Sm90AttentionConfig(192, 128 if widest <= 64 else 96, d, dv)
+        return 128
     if widest <= 128:
-        if variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None:
-            return Sm90AttentionConfig(128, 128, d, dv)  # registers for more than a softmax
-        return Sm90AttentionConfig(192, 80, d, dv)
-    if widest <= 192:
-        return Sm90AttentionConfig(128, 112 if dv <= 128 else 96, d, dv, pingpong=False)
-    return Sm90AttentionConfig(128, 80, d, dv, pingpong=False)
+        short = variant.left or keys < (8192 if ranged else 2048)
+        return 128 if busy or short or tile_m == 64 else 176
+    return 96 if widest <= 192 else 80
 
 
 def sm90_list_config(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention import Sm90AttentionConfig, sm90_config, sm90_list_config
+from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_config, sm90_list_config
 from kernels_dsl.ops.attention_arguments import MODES, AttentionCall, Extras
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
@@ -52,7 +52,9 @@ def build(
         chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
         variant = replace(variant, lists=split)
     else:
-        chosen = sm90_config(call.dim, call.dim_v, variant)
+        rows = max_q if call.packed else call.q_len
+        extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
+        chosen = sm90_config(call.dim, call.dim_v, variant, extent)
     config = config or chosen
     steps = tuple(_preparation(x) for x in tensors)
     launch = _Launch(call, target, {"layout": call.layout, "config": config, "variant": variant})

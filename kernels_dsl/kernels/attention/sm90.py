@@ -64,7 +64,7 @@ def attention_sm90(
     variant: cutlass.Constexpr,
 ):
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, 16-byte
-    aligned base and strides (o: only where `config.o_tma`). `max_ctas`: CTAs that run at one time.
+    aligned base and strides (o: only where `config.o_tma`). `max_ctas`: SMs that run CTAs at one time.
     """
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     mV = cute.make_tensor(v.iterator, cute.select(rows_first(v, LAYOUTS[layout]).layout, mode=[1, 0, 2, 3]))
@@ -102,12 +102,19 @@ def attention_sm90(
         v_dim=cute.size(mO, mode=[1]),
         counter=counter,
     )
-    ctas = cutlass.max(cutlass.min(max_ctas, work.tiles.size), Int32(1))
+    ctas = cutlass.max(cutlass.min(max_ctas * spec.ctas_per_sm, work.tiles.size), Int32(1))
     kernel = attention_kernel(
         spec, (mma_qk, mma_pv, mma_out), (q_layout, k_layout, v_layout, o_layout), loads, (*store, mO), work
     )
     kernel.launch(
-        grid=(ctas, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream, use_pdl=True
+        grid=(ctas, 1, 1),
+        block=(spec.threads, 1, 1),
+        min_blocks_per_mp=spec.ctas_per_sm,
+        # In percent. For more than one CTA the compiler asks a GPU without it, and there may be none; for
+        # one it would cost a driver call at every launch.
+        preferred_smem_carveout=None if spec.ctas_per_sm == 1 else 100,
+        stream=stream,
+        use_pdl=True,
     )
 
 

@@ -31,6 +31,7 @@ class AttentionSpec:
     stages: int
     pingpong: bool
     lazy_rescale: bool
+    ctas_per_sm: int
     varlen: bool
     """Packed sequences."""
     stage_in_q: bool
@@ -76,7 +77,9 @@ class AttentionSpec:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
+        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the SM."""
+        if self.ctas_per_sm == 2:
+            return 24, 232
         return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
 
 
@@ -111,7 +114,11 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     consumers = config.tile_m // WGMMA_M
     epi_n = epilogue_columns(config.dim_v, dtype)
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
-    room = SMEM_BYTES - BARRIER_BYTES - tiles * width
+    if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):
+        raise ValueError(f"ctas_per_sm must be 1, or 2 with tile_m 64; it is {config.ctas_per_sm}")
+    # The SM keeps 1 KB for itself of each CTA's share.
+    share = SMEM_BYTES if config.ctas_per_sm == 1 else (SMEM_BYTES - 1024) // 2
+    room = share - BARRIER_BYTES - tiles * width
     if room < 0:
         raise ValueError(f"{config} needs {-room} bytes of shared memory more than there are")
     epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * width))
@@ -125,6 +132,6 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        varlen=varlen, stage_in_q=stage_in_q,
+        ctas_per_sm=config.ctas_per_sm,        varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, epilogue=plan, variant=variant,
     )  # fmt: skip

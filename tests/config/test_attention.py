@@ -1,0 +1,87 @@
+"""The choice of attention tiles: what is known to be fast is taken, and everything chosen fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels_dsl.config.attention import (
+    AttentionVariant,
+    Extent,
+    Sm90AttentionConfig,
+    padded_dim,
+    sm90_config,
+    sm90_list_config,
+)
+
+CAUSAL = AttentionVariant(right=True)
+VARIANTS = [
+    AttentionVariant(),
+    CAUSAL,
+    AttentionVariant(right=True, softcap=True),
+    AttentionVariant(mask="boolean"),
+]
+
+
+def _smem_bytes(config: Sm90AttentionConfig) -> int:
+    tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    return 2 * tiles + 1024
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_choice_fits(variant):
+    for dim in range(8, 257, 8):
+        for dim_v in (dim, 64, 128, 256):
+            for extent in (
+                None,
+                Extent(1, 4096, 8, 132),
+                Extent(512, 512, 96, 132),
+                Extent(65536, 65536, 64, 132),
+            ):
+                config = sm90_config(dim, dim_v, variant, extent)
+                assert config.dim >= dim and config.dim_v >= dim_v
+                assert _smem_bytes(config) <= 232448
+                assert config.tile_n % 16 == 0
+                assert config.tile_m < 192 or max(config.dim, config.dim_v) <= 96
+
+
+@pytest.mark.parametrize(
+    ("extent", "tile_m"),
+    [
+        (Extent(512, 512, 96, 132), 128),  # three rounds of 128 rows against three of 192 and six of 64
+        (Extent(512, 512, 32, 132), 128),
+        (Extent(512, 512, 1536, 132), 192),
+        (Extent(1024, 1024, 8, 132), 64),
+        (Extent(4096, 4096, 128, 132), 192),
+    ],
+)
+def test_small_launches_get_lower_tiles(extent, tile_m):
+    assert sm90_config(64, 64, AttentionVariant(), extent).tile_m == tile_m
+
+
+def test_padding():
+    assert [padded_dim(d) for d in (8, 32, 40, 72, 128, 136, 200, 256)] == [
+        32,
+        32,
+        64,
+        96,
+        128,
+        192,
+        256,
+        256,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "dim", "tile", "split"),
+    [((128, 128), 128, (128, 128), (1, 1)), ((64, 64), 64, (64, 64), (1, 1)), ((256, 128), 128, (128, 128), (2, 1)),
+     ((128, 128), 192, (128, 64), (1, 2)), ((128, 64), 256, (128, 64), (1, 1))],
+)  # fmt: skip
+def test_listed_blocks_are_whole_tiles(block, dim, tile, split):
+    config, found = sm90_list_config(dim, dim, block)
+    assert ((config.tile_m, config.tile_n), found) == (tile, split)
+    assert _smem_bytes(config) <= 232448
+
+
+def test_a_block_that_no_tile_divides():
+    with pytest.raises(ValueError, match=r"block is \(96, 128\), must be multiples of 64"):
+        sm90_list_config(64, 64, (96, 128))
