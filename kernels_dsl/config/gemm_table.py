@@ -242,12 +242,13 @@ def _rasterised(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
 
 @dataclass(frozen=True)
 class CopyModel:
-    """Cost of copying an operand that TMA cannot read: `start` seconds and `bandwidth` bytes a second.
+    """Cost of copying an operand that TMA cannot read: `start` seconds (host and GPU) and `bandwidth` bytes a
+    second.
 
     `narrow_efficiency` is the speed of the SM80 family with loads of 2, 4 and 8 bytes in place of 16.
     """
 
-    start: float = 4.0e-6
+    start: float = 6.0e-6
     bandwidth: float = 2.5e12
     narrow_efficiency: tuple[tuple[int, float], ...] = ((2, 0.35), (4, 0.6), (8, 0.85), (16, 1.0))
 

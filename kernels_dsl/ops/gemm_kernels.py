@@ -26,15 +26,15 @@ FUNCTIONS = {
 def _resident_clusters(kernel: lowering.CompiledKernel, cluster: tuple[int, int], device: int) -> int:
     (facts,) = kernel.launches
     with LoadedCubin(kernel.cubin(), device) as cubin:
-        threads = math.prod(facts.block)
-        return cubin.resident_clusters(facts.entry, (*cluster, 1), threads, facts.dynamic_smem)
+        threads = math.prod(extent or 1 for extent in facts.block)
+        return cubin.resident_clusters(facts.entry, (*cluster, 1), threads, facts.dynamic_smem or 0)
 
 
 def resident_ctas(kernel: lowering.CompiledKernel | None, config: GemmConfig, target: Target) -> int:
     """CTAs of a persistent kernel that run at one time: one an SM, fewer where clusters do not fill the GPU.
 
-    A cluster lives in one part of the chip (a GPC). Those of an H200 have 16 or 18 SMs, so clusters of two fill
-    it and clusters of four do not; a persistent cluster that does not fit would start when all others end.
+    A cluster lives in one part of the chip (a GPC). Those of an H200 have 16 or 18 SMs, so clusters of two
+    fill it and clusters of four do not; one that does not fit would start when all others have ended.
     """
     count = target.device.sm_count
     if kernel is None or not isinstance(config, Sm90GemmConfig) or config.cluster_m * config.cluster_n <= 2:
@@ -48,8 +48,9 @@ def launcher(
 ) -> tuple[Callable[..., Any], lowering.CompiledKernel | None]:
     """The callable that launches kernel `name` on runtime arguments like `args`, compiled if need be.
 
-    Beside it the compiled kernel, None under the emulator. `name` is a key of `FUNCTIONS`. On a GPU this is the bare launch, without the key look-up of the lowering
+    `name` is a key of `FUNCTIONS`. On a GPU this is the bare launch, without the key look-up of the lowering
     layer: the caller keeps it for calls of the same signature. Under the emulator it is the emulated call.
+    The second value is the compiled kernel, None under the emulator.
     """
     function = FUNCTIONS[name]
     if target.emulated:
