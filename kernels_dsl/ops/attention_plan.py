@@ -10,7 +10,7 @@ import torch
 
 import lowering
 from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_config, sm90_list_config
-from kernels_dsl.ops.attention_arguments import MODES, AttentionCall, Extras
+from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -117,6 +117,10 @@ class _Launch:
         self._kernel(*args)
         return None
 
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch, for calls that need nothing else; None before the first, or where they do."""
+        return None if self.target.emulated or torch.cuda.device_count() > 1 else self._kernel
+
 
 def _aligned(x: torch.Tensor) -> bool:
     """TMA reads and writes it as it is: contiguous head dimension, strides and base multiples of 16 bytes."""
@@ -173,8 +177,8 @@ def _out_view(call: AttentionCall, q: torch.Tensor, out: torch.Tensor | None) ->
     return plain
 
 
-def _kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
-    """(seqlens, lists, sinks, mask, aux) as the kernel takes them."""
+def _kernel_extras(call: AttentionCall, extras: Extras, max_q: int) -> tuple[Any, ...]:
+    """(seqlens, max_q, lists, sinks, mask, aux) as the kernel takes them."""
     mask = extras.mask
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
@@ -184,7 +188,7 @@ def _kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
         lead = (call.batch, call.heads)
         lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
     sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
-    return extras.seqlens, lists, sinks, mask, tuple(extras.aux) or None
+    return extras.seqlens, max_q, lists, sinks, mask, tuple(extras.aux) or None
 
 
 def _run(
@@ -201,6 +205,8 @@ def _run(
     index = launch.target.index
     queued = call.packed or call.block is not None or call.variant.uneven
     prepare_q, prepare_k, prepare_v = steps
+    bare: tuple[Any, ...] = (None, max_q, None, None, None, None)
+    kernel: Callable[..., Any] | None = None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
         if prepare_q is not None:
@@ -211,10 +217,14 @@ def _run(
             v = prepare_v(v)
         written, result = make_out(q, out)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
-        seqlens, lists, sinks, mask, aux = _kernel_extras(call, extras)
+        rest = bare if extras is NO_EXTRAS else _kernel_extras(call, extras, max_q)
         counter = tile_counter(index) if queued else None
-        rest = (seqlens, max_q, lists, sinks, mask, aux, counter, max_ctas)
-        launch(q, k, v, written, lse, *scalars, *rest)
+        nonlocal kernel
+        if kernel is not None:
+            kernel(q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
+        else:
+            launch(q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
+            kernel = launch.direct()
         if written is not result:
             result.copy_(written)
         return result, lse
