@@ -20,6 +20,9 @@ from benchmarks.harness import OURS, Row
 
 _ROOT = Path(__file__).resolve().parents[1]
 
+NOT_TIMED = ("emulator_vs_gpu", "instructions")
+"""Results of comparisons, which `docs/emulator.md` tells of."""
+
 
 def rate_table(facts: dict[str, Any], rows: list[Row]) -> str:
     """Markdown: a row a case, with milliseconds, TFLOPS and the ratio to each peer."""
@@ -101,6 +104,8 @@ def render(results: Path, document: Path) -> list[str]:
     text = document.read_text()
     done = []
     for path in sorted(results.glob("*/*.json")):
+        if path.stem in NOT_TIMED:
+            continue
         name = f"{path.parent.name} {path.stem}"
         if "ms" not in json.loads(path.read_text())["rows"][0]:
             stored = json.loads(path.read_text())
