@@ -113,10 +113,11 @@ def _lane_value(w: Warp, operand: object, lane: int, dtype: str = "s32") -> int:
 
 
 def _box(
-    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int
-) -> tma.BoxMap | None:
+    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int,
+    store: bool = False,
+) -> tma.BoxMap | None:  # fmt: skip
     try:
-        box = tma.box_map(tensor, coords, offset)
+        box = tma.box_map(tensor, coords, offset, store=store)
     except tma.TensorMapError as error:
         m.report(Kind.DESCRIPTOR, str(error), w, ins, address=offset)
         return None
@@ -247,7 +248,7 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         return
     coords = [_lane_value(w, c, lane) for c in destination.coords]
     offset = int(w.address(source)[lane]) & OFFSET_MASK
-    box = _box(m, w, ins, tensor, coords, offset)
+    box = _box(m, w, ins, tensor, coords, offset, store=True)
     if box is None:
         return
     cta = w.cta

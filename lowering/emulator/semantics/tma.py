@@ -131,7 +131,7 @@ class BoxMap(NamedTuple):
 
     `global_address`: int64 byte addresses; those where `valid` is False must not be dereferenced.
     `shared_address`: int64 byte addresses in the CTA's shared memory window, swizzled.
-    `valid`: bool, whether the element lies within the tensor.
+    `valid`: bool, whether the element is copied: it lies within the tensor, or a store reaches it.
     `element_bytes`: size of an element; `transaction_bytes`: what complete_tx counts.
     """
 
@@ -220,15 +220,20 @@ def _bits(word: int, start: int, count: int) -> int:
     return (word >> start) & ((1 << count) - 1)
 
 
-def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> BoxMap:
+def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int, *, store: bool = False) -> BoxMap:
     """Which global and shared bytes a tile-mode copy of one box touches.
 
     `coords`: signed element coordinates of the box's first element, fastest dimension first (as in the PTX
     operand `{c0, c1, ...}`), the first a multiple of 16 bytes: any other faults as an illegal instruction on
-    an H200. `shared_address`: byte address of the box in the CTA's shared memory window. The same map serves
-    loads, stores and reductions: loads fill elements that are not valid (`fill_value`), stores and
-    reductions skip them. Raises TensorMapError for a wrong number of coordinates and for a box that is
-    misaligned in global or in shared memory.
+    an H200. `shared_address`: byte address of the box in the CTA's shared memory window. Loads fill elements
+    that are not valid (`fill_value`).
+
+    `store`: for stores and reductions, which skip elements that are not valid. As an H200 does it: their
+    coordinates must not be negative (an illegal instruction), and dimension 0 is cut at 16 bytes, so where
+    its extent is no multiple of that, they write the elements between.
+
+    Raises TensorMapError for a wrong number of coordinates, for a box that is misaligned in global or in
+    shared memory, and for a store that starts before the tensor.
     """
     coords = tuple(int(c) for c in coords)
     if len(coords) != tensor.rank:
@@ -238,6 +243,8 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
         raise TensorMapError(
             f"a box that starts at element {coords[0]}, {offset} bytes into its row: needs a multiple of 16"
         )
+    if store and min(coords) < 0:
+        raise TensorMapError(f"a store that starts at {coords}: its coordinates must not be negative")
     if shared_address % 128:
         raise TensorMapError(f"shared memory address {shared_address:#x} of a box must be 128-byte aligned")
     sizes = tensor.box_elements
@@ -247,7 +254,11 @@ def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> Bo
     for d in range(tensor.rank):
         step = tensor.element_strides[d] if d else 1
         position = coords[d] + np.arange(sizes[d]) * step
-        inside = (position >= 0) & (position < tensor.extents[d])
+        end = tensor.extents[d]
+        if store and d == 0:
+            unit = max(16 // tensor.element.bytes, 1)
+            end = -(-end // unit) * unit
+        inside = (position >= 0) & (position < end)
         valid = valid & inside.reshape((-1,) + (1,) * d)
     shape = tuple(reversed(sizes))
     return BoxMap(

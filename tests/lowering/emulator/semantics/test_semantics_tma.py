@@ -172,6 +172,21 @@ def test_box_errors():
             tma.box_map(tensor, (start, 0), 0)
 
 
+def test_a_store_is_cut_at_16_bytes_and_must_not_start_before_the_tensor():
+    tensor = tma.TensorMap(
+        address=0, element=tma.ElementType.BF16, extents=(100, 30), strides=(2, 208), box=(64, 16),
+        element_strides=(1, 1), swizzle=Swizzle.NONE, l2_promotion=0, nan_fill=False,
+    )  # fmt: skip
+    loaded = tma.box_map(tensor, (64, 20), 0).valid.reshape(16, 64)
+    stored = tma.box_map(tensor, (64, 20), 0, store=True).valid.reshape(16, 64)
+    assert loaded[:10].all(axis=0).sum() == 36 and stored[:10].all(axis=0).sum() == 40
+    assert not loaded[10:].any() and not stored[10:].any()
+    for coords in ((-8, 3), (8, -3)):
+        tma.box_map(tensor, coords, 0)
+        with pytest.raises(tma.TensorMapError, match="must not be negative"):
+            tma.box_map(tensor, coords, 0, store=True)
+
+
 def test_maps_that_the_hardware_refuses():
     with pytest.raises(tma.TensorMapError, match="over the 64 bytes"):
         tma.decode_descriptor(_words(w6=0x3F << 56))
