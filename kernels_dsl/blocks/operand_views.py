@@ -23,9 +23,7 @@ def batch_first_view(tensor: cute.Tensor, batch, swap: bool) -> cute.Tensor:
         raise ValueError(f"a GEMM tensor must have rank 2 or 3, got rank {rank}")
     x, y = (rank - 1, rank - 2) if swap else (rank - 2, rank - 1)
     batch_shape, batch_stride = (shape[0], stride[0]) if rank == 3 else (batch, 0)
-    layout = cute.make_layout(
-        (shape[x], shape[y], batch_shape), stride=(stride[x], stride[y], batch_stride)
-    )
+    layout = cute.make_layout((shape[x], shape[y], batch_shape), stride=(stride[x], stride[y], batch_stride))
     return cute.make_tensor(tensor.iterator, layout)
 
 
