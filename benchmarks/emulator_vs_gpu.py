@@ -170,8 +170,18 @@ def compare(case: Case, ours: torch.Tensor, theirs: torch.Tensor, seconds: float
         ok = worst <= 1.0
     rule = "bits" if case.exact else "rounding"
     dtype = str(case.dtype).removeprefix("torch.")
-    found = digest(theirs)
-    return Row(case.name, case.shape, dtype, rule, ours.numel(), equal, worst, ok, round(seconds, 2), found)
+    return Row(
+        case.name,
+        case.shape,
+        dtype,
+        rule,
+        elements=ours.numel(),
+        equal=equal,
+        worst=worst,
+        ok=ok,
+        seconds=round(seconds, 2),
+        gpu=digest(theirs),
+    )
 
 
 def digest(result: torch.Tensor) -> str:

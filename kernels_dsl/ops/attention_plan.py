@@ -219,11 +219,12 @@ def _run(
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
         rest = bare if extras is NO_EXTRAS else _kernel_extras(call, extras, max_q)
         counter = tile_counter(index) if queued else None
+        arguments = (q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
         nonlocal kernel
         if kernel is not None:
-            kernel(q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
+            kernel(*arguments)
         else:
-            launch(q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
+            launch(*arguments)
             kernel = launch.direct()
         if written is not result:
             result.copy_(written)
