@@ -77,7 +77,7 @@ class Sm90AttentionConfig:
     stages: int = 2
     pingpong: bool = True
     o_tma: bool = True
-    lazy_rescale: bool = True
+    lazy_rescale: bool = False
     ctas_per_sm: int = 1
 
     family = "sm90"

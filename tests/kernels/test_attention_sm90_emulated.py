@@ -50,3 +50,17 @@ def test_warpgroups_that_take_turns(tile, seed):
     with emulator.run(arch="sm_90a"):
         _launch(tensors, out, AttentionVariant(), Sm90AttentionConfig(*tile, 64, 64), None, 2)
     check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0)
+
+
+def test_a_maximum_that_lags(seed):
+    """Scores that keep growing along the keys, in steps below and above what a lazy maximum tolerates."""
+    shapes = ((1, 64, 1, 64), (1, 512, 1, 64), (1, 512, 1, 64))
+    q, k, v = (normal(shape, torch.bfloat16, seed=seed + i) for i, shape in enumerate(shapes))
+    k = k * torch.linspace(8.0, 0.1, 512).view(1, -1, 1, 1).bfloat16()  # visited from the right
+    expected, _ = attention(q, k, v)
+    peer, _ = attention(q, k, v, dtype=torch.bfloat16)
+    out = torch.full((1, 64, 1, 64), torch.nan).bfloat16()
+    config = Sm90AttentionConfig(64, 64, 64, 64, lazy_rescale=True)
+    with emulator.run(arch="sm_90a"):
+        _launch((q, k, v), out, AttentionVariant(), config, None, 1)
+    check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0)
