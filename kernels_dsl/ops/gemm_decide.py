@@ -101,6 +101,10 @@ def _problem(
     if swap:
         m, n = n, m
         a_k_major, b_k_major, a_align, b_align = b_k_major, a_k_major, b_align, a_align
+    # A TMA store cuts rows at 16 bytes: where a row of D ends between, as in a slice of a wider tensor, it
+    # would overwrite what lies beside it.
+    row_bytes = n * call.d_dtype.itemsize
+    d_align = min(d_align, row_bytes & -row_bytes) if row_bytes else d_align
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return GemmProblem(
         m, n, call.k, call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],

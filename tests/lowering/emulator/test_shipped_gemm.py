@@ -53,6 +53,17 @@ def test_integers_match_bit_for_bit(name: str) -> None:
     assert session.stats.total["matrix_flops"] > 0 and not session.reports
 
 
+@pytest.mark.parametrize("n", [100, 104])
+def test_a_slice_of_a_wider_result_leaves_its_neighbours_alone(n: int) -> None:
+    """Rows of D are 16-byte aligned, and for n = 100 end within 16 bytes, where a TMA store would go on."""
+    a, b = _inputs((128, n, 64), {})
+    wide = torch.full((128, 112), 7.0, dtype=torch.bfloat16)
+    with emulator.run(arch="sm_90a"):
+        kernels_dsl.gemm(a, b, out=wide[:, :n], config=Sm90GemmConfig(128, 128))
+    assert torch.equal(wide[:, :n], (a.double() @ b.double()).to(a.dtype))
+    assert (wide[:, n:] == 7).all()
+
+
 def test_many_schedules_of_a_short_pipeline() -> None:
     """Two stages and four K tiles: every order of producer, consumers and copies gives the same bits."""
     a, b = _inputs((128, 128, 256), {})
