@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
+from lowering.dsl_import import without_jax
 from lowering.errors import CompileError
 from lowering.signature import (
     TENSOR_DTYPES,
@@ -120,7 +121,8 @@ def compile_host(
         _announced(name, arch) as started,
         tempfile.TemporaryDirectory(prefix="kernels-dsl-") as folder,
     ):
-        import cutlass.cute as cute
+        with without_jax():
+            import cutlass.cute as cute
 
         function = resolve(target)
         if not hasattr(function, "__wrapped__"):

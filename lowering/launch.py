@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lowering import arch as arch_module
 from lowering import toolchain
 from lowering.compile import ENTRY, LaunchFacts
+from lowering.dsl_import import without_jax
 from lowering.errors import ArgumentValueError, LoweringError
 from lowering.store import Entry
 
@@ -94,7 +95,8 @@ class CompiledKernel:
                 file.write(self.entry.library)
             if shared:
                 return getattr(tvm_ffi.load_module(name), ENTRY)
-            import cutlass.cute as cute
+            with without_jax():
+                import cutlass.cute as cute
 
             return cute.runtime.load_module(name, enable_tvm_ffi=True)[ENTRY]
         except Exception as error:

@@ -1,0 +1,53 @@
+"""A compile does not import jax, which the DSL would wherever it is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+sys.path.insert(0, {fake!r})
+{before}
+import torch
+import lowering
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.gemm import EntryLayout
+from kernels_dsl.ops import gemm_kernels
+
+x, d, w = (torch.empty(shape, device="meta") for shape in ((2, 64, 64), (64, 64), (64, 64)))
+layout = EntryLayout((), False)
+gemm_kernels.FUNCTIONS["splitk_reduce"].compile(
+    x, d, None, arch="sm_80", split_k=2, epilogue=LinearEpilogue(), layout=layout, early=False
+)
+assert "cutlass" in sys.modules
+print("jax" in sys.modules)
+import jax
+print(jax.marker)
+"""
+
+
+def _run(tmp_path: Path, before: str) -> list[str]:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("marker = 'a stand-in for jax'\n")
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "KERNELS_DSL_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    program = PROGRAM.format(fake=str(tmp_path), before=before)
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_compile_leaves_jax_alone_and_importable(tmp_path: Path) -> None:
+    assert _run(tmp_path, "") == ["False", "a stand-in for jax"]
+
+
+def test_a_jax_that_is_there_already_stays(tmp_path: Path) -> None:
+    assert _run(tmp_path, "import jax; jax.version = None; jax.__path__.append('x')")[0] == "True"
