@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def without_jax() -> Iterator[None]:
     """The first import of ``cutlass`` within this block does not import jax.
 
-    The DSL's ``__init__`` imports jax wherever it is installed, for an integration that nothing here uses: one
-    to two seconds of a first call. It takes an ImportError for "not installed". What is already imported stays
-    as it is, and ``import cutlass.jax`` afterwards loads the integration as if nothing had been.
+    The DSL's ``__init__`` imports jax wherever it is installed, for an integration that nothing here uses, and
+    a first call would wait for it. It takes an ImportError for "not installed". What is already imported
+    stays as it is, and ``import cutlass.jax`` afterwards loads the integration as if nothing had been.
     """
     if "jax" in sys.modules or "cutlass" in sys.modules:
         yield
@@ -23,7 +23,6 @@ def without_jax() -> Iterator[None]:
         yield
     finally:
         del sys.modules["jax"]
-        for name in [
-            name for name in sys.modules if name.partition(".jax")[0] == "cutlass" and ".jax" in name
-        ]:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if name == "cutlass.jax" or name.startswith("cutlass.jax."):
+                del sys.modules[name]
