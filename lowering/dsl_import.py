@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def without_jax() -> Iterator[None]:
     """The first import of ``cutlass`` within this block does not import jax.
 
-    The DSL's ``__init__`` imports jax wherever it is installed, for an integration that nothing here uses, and
+    The DSL's ``__init__`` imports jax wherever it is installed, for an integration that nothing here needs;
     a first call would wait for it. It takes an ImportError for "not installed". What is already imported
     stays as it is, and ``import cutlass.jax`` afterwards loads the integration as if nothing had been.
     """
