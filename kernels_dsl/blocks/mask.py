@@ -43,7 +43,7 @@ class ScoreOperands(NamedTuple):
 
 
 def row_offset(r: int) -> int:
-    """Rows from a thread's first to its row `r`, for one warp tile of 16 rows."""
+    """Rows from a thread's first to its row `r`: a warp's rows are consecutive, 16 for each step of M."""
     return 8 * r
 
 

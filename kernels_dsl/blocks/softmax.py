@@ -24,11 +24,15 @@ which float16 holds as precisely as those up to 1, and the division by the sum m
 
 
 def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
-    """View of accumulators ((2, 2, N), MMA_M, 1) as (rows, columns): ((2, MMA_M), (2, N))."""
+    """View of accumulators as (rows, columns): ((2, MMA_M), (2, N)), N counting groups of eight columns.
+
+    They are ((2, 2, N), MMA_M, 1) with WGMMA and ((2, 2), MMA_M, N) with mma.sync.
+    """
     shape, stride = acc.layout.shape, acc.layout.stride
+    groups = (shape[0][2], stride[0][2]) if len(shape[0]) == 3 else (shape[2], stride[2])
     layout = cute.make_layout(
-        ((shape[0][1], shape[1]), (shape[0][0], shape[0][2])),
-        stride=((stride[0][1], stride[1]), (stride[0][0], stride[0][2])),
+        ((shape[0][1], shape[1]), (shape[0][0], groups[0])),
+        stride=((stride[0][1], stride[1]), (stride[0][0], groups[1])),
     )
     return cute.make_tensor(acc.iterator, layout)
 

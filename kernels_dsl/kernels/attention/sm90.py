@@ -25,18 +25,14 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.attention_work import LAYOUTS, Work, describe_work, rows_first
 from kernels_dsl.blocks.kv_blocks import Window
 from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.query_tiles import QueryTiles, groups_for_l2
-from kernels_dsl.blocks.seqlen import SeqExtent
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 
 from .sm90_roles import attention_kernel
-from .sm90_spec import AttentionSpec, Work, make_spec
-
-LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
-"""Name of a tensor's layout -> which of its modes are rows, head dimension, head, batch."""
+from .sm90_spec import make_spec
 
 
 @cute.jit
@@ -116,35 +112,3 @@ def attention_sm90(
         stream=stream,
         use_pdl=True,
     )
-
-
-def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
-    """View as (rows, dim, head, batch); a layout without batch gets one of 1."""
-    shape, stride = tensor.shape, tensor.stride
-    return cute.make_tensor(
-        tensor.iterator,
-        cute.make_layout(
-            tuple(1 if m is None else shape[m] for m in modes),
-            stride=tuple(0 if m is None else stride[m] for m in modes),
-        ),
-    )
-
-
-def describe_work(
-    spec: AttentionSpec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
-) -> tuple[QueryTiles, SeqExtent, Int32]:
-    """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B)."""
-    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
-    cu, used_k = None, None
-    if seqlens is not None:
-        cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
-        rows, batch = max_q, cute.size(seqlens[0]) - 1
-    heads_per_kv = heads // mK.shape[2]
-    kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
-    tiles = QueryTiles(
-        cute.ceil_div(rows, spec.tile_m),
-        heads,
-        Int32(batch),
-        groups_for_l2(heads * batch, heads_per_kv, kv_bytes),
-    )
-    return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -5,13 +5,12 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks import tile_queue, tma
+from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.gqa import kv_head
 from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
 from kernels_dsl.blocks.pipeline import producer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.seqlen import seq_info
-
-from .sm90_spec import Work
 
 
 @cute.jit

@@ -11,14 +11,12 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import softmax, tile_queue
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
-from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
-from kernels_dsl.blocks.mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range
+from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
 from kernels_dsl.blocks.pipeline import consumer_state
-from kernels_dsl.blocks.query_tiles import QueryTile, decode_query_tile
-from kernels_dsl.blocks.seqlen import SeqInfo, seq_info
+from kernels_dsl.blocks.query_tiles import decode_query_tile
+from kernels_dsl.blocks.score_tile import Tile, finish_rows, soften, start_rows, to_operand
+from kernels_dsl.blocks.seqlen import seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
-
-from .sm90_spec import Work
 
 
 class Fragments(NamedTuple):
@@ -37,16 +35,6 @@ class Fragments(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     correction: cute.Tensor
-
-
-class Tile(NamedTuple):
-    """The work tile at hand, and the first row and column of this thread in it."""
-
-    at: QueryTile
-    seq: SeqInfo
-    visit: Visit
-    row: Int32
-    column: Int32
 
 
 @cute.jit
@@ -105,7 +93,7 @@ def work_tile(
     q_ring, q_state = rings[0], states[0]
     if cutlass.const_expr(not spec.stage_in_q):
         q_ring.consumer_release(q_state)
-    finish_rows(spec, parts, tile, work)
+    finish_rows(spec, parts.out, parts, tile, work)
     sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
     store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
     if cutlass.const_expr(spec.stage_in_q):
@@ -132,13 +120,6 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
         out,
         *(cute.make_rmem_tensor(rows, Float32) for _ in range(3)),
     )
-
-
-def scale_of_scores(spec, work: Work) -> Float32:
-    """What scores are multiplied by inside of exp2."""
-    if spec.variant.changes_scores:
-        return Float32(softmax.LOG2_E)
-    return work.scores.scale * softmax.LOG2_E
 
 
 @cute.jit
@@ -168,7 +149,7 @@ def attend(
     k_state.advance()
     soften(spec, scores, parts, (tile, work, block_at(spec.variant, visit, tile.at, work.lists, Int32(0))),
            masked=True, first=True)  # fmt: skip
-    to_operand(spec, scores, parts)
+    to_operand(spec, scores, parts.p)
     if cutlass.const_expr(spec.varlen):
         v_ring.consumer_wait(v_state)
         clear_tail(spec, values[0][None, None, v_state.index], tile, group, values[1])
@@ -226,7 +207,7 @@ def step(
         softmax.rescale_where_needed(softmax.rows_and_columns(parts.out), parts.correction)
     else:
         softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
-    to_operand(spec, scores, parts)
+    to_operand(spec, scores, parts.p)
     return k_state, v_state
 
 
@@ -239,66 +220,6 @@ def next_group(spec: cutlass.Constexpr, group: Int32) -> Int32:
     if following == spec.consumers:
         following = Int32(0)
     return following
-
-
-def start_rows(spec, parts: Fragments, tile: Tile, work: Work) -> None:
-    """No key so far; an attention sink counts as a key with a value of 0, which one lane of a quad adds."""
-    if not spec.variant.sinks:
-        return
-    logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
-    once = softmax.choose(tile.column == 0, Float32(1.0), Float32(0.0))
-    for r in range(2):
-        parts.row_max[r], parts.row_sum[r] = logit, once
-
-
-def soften(spec, scores: cute.Tensor, parts: Fragments, place: tuple, masked: bool, first: bool) -> None:
-    """Masks the scores of one block and takes them into the running softmax; they become probabilities."""
-    tile, work, block = place
-    variant = spec.variant
-    view = softmax.rows_and_columns(scores)
-    start = block * spec.tile_n
-    at = Place(tile.row, start + tile.column, tile.at.head, tile.at.batch)
-    if variant.changes_scores:
-        change_scores(variant, view, at, tile.seq, work.scores)
-    if masked:
-        if variant.mask == "boolean" or variant.mask_mod is not None:
-            mask_elements(variant, view, at, tile.seq, work.scores)
-        mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
-    elif variant.lists is not None:
-        mask_tail(spec, view, at, tile, start)
-    correction = None if first and not variant.sinks else parts.correction
-    may_be_empty = masked or variant.hides_anywhere
-    softmax.online_step(
-        view,
-        parts.row_max,
-        parts.row_sum,
-        correction,
-        scale_of_scores(spec, work),
-        may_be_empty,
-        spec.lazy_rescale,
-    )
-
-
-@cute.jit
-def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, at: Place, tile: Tile, start: Int32):
-    """A listed whole block may be the last one, and reach past the end of the keys."""
-    if start + spec.tile_n > tile.visit.k_len:
-        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
-                keep = at.column + column_offset(c) < tile.visit.k_len
-                view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
-
-
-def to_operand(spec, scores: cute.Tensor, parts: Fragments) -> None:
-    """Probabilities as the 16-bit operand A of the second product.
-
-    Converted 16 keys at a time: for vectors whose length is no power of two the compiler packs pairs
-    by byte permutations, and puts them between the products.
-    """
-    for k in range(spec.tile_n // 16):
-        source = cute.make_tensor(scores.iterator + 8 * k, cute.make_layout(8))
-        target = cute.make_tensor(parts.p.iterator + 8 * k, cute.make_layout(8))
-        target.store(source.load().to(spec.dtype))
 
 
 @cute.jit
@@ -316,22 +237,6 @@ def clear_tail(spec: cutlass.Constexpr, sV: cute.Tensor, tile: Tile, group: Int3
                     sV[column, key] = spec.dtype(0.0)
         cute.arch.fence_proxy("async.shared", space="cta")
         sync_consumers(spec.consumers)
-
-
-@cute.jit
-def finish_rows(spec: cutlass.Constexpr, parts: Fragments, tile: Tile, work: Work):
-    """Divides the output by the row sums and stores the log-sum-exp."""
-    out = softmax.rows_and_columns(parts.out)
-    softmax.finish(out, parts.row_max, parts.row_sum, scale_of_scores(spec, work))
-    if cutlass.const_expr(work.lse is not None):
-        if tile.column == 0:
-            for r in cutlass.range_constexpr(2):
-                row = tile.row + 8 * r
-                if row < tile.seq.q_len:
-                    if cutlass.const_expr(spec.varlen):
-                        work.lse[tile.at.head, tile.seq.q_start + row] = parts.row_max[r]
-                    else:
-                        work.lse[tile.at.batch, tile.at.head, row] = parts.row_max[r]
 
 
 @cute.jit

@@ -5,13 +5,13 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks import tile_queue
+from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.tile_queue import make_number_ring
 
 from .sm90_load import produce
 from .sm90_mma import consume
-from .sm90_spec import Work
 
 
 @entry_name("attention_sm90")

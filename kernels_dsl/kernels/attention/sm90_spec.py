@@ -1,17 +1,12 @@
 """What the SM90 attention kernel derives from its configuration and operand types at trace time."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
-import cutlass.cute as cute
 
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.query_tiles import QueryTiles
-from kernels_dsl.blocks.seqlen import SeqExtent
 from kernels_dsl.blocks.wgmma import WGMMA_M
 
 SMEM_BYTES = 232448
@@ -81,27 +76,6 @@ class AttentionSpec:
         if self.ctas_per_sm == 2:
             return 24, 232
         return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
-
-
-class Work(NamedTuple):
-    """What every role needs to know of the problem.
-
-    `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
-    `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
-    `v_dim` columns of the output are real.
-    `counter` is None for a static schedule, or that of `blocks.tile_queue`.
-    """
-
-    tiles: QueryTiles
-    extent: SeqExtent
-    window: Window
-    scores: ScoreOperands
-    lists: tuple | None
-    sinks: cute.Tensor | None
-    lse: cute.Tensor | None
-    heads_per_kv: cutlass.Int32
-    v_dim: cutlass.Int32
-    counter: cute.Tensor | None
 
 
 def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> AttentionSpec:

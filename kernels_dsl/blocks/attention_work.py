@@ -1,0 +1,70 @@
+"""What every attention kernel derives from its tensors: views of them, and the description of the work."""
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .kv_blocks import Window
+from .mask import ScoreOperands
+from .query_tiles import QueryTiles, groups_for_l2
+from .seqlen import SeqExtent
+
+LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
+"""Name of a tensor's layout -> which of its modes are rows, head dimension, head, batch."""
+
+
+class Work(NamedTuple):
+    """What every role needs to know of the problem.
+
+    `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
+    `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
+    `v_dim` columns of the output are real.
+    `counter` is None for a static schedule, or that of `blocks.tile_queue`.
+    """
+
+    tiles: QueryTiles
+    extent: SeqExtent
+    window: Window
+    scores: ScoreOperands
+    lists: tuple | None
+    sinks: cute.Tensor | None
+    lse: cute.Tensor | None
+    heads_per_kv: Int32
+    v_dim: Int32
+    counter: cute.Tensor | None
+
+
+def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
+    """View as (rows, dim, head, batch); a layout without batch gets one of 1."""
+    shape, stride = tensor.shape, tensor.stride
+    return cute.make_tensor(
+        tensor.iterator,
+        cute.make_layout(
+            tuple(1 if m is None else shape[m] for m in modes),
+            stride=tuple(0 if m is None else stride[m] for m in modes),
+        ),
+    )
+
+
+def describe_work(
+    spec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
+) -> tuple[QueryTiles, SeqExtent, Int32]:
+    """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B).
+
+    Of `spec` it reads tile_m, dim, dim_v and dtype. `max_q` counts where `seqlens` are given.
+    """
+    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
+    cu, used_k = None, None
+    if seqlens is not None:
+        cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
+        rows, batch = max_q, cute.size(seqlens[0]) - 1
+    heads_per_kv = heads // mK.shape[2]
+    kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
+    tiles = QueryTiles(
+        cute.ceil_div(rows, spec.tile_m),
+        heads,
+        Int32(batch),
+        groups_for_l2(heads * batch, heads_per_kv, kv_bytes),
+    )
+    return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -1,0 +1,125 @@
+"""From a tile of scores to probabilities and on to the rows' results: what all attention kernels do between
+and after their two products.
+
+The tile lies in the accumulators of WGMMA or mma.sync (see `blocks.softmax`). `spec` is a kernel's own
+description: read are `variant`, `tile_n`, `dtype`, `varlen` and `lazy_rescale`. `rows` is a thread's state of
+its rows: `row_max`, `row_sum` and `correction`, float32 (rows,).
+"""
+
+from typing import NamedTuple, Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from . import softmax
+from .attention_work import Work
+from .kv_blocks import Visit
+from .mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range, row_offset
+from .query_tiles import QueryTile
+from .seqlen import SeqInfo
+
+
+class Rows(Protocol):
+    """A thread's rows: running maxima and sums, and what older outputs must be multiplied by."""
+
+    @property
+    def row_max(self) -> cute.Tensor: ...
+    @property
+    def row_sum(self) -> cute.Tensor: ...
+    @property
+    def correction(self) -> cute.Tensor: ...
+
+
+class Tile(NamedTuple):
+    """The work tile at hand, and the first row and column of this thread in it."""
+
+    at: QueryTile
+    seq: SeqInfo
+    visit: Visit
+    row: Int32
+    column: Int32
+
+
+def scale_of_scores(spec, work: Work) -> Float32:
+    """What scores are multiplied by inside of exp2."""
+    if spec.variant.changes_scores:
+        return Float32(softmax.LOG2_E)
+    return work.scores.scale * softmax.LOG2_E
+
+
+def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
+    """No key so far; an attention sink counts as a key with a value of 0, which one lane of a quad adds."""
+    if not spec.variant.sinks:
+        return
+    logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
+    once = softmax.choose(tile.column == 0, Float32(1.0), Float32(0.0))
+    for r in range(cute.size(rows.row_max)):
+        rows.row_max[r], rows.row_sum[r] = logit, once
+
+
+def soften(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool, first: bool) -> None:
+    """Masks the scores of one block and takes them into the running softmax; they become probabilities."""
+    tile, work, block = place
+    variant = spec.variant
+    view = softmax.rows_and_columns(scores)
+    start = block * spec.tile_n
+    at = Place(tile.row, start + tile.column, tile.at.head, tile.at.batch)
+    if variant.changes_scores:
+        change_scores(variant, view, at, tile.seq, work.scores)
+    if masked:
+        if variant.mask == "boolean" or variant.mask_mod is not None:
+            mask_elements(variant, view, at, tile.seq, work.scores)
+        mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
+    elif variant.lists is not None:
+        mask_tail(spec, view, at, tile, start)
+    correction = None if first and not variant.sinks else rows.correction
+    may_be_empty = masked or variant.hides_anywhere
+    softmax.online_step(
+        view,
+        rows.row_max,
+        rows.row_sum,
+        correction,
+        scale_of_scores(spec, work),
+        may_be_empty,
+        spec.lazy_rescale,
+    )
+
+
+@cute.jit
+def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, at: Place, tile: Tile, start: Int32):
+    """A listed whole block may be the last one, and reach past the end of the keys."""
+    if start + spec.tile_n > tile.visit.k_len:
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+                keep = at.column + column_offset(c) < tile.visit.k_len
+                view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
+
+
+def to_operand(spec, scores: cute.Tensor, operand: cute.Tensor) -> None:
+    """Probabilities as the 16-bit operand A of the second product.
+
+    An accumulator of 16 rows x 16 keys has the same elements in the same order as that operand.
+
+    Converted 16 keys at a time: for vectors whose length is no power of two the compiler packs pairs
+    by byte permutations, and puts them between the products.
+    """
+    for k in range(cute.size(scores) // 8):
+        source = cute.make_tensor(scores.iterator + 8 * k, cute.make_layout(8))
+        target = cute.make_tensor(operand.iterator + 8 * k, cute.make_layout(8))
+        target.store(source.load().to(spec.dtype))
+
+
+@cute.jit
+def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: Tile, work: Work):
+    """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
+    softmax.finish(softmax.rows_and_columns(output), rows.row_max, rows.row_sum, scale_of_scores(spec, work))
+    if cutlass.const_expr(work.lse is not None):
+        if tile.column == 0:
+            for r in cutlass.range_constexpr(cute.size(rows.row_max)):
+                row = tile.row + row_offset(r)
+                if row < tile.seq.q_len:
+                    if cutlass.const_expr(spec.varlen):
+                        work.lse[tile.at.head, tile.seq.q_start + row] = rows.row_max[r]
+                    else:
+                        work.lse[tile.at.batch, tile.at.head, row] = rows.row_max[r]
