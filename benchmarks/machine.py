@@ -21,7 +21,10 @@ _QUERY = {
     "temperature_c": "temperature.gpu",
     "driver": "driver_version",
 }
-_PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-python", "cuda-bindings", "quack-kernels")
+_PACKAGES = (
+    "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-python", "cuda-bindings", "quack-kernels",
+    "flash-attn-4",
+)  # fmt: skip
 
 
 def commit() -> str:

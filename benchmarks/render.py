@@ -24,13 +24,17 @@ NOT_TIMED = ("emulator_vs_gpu", "instructions")
 """Results of comparisons, which `docs/emulator.md` tells of."""
 
 
-def rate_table(facts: dict[str, Any], rows: list[Row]) -> str:
-    """Markdown: a row a case, with milliseconds, TFLOPS and the ratio to each peer."""
+PAGES = {"attention": "attention.md"}
+"""First word of a suite's name -> the page beside `--document` that has its tables, in place of that."""
+
+
+def rate_table(facts: dict[str, Any], rows: list[Row], case: str = "M×N×K") -> str:
+    """Markdown: a row a case, with milliseconds, TFLOPS and the ratio to each peer; `case` heads it."""
     peers = sorted({peer for row in rows for peer in row.peers})
-    heads = ["M×N×K", "ms", "TFLOPS"] + [f"{peer} TFLOPS | × {peer}" for peer in peers] + ["timed by"]
+    heads = [case, "ms", "TFLOPS"] + [f"{peer} TFLOPS | × {peer}" for peer in peers] + ["timed by"]
     text = ["| " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + len(peers))]
     for row in rows:
-        cells = [row.name.replace("x", "×"), f"{row.ms[OURS]:.4f}", f"{row.tflops(OURS):.0f}"]
+        cells = [re.sub(r"(?<=\d)x(?=\d)", "×", row.name), f"{row.ms[OURS]:.4f}", f"{row.tflops(OURS):.0f}"]
         for peer in peers:
             if peer in row.ms:
                 chosen = f" ({row.chosen[peer]})" if peer in row.chosen else ""
@@ -55,10 +59,16 @@ def plain_table(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     text += ["| | " + " | ".join(column.replace("_", " ") for column in columns) + " |"]
     text += ["|" + "---|" * (len(columns) + 1)]
     for row in rows:
-        values = [row[column] for column in columns]
-        cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
+        cells = [_cell(row[column]) for column in columns]
         text.append(f"| {row['name']} | " + " | ".join(cells) + " |")
     return "\n".join(text)
+
+
+def _cell(value: Any) -> str:
+    """Three digits of a small number, two behind the point of a large one, a dash for none."""
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+    return "–" if value is None else str(value)
 
 
 def insert(document: str, name: str, table: str) -> str:
@@ -100,29 +110,35 @@ def plot(rows: list[Row], title: str, path: Path) -> bool:
 
 
 def render(results: Path, document: Path) -> list[str]:
-    """Put every suite under `results` into `document`, plots beside it; returns what was done."""
-    text = document.read_text()
+    """Put every suite under `results` into `document` or a page of `PAGES`; says what it did."""
+    texts: dict[Path, str] = {}
     done = []
     for path in sorted(results.glob("*/*.json")):
         if path.stem in NOT_TIMED:
             continue
+        page = document.parent / PAGES.get(path.stem.split("_")[0], document.name)
+        page = page if page.exists() else document
         name = f"{path.parent.name} {path.stem}"
-        if "ms" not in json.loads(path.read_text())["rows"][0]:
-            stored = json.loads(path.read_text())
-            text = insert(text, name, plain_table(stored["header"], stored["rows"]))
-            done.append(f"{name}: table")
-            continue
-        facts, rows = harness.read(path)
-        picture = document.parent / "plots" / f"{path.parent.name}_{path.stem}.svg"
-        picture.parent.mkdir(exist_ok=True)
-        drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)
-        table = rate_table(facts, rows)
-        if drawn:
-            table += f"\n\n![TFLOPS by shape]({picture.relative_to(document.parent)})"
-        text = insert(text, name, table)
-        done.append(f"{name}: table and plot" if drawn else f"{name}: table (no plot: matplotlib is missing)")
-    document.write_text(text)
+        table, what = _rendered(path, page.parent / "plots" / f"{path.parent.name}_{path.stem}.svg")
+        texts[page] = insert(texts.get(page) or page.read_text(), name, table)
+        done.append(f"{name}: {what}")
+    for page, text in texts.items():
+        page.write_text(text)
     return done
+
+
+def _rendered(path: Path, picture: Path) -> tuple[str, str]:
+    """The table of one file of results, its plot drawn to `picture`; and what of them was made."""
+    stored = json.loads(path.read_text())
+    if "ms" not in stored["rows"][0]:
+        return plain_table(stored["header"], stored["rows"]), "table"
+    facts, rows = harness.read(path)
+    picture.parent.mkdir(exist_ok=True)
+    drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)
+    table = rate_table(facts, rows, "M×N×K" if path.stem.startswith("gemm") else "case")
+    if not drawn:
+        return table, "table (no plot: matplotlib is missing)"
+    return f"{table}\n\n![TFLOPS by shape]({picture.parent.name}/{picture.name})", "table and plot"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
+from kernels_dsl.ops.aot_attention import iter_attention
 from kernels_dsl.ops.gemm_kernels import FUNCTIONS
 
 _EXTENT = 512  # of M, N and K; only strides and alignment count
@@ -142,13 +143,14 @@ def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
     `function.compile(*arguments, arch=arch, **configuration)` compiles one; no GPU is needed. ValueError for
     an unknown op or an architecture without kernels.
     """
+    makers = {"gemm": _gemm_kernels, "attention": iter_attention}
     for op in ops:
-        if op != "gemm":
-            raise ValueError(f"ops has {op!r}, must be of: gemm")
+        if op not in makers:
+            raise ValueError(f"ops has {op!r}, must be of: {', '.join(makers)}")
     if arch not in DEVICES_BY_ARCH:
         raise ValueError(f"arch is {arch!r}, must be one of {', '.join(DEVICES_BY_ARCH)}")
-    if ops:
-        yield from _gemm_kernels(arch)
+    for op in dict.fromkeys(ops):
+        yield from makers[op](arch)
 
 
 _SM80_NARROW = Sm80GemmConfig(64, 64, 32, 4, 2, 2)
