@@ -26,6 +26,7 @@ lint: $(VENV)/.complete
 
 bench: $(VENV)/.complete
 	$(RUN) -m kernels_dsl bench gemm
+	$(RUN) -m kernels_dsl bench attention
 
 doctor: $(VENV)/.complete
 	$(RUN) -m kernels_dsl doctor

@@ -19,6 +19,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LENGTH, _HEADS, _BATCH = 512, 4, 2  # only strides and alignment count
 _SMS = 132
 _BLOCK = (128, 128)
+_WINDOW_ENTRIES = 18  # of a window of 2048; how many bytes a row of entries is a multiple of is what counts
 _EXTENTS = tuple(
     Extent(length, length, heads, _SMS) for length in (128, 512, 1024, 4096, 16384) for heads in (8, 64, 1536)
 )
@@ -31,7 +32,8 @@ class AttentionKind:
     """What a call of attention is like.
 
     variant: without its lists; `lists` is None, "full" (unmasked blocks, as of `topk_blocks`), "partial"
-    (masked ones, as of causal `topk_blocks`) or "both" (as of `window_blocks`), of 128 × 128 blocks.
+    (masked ones, as of causal `topk_blocks`) or "both" (as of `window_blocks`, one list for all heads of a
+    single sequence), of 128 × 128 blocks.
     layout: "bshd", "bhsd" or "thd" (packed).
     """
 
@@ -96,7 +98,11 @@ def _arguments(kind: AttentionKind, variant: AttentionVariant) -> tuple[Any, ...
     lists: Any = None
     if kind.lists is not None:
         rows = _LENGTH // _BLOCK[0]
-        pair = (empty(_BATCH, _HEADS, rows), empty(_BATCH, _HEADS, rows, rows))
+        lead = (1, 1) if kind.lists == "both" else (_BATCH, _HEADS)
+        entries = _WINDOW_ENTRIES if kind.lists == "both" else rows
+        pair = tuple(
+            x.expand(-1, _HEADS, *x.shape[2:]) for x in (empty(*lead, rows), empty(*lead, rows, entries))
+        )
         none = (None, None)
         lists = {"full": (*none, *pair), "partial": (*pair, *none), "both": (*pair, *pair)}[kind.lists]
     counter = empty(1) if packed or variant.uneven else None

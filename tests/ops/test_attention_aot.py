@@ -1,0 +1,83 @@
+"""The attention kernels for ahead-of-time use are the ones that calls look up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels_dsl
+from kernels_dsl.cli.main import main
+from kernels_dsl.ops import aot, attention_plan
+from kernels_dsl.ops.attention_blocks import causal_blocks, topk_blocks, window_blocks
+from lowering import emulator
+
+REAL = attention_plan.FUNCTIONS["sm90"]
+
+
+@pytest.fixture
+def looked_up(monkeypatch):
+    """Calls on CPU tensors launch nothing; what they would have compiled is kept."""
+    calls: list[tuple] = []
+    recorder = lambda *args, **constexprs: calls.append((REAL.signature(*args), constexprs))  # noqa: E731
+    monkeypatch.setitem(attention_plan.FUNCTIONS, "sm90", recorder)
+    with emulator.run(arch="sm_90a"):
+        yield calls
+
+
+def _shipped():
+    return [
+        (REAL.signature(*args), constexprs)
+        for _, _, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
+    ]
+
+
+def _tensors(*lead: int, dim: int, dtype: torch.dtype = torch.bfloat16):
+    return [torch.zeros(*lead, dim, dtype=dtype) for _ in range(3)]
+
+
+def test_calls_find_shipped_kernels(looked_up):
+    attention = kernels_dsl.attention
+    for dim in (64, 96, 128, 192, 256):
+        for length in (100, 4096):
+            for causal in (False, True):
+                attention(*_tensors(1, length, 2, dim=dim, dtype=torch.float16), causal=causal)
+    q, k, v = _tensors(2, 512, 4, dim=128)
+    attention(q, k, v, causal=True, return_lse=True)
+    attention(q, k[:, :, :1], v[:, :, :1])
+    attention(q, k, v, causal=True, window=(100, 0))
+    scores = torch.zeros(2, 4, 4, 4)
+    attention(q, k, v, blocks=topk_blocks(scores, 4))
+    attention(q, k, v, blocks=topk_blocks(scores, 4, causal=True), causal=True)
+    q, k, v = _tensors(1, 4096, 2, dim=128)
+    lists = window_blocks(4096, 4096, left=2047, device="cpu")
+    attention(q, k, v, blocks=lists, causal=True, window=(2047, 0))
+    sdpa = kernels_dsl.scaled_dot_product_attention
+    sdpa(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), is_causal=True)
+    starts = torch.tensor([0, 100, 700], dtype=torch.int32)
+    for causal in (False, True):
+        kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=causal)
+    shipped = _shipped()
+    assert len(looked_up) == 29
+    assert [call for call in looked_up if call not in shipped] == []
+
+
+def test_other_calls_do_not(looked_up):
+    q, k, v = _tensors(2, 512, 4, dim=128)
+    kernels_dsl.attention(q, k, v, softcap=3.0)
+    kernels_dsl.attention(q, k, v, blocks=causal_blocks(512, 512, device="cpu", block=(64, 64)))
+    shipped = _shipped()
+    assert all(call not in shipped for call in looked_up) and len(looked_up) == 2
+
+
+def test_names_are_unique():
+    for arch in ("sm_90a", "sm_89"):
+        names = [name for name, *_ in aot.iter_kernels(arch, ("gemm", "attention"))]
+        assert len(names) == len(set(names))
+
+
+def test_inspect_shows_a_kernel(capsys):
+    assert main(["inspect", "attention", "--name", "64x128 bf16 d64 bhsd", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "attention sm90 64x128 bf16 d64 bhsd"
+    assert main(["inspect", "attention", "--name", "64x128 bf16 d64 causal lse"]) == 0
+    shown = capsys.readouterr().out
+    assert "no spills" in shown and "HGMMA" in shown and "UTMALDG" in shown
