@@ -21,6 +21,8 @@ _PUBLIC = {
     "attention_varlen": "kernels_dsl.ops.attention",
     "attention_supports": "kernels_dsl.ops.attention",
     "scaled_dot_product_attention": "kernels_dsl.ops.attention",
+    "register_torch_attention": "kernels_dsl.ops.attention_torch",
+    "register_transformers_attention": "kernels_dsl.ops.attention_transformers",
     "BlockLists": "kernels_dsl.ops.attention_blocks",
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
