@@ -5,6 +5,7 @@ bf16 and fp16 use m16n8k16, float32 is rounded to tf32 and uses m16n8k8; all acc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
@@ -103,3 +104,50 @@ def mma_k_block(tiled_mma: cute.TiledMma, acc: cute.Tensor, a: Fragments, b: Fra
     a.round_to_tf32(k_block)
     b.round_to_tf32(k_block)
     cute.gemm(tiled_mma, acc, a.tCrX[None, None, k_block], b.tCrX[None, None, k_block], acc)
+
+
+def warp_accumulators(rows: int, columns: int) -> cute.Tensor:
+    """float32 accumulators ((2, 2), M, N) of one warp's rows x columns, multiples of 16, not yet filled.
+
+    N is the faster mode: 16 x 16 elements are eight registers in a row, in the order of an operand A.
+    """
+    m, n = rows // MMA_M, columns // 8
+    layout = cute.make_layout(((2, 2), m, n), stride=((1, 2), 4 * n, 4))
+    return cute.make_rmem_tensor(layout, Float32)
+
+
+def warp_operand_a(rows: int, k: int, dtype: type[cutlass.Numeric]) -> cute.Tensor:
+    """Registers ((2, 2, 2), M, K) of a 16-bit operand A of one warp's rows x k, multiples of 16."""
+    m, k_steps = rows // MMA_M, k // 16
+    layout = cute.make_layout(((2, 2, 2), m, k_steps), stride=((1, 2, 4), 8 * k_steps, 8))
+    return cute.make_rmem_tensor(layout, dtype)
+
+
+def warp_product(
+    tiled_mma: cute.TiledMma,  # of one warp
+    acc: cute.Tensor,  # ((2, 2), M, N) float32
+    operand_a: Callable[[int], cute.Tensor],  # K step -> ((2, 2, 2), M)
+    read_b: Callable[[int, int, cute.Tensor], None],  # (K step, N step, registers of 16 x 16 elements)
+    steps: tuple[int, int],  # (K, N) steps of 16
+    ahead: int,
+    dtype: type[cutlass.Numeric],
+) -> None:
+    """acc += A @ B.T of one warp in 16-bit `dtype`, fragments of B being read `ahead` steps of 16 x 16 before their use."""
+    order = [(k, n) for k in range(steps[0]) for n in range(steps[1])]
+    waiting = []
+    for i in range(len(order) + ahead):
+        if i < len(order):
+            b = cute.make_rmem_tensor(cute.make_layout(((2, 2), 2), stride=((1, 2), 4)), dtype)
+            read_b(*order[i], b)
+            waiting.append(b)
+        if i >= ahead:
+            k, n = order[i - ahead]
+            part = _columns(acc, n)
+            cute.gemm(tiled_mma, part, operand_a(k), waiting.pop(0), part)
+
+
+def _columns(acc: cute.Tensor, n: int) -> cute.Tensor:
+    """16 columns of the accumulators: ((2, 2), M, 2)."""
+    shape, stride = acc.layout.shape, acc.layout.stride
+    layout = cute.make_layout((shape[0], shape[1], 2), stride=stride)
+    return cute.make_tensor(acc.iterator + 2 * n * stride[2], layout)

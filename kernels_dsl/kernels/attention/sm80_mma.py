@@ -1,0 +1,250 @@
+"""One query tile of the SM80-class attention: copies, both products, the softmax between them, the output."""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.blocks import softmax
+from kernels_dsl.blocks.attention_work import Work
+from kernels_dsl.blocks.gqa import kv_head
+from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
+from kernels_dsl.blocks.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
+from kernels_dsl.blocks.query_tiles import QueryTile
+from kernels_dsl.blocks.score_tile import Tile, finish_rows, soften, start_rows, to_operand
+from kernels_dsl.blocks.seqlen import SeqInfo
+from kernels_dsl.blocks.swizzled_rows import (
+    MatrixReader,
+    RowsLoader,
+    reader_a,
+    reader_b,
+    reader_b_transposed,
+    rows_loader,
+    store_rows,
+)
+
+
+class Registers(NamedTuple):
+    """A thread's part of its warp's rows."""
+
+    q: cute.Tensor | None
+    """((2, 2, 2), M, K) of Q where it stays in registers."""
+    p: cute.Tensor
+    """((2, 2, 2), M, K) of the probabilities, 16 bits."""
+    out: cute.Tensor
+    """((2, 2), M, N) float32 accumulators of the output."""
+    row_max: cute.Tensor
+    row_sum: cute.Tensor
+    correction: cute.Tensor
+
+
+class Memory(NamedTuple):
+    """Where this thread copies to and reads from."""
+
+    base: Int32
+    """Address of the CTA's shared memory: Q, two buffers of K, two of V."""
+    load_k: RowsLoader
+    load_v: RowsLoader
+    read_q: MatrixReader
+    read_k: MatrixReader
+    read_v: MatrixReader
+
+
+@cute.jit
+def work_tile(
+    spec: cutlass.Constexpr,
+    tensors: tuple,  # Q, K, V, O (rows, dim, head, batch)
+    base: Int32,
+    place: tuple,  # (work, coordinates of the tile, sequence)
+):
+    """One query tile, from its first copies to its output."""
+    work, at, seq = place
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    lane = thread % 32
+    visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+    warp_row = warp * spec.warp_rows
+    tile = Tile(at, seq, visit, at.m * spec.tile_m + warp_row + lane // 4, lane % 4 * 2)
+    mQ, mK, mV, mO = rows_of_tile(spec, tensors, at, seq, work)
+    memory = Memory(
+        base,
+        rows_loader(spec.k_tile, mK, spec.threads, thread),
+        rows_loader(spec.v_tile, mV, spec.threads, thread),
+        reader_a(spec.q_tile, spec.dtype, lane, warp_row),
+        reader_b(spec.k_tile, spec.dtype, lane),
+        reader_b_transposed(spec.v_tile, spec.dtype, lane),
+    )
+    load_q = rows_loader(spec.q_tile, mQ, spec.threads, thread)
+    load_q.start(at.m * spec.tile_m, seq.q_len, base, True)
+    registers = make_registers(spec)
+    attend(spec, memory, registers, tile, work)
+    finish_rows(spec, registers.out, registers, tile, work)
+
+    result = cute.make_rmem_tensor_like(registers.out, spec.dtype)
+    result.store(registers.out.load().to(spec.dtype))
+    cute.arch.sync_threads()  # the output is staged in what other warps may still read as Q
+    staging = base + warp * spec.o_tile.bytes
+    store_rows(result, spec.o_tile, staging, mO, (at.m * spec.tile_m + warp_row, seq.q_len), lane)
+
+
+def rows_of_tile(spec, tensors: tuple, at: QueryTile, seq: SeqInfo, work: Work) -> tuple:
+    """Q, K, V, O (rows, dim) of the tile's head and sequence."""
+    batch = at.batch
+    starts = (seq.q_start, seq.k_start, seq.k_start, seq.q_start)
+    if spec.varlen:
+        batch = Int32(0)
+        tensors = tuple(cute.domain_offset((start, 0, 0, 0), t) for start, t in zip(starts, tensors))
+    shared = kv_head(at.head, work.heads_per_kv)
+    heads = (at.head, shared, shared, at.head)
+    return tuple(t[None, None, head, batch] for head, t in zip(heads, tensors))
+
+
+def make_registers(spec) -> Registers:
+    """Registers of one warp's rows, not yet filled."""
+    rows = spec.warp_rows
+    q = warp_operand_a(rows, spec.dim, spec.dtype) if spec.config.q_registers else None
+    per_row = cute.make_layout(rows // 8)
+    return Registers(
+        q,
+        warp_operand_a(rows, spec.tile_n, spec.dtype),
+        warp_accumulators(rows, spec.dim_v),
+        *(cute.make_rmem_tensor(per_row, Float32) for _ in range(3)),
+    )
+
+
+@cute.jit
+def attend(spec: cutlass.Constexpr, memory: Memory, registers: Registers, tile: Tile, work: Work):
+    """Unnormalised output, row maxima and sums of one query tile, over the key blocks of its visit."""
+    visit = tile.visit
+    registers.out.fill(0.0)
+    start_rows(spec, registers, tile, work)
+    first = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))
+    start_copy(spec, memory.load_k, memory.base + spec.k_place, (first, Int32(0)), visit.k_len, True)
+    if cutlass.const_expr(not spec.config.overlap):
+        start_copy(spec, memory.load_v, memory.base + spec.v_place, (first, Int32(0)), visit.k_len, True)
+    cute.arch.cp_async_commit_group()
+    block = step(spec, memory, registers, (tile, work, first, Int32(0)), True, True)
+
+    # The first block has been taken from the first segment that has one.
+    right_end = cutlass.max(visit.right, 1)
+    whole_end = cutlass.max(visit.right + visit.whole, 1)
+    for position in cutlass.range(1, right_end, unroll=1):
+        block = step(spec, memory, registers, (tile, work, block, position), True, False)
+    for position in cutlass.range(right_end, whole_end, unroll=1):
+        block = step(spec, memory, registers, (tile, work, block, position), False, False)
+    if cutlass.const_expr(spec.variant.left):
+        for position in cutlass.range(whole_end, visit.count, unroll=1):
+            block = step(spec, memory, registers, (tile, work, block, position), True, False)
+    if cutlass.const_expr(spec.config.overlap):
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+        add_output(spec, memory, registers, visit.count - 1)
+
+
+def start_copy(spec, load: RowsLoader, ring: Int32, place: tuple, k_len: Int32, guard: bool) -> None:
+    """Starts the copy of key block place[0] to the buffer of position place[1]."""
+    block, position = place
+    load.start(block * spec.tile_n, k_len, ring + position % 2 * load.tile.bytes, guard)
+
+
+@cute.jit
+def step(
+    spec: cutlass.Constexpr,
+    memory: Memory,
+    registers: Registers,
+    place: tuple,  # (tile, work, key block, its position)
+    masked: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+) -> Int32:
+    """Takes one key block into the output, with copies of the next on their way. Returns the next block."""
+    tile, work, block, position = place
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+    following = start_next_copies(spec, memory, place, first)
+    if cutlass.const_expr(spec.config.q_registers and first):
+        for k in cutlass.range_constexpr(spec.dim // 16):
+            read_q(spec, memory, k, registers.q[None, None, k])
+
+    scores = warp_accumulators(spec.warp_rows, spec.tile_n)
+    scores.fill(0.0)
+    add_scores(spec, memory, registers, scores, position)
+    if cutlass.const_expr(spec.config.overlap and not first):
+        add_output(spec, memory, registers, position - 1)
+    soften(spec, scores, registers, (tile, work, block), masked, first)
+    if cutlass.const_expr(not first):
+        out = softmax.rows_and_columns(registers.out)
+        if cutlass.const_expr(spec.lazy_rescale):
+            softmax.rescale_where_needed(out, registers.correction)
+        else:
+            softmax.rescale(out, registers.correction)
+    to_operand(spec, scores, registers.p)
+    if cutlass.const_expr(not spec.config.overlap):
+        add_output(spec, memory, registers, position)
+    return following
+
+
+@cute.jit
+def start_next_copies(
+    spec: cutlass.Constexpr, memory: Memory, place: tuple, first: cutlass.Constexpr
+) -> Int32:
+    """Starts the copies that the next step waits for. Returns the key block of the next position.
+
+    In a range only the first block can reach past the end of the keys; in a list any block.
+    """
+    tile, work, block, position = place
+    k_ring, v_ring = memory.base + spec.k_place, memory.base + spec.v_place
+    visit = tile.visit
+    listed = spec.variant.lists is not None
+    following = block
+    if cutlass.const_expr(spec.config.overlap):
+        start_copy(spec, memory.load_v, v_ring, (block, position), visit.k_len, listed or first)
+    if position + 1 < visit.count:
+        following = block_at(spec.variant, visit, tile.at, work.lists, position + 1)
+        start_copy(spec, memory.load_k, k_ring, (following, position + 1), visit.k_len, listed)
+        if cutlass.const_expr(not spec.config.overlap):
+            start_copy(spec, memory.load_v, v_ring, (following, position + 1), visit.k_len, listed)
+    cute.arch.cp_async_commit_group()
+    return following
+
+
+def read_q(spec, memory: Memory, k: int, into: cute.Tensor) -> None:
+    """Q's fragments ((2, 2, 2), M) of one K step."""
+    for m in range(spec.warp_rows // 16):
+        memory.read_q.read(memory.base, 16 * m, 16 * k, into[None, m])
+
+
+def add_scores(spec, memory: Memory, registers: Registers, scores: cute.Tensor, position: Int32) -> None:
+    """scores += Q K^T for the block in the buffer of `position`."""
+    address = memory.base + spec.k_place + position % 2 * spec.k_tile.bytes
+    fragments: dict[int, cute.Tensor] = {}
+
+    def operand_a(k: int) -> cute.Tensor:
+        if registers.q is not None:
+            return registers.q[None, None, k]
+        if k not in fragments:
+            fragments[k] = warp_operand_a(spec.warp_rows, 16, spec.dtype)[None, None, 0]
+            read_q(spec, memory, k, fragments[k])
+        return fragments[k]
+
+    def read_k(k: int, n: int, into: cute.Tensor) -> None:
+        operand_a(k)  # is read before K's fragments of the same step
+        memory.read_k.read(address, 16 * n, 16 * k, into)
+
+    steps = (spec.dim // 16, spec.tile_n // 16)
+    mma = make_tiled_mma(spec.dtype, 1, 1)
+    warp_product(mma, scores, operand_a, read_k, steps, spec.config.ahead, spec.dtype)
+
+
+def add_output(spec, memory: Memory, registers: Registers, position: Int32) -> None:
+    """out += P V for the block in the buffer of `position`."""
+    address = memory.base + spec.v_place + position % 2 * spec.v_tile.bytes
+
+    def read_v(k: int, n: int, into: cute.Tensor) -> None:
+        memory.read_v.read(address, 16 * k, 16 * n, into)
+
+    steps = (spec.tile_n // 16, spec.dim_v // 16)
+    mma = make_tiled_mma(spec.dtype, 1, 1)
+    warp_product(
+        mma, registers.out, lambda k: registers.p[None, None, k], read_v, steps, spec.config.ahead, spec.dtype
+    )
