@@ -132,7 +132,7 @@ def warp_product(
     ahead: int,
     dtype: type[cutlass.Numeric],
 ) -> None:
-    """acc += A @ B.T of one warp in 16-bit `dtype`, fragments of B being read `ahead` steps of 16 x 16 before their use."""
+    """acc += A @ B.T of one warp in 16-bit `dtype`; B's fragments are read `ahead` steps before their use."""
     order = [(k, n) for k in range(steps[0]) for n in range(steps[1])]
     waiting = []
     for i in range(len(order) + ahead):

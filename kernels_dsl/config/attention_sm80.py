@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from kernels_dsl.config.attention import AttentionVariant, padded_dim
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,69 @@ class Sm80AttentionConfig:
     def smem_bytes(self) -> int:
         """Shared memory of a CTA: Q, which the output is staged in later, and two buffers of K and V."""
         return 2 * self.tile_m * max(self.dim, self.dim_v) + 4 * self.tile_n * (self.dim + self.dim_v)
+
+
+# (tile_m, tile_n, warps, CTAs an SM) in the order of preference, by the wider head dimension; the first that
+# fits in shared memory is taken. None of them spills.
+_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: ((128, 64, 4, 2),),
+    96: ((128, 32, 4, 2), (64, 64, 4, 2)),
+    128: ((64, 64, 4, 2),),
+    192: ((64, 32, 4, 2),),
+    256: ((128, 64, 8, 1), (64, 32, 4, 1)),
+}
+# The same where scores are changed or looked at one by one, which takes registers.
+_BUSY_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    128: ((64, 64, 4, 2),),
+    256: ((64, 32, 4, 1),),
+}
+RESERVED_SMEM = 1024
+"""Shared memory that an SM keeps for itself of each CTA's share."""
+
+
+def sm80_config(
+    dim: int, dim_v: int, variant: AttentionVariant, smem_bytes: int, keys: int = 0
+) -> Sm80AttentionConfig:
+    """The tile for these head dimensions on a GPU where a CTA may have `smem_bytes` of shared memory.
+
+    `keys`: a number that tile_n must divide, 0 for any.
+    """
+    d, dv = padded_dim(dim), padded_dim(dim_v)
+    widest = max(d, dv)
+    busy = variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None
+    table = _BUSY_TILES if busy else _TILES
+    row = table[min(size for size in table if size >= widest)]
+    found = [Sm80AttentionConfig(m, n, d, dv, warps=warps, ctas_per_sm=ctas) for m, n, warps, ctas in row]
+    fitting = [c for c in found if c.smem_bytes <= smem_bytes and (keys == 0 or keys % c.tile_n == 0)]
+    return (fitting or found[-1:])[0]
+
+
+def sm80_list_config(
+    dim: int, dim_v: int, variant: AttentionVariant, block: tuple[int, int], smem_bytes: int
+) -> tuple[Sm80AttentionConfig, tuple[int, int]]:
+    """The tile for listed blocks of (query, key) `block`, and how many of them such a block is.
+
+    ValueError where no tile divides the block.
+    """
+    config = sm80_config(dim, dim_v, variant, smem_bytes, block[1])
+    if block[0] % config.tile_m:
+        config = replace(config, tile_m=64, warps=4)
+    if block[0] % config.tile_m or block[1] % config.tile_n or min(block) <= 0:
+        raise ValueError(f"block is {block}, must be multiples of 64")
+    return config, (block[0] // config.tile_m, block[1] // config.tile_n)
+
+
+def why_not(config: Sm80AttentionConfig, smem_bytes: int) -> str | None:
+    """Why a configuration cannot run where a CTA may have `smem_bytes` of shared memory; None if it can."""
+    if config.warps not in (4, 8) or config.tile_m not in (16 * config.warps, 32 * config.warps):
+        return f"tile_m is {config.tile_m}, must be 16 or 32 rows for each of warps = 4 or 8"
+    for dim in (config.dim, config.dim_v):
+        # A tile's rows are copied in column blocks of 64 elements, or of 32.
+        step = 32 * config.warps // (8 if dim % 64 == 0 else 4)
+        if dim % 32 or not 32 <= dim <= 256:
+            return f"a head dimension of a tile is {dim}, must be a multiple of 32 up to 256"
+        if config.tile_n % step or config.tile_m % step or config.tile_n <= 0:
+            return f"tile_n is {config.tile_n}, must be a multiple of {step} for {config.warps} warps"
+    if config.smem_bytes > smem_bytes:
+        return f"it takes {config.smem_bytes} bytes of shared memory, there are {smem_bytes}"
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import attention_plan, overlap
 from kernels_dsl.ops.attention_arguments import NO_EXTRAS, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists, from_block_mask
@@ -24,6 +24,8 @@ _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+NO_CHOICE = (None, None)
+"""Neither a configuration nor a family is asked for."""
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -45,7 +47,8 @@ def attention(
     aux: Sequence[Any] = (),
     return_lse: bool = False,
     out: torch.Tensor | None = None,
-    config: Sm90AttentionConfig | None = None,
+    config: AttentionConfig | None = None,
+    family: str | None = None,
 ) -> Any:
     """softmax(scale · q kᵀ + mask) v.
 
@@ -62,7 +65,8 @@ def attention(
     softcap c > 0: scores become c · tanh(score / c). score_mod(score, b, h, i, j, *aux) returns the score to
     use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
     sinks: (H,), a logit a head that takes part in the softmax with the value 0.
-    scale: default 1/√D, greater than 0. config: the tiles to use in place of the chosen ones.
+    scale: default 1/√D, greater than 0. config: the tiles to use in place of the chosen ones. family: "sm90"
+    or "sm80" forces a family of kernels.
 
     Returns the output (B, Sq, H, Dv), and with `return_lse` the natural logarithm of the sum of exponentials,
     float32 (B, H, Sq). A row that attends to nothing gives 0 and -inf. V must be finite where a query's tile
@@ -78,9 +82,10 @@ def attention(
     if _through_dispatcher(q, k, v):
         from kernels_dsl.ops import attention_register
 
-        functions = (score_mod, mask_mod, return_lse, out)
+        functions = (score_mod, mask_mod, return_lse, out, family)
         return attention_register.call(q, k, v, "bshd", options, extras, functions)
-    return run_direct(q, k, v, "bshd", options, extras, (score_mod, mask_mod), (return_lse, out, config))
+    rest = (return_lse, out, (config, family))
+    return run_direct(q, k, v, "bshd", options, extras, (score_mod, mask_mod), rest)
 
 
 def scaled_dot_product_attention(
@@ -113,9 +118,10 @@ def scaled_dot_product_attention(
     if _through_dispatcher(query, key, value):
         from kernels_dsl.ops import attention_register
 
-        out = attention_register.call(query, key, value, "bhsd", options, extras, (None, None, False, None))
+        functions = (None, None, False, None, None)
+        out = attention_register.call(query, key, value, "bhsd", options, extras, functions)
     else:
-        out = run_direct(query, key, value, "bhsd", options, extras, (None, None), (False, None, None))
+        out = run_direct(query, key, value, "bhsd", options, extras, (None, None), (False, None, NO_CHOICE))
     return out[0] if unbatched else out
 
 
@@ -140,7 +146,8 @@ def attention_varlen(
     aux: Sequence[Any] = (),
     return_lse: bool = False,
     out: torch.Tensor | None = None,
-    config: Sm90AttentionConfig | None = None,
+    config: AttentionConfig | None = None,
+    family: str | None = None,
 ) -> Any:
     """Attention of packed sequences, each to itself. Arguments as those of `attention`, and:
 
@@ -156,11 +163,10 @@ def attention_varlen(
     if _through_dispatcher(q, k, v):
         from kernels_dsl.ops import attention_register
 
-        functions = (score_mod, mask_mod, return_lse, out)
+        functions = (score_mod, mask_mod, return_lse, out, family)
         return attention_register.call(q, k, v, "thd", options, extras, functions, int(max_seqlen_q))
-    return run_direct(
-        q, k, v, "thd", options, extras, (score_mod, mask_mod), (return_lse, out, config, int(max_seqlen_q))
-    )
+    rest = (return_lse, out, (config, family), int(max_seqlen_q))
+    return run_direct(q, k, v, "thd", options, extras, (score_mod, mask_mod), rest)
 
 
 def _of_block_mask(blocks: Any, mask_mod: Any) -> tuple[Any, BlockLists | None]:
@@ -205,16 +211,16 @@ def run_direct(
     """A call on plain tensors, past the dispatcher.
 
     `options`: (causal, window, alignment, scale, softcap). `functions`: (score_mod, mask_mod). `rest`:
-    (return_lse, out, config[, max_seqlen_q]).
+    (return_lse, out, (config, family)[, max_seqlen_q]).
     """
-    return_lse, out, config = rest[:3]
+    return_lse, out, choice = rest[:3]
     max_q = rest[3] if len(rest) > 3 else 0
     tensors = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     key: Any = None if not tensors else (
         q.dtype, q.shape, q.stride(), q.data_ptr() & 15, q.get_device(),
         k.dtype, k.shape, k.stride(), k.data_ptr() & 15, k.get_device(),
         v.dtype, v.shape, v.stride(), v.data_ptr() & 15, v.get_device(),
-        layout, options, functions, return_lse, config, max_q,
+        layout, options, functions, return_lse, choice, max_q,
     )  # fmt: skip
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
@@ -238,7 +244,7 @@ def _plan(
 ) -> attention_plan.Plan:
     """The plan for a call, with the arguments of `run_direct`."""
     causal, window, alignment, scale, softcap = options
-    return_lse, out, config = rest[:3]
+    return_lse, out, choice = rest[:3]
     call = describe(
         q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
         softcap=softcap, score_mod=functions[0], mask_mod=functions[1], extras=extras,
@@ -253,7 +259,7 @@ def _plan(
         if overlap.self_overlaps(out):
             raise ValueError(f"out has strides {out.stride()}, must not overlap itself")
     max_q = rest[3] if len(rest) > 3 else 0
-    return attention_plan.build(call, (q, k, v), out, return_lse, target_of(q), config, max_q)
+    return attention_plan.build(call, (q, k, v), out, return_lse, target_of(q), choice, max_q)
 
 
 def attention_supports(
@@ -276,7 +282,8 @@ def attention_supports(
             tuple(options.pop("aux", ())),
             seqlens if layout == "thd" else None,
         )
-        rest = (options.pop("return_lse", False), options.pop("out", None), options.pop("config", None))
+        choice = (options.pop("config", None), options.pop("family", None))
+        rest = (options.pop("return_lse", False), options.pop("out", None), choice)
         for name in ("max_seqlen_q", "max_seqlen_k"):
             options.pop(name, None)
         if options:

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_config, sm90_list_config
+from kernels_dsl.config.attention import Extent
+from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
 
 FUNCTIONS = {
     "sm90": lowering.jit("kernels_dsl.kernels.attention.sm90:attention_sm90", name="attention_sm90"),
+    "sm80": lowering.jit("kernels_dsl.kernels.attention.sm80:attention_sm80", name="attention_sm80"),
 }
-TMA_ALIGN = 16
+ROW_ALIGN = 16
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -26,7 +28,7 @@ class Plan:
     """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None)."""
 
     run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    config: Sm90AttentionConfig | None
+    config: AttentionConfig | None
 
 
 def build(
@@ -35,30 +37,37 @@ def build(
     out: torch.Tensor | None,
     want_lse: bool,
     target: Target,
-    config: Sm90AttentionConfig | None = None,
+    choice: tuple[AttentionConfig | None, str | None] = (None, None),
     max_q: int = 0,
 ) -> Plan:
-    """The plan of a call. ValueError where no kernel serves it, with the reason."""
-    major, minor = target.device.capability
-    if (major, minor) != (9, 0):
-        raise ValueError(
-            f"q is on {target.device.name} of compute capability {major}.{minor}, must be 9.0: attention has "
-            "no kernel for others yet"
-        )
+    """The plan of a call; `choice`: configuration and family that the caller asks for, or None.
+
+    ValueError where no kernel serves it, with the reason.
+    """
+    config, family = choice
+    if config is not None:
+        if family not in (None, config.family):
+            raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
+        family = config.family
+    family = target.families(family, "q")[0]
     if _is_empty(call):
         return Plan(_without_keys(call, want_lse), None)
     variant = call.variant
     if call.block is not None:
-        chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
+        chosen, split = choose_for_lists(family, call.dim, call.dim_v, variant, call.block, target.device)
         variant = replace(variant, lists=split)
     else:
         rows = max_q if call.packed else call.q_len
         extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
-        chosen = sm90_config(call.dim, call.dim_v, variant, extent)
-    config = config or chosen
+        chosen = choose(family, call.dim, call.dim_v, variant, target.device, extent)
+    if config is not None:
+        reason = why_not(config, call.dim, call.dim_v, target.device)
+        if reason is not None:
+            raise ValueError(f"config is {config}, must be one that fits: {reason}")
+        chosen = config
     steps = tuple(_preparation(x) for x in tensors)
-    launch = _Launch(call, target, {"layout": call.layout, "config": config, "variant": variant})
-    return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), config)
+    launch = _Launch(family, target, {"layout": call.layout, "config": chosen, "variant": variant})
+    return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), chosen)
 
 
 def _is_empty(call: AttentionCall) -> bool:
@@ -97,8 +106,8 @@ def _without_keys(call: AttentionCall, want_lse: bool) -> Callable[..., Any]:
 class _Launch:
     """Launches the kernel of one plan; compiles it at the first call."""
 
-    def __init__(self, call: AttentionCall, target: Target, constexprs: dict[str, Any]) -> None:
-        self.call = call
+    def __init__(self, family: str, target: Target, constexprs: dict[str, Any]) -> None:
+        self.family = family
         self.target = target
         self.constexprs = constexprs
         self._kernel: Callable[..., Any] | None = None
@@ -109,7 +118,7 @@ class _Launch:
             with torch.cuda.device(target.index):
                 return self(*args)
         if self._kernel is None:
-            function = FUNCTIONS["sm90"]
+            function = FUNCTIONS[self.family]
             if target.emulated:
                 self._kernel = lambda *values: function(*values, **self.constexprs)
             else:
@@ -123,26 +132,26 @@ class _Launch:
 
 
 def _aligned(x: torch.Tensor) -> bool:
-    """TMA reads and writes it as it is: contiguous head dimension, strides and base multiples of 16 bytes."""
+    """Kernels take it as it is: contiguous head dimension, strides and base multiples of 16 bytes."""
     width = x.element_size()
     strides = [s for size, s in zip(x.shape[:-1], x.stride()[:-1]) if size > 1]
     return (
         (x.stride(-1) == 1 or x.shape[-1] == 1)
-        and x.data_ptr() % TMA_ALIGN == 0
-        and all(s > 0 and s * width % TMA_ALIGN == 0 for s in strides)
+        and x.data_ptr() % ROW_ALIGN == 0
+        and all(s > 0 and s * width % ROW_ALIGN == 0 for s in strides)
     )
 
 
 def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """`strides` with those of modes of size 1, which may hold anything, replaced by the whole extent."""
     extent = 1 + sum((size - 1) * s for size, s in zip(shape, strides))
-    extent = -(-extent // TMA_ALIGN) * TMA_ALIGN
+    extent = -(-extent // ROW_ALIGN) * ROW_ALIGN
     rows = tuple(s if size > 1 else extent for size, s in zip(shape[:-1], strides))
     return (*rows, strides[-1])
 
 
 def _preparation(x: torch.Tensor) -> Step | None:
-    """What makes tensors like this one fit for TMA; None for nothing."""
+    """What makes tensors like this one fit for TMA and 16-byte copies; None for nothing."""
     if not _aligned(x):
         return lambda t: t.clone(memory_format=torch.contiguous_format)
     strides = _plain_strides(tuple(x.shape), x.stride())
@@ -203,6 +212,7 @@ def _run(
     scalars = (call.scale, call.softcap, call.left, call.right)
     max_ctas = launch.target.device.sm_count
     index = launch.target.index
+    hopper = launch.family == "sm90"
     queued = call.packed or call.block is not None or call.variant.uneven
     prepare_q, prepare_k, prepare_v = steps
     bare: tuple[Any, ...] = (None, max_q, None, None, None, None)
@@ -218,8 +228,9 @@ def _run(
         written, result = make_out(q, out)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
         rest = bare if extras is NO_EXTRAS else _kernel_extras(call, extras, max_q)
-        counter = tile_counter(index) if queued else None
-        arguments = (q, k, v, written, lse, *scalars, *rest, counter, max_ctas)
+        arguments: tuple[Any, ...] = (q, k, v, written, lse, *scalars, *rest)
+        if hopper:
+            arguments += (tile_counter(index) if queued else None, max_ctas)
         nonlocal kernel
         if kernel is not None:
             kernel(*arguments)

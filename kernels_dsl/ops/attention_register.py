@@ -25,12 +25,13 @@ LIBRARY.define(
     + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
     + ", *, str layout='bshd', bool causal=False, int? window_left=None, int? window_right=None, "
     "str alignment='bottom_right', float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, "
-    "int max_seqlen_q=0, bool return_lse=False) -> (Tensor, Tensor)",
+    "int max_seqlen_q=0, bool return_lse=False, str? family=None) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _DEFAULTS: dict[str, Any] = {
     "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
     "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "return_lse": False,
+    "family": None,
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, options, extras = _options(tensors, given)
-    rest = (True, None, None, a["max_seqlen_q"])
+    rest = (True, None, (None, a["family"]), a["max_seqlen_q"])
     if a["return_lse"]:
         return run_direct(q, k, v, a["layout"], options, extras, (None, None), rest)
     out = run_direct(q, k, v, a["layout"], options, extras, (None, None), (False, *rest[1:]))
@@ -101,11 +102,11 @@ def call(
     rest: tuple[Any, ...],
     max_seqlen_q: int = 0,
 ) -> Any:
-    """A call as an operator. `rest`: (score_mod, mask_mod, return_lse, out).
+    """A call as an operator. `rest`: (score_mod, mask_mod, return_lse, out, family).
 
     TypeError where the operator's schema cannot express an argument.
     """
-    score_mod, mask_mod, return_lse, out = rest
+    score_mod, mask_mod, return_lse, out, family = rest
     if score_mod is not None or mask_mod is not None or extras.aux:
         raise TypeError("score_mod, mask_mod and aux must be None under torch.compile, a mode or a subclass")
     causal, window, alignment, scale, softcap = options
@@ -114,6 +115,7 @@ def call(
         "layout": layout, "causal": causal, "window_left": left, "window_right": right,
         "alignment": alignment, "scale": scale, "softcap": softcap, "mask": extras.mask,
         "sinks": extras.sinks, "max_seqlen_q": max_seqlen_q, "return_lse": return_lse,
+        "family": family,
     }  # fmt: skip
     if extras.blocks is not None:
         names = ("counts", "indices", "full_counts", "full_indices")

@@ -18,14 +18,18 @@ class Target:
     index: int
     emulated: bool = False
 
-    def families(self, forced: str | None) -> tuple[str, ...]:
-        """Kernel families to consider, the fastest first. ValueError where `forced` cannot run here."""
+    def families(self, forced: str | None, name: str = "a") -> tuple[str, ...]:
+        """Kernel families to consider, the fastest first. ValueError where `forced` cannot run here.
+
+        `name` is the argument that is on this device, for the message.
+        """
         able = self.device.families()
         if forced is None:
             if not able:
                 major, minor = self.device.capability
                 raise ValueError(
-                    f"a is on {self.device.name} of compute capability {major}.{minor}, must be 8.0 or later"
+                    f"{name} is on {self.device.name} of compute capability {major}.{minor}, must be 8.0 or "
+                    "later"
                 )
             return able
         if forced not in ("sm90", "sm80"):

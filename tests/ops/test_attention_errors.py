@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.problem import H200, L40S
+from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
+from kernels_dsl.config.problem import H200, L40S, Device
 from kernels_dsl.ops import attention as ops
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.target import Target
@@ -110,9 +112,40 @@ def test_lists_are_checked_on_request():
         BlockLists(counts * 3, indices).check_indices(k_len=512)
 
 
-def test_another_gpu_is_refused_with_the_reason(monkeypatch):
+def test_a_gpu_that_is_too_old_is_refused_with_the_reason(monkeypatch):
+    turing = Device("T4", (7, 5), 40, 65536)
+    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(turing, -1))
+    assert "q is on T4 of compute capability 7.5, must be 8.0" in kernels_dsl.attention_supports(Q, K, K)
+
+
+def test_the_family_follows_from_the_gpu(monkeypatch):
     monkeypatch.setattr(ops, "target_of", lambda tensor: Target(L40S, -1))
-    assert "compute capability 8.9" in kernels_dsl.attention_supports(Q, K, K)
+    assert kernels_dsl.attention_supports(Q, K, K) is None
+    assert kernels_dsl.attention_supports(Q, K, K, family="sm80") is None
+    assert "family is 'sm90', must be one of ('sm80',)" in kernels_dsl.attention_supports(
+        Q, K, K, family="sm90"
+    )
+    config = Sm90AttentionConfig(64, 64, 64, 64)
+    assert "family is 'sm90', must be" in kernels_dsl.attention_supports(Q, K, K, config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Sm80AttentionConfig(96, 64, 64, 64), "tile_m is 96, must be 16 or 32 rows"),
+        (Sm80AttentionConfig(64, 72, 64, 64), "tile_n is 72, must be a multiple of 16 for 4 warps"),
+        (Sm80AttentionConfig(64, 64, 32, 64), "dim is 32, the head dimension is 64"),
+        (Sm80AttentionConfig(64, 64, 80, 64), "a head dimension of a tile is 80, must be a multiple of 32"),
+        (Sm80AttentionConfig(128, 64, 256, 256), "bytes of shared memory, there are 101376"),
+    ],
+)
+def test_a_configuration_that_does_not_fit(monkeypatch, config, message):
+    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(L40S, -1))
+    assert message in kernels_dsl.attention_supports(Q, K, K, config=config)
+    assert "family is 'sm90', must be config's, 'sm80', or None" in kernels_dsl.attention_supports(
+        Q, K, K, config=config, family="sm90"
+    )
+
 
 
 def test_gradients_are_refused():
