@@ -58,8 +58,14 @@ def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
         rows.row_max[r], rows.row_sum[r] = logit, once
 
 
-def soften(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool, first: bool) -> None:
-    """Masks the scores of one block and takes them into the running softmax; they become probabilities."""
+def soften(
+    spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool | cutlass.Boolean, first: bool
+) -> None:
+    """Masks the scores of one block and takes them into the running softmax; they become probabilities.
+
+    `place`: (tile, work, key block). `masked` is known at trace time, or decides by a branch. `first`: there
+    is no maximum yet, `row_max` and `row_sum` may hold anything.
+    """
     tile, work, block = place
     variant = spec.variant
     view = softmax.rows_and_columns(scores)
@@ -67,14 +73,14 @@ def soften(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool, fi
     at = Place(tile.row, start + tile.column, tile.at.head, tile.at.batch)
     if variant.changes_scores:
         change_scores(variant, view, at, tile.seq, work.scores)
-    if masked:
-        if variant.mask == "boolean" or variant.mask_mod is not None:
-            mask_elements(variant, view, at, tile.seq, work.scores)
-        mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
+    if masked is True:
+        mask_block(spec, view, at, tile, work)
+    elif masked is not False:
+        mask_where(spec, view, (at, tile, work, start), masked)
     elif variant.lists is not None:
         mask_tail(spec, view, at, tile, start)
     correction = None if first and not variant.sinks else rows.correction
-    may_be_empty = masked or variant.hides_anywhere
+    may_be_empty = masked is not False or variant.hides_anywhere
     softmax.online_step(
         view,
         rows.row_max,
@@ -84,6 +90,24 @@ def soften(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool, fi
         may_be_empty,
         spec.lazy_rescale,
     )
+
+
+def mask_block(spec, view: cute.Tensor, at: Place, tile: Tile, work: Work) -> None:
+    """Every mask that the variant has, on a block that needs it."""
+    variant = spec.variant
+    if variant.mask == "boolean" or variant.mask_mod is not None:
+        mask_elements(variant, view, at, tile.seq, work.scores)
+    mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
+
+
+@cute.jit
+def mask_where(spec: cutlass.Constexpr, view: cute.Tensor, place: tuple, masked: cutlass.Boolean):
+    """`mask_block` where `masked`, or else the end of the keys where blocks are listed."""
+    at, tile, work, start = place
+    if masked:
+        mask_block(spec, view, at, tile, work)
+    elif cutlass.const_expr(spec.variant.lists is not None):
+        mask_tail(spec, view, at, tile, start)
 
 
 @cute.jit

@@ -121,7 +121,7 @@ class RowsLoader:
     """One thread's share of the copies of tiles of a matrix (rows, columns) in global memory.
 
     Its columns are contiguous and rows start on 16 bytes. What lies outside is filled with zeros and not
-    read, so nothing that is there can reach a product.
+    read, so nothing that is there can reach a product. It has columns in the last column block of the tile.
     """
 
     tile: RowsTile
@@ -147,16 +147,17 @@ class RowsLoader:
         """
         tile, space = self.tile, cute.AddressSpace.gmem
         step = tile.check_threads(self.threads)
-        inside = [self.chunk * VECTOR + block * tile.width < self.columns for block in range(tile.blocks)]
         source = opaque(self.source + Int64(first_row) * self.pitch)
         target = address + self.place
         for step_row in range(0, tile.rows, step):
             if step_row:
                 source = opaque(source + self.pitch * step)
             for block in range(tile.blocks):
-                valid = inside[block]
+                valid = Boolean(True)
                 if guard_rows:
-                    valid = valid & (first_row + self.row + step_row < end_row)
+                    valid = first_row + self.row + step_row < end_row
+                if block == tile.blocks - 1:
+                    valid = valid & (self.chunk * VECTOR + block * tile.width < self.columns)
                 vector = cute.make_ptr(self.dtype, source + block * tile.width * 2, space, assumed_align=16)
                 there = shared_pointer(self.dtype, target + tile.offset(step_row, block * tile.width), 16)
                 cp_async(there, vector, 16, _bytes_if(valid))

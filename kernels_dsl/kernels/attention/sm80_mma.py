@@ -1,5 +1,6 @@
 """One query tile of the SM80-class attention: copies, both products, the softmax between them, the output."""
 
+import math
 from typing import NamedTuple
 
 import cutlass
@@ -9,7 +10,7 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks import softmax
 from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.gqa import kv_head
-from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
+from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
 from kernels_dsl.blocks.query_tiles import QueryTile
 from kernels_dsl.blocks.score_tile import Tile, finish_rows, soften, start_rows, to_operand
@@ -118,24 +119,25 @@ def attend(spec: cutlass.Constexpr, memory: Memory, registers: Registers, tile: 
     """Unnormalised output, row maxima and sums of one query tile, over the key blocks of its visit."""
     visit = tile.visit
     registers.out.fill(0.0)
+    registers.row_max.fill(-math.inf)
+    registers.row_sum.fill(0.0)
     start_rows(spec, registers, tile, work)
     first = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))
     start_copy(spec, memory.load_k, memory.base + spec.k_place, (first, Int32(0)), visit.k_len, True)
     if cutlass.const_expr(not spec.config.overlap):
         start_copy(spec, memory.load_v, memory.base + spec.v_place, (first, Int32(0)), visit.k_len, True)
     cute.arch.cp_async_commit_group()
-    block = step(spec, memory, registers, (tile, work, first, Int32(0)), True, True)
+    if cutlass.const_expr(spec.config.q_registers):
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+        for k in cutlass.range_constexpr(spec.dim // 16):
+            read_q(spec, memory, k, registers.q[None, None, k])
 
-    # The first block has been taken from the first segment that has one.
-    right_end = cutlass.max(visit.right, 1)
-    whole_end = cutlass.max(visit.right + visit.whole, 1)
-    for position in cutlass.range(1, right_end, unroll=1):
-        block = step(spec, memory, registers, (tile, work, block, position), True, False)
-    for position in cutlass.range(right_end, whole_end, unroll=1):
-        block = step(spec, memory, registers, (tile, work, block, position), False, False)
-    if cutlass.const_expr(spec.variant.left):
-        for position in cutlass.range(whole_end, visit.count, unroll=1):
-            block = step(spec, memory, registers, (tile, work, block, position), True, False)
+    block, begin = first, Int32(0)
+    if cutlass.const_expr(spec.config.overlap):
+        block, begin = step(spec, memory, registers, (tile, work, block, begin), True), Int32(1)
+    for position in cutlass.range(begin, visit.count, unroll=1):
+        block = step(spec, memory, registers, (tile, work, block, position), False)
     if cutlass.const_expr(spec.config.overlap):
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
@@ -154,7 +156,6 @@ def step(
     memory: Memory,
     registers: Registers,
     place: tuple,  # (tile, work, key block, its position)
-    masked: cutlass.Constexpr,
     first: cutlass.Constexpr,
 ) -> Int32:
     """Takes one key block into the output, with copies of the next on their way. Returns the next block."""
@@ -162,26 +163,31 @@ def step(
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
     following = start_next_copies(spec, memory, place, first)
-    if cutlass.const_expr(spec.config.q_registers and first):
-        for k in cutlass.range_constexpr(spec.dim // 16):
-            read_q(spec, memory, k, registers.q[None, None, k])
-
     scores = warp_accumulators(spec.warp_rows, spec.tile_n)
     scores.fill(0.0)
     add_scores(spec, memory, registers, scores, position)
     if cutlass.const_expr(spec.config.overlap and not first):
         add_output(spec, memory, registers, position - 1)
-    soften(spec, scores, registers, (tile, work, block), masked, first)
-    if cutlass.const_expr(not first):
-        out = softmax.rows_and_columns(registers.out)
-        if cutlass.const_expr(spec.lazy_rescale):
-            softmax.rescale_where_needed(out, registers.correction)
-        else:
-            softmax.rescale(out, registers.correction)
+    soften(spec, scores, registers, (tile, work, block), needs_mask(spec, tile.visit, position), False)
+    out = softmax.rows_and_columns(registers.out)
+    if cutlass.const_expr(spec.lazy_rescale):
+        softmax.rescale_where_needed(out, registers.correction)
+    else:
+        softmax.rescale(out, registers.correction)
     to_operand(spec, scores, registers.p)
     if cutlass.const_expr(not spec.config.overlap):
         add_output(spec, memory, registers, position)
     return following
+
+
+def needs_mask(spec, visit: Visit, position: Int32):
+    """Whether the block at `position` lies in a masked segment of the visit; the first one always counts."""
+    if spec.variant.masks_everywhere:
+        return True
+    masked = (position < visit.right) | (position == 0)
+    if spec.variant.left:
+        masked = masked | (position >= visit.right + visit.whole)
+    return masked
 
 
 @cute.jit
