@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_config, sm90_list_config
+from kernels_dsl.config.attention import AttentionVariant, Extent
+from kernels_dsl.config.attention_table import choose, choose_for_lists
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.attention_plan import FUNCTIONS
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -76,7 +78,7 @@ def kinds() -> Iterator[AttentionKind]:
         yield AttentionKind(dim, dim, variant=AttentionVariant(right=True, left=True), lists="both")
 
 
-def _arguments(kind: AttentionKind, variant: AttentionVariant) -> tuple[Any, ...]:
+def _arguments(kind: AttentionKind, variant: AttentionVariant, family: str) -> tuple[Any, ...]:
     """The host function's runtime arguments on the meta device."""
     shapes = {
         "bshd": (_BATCH, _LENGTH, _HEADS),
@@ -105,30 +107,34 @@ def _arguments(kind: AttentionKind, variant: AttentionVariant) -> tuple[Any, ...
         )
         none = (None, None)
         lists = {"full": (*none, *pair), "partial": (*pair, *none), "both": (*pair, *pair)}[kind.lists]
-    counter = empty(1) if packed or variant.uneven else None
     scalars = (1.0, 1.0, 0, 0)  # scale, softcap, left, right
-    return (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None, counter, _SMS)
+    arguments = (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None)
+    if family == "sm80":
+        return arguments
+    return (*arguments, empty(1) if packed or variant.uneven else None, _SMS)
 
 
-def attention_kernels(kind: AttentionKind) -> Iterator[Kernel]:
-    """(name, jit function, arguments on the meta device, configuration) of each tile that `kind` can get."""
-    variant = kind.variant
+def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
+    """(name, jit function, arguments on the meta device, configuration) of each tile that `kind` can get.
+
+    They are of the fastest family that `device` has.
+    """
+    family = device.families()[0]
+    variant, dims = kind.variant, (kind.dim, kind.dim_v)
     if kind.lists is not None:
-        config, split = sm90_list_config(kind.dim, kind.dim_v, _BLOCK)
+        config, split = choose_for_lists(family, *dims, variant, _BLOCK, device)
         variant = replace(variant, lists=split)
         configs = [config]
     else:
-        configs = list(
-            dict.fromkeys(sm90_config(kind.dim, kind.dim_v, variant, extent) for extent in _EXTENTS)
-        )
+        found = (choose(family, *dims, variant, device, extent) for extent in _EXTENTS)
+        configs = list(dict.fromkeys(found))
     for config in configs:
-        name = f"attention sm90 {config.tile_m}x{config.tile_n} {kind.label}"
+        name = f"attention {family} {config.tile_m}x{config.tile_n} {kind.label}"
         constexprs = {"layout": kind.layout, "config": config, "variant": variant}
-        yield name, FUNCTIONS["sm90"], _arguments(kind, variant), constexprs
+        yield name, FUNCTIONS[family], _arguments(kind, variant, family), constexprs
 
 
 def iter_attention(arch: str) -> Iterator[Kernel]:
-    """The attention kernels of an architecture; none where there is no family for it."""
-    if arch == "sm_90a":
-        for kind in kinds():
-            yield from attention_kernels(kind)
+    """The attention kernels of an architecture, a key of `DEVICES_BY_ARCH`."""
+    for kind in kinds():
+        yield from attention_kernels(kind, DEVICES_BY_ARCH[arch])

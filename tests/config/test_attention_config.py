@@ -12,6 +12,8 @@ from kernels_dsl.config.attention import (
     sm90_config,
     sm90_list_config,
 )
+from kernels_dsl.config.attention_table import choose, choose_for_lists, why_not
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
 
 CAUSAL = AttentionVariant(right=True)
 VARIANTS = [
@@ -86,3 +88,32 @@ def test_listed_blocks_are_whole_tiles(block, dim, tile, split):
 def test_a_block_that_no_tile_divides():
     with pytest.raises(ValueError, match=r"block is \(96, 128\), must be multiples of 64"):
         sm90_list_config(64, 64, (96, 128))
+
+
+SM80_DEVICES = [DEVICES_BY_ARCH[arch] for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("device", SM80_DEVICES, ids=lambda device: device.name)
+def test_every_choice_of_the_sm80_family_fits(variant, device):
+    for dim in range(8, 257, 8):
+        for dim_v in (dim, 8, 64, 128, 256):
+            config = choose("sm80", dim, dim_v, variant, device)
+            assert config.family == "sm80"
+            assert why_not(config, dim, dim_v, device) is None
+            for block in ((64, 64), (128, 128), (64, 128), (256, 64)):
+                listed, split = choose_for_lists("sm80", dim, dim_v, variant, block, device)
+                assert why_not(listed, dim, dim_v, device) is None
+                assert (listed.tile_m * split[0], listed.tile_n * split[1]) == block
+
+
+def test_more_shared_memory_gives_larger_tiles():
+    tiles = [choose("sm80", 256, 256, CAUSAL, DEVICES_BY_ARCH[arch]) for arch in ("sm_89", "sm_90a")]
+    assert tiles[0].tile_m * tiles[0].tile_n < tiles[1].tile_m * tiles[1].tile_n
+    # Two CTAs of the common sizes share an SM of 100 KB.
+    assert 2 * (choose("sm80", 64, 64, CAUSAL, DEVICES_BY_ARCH["sm_89"]).smem_bytes + 1024) <= 100 << 10
+
+
+def test_a_block_that_no_tile_of_the_sm80_family_divides():
+    with pytest.raises(ValueError, match=r"block is \(96, 128\), must be multiples of 64"):
+        choose_for_lists("sm80", 64, 64, CAUSAL, (96, 128), DEVICES_BY_ARCH["sm_89"])

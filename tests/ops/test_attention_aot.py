@@ -81,3 +81,23 @@ def test_inspect_shows_a_kernel(capsys):
     assert main(["inspect", "attention", "--name", "64x128 bf16 d64 causal lse"]) == 0
     shown = capsys.readouterr().out
     assert "no spills" in shown and "HGMMA" in shown and "UTMALDG" in shown
+
+
+def test_calls_without_wgmma_find_shipped_kernels(monkeypatch):
+    function, calls = attention_plan.FUNCTIONS["sm80"], []
+    recorder = lambda *args, **constexprs: calls.append((function.signature(*args), constexprs))  # noqa: E731
+    monkeypatch.setitem(attention_plan.FUNCTIONS, "sm80", recorder)
+    for arch in ("sm_80", "sm_89"):
+        calls.clear()
+        with emulator.run(arch=arch):
+            for dim in (64, 96, 128, 192, 256):
+                for causal in (False, True):
+                    kernels_dsl.attention(*_tensors(1, 300, 2, dim=dim), causal=causal)
+            starts = torch.tensor([0, 100, 700], dtype=torch.int32)
+            kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=True)
+        shipped = [
+            (function.signature(*args), constexprs)
+            for _, _, args, constexprs in aot.iter_kernels(arch, ("attention",))
+        ]
+        assert len(calls) == 11
+        assert [call for call in calls if call not in shipped] == []

@@ -147,7 +147,6 @@ def test_a_configuration_that_does_not_fit(monkeypatch, config, message):
     )
 
 
-
 def test_gradients_are_refused():
     q = Q.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="no backward yet"):

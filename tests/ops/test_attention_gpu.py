@@ -1,4 +1,7 @@
-"""Attention on a Hopper GPU: shapes, masks, streams, graphs, torch.compile, against float64."""
+"""Attention on a GPU: shapes, masks, streams, graphs, torch.compile, against float64.
+
+Every test runs with either family of kernels, where the GPU can: the SM90 one, and the SM80-class one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,13 @@ from reference.attention import Masking, allowed_by_lists
 from reference.buffers import check_output, poisoned
 from reference.inputs import case_seed
 
-pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
+pytestmark = pytest.mark.gpu
 LENGTHS = [(1, 239), (3, 1024), (113, 203), (113, 128), (1023, 1024), (1024, 1023), (512, 2048), (2048, 512)]
+
+
+@pytest.fixture(params=[pytest.param("sm90", marks=pytest.mark.sm90), "sm80"])
+def family(request):
+    return request.param
 
 
 def _tensors(heads, lengths, dims, seed, batch=2, dtype=torch.bfloat16):
@@ -28,13 +36,15 @@ def _tensors(heads, lengths, dims, seed, batch=2, dtype=torch.bfloat16):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256), (96, 96)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_lengths(lengths, dims, causal, seed):
-    run(_tensors((4, 2), lengths, dims, seed), Masking(right=0 if causal else None), causal=causal)
+def test_lengths(lengths, dims, causal, seed, family):
+    masking = Masking(right=0 if causal else None)
+    run(_tensors((4, 2), lengths, dims, seed), masking, causal=causal, family=family)
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
-def test_every_head_dimension(dim, seed):
-    run(_tensors((2, 2), (113, 203), (dim, dim), seed, batch=1), Masking(right=0), causal=True)
+def test_every_head_dimension(dim, seed, family):
+    tensors = _tensors((2, 2), (113, 203), (dim, dim), seed, batch=1)
+    run(tensors, Masking(right=0), causal=True, family=family)
 
 
 def _generated(count: int) -> list[dict]:
@@ -61,7 +71,7 @@ def _generated(count: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("case", _generated(40), ids=str)
-def test_generated(case, seed):
+def test_generated(case, seed, family):
     tensors = _tensors(case["heads"], case["lengths"], case["dims"], seed, dtype=case["dtype"])
     generator = torch.Generator().manual_seed(seed)
     left, right = case["window"]
@@ -75,19 +85,20 @@ def test_generated(case, seed):
     masking = Masking(left, right, case["alignment"] == "top_left", case["softcap"], boolean, additive, sinks)
     run(
         tensors, masking, window=case["window"], alignment=case["alignment"], softcap=case["softcap"],
-        mask=boolean if boolean is not None else additive, sinks=sinks,
+        mask=boolean if boolean is not None else additive, sinks=sinks, family=family,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_packed(causal, dim, seed):
+def test_packed(causal, dim, seed, family):
     draw = random.Random(seed)
     q_lens = [draw.choice([0, 1, 77, 128, 500, 1024]) for _ in range(9)]
     k_lens = [draw.choice([0, 1, 64, 130, 700, 1000]) for _ in range(9)]
     starts = [torch.tensor([0, *lens]).cumsum(0).int().cuda() for lens in (q_lens, k_lens)]
     q, k, v = inputs((sum(q_lens), 4, dim), (sum(k_lens), 2, dim), dim, seed, device="cuda")
-    out, lse = kernels_dsl.attention_varlen(q, k, v, *starts, max(q_lens), causal=causal, return_lse=True)
+    options = {"causal": causal, "return_lse": True, "family": family}
+    out, lse = kernels_dsl.attention_varlen(q, k, v, *starts, max(q_lens), **options)
     offsets = [list(itertools.accumulate([0, *lens])) for lens in (q_lens, k_lens)]
     for n in range(9):
         rows, keys = (slice(o[n], o[n + 1]) for o in offsets)
@@ -98,72 +109,76 @@ def test_packed(causal, dim, seed):
 
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (128, 64)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_top_k_lists(block, causal, seed):
+def test_top_k_lists(block, causal, seed, family):
     tensors = _tensors((4, 4), (1000, 1500), (128, 128), seed)
     blocks = (-(-1000 // block[0]), -(-1500 // block[1]))
     scores = torch.randn((2, 4, *blocks), generator=torch.Generator().manual_seed(seed)).cuda()
     lists = attention_blocks.topk_blocks(scores, 3, causal=causal, block=block, q_len=1000, k_len=1500)
     allowed = allowed_by_lists(lists.tensors, block, (2, 4, 1000, 1500)).cuda()
     masking = Masking(right=0 if causal else None, allowed=allowed)
-    run(tensors, masking, blocks=lists, causal=causal)
+    run(tensors, masking, blocks=lists, causal=causal, family=family)
 
 
-def test_torch_block_mask(seed):
+def test_torch_block_mask(seed, family):
     from torch.nn.attention.flex_attention import create_block_mask
 
     def window(b, h, i, j):
         return (i >= j) & (i - j < 200)
 
     mask = create_block_mask(window, None, None, 1000, 1000, device="cuda")
-    run(_tensors((2, 2), (1000, 1000), (128, 128), seed), Masking(left=199, right=0), blocks=mask)
+    tensors = _tensors((2, 2), (1000, 1000), (128, 128), seed)
+    run(tensors, Masking(left=199, right=0), blocks=mask, family=family)
 
 
-def test_output_is_written_once_and_nothing_else(seed):
+def test_output_is_written_once_and_nothing_else(seed, family):
     q, k, v = _tensors((4, 4), (301, 400), (128, 128), seed)
     place = poisoned(tuple(q.shape), q.dtype, device="cuda")
-    kernels_dsl.attention(q, k, v, out=place.tensor)
+    kernels_dsl.attention(q, k, v, out=place.tensor, family=family)
     check_output(place)
 
 
-def test_runs_are_equal(seed):
+def test_runs_are_equal(seed, family):
     q, k, v = _tensors((8, 8), (1500, 1500), (128, 128), seed)
-    first = kernels_dsl.attention(q, k, v, causal=True)
-    assert all(torch.equal(kernels_dsl.attention(q, k, v, causal=True), first) for _ in range(10))
+    first = kernels_dsl.attention(q, k, v, causal=True, family=family)
+    for _ in range(10):
+        assert torch.equal(kernels_dsl.attention(q, k, v, causal=True, family=family), first)
 
 
-def test_two_streams_at_a_time(seed):
+def test_two_streams_at_a_time(seed, family):
     """Each stream has a tile counter of its own."""
     tensors = [_tensors((8, 8), (1500, 1500), (64, 64), seed + n) for n in range(2)]
-    expected = [kernels_dsl.attention(*t, causal=True) for t in tensors]
+    expected = [kernels_dsl.attention(*t, causal=True, family=family) for t in tensors]
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     found: list[list[torch.Tensor]] = [[], []]
     for _ in range(10):
         for stream, t, results in zip(streams, tensors, found):
             with torch.cuda.stream(stream):
-                results.append(kernels_dsl.attention(*t, causal=True))
+                results.append(kernels_dsl.attention(*t, causal=True, family=family))
     torch.cuda.synchronize()
     assert all(torch.equal(r, e) for results, e in zip(found, expected) for r in results)
 
 
-def test_cuda_graph(seed):
+def test_cuda_graph(seed, family):
     q, k, v = _tensors((4, 4), (500, 500), (64, 64), seed)
-    expected = kernels_dsl.attention(q, k, v, causal=True)
+    expected = kernels_dsl.attention(q, k, v, causal=True, family=family)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = kernels_dsl.attention(q, k, v, causal=True)
+        out = kernels_dsl.attention(q, k, v, causal=True, family=family)
     for _ in range(3):
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, expected)
 
 
-def test_torch_compile(seed):
+def test_torch_compile(seed, family):
     q, k, v = _tensors((4, 2), (300, 300), (64, 64), seed)
-    compiled = torch.compile(lambda *t: kernels_dsl.attention(*t, causal=True) * 2, fullgraph=True)
-    assert torch.equal(compiled(q, k, v), kernels_dsl.attention(q, k, v, causal=True) * 2)
+    options = {"causal": True, "family": family}
+    compiled = torch.compile(lambda *t: kernels_dsl.attention(*t, **options) * 2, fullgraph=True)
+    assert torch.equal(compiled(q, k, v), kernels_dsl.attention(q, k, v, **options) * 2)
 
 
+@pytest.mark.sm90
 def test_torch_drop_in(seed):
     q, k, v = (x.transpose(1, 2) for x in _tensors((4, 4), (300, 400), (64, 64), seed))
     found = kernels_dsl.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -172,7 +187,7 @@ def test_torch_drop_in(seed):
     assert float((found - expected).abs().max()) < 3e-2
 
 
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements(family):
     """Offsets do not fit 32 bits: the last head of a batch of views into a large tensor."""
     if torch.cuda.mem_get_info()[0] < 12 << 30:
         pytest.skip("needs 12 GB of free GPU memory")
@@ -180,6 +195,6 @@ def test_more_than_2_to_the_31_elements():
     q = large[:, -300:, -1:]
     q.normal_()
     k = large[:, :, -1:]
-    found = kernels_dsl.attention(q, k, k, causal=True, window=(512, 0), return_lse=True)
+    found = kernels_dsl.attention(q, k, k, causal=True, window=(512, 0), return_lse=True, family=family)
     tail = k[:, -1024:]
     check_close(found, (q, tail, tail), Masking(left=512, right=0))
