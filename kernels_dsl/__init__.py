@@ -27,6 +27,8 @@ _PUBLIC = {
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
     "Schedule": "kernels_dsl.config.gemm",
+    "Sm80AttentionConfig": "kernels_dsl.config.attention_sm80",
+    "Sm90AttentionConfig": "kernels_dsl.config.attention",
     "Sm80GemmConfig": "kernels_dsl.config.gemm",
     "Sm90GemmConfig": "kernels_dsl.config.gemm",
     "LinearEpilogue": "kernels_dsl.blocks.epilogue_fns",

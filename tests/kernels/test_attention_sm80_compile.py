@@ -71,10 +71,11 @@ def _compile(
     tensors = (tensor(4, dim), tensor(2, dim), tensor(2, dim_v), tensor(4, dim_v), lse)
     seqlens = (ints(3), ints(3), None) if packed else None
     chosen = sm80_config(dim, dim_v, variant, DEVICES_BY_ARCH[arch].smem_bytes)
+    scalars, rest = (1.0, 1.0, 0, 0), (seqlens, 256, listed, sinks, mask, None)
+    layout = "thd" if packed else "bshd"
     return FUNCTIONS["sm80"].compile(
-        *tensors, 1.0, 1.0, 0, 0, seqlens, 256, listed, sinks, mask, None,
-        arch=arch, layout="thd" if packed else "bshd", config=config or chosen, variant=variant,
-    )  # fmt: skip
+        *tensors, *scalars, *rest, arch=arch, layout=layout, config=config or chosen, variant=variant
+    )
 
 
 def _check(kernel, arch: str) -> None:
