@@ -13,8 +13,10 @@ half of all pairs for causal.
 from __future__ import annotations
 
 import argparse
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +131,10 @@ def forward_cases() -> Iterator[Case]:
 
 
 def small_cases() -> Iterator[Case]:
-    """Launches of some microseconds; the harness times them as CUDA graphs."""
+    """Launches of some microseconds, all timed as CUDA graphs."""
     for shape in SMALL:
         for causal in (False, True):
-            yield from _alone(lambda: dense_case(shape, causal))  # noqa: B023  (called at once)
+            yield from _alone(lambda: replace(dense_case(shape, causal), graph=True))  # noqa: B023
 
 
 def sm80_cases() -> Iterator[Case]:
@@ -166,21 +168,33 @@ LISTED = {
 SUITES = (*RATED, *LISTED)
 
 
-def run(suites: Sequence[str], options: Options) -> None:
-    """Run the chosen suites one after the other; each writes its own file."""
+def run(suites: Sequence[str], options: Options) -> list[str]:
+    """Run the chosen suites one after the other; each writes its own file. Returns those that failed."""
+    failed = []
+    for suite in suites:
+        print(f"-- {suite}", flush=True)
+        start = time.perf_counter()
+        try:
+            _run_one(suite, options)
+        except Exception:
+            traceback.print_exc()
+            failed.append(suite)
+        print(f"-- {suite} took {time.perf_counter() - start:.0f} s", flush=True)
+    return failed
+
+
+def _run_one(suite: str, options: Options) -> None:
     import torch
 
-    for suite in suites:
-        print(f"-- {suite}")
-        if suite in RATED:
-            cases = RATED[suite]()
-            harness.run_suite(f"attention_{suite}", cases, rounds=options.rounds, results=options.results)
-        else:
-            rows = LISTED[suite]()
-            for row in rows:
-                print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items()))
-            harness.write(f"attention_{suite}", machine.header(), rows, options.results)
-        torch.cuda.empty_cache()
+    if suite in RATED:
+        cases = RATED[suite]()
+        harness.run_suite(f"attention_{suite}", cases, rounds=options.rounds, results=options.results)
+    else:
+        rows = LISTED[suite]()
+        for row in rows:
+            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items()))
+        harness.write(f"attention_{suite}", machine.header(), rows, options.results)
+    torch.cuda.empty_cache()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
-    run(args.suite or SUITES, Options(args.rounds, args.results))
-    return 0
+    return 1 if run(args.suite or SUITES, Options(args.rounds, args.results)) else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Case:
 
     flops: useful floating-point operations of one call. sets: input sets that the calls rotate through.
     verify: raises where our result is wrong; called before the timing, since a wrong kernel can be fast.
+    graph: as of `kernels_dsl.measure.interleaved`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     sets: int = 1
     notes: str = ""
     verify: Callable[[], object] | None = None
+    graph: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def run_case(case: Case, *, rounds: int = 30) -> Row:
             refused.append(f"{name}: {type(error).__name__}")
             continue
         calls[name] = call
-    timings, chosen = best_of(interleaved(calls, sets=case.sets, rounds=rounds))
+    timings, chosen = best_of(interleaved(calls, sets=case.sets, rounds=rounds, graph=case.graph))
     return Row(
         name=case.name,
         flops=case.flops,

@@ -6,6 +6,7 @@ does. The autotuner, the demo and the benchmarks measure with this module.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -90,9 +91,12 @@ def _by_events(calls: Mapping[str, Call], sets: int, rounds: int) -> dict[str, T
 
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     names = list(calls)
+    shuffle = random.Random(0).shuffle
     for i in range(rounds):
-        # Another one starts in each round: what ran before decides about L2 and clocks.
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        # In a new order each round: what ran just before decides about L2, heat and clocks, and whoever
+        # always came after a competitor that needs little power would gain a few per cent by it.
+        shuffle(names)
+        for name in names:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
             calls[name](i % sets)

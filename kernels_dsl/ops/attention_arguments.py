@@ -249,7 +249,7 @@ def describe(
     variant = AttentionVariant(
         right=right is not None,
         left=left is not None,
-        top_left=alignment == "top_left",
+        top_left=alignment == "top_left" and (left, right) != (None, None),
         softcap=softcap > 0,
         sinks=_check_sinks(extras.sinks, heads, q.device),
         mask=_check_mask(extras.mask, (batch, heads, q.shape[rows], k.shape[rows]), q.device),

@@ -52,12 +52,13 @@ def test_calls_find_shipped_kernels(looked_up):
     lists = window_blocks(4096, 4096, left=2047, device="cpu")
     attention(q, k, v, blocks=lists, causal=True, window=(2047, 0))
     sdpa = kernels_dsl.scaled_dot_product_attention
-    sdpa(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), is_causal=True)
+    for causal in (False, True):
+        sdpa(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), is_causal=causal)
     starts = torch.tensor([0, 100, 700], dtype=torch.int32)
     for causal in (False, True):
         kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=causal)
     shipped = _shipped()
-    assert len(looked_up) == 29
+    assert len(looked_up) == 30
     assert [call for call in looked_up if call not in shipped] == []
 
 
