@@ -24,6 +24,8 @@ _PUBLIC = {
     "register_torch_attention": "kernels_dsl.ops.attention_torch",
     "register_transformers_attention": "kernels_dsl.ops.attention_transformers",
     "BlockLists": "kernels_dsl.ops.attention_blocks",
+    "quantize": "kernels_dsl.ops.quantize",
+    "quantize_supports": "kernels_dsl.ops.quantize",
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
     "Schedule": "kernels_dsl.config.gemm",

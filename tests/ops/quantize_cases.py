@@ -1,0 +1,55 @@
+"""What the tests of `quantize` share: calls against the reference, bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+import kernels_dsl
+from reference import quantize as ref
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Equal shapes, dtypes and bits."""
+    assert found.shape == expected.shape and found.dtype == expected.dtype, what
+    if found.element_size() == 4:
+        assert torch.equal(found.cpu(), expected.cpu()), what
+        return
+    bits, wanted = (t.contiguous().cpu().view(torch.uint8) for t in (found, expected))
+    wrong = (bits != wanted).nonzero()
+    if len(wrong):
+        first = tuple(wrong[0].tolist())
+        raise AssertionError(f"{what}: {len(wrong)} wrong, first {first}: {bits[first]} not {wanted[first]}")
+
+
+def check(x: torch.Tensor, dtype=torch.float8_e4m3fn, *, scaling: str, transpose=False, scale=None) -> None:
+    """`kernels_dsl.quantize` against the definition, and what is promised about layouts."""
+    found = kernels_dsl.quantize(x, dtype, scaling=scaling, transpose=transpose, scale=scale)
+    inputs = {False: [x], True: [x.mT] if transpose else [], "both": [x, x.mT] if transpose else []}[
+        transpose
+    ]
+    assert len(found) == 2 * len(inputs)
+    for n, source in enumerate(inputs):
+        values, scales = found[2 * n : 2 * n + 2]
+        given = None if scale is None else scale.cpu()
+        expected = ref.quantize(source.cpu(), dtype, scaling=scaling, scale=given)
+        what = f"{tuple(x.shape)} {scaling} transpose={transpose} output {n}"
+        assert_same(scales, expected[1], what + ", scales")
+        assert_same(values, expected[0], what + ", values")
+        assert values.stride(-1) == 1 or values.shape[-1] <= 1
+        if values.dim() > 1:
+            assert values.numel() == 0 or values.stride(-2) % 16 == 0
+        if scaling == "1x128" and scales.dim() > 1 and scales.numel():
+            assert scales.stride(-2) == 1 and scales.stride(-1) == scales.shape[-2]
+
+
+def awkward(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal values with outliers, zeros, a group of zeros, infinities, NaN and subnormals among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float32)
+    draw = torch.rand(shape, generator=generator)
+    x[draw < 0.02] *= 1e4
+    for n, value in enumerate((torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1e-40, -1e-30)):
+        x[(draw > 0.5 + n / 200) & (draw < 0.5 + (n + 1) / 200)] = value
+    x[..., :1, :] = 0.0
+    x[..., 128:256] = 1e-43 if dtype != torch.float16 else 0.0
+    return x.to(dtype)

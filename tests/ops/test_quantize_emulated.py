@@ -1,0 +1,111 @@
+"""`quantize` without a GPU: the compiled PTX runs in the emulator, results match the definition bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantize_cases import awkward, check
+
+import kernels_dsl
+from kernels_dsl.ops.quantize import SCALINGS
+from lowering import emulator
+from reference import quantize as ref
+
+DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.fixture(autouse=True)
+def _emulated():
+    with emulator.run(arch="sm_90a"):
+        yield
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_values_and_transpose_of_ragged_matrices(scaling, seed):
+    check(awkward((130, 200), seed, torch.bfloat16), scaling=scaling, transpose="both")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "1x128"])
+def test_batches_with_unaligned_rows(scaling, seed):
+    x = awkward((2, 2, 17, 131), seed, torch.bfloat16)
+    check(x, scaling=scaling)
+    check(x.mT, scaling=scaling)  # the contiguous mode is M: the transpose of the kernel's transpose
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+def test_every_16_bit_pattern(dtype, source):
+    x = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(source).view(512, 128)
+    check(x, dtype, scaling="tensor", scale=torch.ones(()))
+
+
+def test_float32_and_strides(seed):
+    base = awkward((40, 2, 264), seed, torch.float32)
+    check(base[:, 1, 4:260], scaling="128x128")
+    check(base[:, 0, ::2], scaling="1x128")
+
+
+def test_rows_longer_than_the_registers_of_a_cta(seed):
+    check(awkward((2, 16384 + 260), seed, torch.bfloat16), torch.float8_e5m2, scaling="row")
+
+
+def test_a_whole_cta_for_a_row(seed):
+    check(awkward((3, 2048), seed, torch.bfloat16), scaling="row")
+
+
+def test_one_mode_one_row_and_nothing(seed):
+    check(awkward((1, 40), seed, torch.bfloat16)[0], scaling="row")
+    check(awkward((1, 300), seed, torch.bfloat16), scaling="1x128")
+    for shape in ((0, 128), (3, 0)):
+        for scaling in SCALINGS:
+            check(torch.empty(shape).bfloat16(), scaling=scaling, transpose="both")
+
+
+def test_sm_89_runs_the_same_code(seed):
+    with emulator.run(arch="sm_89"):
+        check(awkward((33, 140), seed, torch.bfloat16), scaling="1x128")
+
+
+def test_earlier_gpus_are_refused():
+    x = torch.ones(4, 128).bfloat16()
+    with emulator.run(arch="sm_80"):
+        assert "must be 8.9 or later" in kernels_dsl.quantize_supports(x)
+        with pytest.raises(ValueError, match="compute capability 8.0"):
+            kernels_dsl.quantize(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(4, 4, dtype=torch.int8)}, "x is torch.int8"),
+        ({"x": torch.ones(())}, "x has no modes"),
+        ({"x": torch.ones(8), "transpose": True}, "x has one mode"),
+        ({"dtype": torch.bfloat16}, "dtype is torch.bfloat16"),
+        ({"scaling": "column"}, "scaling is 'column'"),
+        ({"transpose": "no"}, "transpose is 'no'"),
+        ({"scaling": "row", "scale": torch.ones(())}, "scale is given with scaling 'row'"),
+        ({"scale": torch.ones(2)}, "scale is torch.float32 \\(2,\\)"),
+    ],
+)
+def test_errors_name_the_argument(change, message):
+    arguments = {"x": torch.ones(4, 4).bfloat16(), **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        kernels_dsl.quantize(**arguments)
+    assert kernels_dsl.quantize_supports(**arguments) is not None
+
+
+def test_fake_tensors_and_opcheck(seed):
+    import kernels_dsl.ops.quantize_register  # noqa: F401
+
+    x = awkward((20, 130), seed, torch.bfloat16)
+    for scaling, transpose in (("tensor", "no"), ("1x128", "both")):
+        keywords = {"dtype": torch.float8_e4m3fn, "scaling": scaling, "transpose": transpose}
+        torch.library.opcheck(torch.ops.kernels_dsl.quantize.default, (x,), keywords,
+                              test_utils=("test_schema", "test_faketensor"))  # fmt: skip
+
+
+def test_the_error_is_that_of_eight_bits(seed):
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    for scaling in SCALINGS:
+        back = ref.dequantize(*kernels_dsl.quantize(x, scaling=scaling), scaling)
+        assert ref.signal_to_noise(back, x) > 31

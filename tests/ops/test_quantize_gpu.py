@@ -1,0 +1,103 @@
+"""`quantize` on a GPU: every bit pattern, awkward values and shapes, graphs, torch.compile, streams, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from quantize_cases import assert_same, awkward, check
+
+import kernels_dsl
+from kernels_dsl.ops.quantize import SCALINGS
+from reference import quantize as ref
+from reference.inputs import case_seed
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.fixture(autouse=True)
+def _fp8():
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+def test_every_16_bit_pattern(dtype, source):
+    x = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(source).view(512, 128).cuda()
+    check(x, dtype, scaling="tensor", scale=torch.ones((), device="cuda"), transpose="both")
+
+
+def _generated(count: int) -> list[dict]:
+    """Calls drawn at random, all of it from one seed."""
+    draw = random.Random(case_seed("quantize"))
+    sizes = [1, 7, 16, 127, 128, 129, 500, 1024, 2048 + 24, 5000]
+    return [
+        {
+            "lead": draw.choice([(), (), (3,), (2, 3), (2, 1, 2)]),
+            "size": (draw.choice(sizes[:8]), draw.choice(sizes)),
+            "source": draw.choice([torch.bfloat16, torch.bfloat16, torch.float16, torch.float32]),
+            "dtype": draw.choice(DTYPES),
+            "scaling": draw.choice(SCALINGS),
+            "transpose": draw.choice([False, True, "both"]),
+            "view": draw.choice(["plain", "plain", "column major", "slice", "every second"]),
+        }
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("case", _generated(60), ids=lambda case: "-".join(map(str, case.values())))
+def test_generated(case, seed):
+    rows, columns = case["size"]
+    lead, view = case["lead"], case["view"]
+    if view == "column major":
+        x = awkward((*lead, columns, rows), seed, case["source"]).cuda().mT
+    elif view == "plain":
+        x = awkward((*lead, rows, columns), seed, case["source"]).cuda()
+    else:
+        wide = awkward((*lead, rows, 2 * columns + 3), seed, case["source"]).cuda()
+        x = wide[..., 3 : 3 + columns] if view == "slice" else wide[..., : 2 * columns : 2]
+    check(x, case["dtype"], scaling=case["scaling"], transpose=case["transpose"])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_graph_compile_and_stream(scaling, seed):
+    x = awkward((260, 384), seed, torch.bfloat16).cuda()
+    expected = kernels_dsl.quantize(x, scaling=scaling, transpose="both")
+    compiled = torch.compile(
+        lambda x: kernels_dsl.quantize(x, scaling=scaling, transpose="both"), fullgraph=True
+    )(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kernels_dsl.quantize(x, scaling=scaling, transpose="both")
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = kernels_dsl.quantize(x, scaling=scaling, transpose="both")
+    x.copy_(x.clone())
+    graph.replay()
+    torch.cuda.synchronize()
+    for a, b, c in zip(expected, compiled, captured):
+        assert_same(b, a, "torch.compile")
+        assert_same(c, a, "graph")
+
+
+def test_more_than_two_to_the_31_elements():
+    x = torch.ones((1 << 18, 8192 + 128), dtype=torch.bfloat16, device="cuda")
+    x[-1, -128:] = 3.0
+    values, scales = kernels_dsl.quantize(x, scaling="1x128")
+    assert float(scales[-1, -1]) == float(ref.scale_of(torch.tensor(3.0), values.dtype))
+    assert bool((values[-1, :].float() == 448).all()) and bool((scales[:-1] == scales[0, 0]).all())
+
+
+def test_torch_takes_the_operands():
+    """The layouts are those of `torch._scaled_mm`, tensor- and row-wise."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    a, b = (torch.randn(256, 512, generator=generator, device="cuda").bfloat16() for _ in range(2))
+    exact = a.double() @ b.double().T
+    for scaling in ("tensor", "row"):
+        (qa, sa), (qb, sb) = (kernels_dsl.quantize(t, scaling=scaling) for t in (a, b))
+        sb = sb.mT if scaling == "row" else sb
+        found = torch._scaled_mm(qa, qb.mT, sa, sb, out_dtype=torch.bfloat16)
+        assert ref.signal_to_noise(found.double(), exact) > 28
