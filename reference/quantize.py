@@ -3,20 +3,20 @@
 Definitions, which the kernels follow bit for bit:
 
 * a group is a set of elements that share a scale: the whole tensor ("tensor"), each matrix of the last two
-  modes ("matrix"), each row ("row"), 128 neighbours of a row ("1x128"), or 128 × 128 elements ("128x128"). The
-  last groups of a row or matrix may be smaller;
+  modes ("matrix"), each row ("row"), 128 neighbours of a row ("1x128"), or 128 × 128 elements ("128x128").
+  The last groups of a row or matrix may be smaller;
 * `amax` is the largest magnitude of the group's finite elements, 0 where it has none;
-* scale = max(amax · (1 / largest), 2⁻¹²⁶) in float32, `largest` being 448 for e4m3 and 57344 for e5m2, and 1 for
-  a group whose amax is 0;
-* value = fp8(x · (1 / scale)): product and quotient rounded to float32, then rounded to the nearest fp8 number,
-  ties to the one with an even mantissa; what is larger than `largest`, infinities too, becomes ±`largest`; NaN
-  becomes NaN. One infinity or NaN thus leaves the rest of its group usable.
+* scale = max(amax · (1 / largest), 2⁻¹²⁶) in float32, `largest` being 448 for e4m3 and 57344 for e5m2, and 1
+  for a group whose amax is 0;
+* value = fp8(x · (1 / scale)): product and quotient rounded to float32, then rounded to the nearest fp8
+  number, ties to the one with an even mantissa; what is larger than `largest`, infinities too, becomes
+  ±`largest`; NaN becomes NaN. One infinity or NaN thus leaves the rest of its group usable.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -33,7 +33,7 @@ def largest(dtype: torch.dtype) -> float:
     return _FORMATS[dtype][2]
 
 
-@lru_cache(maxsize=None)
+@cache
 def decoded(dtype: torch.dtype) -> torch.Tensor:
     """float64 (256,): the value of every bit pattern of an fp8 dtype (OCP 'OFP8', 2023)."""
     exponent_bits, mantissa_bits, limit = _FORMATS[dtype]

@@ -36,8 +36,8 @@ class TileQuantization:
 
 @dataclass(frozen=True)
 class RowQuantization:
-    """One pass over rows, each held in the registers of `threads` threads, `vectors` in each; with `vectors` 0
-    rows are too long for that and are read twice."""
+    """One pass over rows, each held in the registers of `threads` threads, `vectors` in each; with `vectors`
+    0 rows are too long for that and are read twice."""
 
     format: str
     threads: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,14 +51,14 @@ def quantize(
     scaling, and the shape of the float32 scales: "tensor" (), "matrix" (…, 1, 1), "row" (…, M, 1),
     "1x128" (…, M, ceil(K / 128)) with contiguous M as `torch._scaled_mm` and DeepGEMM take it, "128x128"
     (…, ceil(M / 128), ceil(K / 128)).
-    transpose: False; True for `quantize(x.mT)`, values (…, K, M) with contiguous M; "both" for the four results
-    (values, scales, values of x.mT, scales of x.mT), from one read of x where the scales allow.
+    transpose: False; True for `quantize(x.mT)`, values (…, K, M) with contiguous M; "both" for four results,
+    values, scales, values of x.mT and scales of x.mT, from one read of x where the scales allow.
     scale: with "tensor", a float32 tensor of one element to use in place of a computed scale; it is returned.
 
-    Values are new tensors, the last mode contiguous, rows at multiples of 16 bytes (so with K not a multiple of
-    16 they are a view of a wider tensor). A group's scale is its largest finite magnitude over the largest fp8
-    value, and 1 where that is 0. Rounding is to nearest even; what is too large, infinities too, becomes the
-    largest value of its sign, NaN stays NaN (`reference/quantize.py` has the definition to the bit).
+    Values are new tensors, the last mode contiguous, rows at multiples of 16 bytes (so with K not a multiple
+    of 16 they are a view of a wider tensor). A group's scale is its largest finite magnitude over the largest
+    fp8 value, and 1 where that is 0. Rounding is to nearest even; what is too large, infinities too, becomes
+    the largest value of its sign, NaN stays NaN (`reference/quantize.py` has the definition to the bit).
 
     Not differentiable. Compute capability 8.9 or later. Raises TypeError and ValueError that name the
     argument; `quantize_supports` gives the same reasons as text.
@@ -114,8 +114,8 @@ def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:
             )
         if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != x.device:
             raise ValueError(
-                f"scale is {scale.dtype} {tuple(scale.shape)} on {scale.device}, must be torch.float32 of one "
-                f"element on {x.device}"
+                f"scale is {scale.dtype} {tuple(scale.shape)} on {scale.device}, must be torch.float32 of "
+                f"one element on {x.device}"
             )
 
 
@@ -304,7 +304,7 @@ class _Launches:
         self._launch("scales", (maxima.view(1, -1) if one else maxima, scales.view(-1)), format=self.format)
 
     def convert(self, x: torch.Tensor, plain: Any, turned: Any) -> None:
-        """The passes that write values; `plain`, `turned`: None or (values, scales), of x and of its transpose."""
+        """The passes that write values. `plain`, `turned`: None or (values, scales), of x and of x.mT."""
         scaling = self.scaling
         if scaling == "matrix":
             first, *others = [pair[1] for pair in (plain, turned) if pair is not None]
@@ -319,16 +319,15 @@ class _Launches:
                 return
             self._column_scales(x, turned[1])
         kind = {"1x128": "group", "128x128": "block"}.get(scaling, "given")
-        spec = TileQuantization(self.format, None, None)
         args: list[Any] = [x]
-        for field, pair in (("plain", plain), ("turned", turned)):
+        for pair in (plain, turned):
             if pair is None:
                 args += [None, None]
                 continue
             values, scales = pair
-            spec = replace(spec, **{field: kind})
             args += [values, scales.expand(*values.shape[:-1], 1) if kind == "given" else scales]
-        self._launch("tile", tuple(args), spec=spec)
+        kinds = [None if pair is None else kind for pair in (plain, turned)]
+        self._launch("tile", tuple(args), spec=TileQuantization(self.format, kinds[0], kinds[1]))
 
     def _column_scales(self, x: torch.Tensor, scales: torch.Tensor) -> None:
         """Scales (…, K, 1) of the columns of x."""

@@ -24,9 +24,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 def check(x: torch.Tensor, dtype=torch.float8_e4m3fn, *, scaling: str, transpose=False, scale=None) -> None:
     """`kernels_dsl.quantize` against the definition, and what is promised about layouts."""
     found = kernels_dsl.quantize(x, dtype, scaling=scaling, transpose=transpose, scale=scale)
-    inputs = {False: [x], True: [x.mT] if transpose else [], "both": [x, x.mT] if transpose else []}[
-        transpose
-    ]
+    inputs = [x] * (transpose is not True) + ([x.mT] if transpose else [])
     assert len(found) == 2 * len(inputs)
     for n, source in enumerate(inputs):
         values, scales = found[2 * n : 2 * n + 2]

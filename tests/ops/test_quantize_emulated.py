@@ -1,4 +1,4 @@
-"""`quantize` without a GPU: the compiled PTX runs in the emulator, results match the definition bit for bit."""
+"""`quantize` without a GPU: its compiled PTX in the emulator, against the definition, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_values_and_transpose_of_ragged_matrices(scaling, seed):
     check(awkward((130, 200), seed, torch.bfloat16), scaling=scaling, transpose="both")
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "row", "1x128"])
+@pytest.mark.parametrize("scaling", ["row", "1x128"])
 def test_batches_with_unaligned_rows(scaling, seed):
     x = awkward((2, 2, 17, 131), seed, torch.bfloat16)
     check(x, scaling=scaling)
@@ -70,7 +70,7 @@ def test_earlier_gpus_are_refused():
     x = torch.ones(4, 128).bfloat16()
     with emulator.run(arch="sm_80"):
         assert "must be 8.9 or later" in kernels_dsl.quantize_supports(x)
-        with pytest.raises(ValueError, match="compute capability 8.0"):
+        with pytest.raises(ValueError, match=r"compute capability 8\.0"):
             kernels_dsl.quantize(x)
 
 

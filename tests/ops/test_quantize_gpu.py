@@ -1,4 +1,4 @@
-"""`quantize` on a GPU: every bit pattern, awkward values and shapes, graphs, torch.compile, streams, bit for bit."""
+"""`quantize` on a GPU, bit for bit: every pattern, awkward values and shapes, graphs, torch.compile."""
 
 from __future__ import annotations
 

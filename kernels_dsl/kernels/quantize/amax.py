@@ -1,4 +1,4 @@
-"""Scales of whole tensors, matrices and columns: maxima of parts, then a small kernel that makes scales of them.
+"""Scales of whole tensors, matrices and columns: maxima of parts, and a kernel that makes scales of them.
 
 Parts are written once and read once, so there is nothing to clear before, and no atomics.
 """
@@ -81,7 +81,7 @@ def column_of(elements: cute.Tensor, v: int) -> cute.Tensor:
 
 
 def scales_of_parts(parts: cute.Tensor, scales: cute.Tensor, stream, format: cutlass.Constexpr[str]):
-    """Launch scales from maxima: parts (L, P) to scales (L,), or parts (L, P, N) to scales (L, N), float32."""
+    """Launch scales from maxima, float32: parts (L, P) to scales (L,), or (L, P, N) to (L, N)."""
     grid = parts.shape[0]
     if cute.rank(parts) == 3:
         grid = grid * cute.ceil_div(parts.shape[2], THREADS)

@@ -1,4 +1,4 @@
-"""Rows of x as fp8 with a scale each: a row stays in the registers of its threads between maximum and scaling."""
+"""Rows of x as fp8 with a scale each: a row stays in registers between maximum and scaling."""
 
 import cutlass
 import cutlass.cute as cute

@@ -1,8 +1,8 @@
 """x and its transpose as fp8 in one read of x: a CTA takes a tile of 128 x 128 through its registers.
 
-A thread has 8 neighbours in each of 8 rows. Scales of groups come from maxima over the 16 threads of a row, over
-the 16 threads of a column, or over the CTA. The transpose goes through shared memory in words of 4 rows of one
-column; an exclusive or keeps both its writes and its reads free of bank conflicts.
+A thread has 8 neighbours in each of 8 rows. Scales of groups come from maxima over the 16 threads of a row,
+over the 16 threads of a column, or over the CTA. The transpose goes through shared memory in words of 4 rows
+of one column; an exclusive or keeps both its writes and its reads free of bank conflicts.
 """
 
 import cutlass
@@ -29,9 +29,10 @@ def quantize_tile(
 ):
     """Launch one pass over x (…, M, K), all of up to four modes, K contiguous.
 
-    values (…, M, K) and turned_values (…, K, M), fp8: rows start at multiples of 16 bytes. Scales, float32, are
-    read where `spec` (a `TileQuantization`) says "given", (…, M, 1) and (…, K, 1), else written: "group"
-    (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its transpose.
+    values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
+    written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given",
+    (…, M, 1) and (…, K, 1), else written: "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block"
+    (…, ceil(M / 128), ceil(K / 128)) and its transpose.
     """
     x = four_modes(x)
     outputs = tuple(

@@ -32,7 +32,7 @@ def address(tensor: cute.Tensor, at: tuple, row: Int32, column: Int32) -> cute.P
 
 
 def row_of_tile(word: Int32, i: int, key_order: bool) -> Int32:
-    """The row that a thread of group `word` has as its number i. Four in turn make a word of the transpose."""
+    """The row that a thread of group `word` has as its number i. Four in turn make a word of a transpose."""
     word, e = word + i // 4 * WORDS, i % 4
     if key_order:
         return word // 4 * 16 + e // 2 * 8 + word % 4 * 2 + e % 2
@@ -71,7 +71,7 @@ def load_part(pointer: cute.Pointer, values: cute.Tensor, first: cutlass.Constex
 def load_tile(
     x: cute.Tensor, at: tuple, origin: tuple, place: tuple, values: cute.Tensor, key_order: cutlass.Constexpr
 ):
-    """This thread's elements of the tile at `origin` (row, column): values (ROWS * VECTOR) float32, 0 outside.
+    """This thread's elements of the tile at `origin` (row, column): values (ROWS * VECTOR,), 0 outside of x.
 
     `place`: (group of rows, first column in the tile).
     """
