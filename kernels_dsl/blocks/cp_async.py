@@ -138,7 +138,7 @@ class TileLoadPlan:
     def thread_shape(self) -> tuple[int, int]:
         """Threads along MN and K: neighbours go along the contiguous mode, for coalesced loads."""
         lead = 1 if self.k_major else 0
-        along = min(self.tile[lead] // self.vector, self.threads)
+        along = math.gcd(self.tile[lead] // self.vector, self.threads)
         across = self.threads // along
         if self.threads % along or self.tile[1 - lead] % across:
             raise ValueError(

@@ -1,124 +1,51 @@
 """Dense GEMM for SM80-class GPUs: cp.async multistage pipeline, ldmatrix, mma.sync.
 
 One CTA computes one (tile_m, tile_n) tile of D = epilogue(A @ B.T); all its warps play the same role.
-
-Pipeline: `stages` buffers of a K tile of A and of B. While K tile t is multiplied, tiles t + 1 ..
-t + stages - 1 are on their way from global memory. Within a K tile, fragments of K block b + 1 are read
-while block b is multiplied; the last block reads the first fragments of the next tile.
-
-    iteration t   block 0: read 1 | start copy of tile t + stages - 1 | multiply 0
-                  ...
-                  last block: wait for tile t + 1, barrier | read 0 of tile t + 1 | multiply last
-
-The one barrier an iteration serves both hazards. It makes everyone's copies of tile t + 1 visible, and
-it tells that all warps have read the last fragments of tile t, whose buffer iteration t + 1 overwrites.
-
-The K tile that may be ragged is the last of its range; it is visited first, in the prologue, so that the
-main loop's copies need no test of K. float32 sums in another order than ascending K: by one rotation.
+The pipeline is that of `kernels_dsl.blocks.multistage`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, range_constexpr
+from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.cp_async import (
     TileLoader,
     TileLoadPlan,
     contiguous_mode,
     make_tile_loader,
-    staged_tile_layout,
-    swizzle_of,
     vector_alignment,
 )
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.mma_sync import (
-    MMA_M,
-    MMA_N,
-    Fragments,
-    fragment_dtype,
-    make_fragments_a,
-    make_fragments_b,
-    make_tiled_mma,
-    mma_k,
-    mma_k_block,
+from kernels_dsl.blocks.multistage import (
+    SMEM_ALIGN,
+    MultistagePlan,
+    OperandFacts,
+    accumulate,
+    make_multistage_plan,
+    stages_of,
 )
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
-from kernels_dsl.blocks.staged_store import OutputTile, StagedStorePlan, output_vector, store_tile
+from kernels_dsl.blocks.staged_store import OutputTile, store_tile
 from kernels_dsl.config.gemm import Sm80GemmConfig
 
-SMEM_ALIGN = 1024
-"""Bytes: the period of the widest swizzle."""
 
-
-@dataclass(frozen=True)
-class GemmPlan:
-    """Everything about an instance that is known at trace time."""
-
-    config: Sm80GemmConfig
-    dtype: type[cutlass.Numeric]
-    a: TileLoadPlan
-    b: TileLoadPlan
-    store: StagedStorePlan
-
-    @property
-    def bytes_a(self) -> int:
-        """Shared memory of all stages of A; B's follow."""
-        return self.config.tile_m * self.config.tile_k * self.config.stages * self.element_bytes
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element of A or B."""
-        return self.dtype.width // 8
-
-    @property
-    def smem_bytes(self) -> int:
-        """Shared memory of a CTA."""
-        return self.config.smem_bytes(self.element_bytes)
-
-
-def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80GemmConfig) -> GemmPlan:
+def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80GemmConfig) -> MultistagePlan:
     """Check the configuration against the tensors' types and derive the plan; ValueError if it cannot be."""
     dtype = mA.element_type
     if mB.element_type is not dtype:
         raise ValueError(f"A is {dtype} and B is {mB.element_type}; they must have one dtype")
-    if config.stages < 3:
-        raise ValueError(f"stages is {config.stages}; it must be 3 at least")
-    steps = (
-        ("tile_m", config.tile_m, MMA_M * config.warps_m),
-        ("tile_n", config.tile_n, MMA_N * config.warps_n),
-        ("tile_k", config.tile_k, 2 * mma_k(dtype)),
-    )
-    for name, extent, step in steps:
-        if extent <= 0 or extent % step:
-            raise ValueError(f"{name} is {extent}; it must be a multiple of {step} for {config}")
-    element = dtype.width // 8
 
-    def load_plan(mX: cute.Tensor, name: str, tile_mn: int, copy_bytes: int) -> TileLoadPlan:
+    def facts(mX: cute.Tensor, name: str, copy_bytes: int) -> OperandFacts:
         aligned = vector_alignment(mX)
         if copy_bytes > aligned:
             raise ValueError(f"copy_bytes is {copy_bytes} for {name}, aligned to {aligned} bytes only")
-        k_major = contiguous_mode(mX) != 0  # where no mode is contiguous, either will do
-        return TileLoadPlan((tile_mn, config.tile_k), config.threads, element, copy_bytes, k_major)
+        # Where no mode is contiguous, either will do.
+        return OperandFacts(name, copy_bytes, k_major=contiguous_mode(mX) != 0)
 
-    per_thread = MMA_M * config.warps_m * config.tile_n // config.threads  # elements of a slab
-    store = StagedStorePlan(
-        config.tile_n,
-        config.warps_m,
-        config.threads,
-        output_vector(mD, per_thread),
-        config.staging_slabs(element),
-    )
-    return GemmPlan(
-        config,
-        dtype,
-        load_plan(mA, "A", config.tile_m, config.copy_bytes_a),
-        load_plan(mB, "B", config.tile_n, config.copy_bytes_b),
-        store,
-    )
+    operands = (facts(mA, "A", config.copy_bytes_a), facts(mB, "B", config.copy_bytes_b))
+    return make_multistage_plan(config, dtype, operands, mD)
 
 
 def gemm_sm80(
@@ -176,34 +103,13 @@ def gemm_sm80_kernel(
     k_first, k_last = split_range(cute.ceil_div(mA.shape[1], config.tile_k), tile.split, config.split_k)
 
     smem = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, byte_alignment=SMEM_ALIGN)
-    sA = staged_operand(smem, plan.a, config.stages, plan.dtype)  # (bM, bK, stages)
-    sB = staged_operand(smem + plan.bytes_a, plan.b, config.stages, plan.dtype)  # (bN, bK, stages)
+    sA, sB = stages_of(smem, plan)
     load_a = tile_loader(mA, sA, plan.a, tile.m, tile.batch, tidx)
     load_b = tile_loader(mB, sB, plan.b, tile.n, tile.batch, tidx)
-    prologue(load_a, load_b, k_first, k_last, config.stages)
-
-    tiled_mma = make_tiled_mma(plan.dtype, config.warps_m, config.warps_n)
-    a = make_fragments_a(tiled_mma, sA, plan.a.k_major, tidx)
-    b = make_fragments_b(tiled_mma, sB, plan.b.k_major, tidx)
-    acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
-    acc.fill(0.0)  # ((2, 2), MMA_M, MMA_N)
-    mainloop(tiled_mma, acc, (a, b), (load_a, load_b), (k_first, k_last), config.stages)
-
-    # Copies and fragment reads of the last tiles are still under way in the buffers reused here.
-    cute.arch.cp_async_wait_group(0)
-    cute.arch.sync_threads()
+    acc, tiled_mma = accumulate(plan, (sA, sB), (load_a, load_b), (k_first, k_last), tidx)
     coord = (tile.m, tile.n, tile.batch * config.split_k + tile.split)
     out = OutputTile(mD, coord, (config.tile_m, config.tile_n), operands, epilogue)
     store_tile(acc, tiled_mma, cute.recast_ptr(smem, dtype=Float32), out, plan.store, tidx)
-
-
-def staged_operand(
-    smem: cute.Pointer, plan: TileLoadPlan, stages: int, dtype: type[cutlass.Numeric]
-) -> cute.Tensor:
-    """The operand's stages (MN, K, stages) in swizzled shared memory."""
-    swizzle = cute.make_swizzle(*swizzle_of(dtype, plan.tile, plan.k_major))
-    ptr = cute.recast_ptr(smem.align(SMEM_ALIGN), swizzle, dtype=fragment_dtype(dtype))
-    return cute.make_tensor(ptr, staged_tile_layout(dtype, plan.tile, stages, plan.k_major))
 
 
 def tile_loader(
@@ -214,62 +120,3 @@ def tile_loader(
     gX = cute.local_tile(mX[None, None, batch], plan.tile, (tile_mn, None))  # (bMN, bK, k_tiles)
     cX = cute.local_tile(cute.make_identity_tensor(extent), plan.tile, (tile_mn, 0))  # (bMN, bK)
     return make_tile_loader(plan, gX, sX, cX, extent, tidx)
-
-
-@cute.jit
-def prologue(
-    load_a: TileLoader, load_b: TileLoader, k_first: Int32, k_last: Int32, stages: cutlass.Constexpr
-) -> None:
-    """Start the copies of the first stages - 1 tiles to visit: the last one, then the first ones."""
-    if k_first < k_last:
-        for load in (load_a, load_b):
-            load.fetch(k_last - 1, Int32(0), True)
-            load.put(Int32(0))
-    cute.arch.cp_async_commit_group()
-    for s in cutlass.range(1, stages - 1, unroll=1):
-        if k_first + s < k_last:
-            for load in (load_a, load_b):
-                load.fetch(k_first + s - 1, s, False)
-                load.put(s)
-        cute.arch.cp_async_commit_group()
-
-
-@cute.jit
-def mainloop(
-    tiled_mma: cute.TiledMma,
-    acc: cute.Tensor,
-    fragments: tuple[Fragments, Fragments],
-    loaders: tuple[TileLoader, TileLoader],
-    k_range: tuple[Int32, Int32],
-    stages: cutlass.Constexpr,
-) -> None:
-    """acc = sum over K tiles of A @ B.T; timeline in the module's docstring."""
-    a, b = fragments
-    k_blocks = cute.size(a.tCrX, mode=[2])
-    read, write = Int32(0), Int32(stages - 1)
-    cute.arch.cp_async_wait_group(stages - 2)
-    cute.arch.sync_threads()
-    if k_range[0] < k_range[1]:
-        a.load(0, read)
-        b.load(0, read)
-    for k_tile in cutlass.range(k_range[0], k_range[1], unroll=1):
-        ahead = k_tile + stages - 1
-        for block in range_constexpr(k_blocks):
-            if cutlass.const_expr(block == k_blocks - 1):
-                # After the last tile there is no next one: its own fragments are read again, and not used.
-                if k_tile + 1 < k_range[1]:
-                    read = read + 1 if read + 1 < stages else Int32(0)
-                cute.arch.cp_async_wait_group(stages - 2)
-                cute.arch.sync_threads()
-            a.load((block + 1) % k_blocks, read)
-            b.load((block + 1) % k_blocks, read)
-            if cutlass.const_expr(block == 0):
-                if ahead < k_range[1]:
-                    for load in loaders:
-                        load.fetch(ahead - 1, write, False)
-                cute.arch.cp_async_commit_group()
-            mma_k_block(tiled_mma, acc, a, b, block)
-        if ahead < k_range[1]:
-            for load in loaders:
-                load.put(write)
-        write = write + 1 if write + 1 < stages else Int32(0)
