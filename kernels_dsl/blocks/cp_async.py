@@ -249,3 +249,13 @@ def make_tile_loader(
         tXrX,
         extent,
     )
+
+
+def tile_loader(
+    mX: cute.Tensor, sX: cute.Tensor, plan: TileLoadPlan, tile_mn: Int32, batch: Int32, tidx: Int32
+) -> TileLoader:
+    """The loader of row tile `tile_mn` of batch `batch` of an operand mX (MN, K, L)."""
+    extent = (mX.shape[0], mX.shape[1])
+    gX = cute.local_tile(mX[None, None, batch], plan.tile, (tile_mn, None))  # (bMN, bK, k_tiles)
+    cX = cute.local_tile(cute.make_identity_tensor(extent), plan.tile, (tile_mn, 0))  # (bMN, bK)
+    return make_tile_loader(plan, gX, sX, cX, extent, tidx)

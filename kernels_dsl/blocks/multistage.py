@@ -28,7 +28,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.cp_async import TileLoadPlan, staged_tile_layout, swizzle_of
+from kernels_dsl.blocks.cp_async import (
+    TileLoadPlan,
+    contiguous_mode,
+    staged_tile_layout,
+    swizzle_of,
+    vector_alignment,
+)
 from kernels_dsl.blocks.mma_sync import (
     MMA_M,
     MMA_N,
@@ -54,6 +60,15 @@ class OperandFacts:
     name: str
     copy_bytes: int
     k_major: bool
+
+
+def operand_facts(mX: cute.Tensor, name: str, copy_bytes: int) -> OperandFacts:
+    """The facts of an operand (MN, K, L); ValueError where it is not aligned to `copy_bytes`."""
+    aligned = vector_alignment(mX)
+    if copy_bytes > aligned:
+        raise ValueError(f"copy_bytes is {copy_bytes} for {name}, aligned to {aligned} bytes only")
+    # Where no mode is contiguous, either will do.
+    return OperandFacts(name, copy_bytes, k_major=contiguous_mode(mX) != 0)
 
 
 @dataclass(frozen=True)

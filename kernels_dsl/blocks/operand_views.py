@@ -48,3 +48,16 @@ def batch_extent(*tensors: cute.Tensor):
         if cutlass.const_expr(cute.rank(tensor) == 3):
             return tensor.shape[0]
     return 1
+
+
+def mode_panel(mX: cute.Tensor, mode: int, extent: int, index) -> cute.Tensor:
+    """The part of mX (X, Y, L) from index * extent on along `mode`, `extent` (static) long, as (.., L)."""
+    shape = tuple(extent if m == mode else mX.shape[m] for m in range(3))
+    stride = mX.stride[mode]
+    layout = cute.make_layout(shape, stride=mX.stride)
+    if isinstance(stride, int) and stride == 0:
+        return cute.make_tensor(mX.iterator, layout)
+    step = (stride if isinstance(stride, int) else cute.get_divisibility(stride)) * extent
+    step = step * mX.element_type.width // 8  # bytes; the panels begin at multiples of it
+    alignment = min(mX.iterator.alignment, step & -step)
+    return cute.make_tensor((mX.iterator + index * extent * stride).align(alignment), layout)

@@ -54,7 +54,7 @@ class GemmCall:
         return (self.m, self.n) if self.batch is None else (self.batch, self.m, self.n)
 
 
-def _check_tensor(name: str, value: object) -> torch.Tensor:
+def check_tensor(name: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
     if value.layout != torch.strided:
@@ -62,26 +62,26 @@ def _check_tensor(name: str, value: object) -> torch.Tensor:
     return value
 
 
-def _check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
+def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
     if dtype not in allowed:
         raise TypeError(f"{name} has dtype {dtype}, must be one of {', '.join(str(x) for x in allowed)}")
 
 
-def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
+def check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, must be on a's device, {device}")
 
 
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, value in (("a", a), ("b", b)):
-        _check_tensor(name, value)
-        _check_dtype(name, value.dtype)
+        check_tensor(name, value)
+        check_dtype(name, value.dtype)
         if value.dim() not in (2, 3):
             modes = "(M, K) or (L, M, K)" if name == "a" else "(K, N) or (L, K, N)"
             raise ValueError(f"{name} has shape {tuple(value.shape)}, must be {modes}")
     if a.dtype != b.dtype:
         raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
-    _check_device("b", b, a.device)
+    check_device("b", b, a.device)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"b has shape {tuple(b.shape)}, must have {a.shape[-1]} rows: a has shape {tuple(a.shape)}"
@@ -129,9 +129,9 @@ def _bias_spec(bias: torch.Tensor, bias_axis: str, m: int, n: int) -> OperandSpe
 
 
 def _check_operand(label: str, value: torch.Tensor, device: torch.device) -> None:
-    _check_tensor(label, value)
-    _check_dtype(label, value.dtype)
-    _check_device(label, value, device)
+    check_tensor(label, value)
+    check_dtype(label, value.dtype)
+    check_device(label, value, device)
 
 
 def _linear_operands(
@@ -190,13 +190,47 @@ def _custom_operands(
     return tuple(specs)
 
 
-def _check_out(out: torch.Tensor, call: GemmCall, device: torch.device) -> None:
-    _check_tensor("out", out)
-    _check_device("out", out, device)
+def check_out(out: torch.Tensor, call: GemmCall, device: torch.device) -> None:
+    check_tensor("out", out)
+    check_device("out", out, device)
     if tuple(out.shape) != call.d_shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, must be {call.d_shape}")
     if out.dtype != call.d_dtype:
         raise TypeError(f"out has dtype {out.dtype}, must be {call.d_dtype}")
+
+
+def describe_epilogue(
+    d_shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    residual: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    epilogue: Any = None,
+    epilogue_args: Sequence[Any] = (),
+) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
+    """The epilogue function of a product of shape `d_shape` and its operands; the errors of `describe`."""
+    for name, scalar in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(scalar, (int, float)):
+            raise TypeError(f"{name} is a {type(scalar).__name__}, must be a Python number")
+    if epilogue is None:
+        if epilogue_args:
+            raise ValueError(
+                f"epilogue_args has {len(epilogue_args)} entries, must be empty without epilogue"
+            )
+        return _linear_operands(
+            d_shape, device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
+            activation=activation,
+        )  # fmt: skip
+    given = {"c": c, "bias": bias, "residual": residual, "activation": activation}
+    beside = [name for name, value in given.items() if value is not None] + ["alpha"] * (alpha != 1.0)
+    if beside:
+        raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
+    return resolve_epilogue(epilogue), _custom_operands(d_shape, device, epilogue_args)
 
 
 def describe(
@@ -217,36 +251,20 @@ def describe(
 ) -> GemmCall:
     """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
     _check_matrices(a, b)
-    for name, scalar in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(scalar, (int, float)):
-            raise TypeError(f"{name} is a {type(scalar).__name__}, must be a Python number")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     for name, extent in (("M", m), ("N", n), ("K", k)):
         if extent > MAX_EXTENT:
             raise ValueError(f"{name} is {extent}, must be at most {MAX_EXTENT}")
     batch = _batch(a, b)
-    function: Callable[..., Any]
     d_shape = (m, n) if batch is None else (batch, m, n)
-    if epilogue is None:
-        if epilogue_args:
-            raise ValueError(
-                f"epilogue_args has {len(epilogue_args)} entries, must be empty without epilogue"
-            )
-        function, operands = _linear_operands(
-            d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-            activation=activation,
-        )  # fmt: skip
-    else:
-        given = {"c": c, "bias": bias, "residual": residual, "activation": activation}
-        beside = [name for name, value in given.items() if value is not None] + ["alpha"] * (alpha != 1.0)
-        if beside:
-            raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
-        function = resolve_epilogue(epilogue)
-        operands = _custom_operands(d_shape, a.device, epilogue_args)
+    function, operands = describe_epilogue(
+        d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
+        activation=activation, epilogue=epilogue, epilogue_args=epilogue_args,
+    )  # fmt: skip
     if out_dtype is None:
         out_dtype = a.dtype if out is None else out.dtype
-    _check_dtype("out" if out is not None else "out_dtype", out_dtype)
+    check_dtype("out" if out is not None else "out_dtype", out_dtype)
     call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, operands)
     if out is not None:
-        _check_out(out, call, a.device)
+        check_out(out, call, a.device)
     return call

@@ -52,14 +52,20 @@ def launcher(
     layer: the caller keeps it for calls of the same signature. Under the emulator it is the emulated call.
     The second value is the compiled kernel, None under the emulator.
     """
-    function = FUNCTIONS[name]
+    return launcher_of(FUNCTIONS[name], target, args, constexprs)
+
+
+def launcher_of(
+    function: lowering.JitFunction, target: Target, args: tuple[Any, ...], constexprs: dict[str, Any]
+) -> tuple[Callable[..., Any], lowering.CompiledKernel | None]:
+    """`launcher` for any function of the lowering layer."""
     if target.emulated:
         return (lambda *values: function(*values, **constexprs)), None
     compiled = function.compile(*args, **constexprs)
     if not compiled.launched and torch.cuda.is_current_stream_capturing():
         raise lowering.CaptureError(
             f"{function.name!r} is called for the first time inside a CUDA graph capture, where its code "
-            "cannot be loaded: call gemm once with these arguments before the capture (a warm-up)"
+            "cannot be loaded: make this call once before the capture (a warm-up)"
         )
     compiled.launched = True
     return compiled.launch, compiled

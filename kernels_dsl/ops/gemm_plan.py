@@ -70,13 +70,13 @@ def build(
     if staged:
         layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
     decision = decide(call, layouts, target, config, family)
-    prepare_a = _preparation(a, layouts[0], decision.copy_a, call.batch)
-    prepare_b = _preparation(b, layouts[1], decision.copy_b, call.batch)
+    prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
+    prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
     launch = _Launch(call, decision, target)
     run = _prepared(launch, prepare_a, prepare_b, _restrided(layouts[2].strides))
     if staged:
         run = _through_contiguous(run, call)
-    return Plan(_allocating(call, run), _operand_maker(call.operands), decision, extents)
+    return Plan(_allocating(call, run), operand_maker(call.operands), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -178,7 +178,7 @@ def _restrided(strides: tuple[int, ...] | None) -> Step | None:
     return lambda tensor: tensor.as_strided(tensor.shape, strides)
 
 
-def _preparation(
+def preparation(
     tensor: torch.Tensor, layout: MatrixLayout, copy: str | None, batch: int | None
 ) -> Step | None:
     """What is done to a or b before the launch; None for nothing."""
@@ -264,7 +264,7 @@ def _allocating(call: GemmCall, run: Run) -> Run:
 _PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
 
 
-def _operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
+def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
     if not specs:
         return None
     places = [_PLACES[spec.source] + spec.index for spec in specs]

@@ -10,20 +10,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.cp_async import (
-    TileLoader,
-    TileLoadPlan,
-    contiguous_mode,
-    make_tile_loader,
-    vector_alignment,
-)
+from kernels_dsl.blocks.cp_async import tile_loader
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
-    OperandFacts,
     accumulate,
     make_multistage_plan,
+    operand_facts,
     stages_of,
 )
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
@@ -36,15 +30,7 @@ def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80Gem
     dtype = mA.element_type
     if mB.element_type is not dtype:
         raise ValueError(f"A is {dtype} and B is {mB.element_type}; they must have one dtype")
-
-    def facts(mX: cute.Tensor, name: str, copy_bytes: int) -> OperandFacts:
-        aligned = vector_alignment(mX)
-        if copy_bytes > aligned:
-            raise ValueError(f"copy_bytes is {copy_bytes} for {name}, aligned to {aligned} bytes only")
-        # Where no mode is contiguous, either will do.
-        return OperandFacts(name, copy_bytes, k_major=contiguous_mode(mX) != 0)
-
-    operands = (facts(mA, "A", config.copy_bytes_a), facts(mB, "B", config.copy_bytes_b))
+    operands = (operand_facts(mA, "A", config.copy_bytes_a), operand_facts(mB, "B", config.copy_bytes_b))
     return make_multistage_plan(config, dtype, operands, mD)
 
 
@@ -110,13 +96,3 @@ def gemm_sm80_kernel(
     coord = (tile.m, tile.n, tile.batch * config.split_k + tile.split)
     out = OutputTile(mD, coord, (config.tile_m, config.tile_n), operands, epilogue)
     store_tile(acc, tiled_mma, cute.recast_ptr(smem, dtype=Float32), out, plan.store, tidx)
-
-
-def tile_loader(
-    mX: cute.Tensor, sX: cute.Tensor, plan: TileLoadPlan, tile_mn: Int32, batch: Int32, tidx: Int32
-) -> TileLoader:
-    """The loader of row tile `tile_mn` of batch `batch` of an operand mX (MN, K, L)."""
-    extent = (mX.shape[0], mX.shape[1])
-    gX = cute.local_tile(mX[None, None, batch], plan.tile, (tile_mn, None))  # (bMN, bK, k_tiles)
-    cX = cute.local_tile(cute.make_identity_tensor(extent), plan.tile, (tile_mn, 0))  # (bMN, bK)
-    return make_tile_loader(plan, gX, sX, cX, extent, tidx)

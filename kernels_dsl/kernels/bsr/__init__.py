@@ -1,0 +1,1 @@
+"""Block-sparse (BSR) GEMM kernels."""

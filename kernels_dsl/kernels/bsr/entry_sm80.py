@@ -1,0 +1,29 @@
+"""Host function of the block-sparse GEMM for the SM80 family as the op calls it; see `entry_views`."""
+
+import cutlass
+import cutlass.cute as cute
+
+from kernels_dsl.config.bsr_layout import BsrLayout
+from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.kernels.bsr.entry_views import views_of
+from kernels_dsl.kernels.bsr.sm80 import BlockLists, bsr_sm80
+
+
+def bsr_sm80_entry(
+    values: cute.Tensor,
+    b: cute.Tensor,
+    d: cute.Tensor,
+    lists: tuple,
+    operands: tuple | None,
+    max_ctas: cutlass.Int32,
+    stream,
+    config: cutlass.Constexpr[Sm80GemmConfig],
+    epilogue: cutlass.Constexpr,
+    layout: cutlass.Constexpr[BsrLayout],
+):
+    """Launch the cp.async + mma.sync kernel. `lists`: order, first, dense, kept; `max_ctas` is not used."""
+    views = views_of(values, b, d, operands, layout)
+    bsr_sm80(
+        views.s, views.x, views.d, BlockLists(*lists), views.operands, stream, config, epilogue,
+        layout.dense_left,
+    )  # fmt: skip

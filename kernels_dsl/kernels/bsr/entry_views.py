@@ -1,0 +1,52 @@
+"""PyTorch's orientation in, the block-sparse kernels' out: views made while tracing, as for dense GEMM."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.config.bsr_layout import BsrLayout
+
+
+@dataclass(frozen=True)
+class Views:
+    """Kept blocks (block_mn, block_k, blocks, L), dense (X, block_k, K / block_k, L), the rest (M, N, L)."""
+
+    s: cute.Tensor
+    x: cute.Tensor
+    d: cute.Tensor
+    operands: tuple
+
+
+def views_of(values, b, d, operands, layout: BsrLayout) -> Views:
+    """The kernel's views of a call's tensors.
+
+    values (blocks, rows, columns) or (L, blocks, rows, columns), contiguous within blocks; b (K, N) or,
+    with `dense_left`, (M, K); d (M, N); b and d with a leading L where there are batches.
+    """
+    batch = batch_extent(d)
+    at = cute.rank(values) - 3
+    extents, strides = layout.block, (layout.block[1], 1)
+    mn, k = (1, 0) if layout.transposed else (0, 1)
+    block_k = extents[k]
+    s_layout = cute.make_layout(
+        (extents[mn], block_k, values.shape[at], batch),
+        stride=(strides[mn], strides[k], values.stride[at], values.stride[0] if at else 0),
+    )
+    mX = batch_first_view(b, batch, swap=not layout.dense_left)  # (X, K, L)
+    x_layout = cute.make_layout(
+        (mX.shape[0], block_k, mX.shape[1] // block_k, mX.shape[2]),
+        stride=(mX.stride[0], mX.stride[1], block_k * mX.stride[1], mX.stride[2]),
+    )
+    mD = batch_first_view(d, batch, swap=False)
+    shape = (mD.shape[0], mD.shape[1], batch)
+    operands = operands or ()
+    if len(operands) != len(layout.operand_modes):
+        raise ValueError(f"{len(operands)} epilogue operands, {len(layout.operand_modes)} descriptions")
+    viewed = tuple(
+        epilogue_operand_view(operand, modes, shape, False)
+        for operand, modes in zip(operands, layout.operand_modes, strict=True)
+    )
+    return Views(
+        cute.make_tensor(values.iterator, s_layout), cute.make_tensor(mX.iterator, x_layout), mD, viewed
+    )

@@ -1,0 +1,306 @@
+"""From a call of a block-sparse product to a plan: what the next such call only has to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80
+from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.ops import gemm_kernels
+from kernels_dsl.ops.bsr_pattern import Lists, Pattern
+from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.gemm_arguments import (
+    DTYPE_NAMES,
+    INPUT_DTYPES,
+    MAX_EXTENT,
+    GemmCall,
+    check_device,
+    check_dtype,
+    check_out,
+    check_tensor,
+    describe_epilogue,
+)
+from kernels_dsl.ops.gemm_decide import matrix_layout
+from kernels_dsl.ops.gemm_plan import operand_maker, preparation
+from kernels_dsl.ops.overlap import byte_extent
+from kernels_dsl.ops.target import Target
+
+_FOLDER = "kernels_dsl.kernels.bsr"
+FUNCTIONS = {
+    "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:bsr_sm80_entry", name="bsr_sm80"),
+    "sddmm_sm80": lowering.jit(f"{_FOLDER}.sddmm_sm80:sddmm_sm80_entry", name="bsr_sddmm_sm80"),
+}
+ALIGN = 16
+
+
+@dataclass(frozen=True)
+class BsrCall:
+    """A checked call: what `gemm` would be asked, the sparse matrix being one of its factors."""
+
+    gemm: GemmCall
+    sparse: BsrTensor
+    dense_left: bool
+
+    @property
+    def by_column(self) -> bool:
+        """Whether the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
+        return self.sparse.transposed != self.dense_left
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`run(values, dense, out, operands)` returns D, allocated where `out` is None.
+
+    `operands`, `extents`: as in `kernels_dsl.ops.gemm_plan.Plan`, of out, dense, values and the extras.
+    `config` is None where nothing is launched.
+    """
+
+    run: Callable[..., torch.Tensor]
+    operands: Callable[[tuple[Any, ...]], Any] | None
+    config: Any
+    extents: tuple[int, ...]
+
+
+def describe(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    dense_left: bool,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> BsrCall:
+    """Check a product's arguments; TypeError or ValueError says what is wrong."""
+    name = "a" if dense_left else "b"
+    check_tensor(name, dense)
+    if dense.dtype != sparse.dtype:
+        raise TypeError(f"{name} has dtype {dense.dtype}, must be the sparse matrix' dtype, {sparse.dtype}")
+    if dense.dim() not in (2, 3):
+        raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")
+    if dense.device != sparse.device:
+        raise ValueError(
+            f"{name} is on {dense.device}, must be on the sparse matrix' device, {sparse.device}"
+        )
+    rows, columns = sparse.size
+    m, k, n = (dense.shape[-2], rows, columns) if dense_left else (rows, columns, dense.shape[-1])
+    inner = dense.shape[-1] if dense_left else dense.shape[-2]
+    if inner != k:
+        what = "columns" if dense_left else "rows"
+        raise ValueError(
+            f"{name} has shape {tuple(dense.shape)}, must have {k} {what}: the sparse matrix has shape "
+            f"{(rows, columns)}"
+        )
+    for mode, extent in (("M", m), ("N", n), ("K", k)):
+        if extent > MAX_EXTENT:
+            raise ValueError(f"{mode} is {extent}, must be at most {MAX_EXTENT}")
+    batch = _batch(name, sparse, dense)
+    d_shape = (m, n) if batch is None else (batch, m, n)
+    function, operands = describe_epilogue(d_shape, sparse.device, **options)
+    if out_dtype is None:
+        out_dtype = sparse.dtype if out is None else out.dtype
+    check_dtype("out" if out is not None else "out_dtype", out_dtype, INPUT_DTYPES)
+    call = GemmCall(m, n, k, batch, sparse.dtype, out_dtype, function, operands)
+    if out is not None:
+        check_out(out, call, sparse.device)
+    return BsrCall(call, sparse, dense_left)
+
+
+def _batch(name: str, sparse: BsrTensor, dense: torch.Tensor) -> int | None:
+    factors = ((sparse.values, 4), (dense, 3))
+    batches = [x.shape[0] for x, rank in factors if x.dim() == rank]
+    if len(batches) == 2 and batches[0] != batches[1]:
+        raise ValueError(f"{name} has batch {batches[1]}, must be that of the values, {batches[0]}")
+    return batches[0] if batches else None
+
+
+def _problem(call: BsrCall, dense_k_major: bool) -> BsrProblem:
+    gemm, sparse = call.gemm, call.sparse
+    block_mn, block_k = sparse.block[::-1] if call.by_column else sparse.block
+    elementwise = sum(2 for spec in gemm.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
+    return BsrProblem(
+        gemm.m, gemm.n, gemm.k, sparse.nnz, block_mn, block_k, gemm.batch or 1,
+        dtype=DTYPE_NAMES[gemm.ab_dtype], d_dtype=DTYPE_NAMES[gemm.d_dtype],
+        sparse_k_major=not call.by_column, dense_k_major=dense_k_major, dense_left=call.dense_left,
+        operand_bytes=elementwise,
+    )  # fmt: skip
+
+
+def build(
+    call: BsrCall,
+    dense: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    pattern: Pattern,
+    *,
+    family: str | None = None,
+    config: Sm80GemmConfig | None = None,
+    extras: tuple[Any, ...] = (),
+) -> Plan:
+    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
+
+    ValueError where a forced `family` cannot run on the target.
+    """
+    gemm = call.gemm
+    spans = (out, dense, call.sparse.values, *extras)
+    extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
+    target.families("sm80" if family is None else family)
+    if family == "sm90":
+        raise ValueError("family is 'sm90', must be None or 'sm80': block-sparse products have no other yet")
+    if 0 in gemm.d_shape:
+        return Plan(_allocating(gemm, lambda values, dense, out, operands: out), None, None, extents)
+    lists = pattern.by_column if call.by_column else pattern.by_row
+    layout = matrix_layout(dense)
+    copy = None
+    if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
+        copy = layout.contiguous or "row"
+    contiguous = copy or layout.contiguous
+    problem = _problem(call, dense_k_major=(contiguous == "row") == call.dense_left)
+    chosen = choose_sm80(problem) if config is None else config
+    modes = tuple(spec.modes for spec in gemm.operands)
+    constexprs = {
+        "config": chosen,
+        "epilogue": gemm.epilogue,
+        "layout": BsrLayout(call.sparse.block, call.by_column, call.dense_left, modes),
+    }
+    if gemm.k == 0:
+        prepare = _one_block(problem.block_k, call.dense_left)
+    else:
+        prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
+    launch = _Launch(FUNCTIONS["sm80"], target, lists, constexprs)
+    run = _prepared(launch, _values_step(call.sparse), prepare)
+    return Plan(_allocating(gemm, run), operand_maker(gemm.operands), chosen, extents)
+
+
+def _one_block(block_k: int, dense_left: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """For K = 0: a dense matrix of one block of zeros along K, which no list names."""
+
+    def zeros(dense: torch.Tensor) -> torch.Tensor:
+        shape = list(dense.shape)
+        shape[-1 if dense_left else -2] = block_k
+        # Rows that end on 16 bytes: the padding is cut off again by the view.
+        wide = -(-shape[-1] // 8) * 8
+        return dense.new_zeros(*shape[:-1], wide)[..., : shape[-1]]
+
+    return zeros
+
+
+def _values_step(sparse: BsrTensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What is done to the values before the launch; None for nothing."""
+    values = sparse.values
+    if sparse.nnz == 0:
+        shape = (*values.shape[:-3], 1, *sparse.block)
+        return lambda x: x.new_zeros(shape)
+    if values.is_contiguous() and values.data_ptr() % ALIGN == 0:
+        return None
+    return lambda x: x.clone(memory_format=torch.contiguous_format)
+
+
+class _Launch:
+    """Launches one plan's kernel; compiles it at the first call."""
+
+    def __init__(self, function: Any, target: Target, lists: Lists | Any, constexprs: dict[str, Any]) -> None:
+        self.function, self.target, self.constexprs = function, target, constexprs
+        self.lists = lists.tensors if isinstance(lists, Lists) else lists
+        self.max_ctas = target.device.sm_count
+        self._kernel: Callable[..., Any] | None = None
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
+        if self._kernel is None:
+            args = (first, second, out, self.lists, operands, self.max_ctas)
+            self._kernel, _ = gemm_kernels.launcher_of(self.function, self.target, args, self.constexprs)
+        self._kernel(first, second, out, self.lists, operands, self.max_ctas)
+
+
+def _prepared(launch: _Launch, values_step: Any, dense_step: Any) -> Callable[..., torch.Tensor]:
+    def run(values: torch.Tensor, dense: torch.Tensor, out: torch.Tensor, operands: Any) -> torch.Tensor:
+        launch(
+            values if values_step is None else values_step(values),
+            dense if dense_step is None else dense_step(dense),
+            out,
+            operands,
+        )
+        return out
+
+    return run
+
+
+def _allocating(call: GemmCall, run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`run`, with D allocated where the caller gave none."""
+    shape, dtype = call.d_shape, call.d_dtype
+
+    def allocating(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=dense.device)
+        return run(values, dense, out, operands)
+
+    return allocating
+
+
+def check_sampled(
+    a: torch.Tensor, b: torch.Tensor, shape: tuple[int, int], block: tuple[int, int], out_dtype: torch.dtype
+) -> int | None:
+    """Check the factors of a sampled product and return its batch, None for none."""
+    for name, x in (("a", a), ("b", b)):
+        check_tensor(name, x)
+        check_dtype(name, x.dtype, (torch.bfloat16, torch.float16))
+        if x.dim() not in (2, 3):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, must have two modes, or three with a batch")
+    if a.dtype != b.dtype:
+        raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
+    check_device("b", b, a.device)
+    check_dtype("out_dtype", out_dtype, INPUT_DTYPES)
+    if (a.shape[-2], b.shape[-1]) != tuple(shape) or a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, must be (M, K) and (K, N) with the "
+            f"pattern's M and N, {tuple(shape)}"
+        )
+    batches = {x.shape[0] for x in (a, b) if x.dim() == 3}
+    if len(batches) > 1:
+        raise ValueError(f"b has batch {b.shape[0]}, must be a's, {a.shape[0]}")
+    return batches.pop() if batches else None
+
+
+def build_sampled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    pattern: Pattern,
+    block: tuple[int, int],
+    target: Target,
+    *,
+    batch: int | None,
+    out_dtype: torch.dtype,
+    scaled: bool,
+) -> Callable[..., torch.Tensor]:
+    """`run(a, b, out, operands)` of a sampled product; out None allocates values (nnz, *block), or with L."""
+    target.families("sm80")
+    shape = (*([] if batch is None else [batch]), pattern.nnz, *block)
+    if 0 in shape or a.shape[-1] == 0:
+        return lambda a, b, out, operands: a.new_zeros(shape, dtype=out_dtype)
+    layouts = (matrix_layout(a), matrix_layout(b))
+    copies = tuple(None if x.contiguous else way for x, way in zip(layouts, ("row", "column")))
+    aligns = tuple(ALIGN if copy else x.align for x, copy in zip(layouts, copies))
+    steps = [
+        preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
+        for x, layout, copy in zip((a, b), layouts, copies)
+    ]
+    constexprs = {
+        "config": choose_sddmm_sm80(block, (aligns[0], aligns[1])),
+        "epilogue": LinearEpilogue(alpha=scaled),
+        "block": block,
+    }
+    launch = _Launch(FUNCTIONS["sddmm_sm80"], target, (pattern.row_of, pattern.column_of), constexprs)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Any) -> torch.Tensor:
+        out = torch.empty(shape, dtype=out_dtype, device=a.device) if out is None else out
+        first, second = (x if step is None else step(x) for x, step in zip((a, b), steps))
+        launch(first, second, out, operands)
+        return out
+
+    return run
