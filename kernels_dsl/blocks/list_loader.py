@@ -114,7 +114,7 @@ def make_list_loader(
         thr_copy.partition_D(sX),
         tXcX,
         blocks,
-        cute.size(blocks),
-        cute.make_rmem_tensor(lookups, Int32),
-        block_k,
+        entries=cute.size(blocks),
+        upcoming=cute.make_rmem_tensor(lookups, Int32),
+        block_k=block_k,
     )

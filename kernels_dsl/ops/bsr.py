@@ -59,6 +59,8 @@ def bsr_gemm(
     not with `epilogue` or `out`. Sums run in the order of the stored columns, so results repeat bit for bit.
     Raises TypeError and ValueError before any launch, naming the argument.
     """
+    sparse: BsrTensor
+    dense: Any
     if type(a) is BsrTensor:
         sparse, dense, left = a, b, False
     elif type(b) is BsrTensor:
@@ -199,6 +201,8 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
     """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
     family, config = options.pop("family", None), options.pop("config", None)
     options.pop("check", None)
+    sparse: BsrTensor
+    dense: Any
     try:
         if isinstance(a, BsrTensor):
             sparse, dense, left = a, b, False

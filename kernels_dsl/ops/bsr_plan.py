@@ -169,6 +169,7 @@ def build(
         "epilogue": gemm.epilogue,
         "layout": BsrLayout(call.sparse.block, call.by_column, call.dense_left, modes),
     }
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None
     if gemm.k == 0:
         prepare = _one_block(problem.block_k, call.dense_left)
     else:

@@ -3,10 +3,11 @@
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.block_lists import BlockLists
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.kernels.bsr.entry_views import views_of
-from kernels_dsl.kernels.bsr.sm80 import BlockLists, bsr_sm80
+from kernels_dsl.kernels.bsr.sm80 import bsr_sm80
 
 
 def bsr_sm80_entry(
@@ -24,6 +25,6 @@ def bsr_sm80_entry(
     """Launch the cp.async + mma.sync kernel. `lists`: order, first, dense, kept; `max_ctas` is not used."""
     views = views_of(values, b, d, operands, layout)
     bsr_sm80(
-        views.s, views.x, views.d, BlockLists(*lists), views.operands, stream, config, epilogue,
-        layout.dense_left,
+        views.s, views.x, views.d, BlockLists(*lists), views.operands, stream, config=config,
+        epilogue=epilogue, dense_left=layout.dense_left,
     )  # fmt: skip

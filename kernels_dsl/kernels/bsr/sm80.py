@@ -9,12 +9,12 @@ L2, and the end of the launch has the short rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from kernels_dsl.blocks.block_lists import BlockLists
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.list_loader import make_list_loader
 from kernels_dsl.blocks.multistage import (
@@ -28,19 +28,6 @@ from kernels_dsl.blocks.multistage import (
 from kernels_dsl.blocks.operand_views import mode_panel
 from kernels_dsl.blocks.staged_store import OutputTile, store_tile
 from kernels_dsl.config.gemm import Sm80GemmConfig
-
-
-class BlockLists(NamedTuple):
-    """The pattern, by block rows of D (block columns with the dense matrix on the left): int32 vectors.
-
-    `order` (R): the lists, longest first. List r has the entries first[r] .. first[r + 1] - 1: `dense` is
-    the number of the dense matrix' block along K, `kept` that of the kept block.
-    """
-
-    order: cute.Tensor
-    first: cute.Tensor
-    dense: cute.Tensor
-    kept: cute.Tensor
 
 
 @dataclass(frozen=True)
