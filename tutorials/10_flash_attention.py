@@ -1,0 +1,406 @@
+"""Step 10: attention in one kernel. An online softmax between two WGMMAs, P in registers.
+
+    python tutorials/10_flash_attention.py
+
+Adds:      two products chained through registers, the online softmax, softmax beside the tensor cores.
+Reuses:    step 7's roles and ring, step 5's accumulator layout (A from registers), 9's turns, 6's store.
+Measures:  against cuDNN, flash-attn-4, and PyTorch's separate kernels: time, memory, error.
+
+WHY
+O = softmax(scale Q K^T) V, row by row: p_j = exp(s_j - max s), o = sum p_j v_j / sum p_j. With a kernel
+for each part the S x S scores go through memory several times; 16384² of them are 512 MB a head.
+
+*Online softmax.* A tile of 128 queries walks over blocks of 128 keys and keeps for each row the largest
+score so far m, the sum l and the unnormalised output O. A block with a larger maximum m' makes all older
+terms too large by the same factor, so that it is enough to correct what was summed:
+
+    c = exp(m - m')    l = c l + sum exp(s_j - m')    O = c O + exp(s - m') V    at the end: O / l
+
+The scores of a block live and die in registers. The hardware has exp2: exp(scale s) = exp2(scale log2(e) s).
+
+*P in registers.* S = Q K^T leaves 64 x 128 scores in a warpgroup's accumulators. In each 8 x 8 of them thread
+t has row t / 4 and columns 2 (t % 4) + {0, 1} (step 5's picture). WGMMA takes operand A from registers too,
+64 x 16 at a time, arranged in just this way: P needs a conversion to 16 bits and no move. The four threads
+that share a row exchange maxima by shuffles; sums only once, at the end.
+
+*Overlap.* exp2 runs on a unit that does 16 a cycle and SM, so the softmax of a block takes about half as long
+as its products. A warpgroup issues the scores of the next block *before* the output of this one, and takes
+the softmax of the former while the tensor cores sum up the latter:
+
+    tensor cores  S1 = Q K1 | O += P0 V0 | S2 = Q K2 | O += P1 V1 | ...
+    registers      wait S1  | P1 = exp S1, wait, c O |  P2 = exp S2, wait, c O | ...
+
+Two warpgroups also help each other: each waits for its turn (step 9) before it issues, so that one's softmax
+runs beside the other's products. A stage of the ring is K and V of one block.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import common
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.barriers import NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.layouts import staged_smem_layout
+from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
+from kernels_dsl.blocks.softmax import choose, quad_max, quad_sum
+from kernels_dsl.blocks.wgmma import issue_product, make_warpgroup_mma
+from lowering import jit
+from reference.attention import Masking
+
+step6, shared = common.load("06_gemm_simple"), common.load("attention_shared")
+WARPGROUP, CONSUMERS = 128, 2
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries, keys of a block, head dimension, stages of the ring; whether softmax and products overlap."""
+
+    n: int = 128
+    d: int = 128
+    stages: int = 3
+    overlap: bool = True
+    m = 64 * CONSUMERS
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Which key blocks a tile of queries visits, and what of them a row sees: functions, traced like the kernel.
+
+    `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i, plan,
+    at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: a row sees the keys from low to high,
+    (low, high); asked for where i < cut or i >= whole, as the blocks between are seen by all rows.
+    """
+
+    plan: Callable
+    block: Callable
+    span: Callable
+
+
+def all_blocks(at: tuple, keys: Int32, extra: tuple | None, tile: Tile) -> tuple:
+    count = cute.ceil_div(keys, tile.n)
+    return count, Int32(1), count  # the last block comes first: it may reach over the end
+
+
+EVERYTHING = Visit(
+    all_blocks,
+    lambda i, plan, at, extra: plan[0] - 1 - i,
+    lambda row, keys, extra: (Int32(0), keys),
+)
+
+
+# ---- kernel ------------------------------------------------------------------------------------------------
+
+
+@cute.kernel
+def attention_kernel(
+    mmas: tuple,  # of S = Q K^T (64 x n) and of O = P V (64 x d)
+    loads: tuple,  # (atom, coordinates) of Q (queries, d, L), K (keys, d, L), V (d, keys, L)
+    layouts: tuple,  # swizzled: (m, d, 1), (n, d, stages), (d, n, stages)
+    mO: cute.Tensor,  # (queries, d, L)
+    work: tuple,  # (scale log2(e), keys, what the visit reads)
+    constants: cutlass.Constexpr,  # (tile, visit)
+):
+    """One tile of queries of one head; L counts the heads of all sequences."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rings, s_tiles = allocate(layouts, constants[0])
+    sync_after_init((1, 1))
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == CONSUMERS:
+        cute.arch.setmaxregister_decrease(24)
+        if warp == 4 * CONSUMERS:
+            produce(rings, loads, s_tiles, work, constants)
+    else:
+        cute.arch.setmaxregister_increase(240)
+        consume(rings, mmas, s_tiles, work, mO, group, constants)
+
+
+def allocate(layouts: tuple, tile: Tile) -> tuple:
+    """Rings of Q (one stage) and of K with V; their tiles in shared memory."""
+    smem = cutlass.memory.SmemAllocator()
+    words = smem.allocate_array(cutlass.Int64, 2 + 2 * tile.stages)
+    s_tiles = tuple(
+        smem.allocate_tensor(cutlass.BFloat16, x.outer, byte_alignment=1024, swizzle=x.inner) for x in layouts
+    )
+    q_ring = make_tma_ring(words, 1, tile.m * tile.d * 2, 4 * CONSUMERS, (1, 1))
+    kv_ring = make_tma_ring(words + 2, tile.stages, 2 * tile.n * tile.d * 2, 4 * CONSUMERS, (1, 1))
+    return (q_ring, kv_ring), s_tiles
+
+
+@cute.jit
+def produce(rings, loads: tuple, s_tiles: tuple, work: tuple, constants: cutlass.Constexpr):
+    """One warp: Q, then K and V of each block of the visit, both into one stage."""
+    tile, visit = constants
+    m, head, _ = cute.arch.block_idx()
+    at, (_, keys, extra) = (m, head), work
+    boxes = ((tile.m, tile.d), (None, 0)), ((tile.n, tile.d), (None, 0)), ((tile.d, tile.n), (0, None))
+    parts = []
+    for (atom, tensor), (box, walk), s_tile in zip(loads, boxes, s_tiles):
+        g_tiles = cute.local_tile(tensor[None, None, head], box, walk)  # (box, tiles)
+        parts.append((atom, *tma.load_partition(atom, g_tiles, s_tile, cute.make_layout(1), Int32(0))))
+    load(rings[0], producer_state(1), (parts[0],), m)
+    state = producer_state(tile.stages)
+    plan = visit.plan(at, keys, extra, tile)
+    for i in cutlass.range(plan[0], unroll=1):
+        state = load(rings[1], state, (parts[1], parts[2]), visit.block(i, plan, at, extra))
+
+
+@cute.jit
+def load(ring, state, parts: tuple, number: Int32):
+    """Tile `number` of each of `parts` into the ring's next stage; the state after it."""
+    ring.producer_acquire(state)
+    full = ring.producer_get_barrier(state)
+    for atom, shared, source in parts:
+        cute.copy(atom, source[None, number], shared[None, state.index], tma_bar_ptr=full)
+    state.advance()
+    return state
+
+
+@cute.jit
+def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, constants: cutlass.Constexpr):
+    """One warpgroup: 64 rows of the output."""
+    tile, visit = constants
+    m, head, _ = cute.arch.block_idx()
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    at, row = (m, head), m * tile.m + group * 64
+    parts = fragments(mmas, s_tiles, tile, group)
+    q, k, v, out, p, (row_max, row_sum, correction) = parts
+    out.fill(0.0)
+    row_max.fill(-math.inf)
+    row_sum.fill(0.0)
+    if cutlass.const_expr(tile.overlap):
+        if group == 1:
+            give_turn(NamedBarrier.MMA_ORDER, Int32(0))  # group 0 begins
+    plan = visit.plan(at, work[1], work[2], tile)
+    place = (plan, at, row + thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2)
+    state = consumer_state(tile.stages)
+    behind = state.clone()  # of the block whose output comes next
+    rings[0].consumer_wait(consumer_state(1))
+    rings[1].consumer_wait(state)
+    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((64, tile.n)), Float32)
+    issue_product(mmas[0], scores, q, k[None, None, None, state.index], False)
+    warpgroup.wait_group(0)
+    mask(scores, Int32(0), work, place, constants)
+    soften(scores, parts, work[0])
+    to_operand(scores, p)
+    state.advance()
+    ring = rings[1]
+    for i in cutlass.range(1, plan[1], unroll=1):
+        state, behind = next_block(
+            ring, mmas, parts, (state, behind, i), (work, place, group), constants, True
+        )
+    for i in cutlass.range(cutlass.max(plan[1], 1), plan[2], unroll=1):
+        state, behind = next_block(
+            ring, mmas, parts, (state, behind, i), (work, place, group), constants, False
+        )
+    for i in cutlass.range(cutlass.max(plan[2], 1), plan[0], unroll=1):
+        state, behind = next_block(
+            ring, mmas, parts, (state, behind, i), (work, place, group), constants, True
+        )
+    issue_product(mmas[1], out, p, v[None, None, None, behind.index], True)
+    warpgroup.wait_group(0)
+    ring.consumer_release(behind)
+    for r in cutlass.range_constexpr(2):
+        total = quad_sum(row_sum[r])  # over the four threads of the row
+        correction[r] = choose(total == 0.0, 0.0, 1.0 / total)
+    scale_rows(out, correction)
+    step6.store_accumulators(out, mO[None, None, head], (row, 0), thread)
+
+
+def fragments(mmas: tuple, s_tiles: tuple, tile: Tile, group: Int32) -> tuple:
+    """Descriptors of Q's 64 rows, of K and V; registers of O, P and (m, l, c) of a thread's two rows."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    sQ = cute.local_tile(s_tiles[0], (64, tile.d), (group, 0, None))  # (64, d, 1)
+    qk, pv = (mma.get_slice(thread) for mma in mmas)
+    q = mmas[0].make_fragment_A(qk.partition_A(sQ))[None, None, None, 0]  # (MMA, 1, MMA_K)
+    k = mmas[0].make_fragment_B(qk.partition_B(s_tiles[1]))  # (MMA, 1, MMA_K, stages)
+    v = mmas[1].make_fragment_B(pv.partition_B(s_tiles[2]))  # (MMA, 1, MMA_K, stages)
+    out = cute.make_rmem_tensor(mmas[1].partition_shape_C((64, tile.d)), Float32)
+    # 16 columns of operand A: (neighbour, row + 8, column + 8), in the order that accumulators have.
+    p = cute.make_layout(((2, 2, 2), 1, tile.n // 16), stride=((1, 2, 4), 0, 8))
+    rows = tuple(cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    return q, k, v, out, cute.make_rmem_tensor(p, cutlass.BFloat16), rows
+
+
+@cute.jit
+def next_block(
+    ring,
+    mmas,
+    parts: tuple,
+    where: tuple,
+    context: tuple,
+    constants: cutlass.Constexpr,
+    masked: cutlass.Constexpr,
+):
+    """Scores and softmax of block i, beside the output of the block behind it."""
+    (q, k, v, out, p, rows), (state, behind, i), (work, place, group) = parts, where, context
+    tile = constants[0]
+    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((64, tile.n)), Float32)
+    ring.consumer_wait(state)
+    if cutlass.const_expr(tile.overlap):
+        wait_turn(NamedBarrier.MMA_ORDER, group)
+    issue_product(mmas[0], scores, q, k[None, None, None, state.index], False)
+    issue_product(mmas[1], out, p, v[None, None, None, behind.index], True)
+    if cutlass.const_expr(tile.overlap):
+        give_turn(NamedBarrier.MMA_ORDER, 1 - group)
+    warpgroup.wait_group(1 if tile.overlap else 0)  # the scores are there; the output need not be
+    if cutlass.const_expr(masked):
+        mask(scores, i, work, place, constants)
+    soften(scores, parts, work[0])
+    warpgroup.wait_group(0)
+    ring.consumer_release(behind)
+    scale_rows(out, rows[2])
+    to_operand(scores, p)
+    state.advance()
+    behind.advance()
+    return state, behind
+
+
+# The functions below are not jitted: Python runs their loops while it traces, so that they are unrolled.
+
+
+def by_row(acc: cute.Tensor) -> tuple[cute.Tensor, range]:
+    """Accumulators ((2, 2, columns / 8), 1, 1) as (2 rows, columns / 4), this thread's part; its columns."""
+    (pair, half, eights), _, _ = acc.layout.stride
+    layout = cute.make_layout((2, (2, cute.size(acc) // 4)), stride=(half, (pair, eights)))
+    return cute.make_tensor(acc.iterator, layout), range(cute.size(acc) // 2)
+
+
+def mask(scores: cute.Tensor, i: Int32, work: tuple, place: tuple, constants: tuple) -> None:
+    """Keys of block i that a row does not see get the score -inf."""
+    (tile, visit), (_, keys, extra), (plan, at, row, column) = constants, work, place
+    first = visit.block(i, plan, at, extra) * tile.n + column
+    view, columns = by_row(scores)
+    for r in range(2):
+        low, high = (edge - first for edge in visit.span(row + 8 * r, keys, extra))
+        for c in columns:
+            offset = 8 * (c // 2) + c % 2
+            view[r, c] = choose((low <= offset) & (offset < high), view[r, c], -math.inf)
+
+
+def fold(values: list, combine) -> Float32:
+    """Combines pairs, then pairs of pairs: no operation waits for the one before it."""
+    while len(values) > 1:
+        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2])]
+        values = pairs + values[2 * len(pairs) :]
+    return values[0]
+
+
+def soften(scores: cute.Tensor, parts: tuple, scale_log2: Float32) -> None:
+    """The online softmax: scores become exp(s - m'), and m, l and c follow."""
+    (view, columns), (row_max, row_sum, correction) = by_row(scores), parts[5]
+    for r in range(2):
+        new = quad_max(fold([row_max[r], *(view[r, c] for c in columns)], cute.arch.fmax))
+        base = choose(new == -math.inf, 0.0, new) * scale_log2  # no key so far: nothing to subtract
+        for c in columns:
+            view[r, c] = cute.math.exp2(view[r, c] * scale_log2 - base, fastmath=True)
+        correction[r] = cute.math.exp2(row_max[r] * scale_log2 - base, fastmath=True)  # first block: 0
+        row_sum[r] = row_sum[r] * correction[r] + fold([view[r, c] for c in columns], lambda x, y: x + y)
+        row_max[r] = new
+
+
+def scale_rows(out: cute.Tensor, factors) -> None:
+    """Multiplies the two rows of O."""
+    view, columns = by_row(out)
+    for r in range(2):
+        for c in columns:
+            view[r, c] = view[r, c] * factors[r]
+
+
+def to_operand(scores: cute.Tensor, p: cute.Tensor) -> None:
+    """P, rounded to bfloat16: element by element in the same order."""
+    cute.make_tensor(p.iterator, scores.layout).store(scores.load().to(cutlass.BFloat16))
+
+
+# ---- host --------------------------------------------------------------------------------------------------
+
+
+@jit
+def attention(
+    mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mO: cute.Tensor, scale: Float32, extra: tuple | None,
+    stream, tile: cutlass.Constexpr, visit: cutlass.Constexpr,
+):  # fmt: skip
+    """O = softmax(scale Q K^T) V in bfloat16, all (rows, d, L) with d = tile.d contiguous."""
+    major, dtype, keys = OperandMajorMode, cutlass.BFloat16, mK.shape[0]
+    mV = cute.make_tensor(
+        mV.iterator, cute.select(mV.layout, mode=[1, 0, 2])
+    )  # (d, keys, L): operand B of P V
+    q = staged_smem_layout(dtype, (tile.m, tile.d), 1, major.K)
+    k = staged_smem_layout(dtype, (tile.n, tile.d), tile.stages, major.K)
+    v = staged_smem_layout(dtype, (tile.d, tile.n), tile.stages, major.MN)
+    boxes = ((mQ, q, (tile.m, tile.d)), (mK, k, (tile.n, tile.d)), (mV, v, (tile.d, tile.n)))
+    loads = tuple(tma.make_load_atom(*box) for box in boxes)
+    mma_qk = make_warpgroup_mma(dtype, major.K, major.K, tile.n)
+    mma_pv = make_warpgroup_mma(dtype, major.K, major.MN, tile.d, warpgroup.OperandSource.RMEM)
+    work = (scale * math.log2(math.e), keys, extra)
+    kernel = attention_kernel((mma_qk, mma_pv), loads, (q, k, v), mO, work, (tile, visit))
+    kernel.launch(
+        grid=(cute.ceil_div(mQ.shape[0], tile.m), mQ.shape[2], 1),
+        block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
+    )
+
+
+# ---- check, measure ----------------------------------------------------------------------------------------
+
+
+def call(q, k, v, o, extra=None, *, tile: Tile, visit: Visit = EVERYTHING) -> torch.Tensor:
+    """Attention of (1, rows, heads, d) tensors into `o`."""
+    views = [x[0].transpose(1, 2) for x in (q, k, v, o)]
+    attention(*views, 1.0 / math.sqrt(tile.d), extra, tile=tile, visit=visit)
+    return o
+
+
+def check(lab: common.Lab) -> None:
+    """Ragged lengths, with and without overlap."""
+    for rows, keys, d in lab.pick(((1000, 2056, 128), (4096, 4096, 64)), ((70, 200, 64),)):
+        for overlap in (False, True):
+            tile = Tile(lab.pick(128, 64), d, lab.pick(3, 2), overlap)
+            name = f"{rows} × {keys}, D {d}" + ", overlap" * overlap
+            shared.check(lab, name, partial(call, tile=tile), shared.inputs(lab, rows, keys, 2, d), Masking())
+
+
+def measure(bench: common.Bench) -> None:
+    """What overlap brings; the peers; what separate kernels cost in time and memory; errors."""
+    for length, heads, d in ((4096, 64, 128), (16384, 16, 128), (4096, 128, 64)):
+        q, k, v = shared.problem(length, heads, d)
+        out = torch.empty_like(q)
+        calls = {
+            "step 10, one after the other": partial(call, q, k, v, out, tile=Tile(d=d, overlap=False)),
+            "step 10, overlap": partial(call, q, k, v, out, tile=Tile(d=d)),
+            **shared.peers(q, k, v),
+        }
+        if length == 4096:
+            calls["separate kernels"] = partial(shared.separate, q, k, v)
+        title = f"{heads} heads, {length} × {length}, D {d}, bfloat16"
+        bench.compare(title, calls, flops=4.0 * heads * length**2 * d, baseline="cuDNN")
+    q, k, v = shared.problem(4096, 8, 128)
+    calls = {"step 10": lambda: call(q, k, v, torch.empty_like(q), tile=Tile()), **shared.peers(q, k, v)}
+    calls["separate kernels"] = partial(shared.separate, q, k, v)
+    bench.remark(shared.memory(calls, "8 heads, 4096 × 4096"))
+    bench.remark(shared.errors(calls, (q, k, v)))
+
+
+def show(lab: common.Lab) -> None:
+    """Six blocks: for the timeline."""
+    tensors = shared.inputs(lab, 128, 384, 1, 64)
+    shared.check(lab, "timeline", partial(call, tile=Tile(64, 64)), tensors, Masking())
+
+
+# ---- takeaways ---------------------------------------------------------------------------------------------
+# * The S x S scores never exist: a row needs its maximum, its sum and its output, corrected as it goes.
+# * Accumulators of one WGMMA are operand A of the next after a conversion, thread by thread.
+# * The softmax hides beside products if the next scores are issued first, and if warpgroups take turns.
+# * `kernels_dsl.attention` is this kernel with a persistent grid, a TMA store, and more kinds of masks.
+# * exercise: python tutorials/exercises/10.py
+
+if __name__ == "__main__":
+    common.main(check, measure, show)
