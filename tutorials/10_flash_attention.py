@@ -49,13 +49,13 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.layouts import staged_smem_layout
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
-from kernels_dsl.blocks.softmax import choose, quad_max, quad_sum
+from kernels_dsl.blocks.pipeline import consumer_state, producer_state, sync_after_init
+from kernels_dsl.blocks.softmax import choose, quad_max, quad_sum, rescale, rows_and_columns
 from kernels_dsl.blocks.wgmma import issue_product, make_warpgroup_mma
 from lowering import jit
 from reference.attention import Masking
 
-step6, shared = common.load("06_gemm_simple"), common.load("attention_shared")
+step6, shared = common.load("06_gemm_simple"), common.load("shared_attention")
 WARPGROUP, CONSUMERS = 128, 2
 
 
@@ -72,11 +72,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Visit:
-    """Which key blocks a tile of queries visits, and what of them a row sees: functions, traced like the kernel.
+    """Which key blocks a tile of queries visits, and which keys of them a row sees: three traced functions.
 
-    `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i, plan,
-    at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: a row sees the keys from low to high,
-    (low, high); asked for where i < cut or i >= whole, as the blocks between are seen by all rows.
+    `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i,
+    plan, at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: the row sees the keys from low to
+    high; this is looked at for i < cut and i >= whole only.
     """
 
     plan: Callable
@@ -85,14 +85,13 @@ class Visit:
 
 
 def all_blocks(at: tuple, keys: Int32, extra: tuple | None, tile: Tile) -> tuple:
+    """The last block comes first, and is cut: it may reach over the end of the keys."""
     count = cute.ceil_div(keys, tile.n)
-    return count, Int32(1), count  # the last block comes first: it may reach over the end
+    return count, Int32(1), count
 
 
 EVERYTHING = Visit(
-    all_blocks,
-    lambda i, plan, at, extra: plan[0] - 1 - i,
-    lambda row, keys, extra: (Int32(0), keys),
+    all_blocks, lambda i, plan, at, extra: plan[0] - 1 - i, lambda row, keys, extra: (Int32(0), keys)
 )
 
 
@@ -110,7 +109,7 @@ def attention_kernel(
 ):
     """One tile of queries of one head; L counts the heads of all sequences."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    rings, s_tiles = allocate(layouts, constants[0])
+    rings, s_tiles = shared.allocate(layouts, constants[0])
     sync_after_init((1, 1))
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == CONSUMERS:
@@ -122,45 +121,18 @@ def attention_kernel(
         consume(rings, mmas, s_tiles, work, mO, group, constants)
 
 
-def allocate(layouts: tuple, tile: Tile) -> tuple:
-    """Rings of Q (one stage) and of K with V; their tiles in shared memory."""
-    smem = cutlass.memory.SmemAllocator()
-    words = smem.allocate_array(cutlass.Int64, 2 + 2 * tile.stages)
-    s_tiles = tuple(
-        smem.allocate_tensor(cutlass.BFloat16, x.outer, byte_alignment=1024, swizzle=x.inner) for x in layouts
-    )
-    q_ring = make_tma_ring(words, 1, tile.m * tile.d * 2, 4 * CONSUMERS, (1, 1))
-    kv_ring = make_tma_ring(words + 2, tile.stages, 2 * tile.n * tile.d * 2, 4 * CONSUMERS, (1, 1))
-    return (q_ring, kv_ring), s_tiles
-
-
 @cute.jit
 def produce(rings, loads: tuple, s_tiles: tuple, work: tuple, constants: cutlass.Constexpr):
     """One warp: Q, then K and V of each block of the visit, both into one stage."""
     tile, visit = constants
     m, head, _ = cute.arch.block_idx()
     at, (_, keys, extra) = (m, head), work
-    boxes = ((tile.m, tile.d), (None, 0)), ((tile.n, tile.d), (None, 0)), ((tile.d, tile.n), (0, None))
-    parts = []
-    for (atom, tensor), (box, walk), s_tile in zip(loads, boxes, s_tiles):
-        g_tiles = cute.local_tile(tensor[None, None, head], box, walk)  # (box, tiles)
-        parts.append((atom, *tma.load_partition(atom, g_tiles, s_tile, cute.make_layout(1), Int32(0))))
-    load(rings[0], producer_state(1), (parts[0],), m)
+    q, k, v = shared.partitions(loads, s_tiles, head, tile)  # (atom, shared memory, tiles in memory)
+    shared.load(rings[0], producer_state(1), (q,), m)
     state = producer_state(tile.stages)
     plan = visit.plan(at, keys, extra, tile)
     for i in cutlass.range(plan[0], unroll=1):
-        state = load(rings[1], state, (parts[1], parts[2]), visit.block(i, plan, at, extra))
-
-
-@cute.jit
-def load(ring, state, parts: tuple, number: Int32):
-    """Tile `number` of each of `parts` into the ring's next stage; the state after it."""
-    ring.producer_acquire(state)
-    full = ring.producer_get_barrier(state)
-    for atom, shared, source in parts:
-        cute.copy(atom, source[None, number], shared[None, state.index], tma_bar_ptr=full)
-    state.advance()
-    return state
+        state = shared.load(rings[1], state, (k, v), visit.block(i, plan, at, extra))
 
 
 @cute.jit
@@ -170,7 +142,7 @@ def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, co
     m, head, _ = cute.arch.block_idx()
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     at, row = (m, head), m * tile.m + group * 64
-    parts = fragments(mmas, s_tiles, tile, group)
+    parts = shared.fragments(mmas, s_tiles, tile, group)
     q, k, v, out, p, (row_max, row_sum, correction) = parts
     out.fill(0.0)
     row_max.fill(-math.inf)
@@ -191,54 +163,23 @@ def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, co
     soften(scores, parts, work[0])
     to_operand(scores, p)
     state.advance()
-    ring = rings[1]
-    for i in cutlass.range(1, plan[1], unroll=1):
-        state, behind = next_block(
-            ring, mmas, parts, (state, behind, i), (work, place, group), constants, True
-        )
-    for i in cutlass.range(cutlass.max(plan[1], 1), plan[2], unroll=1):
-        state, behind = next_block(
-            ring, mmas, parts, (state, behind, i), (work, place, group), constants, False
-        )
-    for i in cutlass.range(cutlass.max(plan[2], 1), plan[0], unroll=1):
-        state, behind = next_block(
-            ring, mmas, parts, (state, behind, i), (work, place, group), constants, True
-        )
+    one, two = cutlass.max(plan[1], 1), cutlass.max(plan[2], 1)  # block 0 is done
+    for begin, end, masked in ((Int32(1), plan[1], True), (one, plan[2], False), (two, plan[0], True)):
+        for i in cutlass.range(begin, end, unroll=1):
+            where = (state, behind, i)
+            state, behind = next_block(rings[1], mmas, parts, where, (work, place, group), constants, masked)
     issue_product(mmas[1], out, p, v[None, None, None, behind.index], True)
     warpgroup.wait_group(0)
-    ring.consumer_release(behind)
+    rings[1].consumer_release(behind)
     for r in cutlass.range_constexpr(2):
         total = quad_sum(row_sum[r])  # over the four threads of the row
         correction[r] = choose(total == 0.0, 0.0, 1.0 / total)
-    scale_rows(out, correction)
+    rescale(rows_and_columns(out), correction)
     step6.store_accumulators(out, mO[None, None, head], (row, 0), thread)
 
 
-def fragments(mmas: tuple, s_tiles: tuple, tile: Tile, group: Int32) -> tuple:
-    """Descriptors of Q's 64 rows, of K and V; registers of O, P and (m, l, c) of a thread's two rows."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    sQ = cute.local_tile(s_tiles[0], (64, tile.d), (group, 0, None))  # (64, d, 1)
-    qk, pv = (mma.get_slice(thread) for mma in mmas)
-    q = mmas[0].make_fragment_A(qk.partition_A(sQ))[None, None, None, 0]  # (MMA, 1, MMA_K)
-    k = mmas[0].make_fragment_B(qk.partition_B(s_tiles[1]))  # (MMA, 1, MMA_K, stages)
-    v = mmas[1].make_fragment_B(pv.partition_B(s_tiles[2]))  # (MMA, 1, MMA_K, stages)
-    out = cute.make_rmem_tensor(mmas[1].partition_shape_C((64, tile.d)), Float32)
-    # 16 columns of operand A: (neighbour, row + 8, column + 8), in the order that accumulators have.
-    p = cute.make_layout(((2, 2, 2), 1, tile.n // 16), stride=((1, 2, 4), 0, 8))
-    rows = tuple(cute.make_rmem_tensor(2, Float32) for _ in range(3))
-    return q, k, v, out, cute.make_rmem_tensor(p, cutlass.BFloat16), rows
-
-
 @cute.jit
-def next_block(
-    ring,
-    mmas,
-    parts: tuple,
-    where: tuple,
-    context: tuple,
-    constants: cutlass.Constexpr,
-    masked: cutlass.Constexpr,
-):
+def next_block(ring, mmas, parts, where, context, constants: cutlass.Constexpr, masked: cutlass.Constexpr):
     """Scores and softmax of block i, beside the output of the block behind it."""
     (q, k, v, out, p, rows), (state, behind, i), (work, place, group) = parts, where, context
     tile = constants[0]
@@ -256,31 +197,24 @@ def next_block(
     soften(scores, parts, work[0])
     warpgroup.wait_group(0)
     ring.consumer_release(behind)
-    scale_rows(out, rows[2])
+    rescale(rows_and_columns(out), rows[2])
     to_operand(scores, p)
     state.advance()
     behind.advance()
     return state, behind
 
 
-# The functions below are not jitted: Python runs their loops while it traces, so that they are unrolled.
-
-
-def by_row(acc: cute.Tensor) -> tuple[cute.Tensor, range]:
-    """Accumulators ((2, 2, columns / 8), 1, 1) as (2 rows, columns / 4), this thread's part; its columns."""
-    (pair, half, eights), _, _ = acc.layout.stride
-    layout = cute.make_layout((2, (2, cute.size(acc) // 4)), stride=(half, (pair, eights)))
-    return cute.make_tensor(acc.iterator, layout), range(cute.size(acc) // 2)
+# Not jitted: Python runs the loops of these functions while it traces, so that they are unrolled.
 
 
 def mask(scores: cute.Tensor, i: Int32, work: tuple, place: tuple, constants: tuple) -> None:
     """Keys of block i that a row does not see get the score -inf."""
     (tile, visit), (_, keys, extra), (plan, at, row, column) = constants, work, place
     first = visit.block(i, plan, at, extra) * tile.n + column
-    view, columns = by_row(scores)
+    view = rows_and_columns(scores)  # (2, columns of this thread): step 5's picture as two rows
     for r in range(2):
         low, high = (edge - first for edge in visit.span(row + 8 * r, keys, extra))
-        for c in columns:
+        for c in range(tile.n // 4):
             offset = 8 * (c // 2) + c % 2
             view[r, c] = choose((low <= offset) & (offset < high), view[r, c], -math.inf)
 
@@ -295,7 +229,8 @@ def fold(values: list, combine) -> Float32:
 
 def soften(scores: cute.Tensor, parts: tuple, scale_log2: Float32) -> None:
     """The online softmax: scores become exp(s - m'), and m, l and c follow."""
-    (view, columns), (row_max, row_sum, correction) = by_row(scores), parts[5]
+    view, (row_max, row_sum, correction) = rows_and_columns(scores), parts[5]
+    columns = range(cute.size(view) // 2)
     for r in range(2):
         new = quad_max(fold([row_max[r], *(view[r, c] for c in columns)], cute.arch.fmax))
         base = choose(new == -math.inf, 0.0, new) * scale_log2  # no key so far: nothing to subtract
@@ -304,14 +239,6 @@ def soften(scores: cute.Tensor, parts: tuple, scale_log2: Float32) -> None:
         correction[r] = cute.math.exp2(row_max[r] * scale_log2 - base, fastmath=True)  # first block: 0
         row_sum[r] = row_sum[r] * correction[r] + fold([view[r, c] for c in columns], lambda x, y: x + y)
         row_max[r] = new
-
-
-def scale_rows(out: cute.Tensor, factors) -> None:
-    """Multiplies the two rows of O."""
-    view, columns = by_row(out)
-    for r in range(2):
-        for c in columns:
-            view[r, c] = view[r, c] * factors[r]
 
 
 def to_operand(scores: cute.Tensor, p: cute.Tensor) -> None:
@@ -329,9 +256,7 @@ def attention(
 ):  # fmt: skip
     """O = softmax(scale Q K^T) V in bfloat16, all (rows, d, L) with d = tile.d contiguous."""
     major, dtype, keys = OperandMajorMode, cutlass.BFloat16, mK.shape[0]
-    mV = cute.make_tensor(
-        mV.iterator, cute.select(mV.layout, mode=[1, 0, 2])
-    )  # (d, keys, L): operand B of P V
+    mV = cute.make_tensor(mV.iterator, cute.select(mV.layout, mode=[1, 0, 2]))  # (d, keys, L): B of P V
     q = staged_smem_layout(dtype, (tile.m, tile.d), 1, major.K)
     k = staged_smem_layout(dtype, (tile.n, tile.d), tile.stages, major.K)
     v = staged_smem_layout(dtype, (tile.d, tile.n), tile.stages, major.MN)
@@ -389,12 +314,6 @@ def measure(bench: common.Bench) -> None:
     bench.remark(shared.errors(calls, (q, k, v)))
 
 
-def show(lab: common.Lab) -> None:
-    """Six blocks: for the timeline."""
-    tensors = shared.inputs(lab, 128, 384, 1, 64)
-    shared.check(lab, "timeline", partial(call, tile=Tile(64, 64)), tensors, Masking())
-
-
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * The S x S scores never exist: a row needs its maximum, its sum and its output, corrected as it goes.
 # * Accumulators of one WGMMA are operand A of the next after a conversion, thread by thread.
@@ -403,4 +322,4 @@ def show(lab: common.Lab) -> None:
 # * exercise: python tutorials/exercises/10.py
 
 if __name__ == "__main__":
-    common.main(check, measure, show)
+    common.main(check, measure)

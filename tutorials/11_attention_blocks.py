@@ -49,7 +49,7 @@ from cutlass import Int32
 
 from reference.attention import Masking, allowed_by_lists
 
-shared, step10 = common.load("attention_shared"), common.load("10_flash_attention")
+shared, step10 = common.load("shared_attention"), common.load("10_flash_attention")
 Tile, Visit = step10.Tile, step10.Visit
 WINDOW = 2048
 
@@ -76,10 +76,8 @@ def ranges(span: Callable) -> Visit:
     """The visit of a mask in which a row sees a range of keys; as many queries as keys."""
 
     def plan(at: tuple, keys: Int32, extra: tuple, tile: Tile) -> tuple:
-        (low_a, high_a), (low_b, high_b) = (
-            span(cutlass.min(row, keys - 1), keys, extra)
-            for row in (at[0] * tile.m, (at[0] + 1) * tile.m - 1)
-        )
+        first, last = at[0] * tile.m, cutlass.min((at[0] + 1) * tile.m, keys) - 1
+        (low_a, high_a), (low_b, high_b) = (span(row, keys, extra) for row in (first, last))
         begin, end = low_a // tile.n, cute.ceil_div(high_b, tile.n)
         count = end - begin
         cut = cutlass.min(end - high_a // tile.n, count)
@@ -120,7 +118,7 @@ def sequence_starts(lengths: tuple[int, ...], device: str) -> torch.Tensor:
 
 
 def random_lists(length: int, tile: Tile, heads: int, kept: int, device: str) -> tuple:
-    """`kept` different blocks for each tile of each head: counts (heads, tiles), blocks (heads, tiles, kept)."""
+    """`kept` different blocks for each tile of each head: counts (heads, tiles), blocks (heads, tiles, k)."""
     generator, tiles = torch.Generator().manual_seed(kept), length // tile.m
     draws = torch.rand(heads, tiles, length // tile.n, generator=generator)
     blocks = draws.topk(kept).indices.sort().values
@@ -133,9 +131,9 @@ def random_lists(length: int, tile: Tile, heads: int, kept: int, device: str) ->
 
 def check(lab: common.Lab) -> None:
     """Every visit, and the easy way, where tiles are ragged and edges cut."""
-    n, d, rows = lab.pick((128, 128, 2000), (64, 64, 300))
+    n, d, rows = lab.pick((128, 128, 2000), (64, 64, 200))
     tile, lengths = Tile(n, d, lab.pick(3, 2)), (rows - 150, 1, 149)
-    tensors, starts = shared.inputs(lab, rows, rows, 2, d), sequence_starts(lengths, lab.device)
+    tensors, starts = shared.inputs(lab, rows, rows, lab.pick(2, 1), d), sequence_starts(lengths, lab.device)
     places = torch.arange(rows, device=lab.device)
     causal = (places[:, None] >= places) & (places >= starts[:, None])
     masks = {

@@ -39,13 +39,29 @@ def summary(folder: Path) -> list[str]:
     return lines
 
 
+def attention_summary(folder: Path) -> list[str]:
+    """Step 10's best row of each of its tables, next to the best peer in the same table."""
+    path = folder / "10.json"
+    if not path.exists():
+        return []
+    lines = ["", "| step 10 | TFLOPS | best peer beside it | × best peer |", "|---|--:|--:|--:|"]
+    for stored in json.loads(path.read_text())["tables"]:
+        table = common.Table(**stored)
+        own = max(table.rate(name) for name in table.microseconds if name.startswith("step 10"))
+        others = [name for name in table.microseconds if not name.startswith("step 10")]
+        best = max(others, key=table.rate)
+        ratio = own / table.rate(best)
+        lines.append(f"| {table.title} | {own:.0f} | {table.rate(best):.0f}, {best} | {ratio:.2f} |")
+    return lines
+
+
 def render(folder: Path) -> list[str]:
     """Markdown lines: the machine, the summary, then the tables and remarks of each step."""
     lines: list[str] = []
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
         if not lines:
-            lines += machine(run["machine"]) + summary(folder)
+            lines += machine(run["machine"]) + summary(folder) + attention_summary(folder)
         step = next(common.FOLDER.glob(f"{path.stem}_*.py"))
         lines += ["", f"### [{step.name}]({step.name})"]
         for stored in run["tables"]:

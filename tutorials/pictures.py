@@ -7,6 +7,7 @@ python tutorials/pictures.py layouts    # those that need no emulator
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import common
@@ -67,9 +68,29 @@ def layouts() -> dict[str, str]:
         ),
         "blocked": table("(thread, value) blocked: (4, 4):(4, 1)", blocked, (48, 22)),
         "interleaved": table("(thread, value) interleaved: (4, 4):(1, 4)", interleaved, (48, 22)),
+        "visit_causal": visits("Causal", lambda i: (0, i + 1)),
+        "visit_window": visits("Causal window of 12", lambda i: (max(i - 11, 0), i + 1)),
+        "visit_packed": visits(
+            "Packed, causal: 10, 9 and 13 rows", lambda i: (0 if i < 10 else 10 if i < 19 else 19, i + 1)
+        ),
         "raster_rows": walk("Row by row (group 1)", 1),
         "raster_groups": walk("In groups of 4 rows", 4),
     }
+
+
+def visits(title: str, span: Callable[[int], tuple[int, int]], size: int = 32, block: int = 4) -> str:
+    """Step 11: `size` rows and keys in tiles and blocks of `block`; `span(row)`: the keys that a row sees."""
+    colours = {"": "white", "mask": PALETTE[5], "whole": PALETTE[6]}
+    cells = []
+    for a in range(0, size, block):
+        row = []
+        for first in range(0, size, block):
+            spans = [span(i) for i in range(a, a + block)]
+            seen = [low <= j < high for low, high in spans for j in range(first, first + block)]
+            kind = "whole" if all(seen) else "mask" if any(seen) else ""
+            row.append((kind, colours[kind]))
+        cells.append(row)
+    return table(f"{title}: blocks of {block} x {block} that are visited", cells, (44, 22))
 
 
 def walk(title: str, group: int, rows: int = 8, columns: int = 8, at_once: int = 16) -> str:

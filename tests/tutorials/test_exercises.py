@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from pathlib import Path
 
@@ -78,9 +79,27 @@ MISTAKES = [
     ("07", "does not compile", {"tile": lambda: _tile(256, 192, 64, 5)}),
     ("08", "stay in the column", {"tile_at": lambda i, grid, group: _plain_walk(i, grid, group)}),
     ("09", "elements differ", {"capped_relu": _uncapped}),
+    ("10", "overflow|math range", {"merge": lambda p, q: _merged_at(p, q, 0.0)}),
+    ("10", "l is", {"merge": lambda p, q: (max(p[0], q[0]), p[1] + q[1], p[2])}),
+    ("10", "no key at all", {"merge": lambda p, q: _merged_at(p, q, max(p[0], q[0]))}),
+    ("11", "block 0 is needed", {"visit": lambda a, b, n, w, s: [(x, False) for x in _window(a, b, n, w)]}),
+    ("11", "in vain", {"visit": lambda a, b, n, w, s: [(x, False) for x in range(b // n + 1)]}),
+    ("11", "is called whole", {"visit": lambda *tile: [(x, True) for x, _ in _solution("11").visit(*tile)]}),
+    ("11", "would be masked", {"visit": lambda *tile: [(x, False) for x, _ in _solution("11").visit(*tile)]}),
     ("a1", "does not say", {"under_way": lambda k, k_tiles, stages: stages - 2}),
     ("a1", "not needed yet", {"under_way": lambda k, k_tiles, stages: 0}),
 ]  # fmt: skip
+
+
+def _window(a, b, n, window):
+    return range(max(a - window + 1, 0) // n, b // n + 1)
+
+
+def _merged_at(p, q, at):
+    """Right, but for what happens far from the reference point or without one."""
+    top, x, y = max(p[0], q[0]), math.exp(p[0] - at), math.exp(q[0] - at)
+    back = math.exp(at - top)
+    return top, back * (x * p[1] + y * q[1]), [back * (x * u + y * v) for u, v in zip(p[2], q[2])]
 
 
 def _plain_walk(index, grid, group):

@@ -35,6 +35,22 @@ def test_accumulator_picture_is_right():
         assert (rows[int(thread), int(value)], columns[int(thread), int(value)]) == divmod(cell, 16)
 
 
+@pytest.mark.parametrize(
+    ("width", "picture"), [(1000, "visit_causal"), (12, "visit_window")], ids=["causal", "window"]
+)
+def test_visit_pictures_are_what_exercise_11_asks_for(width, picture):
+    """The picture's blocks against the exercise's solution without a sink."""
+    import checker
+    import pictures
+
+    solution = checker.load(checker.SOLUTIONS / "11.py")
+    drawn = re.findall(r">(mask|whole|)</text>", pictures.layouts()[picture])[-64:]
+    for number in range(64):
+        row, block = divmod(number, 8)
+        expected = dict(solution.visit(4 * row, 4 * row + 3, 4, width, 0))
+        assert drawn[number] == {None: "", True: "whole", False: "mask"}[expected.get(block)]
+
+
 @pytest.mark.parametrize("group", [1, 3, 4])
 def test_walk_picture_is_step_8s_walk(group):
     """The picture's order against `tile_at`, which is plain arithmetic on integers too."""

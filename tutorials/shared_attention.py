@@ -1,6 +1,7 @@
-"""What steps 10 and 11 share beside their kernels: inputs, the check against float64, the peers' calls.
+"""What steps 10 and 11 need and steps 5 and 7 have explained; inputs, check against float64, peers' calls.
 
-Tensors are (1, rows, heads, d).
+In a kernel: rings and tiles in shared memory, TMA partitions, WGMMA fragments. `tile` has m, n, d, stages.
+On the host: tensors are (1, rows, heads, d).
 """
 
 from __future__ import annotations
@@ -11,11 +12,65 @@ from functools import partial
 from typing import Any
 
 import common
+import cutlass
+import cutlass.cute as cute
 import torch
+from cutlass import Float32, Int32
 
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.pipeline import make_tma_ring
 from reference.attention import Masking, attention
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+WARPGROUP = 128
+
+
+def allocate(layouts: tuple, tile: Any) -> tuple:
+    """Rings of Q (one stage) and of K with V; their tiles in shared memory."""
+    smem = cutlass.memory.SmemAllocator()
+    words = smem.allocate_array(cutlass.Int64, 2 + 2 * tile.stages)
+    s_tiles = tuple(
+        smem.allocate_tensor(cutlass.BFloat16, x.outer, byte_alignment=1024, swizzle=x.inner) for x in layouts
+    )
+    q_ring = make_tma_ring(words, 1, tile.m * tile.d * 2, tile.m // 16, (1, 1))
+    kv_ring = make_tma_ring(words + 2, tile.stages, 2 * tile.n * tile.d * 2, tile.m // 16, (1, 1))
+    return (q_ring, kv_ring), s_tiles
+
+
+def partitions(loads: tuple, s_tiles: tuple, head: Int32, tile: Any) -> list:
+    """(atom, shared (TMA, stages), global (TMA, tiles)) of Q, K and V of one head, as in step 7."""
+    boxes = ((tile.m, tile.d), (None, 0)), ((tile.n, tile.d), (None, 0)), ((tile.d, tile.n), (0, None))
+    parts = []
+    for (atom, tensor), (box, walk), s_tile in zip(loads, boxes, s_tiles):
+        g_tiles = cute.local_tile(tensor[None, None, head], box, walk)  # (box, tiles)
+        parts.append((atom, *tma.load_partition(atom, g_tiles, s_tile, cute.make_layout(1), Int32(0))))
+    return parts
+
+
+@cute.jit
+def load(ring, state, parts: tuple, number: Int32):
+    """Tile `number` of each of `parts` into the ring's next stage; the state after it."""
+    ring.producer_acquire(state)
+    full = ring.producer_get_barrier(state)
+    for atom, shared, source in parts:
+        cute.copy(atom, source[None, number], shared[None, state.index], tma_bar_ptr=full)
+    state.advance()
+    return state
+
+
+def fragments(mmas: tuple, s_tiles: tuple, tile: Any, group: Int32) -> tuple:
+    """Descriptors of Q's 64 rows, of K and V; registers of O, P and (m, l, c) of a thread's two rows."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    sQ = cute.local_tile(s_tiles[0], (64, tile.d), (group, 0, None))  # (64, d, 1)
+    qk, pv = (mma.get_slice(thread) for mma in mmas)
+    q = mmas[0].make_fragment_A(qk.partition_A(sQ))[None, None, None, 0]  # (MMA, 1, MMA_K)
+    k = mmas[0].make_fragment_B(qk.partition_B(s_tiles[1]))  # (MMA, 1, MMA_K, stages)
+    v = mmas[1].make_fragment_B(pv.partition_B(s_tiles[2]))  # (MMA, 1, MMA_K, stages)
+    out = cute.make_rmem_tensor(mmas[1].partition_shape_C((64, tile.d)), Float32)
+    # 16 columns of operand A: (neighbour, row + 8, column + 8), in the order that accumulators have.
+    p = cute.make_layout(((2, 2, 2), 1, tile.n // 16), stride=((1, 2, 4), 0, 8))
+    rows = tuple(cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    return q, k, v, out, cute.make_rmem_tensor(p, cutlass.BFloat16), rows
 
 
 def inputs(lab: common.Lab, rows: int, keys: int, heads: int, d: int) -> Tensors:
@@ -102,7 +157,7 @@ def window_peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -
 def lists_peer(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: tuple[torch.Tensor, ...], block: tuple[int, int]
 ) -> dict[str, Any]:
-    """flash-attn-4 on lists (counts (heads, tiles), blocks (heads, tiles, entries)), where it is installed."""
+    """flash-attn-4 on lists (counts (heads, tiles), blocks (heads, tiles, n)), where it is installed."""
     from benchmarks import attention_calls
 
     if importlib.util.find_spec("flash_attn") is None:
