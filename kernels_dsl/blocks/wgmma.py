@@ -68,21 +68,27 @@ def make_warpgroup_mma(
 def issue_k_tile(
     tiled_mma: cute.TiledMma,
     acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
-    tCrA: cute.Tensor,  # (MMA, MMA_M, MMA_K, stages) descriptors
-    tCrB: cute.Tensor,  # (MMA, MMA_N, MMA_K, stages) descriptors
+    tCrA: cute.Tensor,  # (MMA, MMA_M, MMA_K, stages * units) descriptors
+    tCrB: cute.Tensor,  # (MMA, MMA_N, MMA_K, stages * units) descriptors
     stage: cutlass.Int32,
     accumulate: cutlass.Constexpr,
+    steps: cutlass.Constexpr = None,
+    units: cutlass.Constexpr = 1,
 ):
     """Issues acc (+)= A[stage] @ B[stage] as one committed group; does not wait.
+
+    A stage has `units` slots, and of each the first `steps` instructions along K are issued (None: all).
 
     `accumulate` is known at trace time: a predicate would make the accumulators of a first tile live,
     and ptxas then keeps copies of them.
     """
     warpgroup.fence()
     tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-        cute.gemm(tiled_mma, acc, tCrA[None, None, k, stage], tCrB[None, None, k, stage], acc)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    for unit in cutlass.range_constexpr(units):
+        slot = stage * units + unit
+        for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2]) if steps is None else steps):
+            cute.gemm(tiled_mma, acc, tCrA[None, None, k, slot], tCrB[None, None, k, slot], acc)
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
 

@@ -3,15 +3,15 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.operand_ring import allocate, main_loop, pass_turn
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
-from kernels_dsl.blocks.wgmma import issue_k_tile
 
 
 @entry_name("gemm_sm90")
@@ -36,7 +36,7 @@ def gemm_kernel(
             cpasync.prefetch_descriptor(output[0])
 
     dtypes = (spec.mma_dtype, spec.mma_dtype, spec.epilogue.dtype)
-    barriers, (sA, sB, sD) = allocate(spec, dtypes, smem_layouts)
+    barriers, (sA, sB, sD) = allocate(spec.stages, spec.consumers, dtypes, smem_layouts)
     ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, spec.cluster)
     sync_after_init(spec.cluster)
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one,
@@ -52,29 +52,6 @@ def gemm_kernel(
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(spec, epilogue, ring, mmas, (sA, sB, sD), output, (grid, problem), group)
-
-
-def allocate(spec: cutlass.Constexpr, dtypes: tuple, layouts: tuple) -> tuple:
-    """mbarriers of the ring, and the tensors A (M, K, stages), B (N, K, stages) and the staging of D.
-
-    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers).
-    """
-
-    @cute.struct
-    class SharedStorage:
-        barriers: cute.struct.MemRange[cutlass.Int64, spec.stages * 2]
-        a: cute.struct.Align[cute.struct.MemRange[dtypes[0], cute.cosize(layouts[0])], 1024]
-        b: cute.struct.Align[cute.struct.MemRange[dtypes[1], cute.cosize(layouts[1])], 1024]
-        d: cute.struct.Align[cute.struct.MemRange[dtypes[2], cute.cosize(layouts[2]) * spec.consumers], 1024]
-
-    storage = cutlass.utils.SmemAllocator().allocate(SharedStorage)
-    a_layout, b_layout, d_layout = layouts
-    staging = cute.append(d_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(d_layout)))
-    return storage.barriers.data_ptr(), (
-        storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner),
-        storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner),
-        storage.d.get_tensor(staging, swizzle=d_layout.inner),
-    )
 
 
 @cute.jit
@@ -170,7 +147,10 @@ def consume(
         first, end = split_range(k_tiles, at.split, spec.split_k)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
-        state = main_loop(spec, ring, state, mmas[0], (acc, tCrA, tCrB), end - first, group)
+        state = main_loop(
+            ring, state, mmas[0], (acc, tCrA, tCrB), end - first,
+            pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
+        )  # fmt: skip
         m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
         origin = (m, n, at.batch * spec.split_k + at.split)
@@ -192,36 +172,3 @@ def k_tile_count(spec: cutlass.Constexpr, grid: TileGrid, k_tiles: Int32, work: 
     at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
     first, end = split_range(k_tiles, at.split, spec.split_k)
     return end - first
-
-
-@cute.jit
-def main_loop(
-    spec: cutlass.Constexpr,
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiled_mma: cute.TiledMma,
-    fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, stages)
-    k_tiles: Int32,
-    group: Int32,
-) -> pipeline.PipelineState:
-    """acc = sum over `k_tiles` >= 1 stages of A @ B. One group of WGMMAs stays in flight behind the newest.
-
-    The first K tile is peeled: it overwrites the accumulators, so nobody has to clear them.
-    """
-    acc, tCrA, tCrB = fragments
-    release = state.clone()
-    ring.consumer_wait(state)
-    issue_k_tile(tiled_mma, acc, tCrA, tCrB, state.index, False)
-    state.advance()
-    for _ in cutlass.range(1, k_tiles, unroll=1):
-        ring.consumer_wait(state)
-        issue_k_tile(tiled_mma, acc, tCrA, tCrB, state.index, True)
-        state.advance()
-        warpgroup.wait_group(1)
-        ring.consumer_release(release)
-        release.advance()
-    if cutlass.const_expr(spec.pingpong):
-        give_turn(NamedBarrier.MMA_ORDER, 1 - group)
-    warpgroup.wait_group(0)
-    ring.consumer_release(release)
-    return state

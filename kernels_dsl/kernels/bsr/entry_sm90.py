@@ -1,0 +1,39 @@
+"""Host function of the block-sparse GEMM for the SM90 family as the op calls it; see `entry_views`."""
+
+import cutlass
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.block_lists import BlockLists
+from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.config.bsr_layout import BsrLayout
+from kernels_dsl.kernels.bsr.entry_views import views_of
+from kernels_dsl.kernels.bsr.sm90 import bsr_sm90
+
+
+def _swapped(tensor):
+    """(M, N, L) as (N, M, L); a scalar as it is."""
+    if not isinstance(tensor, cute.Tensor):
+        return tensor
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0, 2]))
+
+
+def bsr_sm90_entry(
+    values: cute.Tensor,
+    b: cute.Tensor,
+    d: cute.Tensor,
+    lists: tuple,
+    operands: tuple | None,
+    max_ctas: cutlass.Int32,
+    stream,
+    config: cutlass.Constexpr[Sm90BsrConfig],
+    epilogue: cutlass.Constexpr,
+    layout: cutlass.Constexpr[BsrLayout],
+):
+    """Launch the TMA + WGMMA kernel. `lists`: order, first, dense, kept."""
+    views = views_of(values, b, d, operands, layout)
+    mD, extra = views.d, views.operands
+    if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
+        mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
+    bsr_sm90(
+        views.s, views.x, mD, BlockLists(*lists), extra, max_ctas, stream, config=config, epilogue=epilogue
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Block-sparse GEMM for Hopper: the dense kernel's roles, with a list of kept blocks in place of a K counter.
+
+A work item is a cluster's tile of D: some rows of a block row, by a tile of the dense mode. Its K axis is the
+block row's kept blocks, end to end. The producer warp reads the list (32 entries at a time, one a lane, the
+next 32 in flight) and loads for each entry the kept block and the rows of the dense matrix that it meets;
+TMA fills what lies behind a block's end, a list's end or the matrix' edge with zeros, so that tails need no
+case of their own and nothing that no kept block meets is ever read.
+
+Either operand may be WGMMA's M. Blocks of 64 rows and more go there; smaller ones go on N, which may be 16,
+and the dense matrix on M, so that no lane is wasted: D is then computed transposed.
+
+Items are ordered panel by panel of the dense matrix, so that the panels in flight stay in L2, and within a
+panel longest lists first, so that the last wave has the short ones.
+
+Roles and timeline are those of the dense kernel: a producer warp, two consumer warpgroups that share a tile
+(cooperative) or own one each (ping-pong), an epilogue that overlaps the next item's loads.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.block_lists import BlockLists, ListGrid
+from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.config.bsr import Sm90BsrConfig
+
+from .sm90_roles import bsr_kernel
+from .sm90_spec import make_spec
+
+
+@cute.jit
+def bsr_sm90(
+    mS: cute.Tensor,  # (block, block_k, blocks, L)
+    mX: cute.Tensor,  # (X, block_k, K / block_k, L)
+    mD: cute.Tensor,  # (M, N, L) in the kernel's sense: the blocked mode is M where config.sparse_on_m
+    lists: BlockLists,
+    operands,  # () or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
+    max_ctas: Int32,
+    stream: cuda.CUstream,
+    config: cutlass.Constexpr[Sm90BsrConfig],
+    epilogue: cutlass.Constexpr,
+):
+    """Launches D = epilogue(sum over each list of kept block @ its part of the dense matrix).
+
+    S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. D is contiguous in mode 1 and
+    16-byte aligned where `config.epi_tma`, else of any strides. `max_ctas`: CTAs that run at one time.
+    """
+    spec = make_spec(config, mS, mD)
+    mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
+    a_major, b_major = major_mode(mA), major_mode(mB)
+    tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.tile_n)
+    tiled_mma_epi = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.epilogue.epi_n)
+    slots = spec.stages * spec.units
+    a_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.unit_k), slots, a_major)
+    b_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.unit_k), slots, b_major)
+    d_layout = staged_smem_layout(
+        mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
+    )
+    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, spec.unit_k), spec.cluster[1])
+    b_atom, tma_b = tma.make_load_atom(mB, b_layout, (spec.tile_n, spec.unit_k), spec.cluster[0])
+    d_atom, tma_d = None, mD
+    if cutlass.const_expr(spec.epilogue.use_tma):
+        d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
+
+    panel = config.tile_x * config.cluster_x
+    grid = ListGrid(
+        cute.size(lists.order) * spec.sub_clusters,
+        cute.ceil_div(cute.size(mX, mode=[0]), panel),
+        cute.size(mD, mode=[2]),
+    )
+    cluster_size = spec.cluster[0] * spec.cluster[1]
+    clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, grid.size), Int32(1))
+    ends = (cute.size(mS, mode=[2]), cute.size(mX, mode=[2]))
+    kernel = bsr_kernel(
+        spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
+        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands),
+        (lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2])), grid,
+    )  # fmt: skip
+    kernel.launch(
+        grid=(spec.cluster[0], spec.cluster[1], clusters),
+        block=(spec.threads, 1, 1),
+        cluster=(*spec.cluster, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
+        use_pdl=True,
+    )

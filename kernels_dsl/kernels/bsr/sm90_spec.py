@@ -1,0 +1,95 @@
+"""What the SM90 block-sparse GEMM derives from its configuration and operand types at trace time."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.config.bsr import Sm90BsrConfig
+
+SMEM_BYTES = 232448
+"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
+BARRIER_BYTES = 1024
+"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+MMA_K = 16
+"""Elements of K in a 16-bit WGMMA."""
+
+
+@dataclass(frozen=True)
+class BsrSpec:
+    """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup.
+
+    A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
+    has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
+    """
+
+    tile_m: int
+    tile_n: int
+    unit_k: int
+    units: int
+    pieces: tuple[int, ...]
+    wg_m: int
+    consumers: int
+    pingpong: bool
+    cluster: tuple[int, int]
+    sparse_on_m: bool
+    sub_clusters: int
+    stages: int
+    dtype: type[cutlass.Numeric]
+    epilogue: EpiloguePlan
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warpgroup."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def wgs_per_tile(self) -> int:
+        """Consumer warpgroups that work on one tile together."""
+        return 1 if self.pingpong else self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
+        return (self.tile_m + self.tile_n) * self.unit_k * self.units * self.dtype.width // 8
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
+        return {1: (40, 232), 2: (40, 232), 3: (32, 160)}[self.consumers]
+
+
+def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpec:
+    """Completes a configuration for kept blocks mS (block, K, blocks, L). ValueError: what does not fit."""
+    block, block_k = cute.size(mS, mode=[0]), cute.size(mS, mode=[1])
+    tile_m, tile_n = config.tile
+    if block % (config.tile_s * config.cluster_s):
+        raise ValueError(
+            f"tile_s * cluster_s is {config.tile_s * config.cluster_s}, must divide the block's {block}"
+        )
+    count = -(-block_k // config.unit_k)
+    if count > 1 and config.units > 1:
+        raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
+    pieces = tuple(min(config.unit_k, block_k - i * config.unit_k) // MMA_K for i in range(count))
+    pingpong = config.schedule.name == "PINGPONG"
+    consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[tile_m]
+    wg_m = tile_m if pingpong else tile_m // consumers
+    epi_n = epilogue_columns(tile_n, mD.element_type)
+    stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * 2
+    subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
+    room = SMEM_BYTES - BARRIER_BYTES
+    stages = config.stages or min(12, (room - 2 * subtile_bytes) // stage_bytes)
+    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
+    if stages < 2 or epi_stages < 2:
+        raise ValueError(
+            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be 2 of each"
+        )
+    plan = EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    return BsrSpec(
+        tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, consumers=consumers,
+        pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
+        sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages, dtype=mS.element_type,
+        epilogue=plan,
+    )  # fmt: skip
