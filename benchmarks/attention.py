@@ -71,6 +71,7 @@ class Options:
     """How to measure, and where results go."""
 
     rounds: int
+    seconds: float
     results: Path
 
 
@@ -188,7 +189,13 @@ def _run_one(suite: str, options: Options) -> None:
 
     if suite in RATED:
         cases = RATED[suite]()
-        harness.run_suite(f"attention_{suite}", cases, rounds=options.rounds, results=options.results)
+        harness.run_suite(
+            f"attention_{suite}",
+            cases,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            results=options.results,
+        )
     else:
         rows = LISTED[suite]()
         for row in rows:
@@ -204,6 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: all")
     parser.add_argument("--rounds", type=int, default=20, help="timed calls of each (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, help="time each case for at least so long (%(default)s)"
+    )
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     if args.rounds < 1:
@@ -212,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
-    return 1 if run(args.suite or SUITES, Options(args.rounds, args.results)) else 0
+    return 1 if run(args.suite or SUITES, Options(args.rounds, args.seconds, args.results)) else 0
 
 
 if __name__ == "__main__":

@@ -82,8 +82,10 @@ def best_of(timings: Mapping[str, Timing]) -> tuple[dict[str, Timing], dict[str,
     return folded, chosen
 
 
-def run_case(case: Case, *, rounds: int = 30) -> Row:
-    """Measure one case on the current device. A peer that raises is left out and named in the notes."""
+def run_case(case: Case, *, rounds: int = 30, seconds: float = 0.0) -> Row:
+    """Measure one case on the current device, `seconds` as of `kernels_dsl.measure.interleaved`.
+
+    A peer that raises is left out and named in the notes."""
     if case.verify is not None:
         case.verify()
     calls, refused = {}, []
@@ -96,7 +98,9 @@ def run_case(case: Case, *, rounds: int = 30) -> Row:
             refused.append(f"{name}: {type(error).__name__}")
             continue
         calls[name] = call
-    timings, chosen = best_of(interleaved(calls, sets=case.sets, rounds=rounds, graph=case.graph))
+    timings, chosen = best_of(
+        interleaved(calls, sets=case.sets, rounds=rounds, graph=case.graph, seconds=seconds)
+    )
     return Row(
         name=case.name,
         flops=case.flops,
@@ -142,6 +146,7 @@ def run_suite(
     cases: Iterable[Case],
     *,
     rounds: int = 30,
+    seconds: float = 0.0,
     results: Path = RESULTS,
     echo: Callable[[str], None] = print,
 ) -> list[Row]:
@@ -151,7 +156,7 @@ def run_suite(
         echo(text)
     rows = []
     for case in cases:
-        row = run_case(case, rounds=rounds)
+        row = run_case(case, rounds=rounds, seconds=seconds)
         rows.append(row)
         echo(line(row))
     for text in summary(rows):

@@ -18,6 +18,7 @@ Call = Callable[[int], object]
 
 SHORT_MS = 0.05  # below this an event pair would time the host's launches, so a CUDA graph of calls is timed
 GRAPH_CALLS = 20
+MORE_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def interleaved(
     warmups: int = 3,
     rounds: int = 20,
     graph: bool | None = None,
+    seconds: float = 0.0,
 ) -> dict[str, Timing]:
     """Time `calls` in turns on the current device and stream; each round calls every one of them once.
 
@@ -48,6 +50,8 @@ def interleaved(
     cache in sum every call finds it cold. graph: True or False forces the method, None takes a graph for all
     as soon as one of them is shorter than 50 µs, so that all are measured alike.
     A call that cannot be captured into a graph is timed with events.
+    seconds: rounds are added until timing takes about as long, up to MORE_ROUNDS times as many. A burst of
+    some milliseconds runs at clocks that the power limit does not allow for long.
     """
     import torch
 
@@ -55,6 +59,9 @@ def interleaved(
         for i in range(warmups):
             call(i % sets)
     torch.cuda.synchronize()
+    if seconds > 0.0:
+        round_ms = sum(timing.ms for timing in _by_events(calls, sets, 3).values())
+        rounds = max(rounds, min(int(seconds * 1e3 / round_ms), MORE_ROUNDS * rounds))
     by_events = _by_events(calls, sets, rounds)
     if graph is None:
         graph = any(timing.ms < SHORT_MS for timing in by_events.values())
