@@ -85,7 +85,8 @@ def best_of(timings: Mapping[str, Timing]) -> tuple[dict[str, Timing], dict[str,
 def run_case(case: Case, *, rounds: int = 30, seconds: float = 0.0) -> Row:
     """Measure one case on the current device, `seconds` as of `kernels_dsl.measure.interleaved`.
 
-    A peer that raises is left out and named in the notes."""
+    A peer that raises is left out and named in the notes.
+    """
     if case.verify is not None:
         case.verify()
     calls, refused = {}, []
