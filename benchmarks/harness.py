@@ -129,7 +129,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """The geometric mean and the worst row against each peer."""
+    """The geometric mean and the worst row against each peer, and against the best peer of each row."""
     lines = []
     for peer in sorted({peer for row in rows for peer in row.peers}):
         compared = [row for row in rows if peer in row.ms]
@@ -138,6 +138,12 @@ def summary(rows: list[Row]) -> list[str]:
         lines.append(
             f"against {peer}: geometric mean x{mean:.3f} over {len(compared)}, "
             f"worst x{worst.ratio(peer):.3f} at {worst.name}"
+        )
+    best = [(row.ratio(row.best_peer), row.name) for row in rows if row.best_peer is not None]
+    if len(lines) > 1:
+        lines.append(
+            f"against the best peer of each row: geometric mean x{geomean(ratio for ratio, _ in best):.3f}, "
+            f"worst x{min(best)[0]:.3f} at {min(best)[1]}"
         )
     return lines
 

@@ -56,6 +56,13 @@ def test_summary_has_geomean_and_the_worst_row():
     assert harness.summary(rows) == ["against cublas: geometric mean x1.000 over 2, worst x0.500 at b"]
 
 
+def test_summary_against_the_best_peer_of_each_row():
+    rows = [_row("a", ours=1.0, cublas=2.0, quack=4.0), _row("b", ours=2.0, cublas=2.0, quack=1.0)]
+    assert harness.summary(rows)[-1] == (
+        "against the best peer of each row: geometric mean x1.000, worst x0.500 at b"
+    )
+
+
 def test_a_peer_that_raises_is_left_out_and_named(monkeypatch):
     def refuse(_set):
         raise ValueError("no such shape")
