@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels_dsl.cli.errors import UsageError
 
-BENCHMARKS = ("gemm", "attention")
+BENCHMARKS = ("gemm", "attention", "bsr")
 
 
 def add_command(commands: Any) -> None:

@@ -18,6 +18,7 @@ from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Schedule, Sm80GemmC
 from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
 from kernels_dsl.ops.aot_attention import iter_attention
+from kernels_dsl.ops.aot_bsr import iter_bsr
 from kernels_dsl.ops.gemm_kernels import FUNCTIONS
 
 _EXTENT = 512  # of M, N and K; only strides and alignment count
@@ -143,7 +144,7 @@ def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
     `function.compile(*arguments, arch=arch, **configuration)` compiles one; no GPU is needed. ValueError for
     an unknown op or an architecture without kernels.
     """
-    makers = {"gemm": _gemm_kernels, "attention": iter_attention}
+    makers = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr}
     for op in ops:
         if op not in makers:
             raise ValueError(f"ops has {op!r}, must be of: {', '.join(makers)}")

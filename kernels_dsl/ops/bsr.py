@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops import bsr_plan, overlap
 from kernels_dsl.ops.bsr_pattern import Pattern, pattern_of
+from kernels_dsl.ops.bsr_plan import BsrConfig
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm import _plain, _signature
 from kernels_dsl.ops.target import target_of
@@ -42,7 +42,7 @@ def bsr_gemm(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     family: str | None = None,
-    config: Sm80GemmConfig | None = None,
+    config: BsrConfig | None = None,
     check: bool = False,
 ) -> torch.Tensor:
     """activation(alpha · a @ b + beta · c + bias) + residual, where a or b is block-sparse; float32 sums.
@@ -53,7 +53,8 @@ def bsr_gemm(
     may lack the batch. Rows of the dense factor that meet no kept block are not read: NaN there stays out.
 
     The other arguments are those of `gemm`. `check` verifies the indices first, waiting for the GPU; see
-    `BsrTensor` for what holds without. `family`: "sm80" is the only one so far. `config`: tile of the kernel.
+    `BsrTensor` for what holds without. `family`: "sm90" or "sm80" forces one; `config` is in place of the
+    chosen one.
 
     Returns (M, N) or (L, M, N). Differentiable in the values, the dense factor, c, bias and residual, but
     not with `epilogue` or `out`. Sums run in the order of the stored columns, so results repeat bit for bit.
@@ -125,7 +126,7 @@ def run_direct(
     key: Any = None,
     out: torch.Tensor | None,
     family: str | None,
-    config: Sm80GemmConfig | None,
+    config: BsrConfig | None,
     **options: Any,
 ) -> torch.Tensor:
     """`bsr_gemm` past the dispatcher and autograd; all arguments must be given. `key`: that of the plan."""

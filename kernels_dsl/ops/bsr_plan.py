@@ -10,6 +10,7 @@ import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.bsr import Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80
 from kernels_dsl.config.gemm import Sm80GemmConfig
@@ -27,17 +28,19 @@ from kernels_dsl.ops.gemm_arguments import (
     check_tensor,
     describe_epilogue,
 )
-from kernels_dsl.ops.gemm_decide import matrix_layout
+from kernels_dsl.ops.gemm_decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm_plan import operand_maker, preparation
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 
 _FOLDER = "kernels_dsl.kernels.bsr"
 FUNCTIONS = {
+    "sm90": lowering.jit(f"{_FOLDER}.entry_sm90:bsr_sm90_entry", name="bsr_sm90"),
     "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:bsr_sm80_entry", name="bsr_sm80"),
     "sddmm_sm80": lowering.jit(f"{_FOLDER}.sddmm_sm80:sddmm_sm80_entry", name="bsr_sddmm_sm80"),
 }
 ALIGN = 16
+BsrConfig = Sm90BsrConfig | Sm80GemmConfig
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def _batch(name: str, sparse: BsrTensor, dense: torch.Tensor) -> int | None:
     return batches[0] if batches else None
 
 
-def _problem(call: BsrCall, dense_k_major: bool) -> BsrProblem:
+def _problem(call: BsrCall, dense_k_major: bool, d_align: int) -> BsrProblem:
     gemm, sparse = call.gemm, call.sparse
     block_mn, block_k = sparse.block[::-1] if call.by_column else sparse.block
     elementwise = sum(2 for spec in gemm.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
@@ -128,8 +131,27 @@ def _problem(call: BsrCall, dense_k_major: bool) -> BsrProblem:
         gemm.m, gemm.n, gemm.k, sparse.nnz, block_mn, block_k, gemm.batch or 1,
         dtype=DTYPE_NAMES[gemm.ab_dtype], d_dtype=DTYPE_NAMES[gemm.d_dtype],
         sparse_k_major=not call.by_column, dense_k_major=dense_k_major, dense_left=call.dense_left,
-        operand_bytes=elementwise,
+        d_align=d_align, operand_bytes=elementwise,
     )  # fmt: skip
+
+
+def _output_align(d_shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor | None) -> int:
+    """Bytes that divide D's address and row pitch, 16 at most; an element's where columns are contiguous."""
+    if out is None:
+        layout = contiguous_layout(d_shape, dtype.itemsize)
+    else:
+        layout = matrix_layout(out)
+    return layout.align if layout.contiguous == "row" else dtype.itemsize
+
+
+def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
+    """The configuration of the fastest family that can compute the problem."""
+    chosen = choose(problem) if "sm90" in families else None
+    if chosen is not None:
+        return chosen
+    if "sm80" not in families:
+        raise ValueError("family is 'sm90', must be None or 'sm80' where no block is kept")
+    return choose_sm80(problem)
 
 
 def build(
@@ -140,7 +162,7 @@ def build(
     pattern: Pattern,
     *,
     family: str | None = None,
-    config: Sm80GemmConfig | None = None,
+    config: BsrConfig | None = None,
     extras: tuple[Any, ...] = (),
 ) -> Plan:
     """A plan for calls like this one. Compiles at its first run; launches nothing itself.
@@ -150,9 +172,7 @@ def build(
     gemm = call.gemm
     spans = (out, dense, call.sparse.values, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
-    target.families("sm80" if family is None else family)
-    if family == "sm90":
-        raise ValueError("family is 'sm90', must be None or 'sm80': block-sparse products have no other yet")
+    families = target.families(family if config is None else config.family)
     if 0 in gemm.d_shape:
         return Plan(_allocating(gemm, lambda values, dense, out, operands: out), None, None, extents)
     lists = pattern.by_column if call.by_column else pattern.by_row
@@ -161,8 +181,9 @@ def build(
     if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
         copy = layout.contiguous or "row"
     contiguous = copy or layout.contiguous
-    problem = _problem(call, dense_k_major=(contiguous == "row") == call.dense_left)
-    chosen = choose_sm80(problem) if config is None else config
+    d_align = _output_align(gemm.d_shape, gemm.d_dtype, out)
+    problem = _problem(call, (contiguous == "row") == call.dense_left, d_align)
+    chosen = config or _pick(problem, families)
     modes = tuple(spec.modes for spec in gemm.operands)
     constexprs = {
         "config": chosen,
@@ -174,7 +195,7 @@ def build(
         prepare = _one_block(problem.block_k, call.dense_left)
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
-    launch = _Launch(FUNCTIONS["sm80"], target, lists, constexprs)
+    launch = _Launch(FUNCTIONS[chosen.family], target, lists, constexprs)
     run = _prepared(launch, _values_step(call.sparse), prepare)
     return Plan(_allocating(gemm, run), operand_maker(gemm.operands), chosen, extents)
 

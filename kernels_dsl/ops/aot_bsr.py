@@ -1,0 +1,88 @@
+"""The block-sparse kernels that are worth compiling ahead of time, see `aot`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.bsr import choose
+from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.bsr_plan import FUNCTIONS, BsrConfig
+
+Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
+BLOCKS = ((16, 16), (32, 32), (64, 64), (128, 128), (512, 112))
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_EXTENT, _KEPT, _SMS = 4096, 9, 132  # only strides, alignment and how large is "large" count
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def bsr_kernel(
+    family: str, block: tuple[int, int], dtype: str, by_column: bool, dense_left: bool, bias: bool = False
+) -> Kernel:
+    """(name, jit function, arguments on the meta device, configuration) of one product.
+
+    `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D.
+    """
+    mn, k = block[::-1] if by_column else block
+    blocked, inner = 8 * mn, 8 * k
+    size = (_EXTENT, blocked) if dense_left else (blocked, _EXTENT)
+    problem = BsrProblem(
+        *size, inner, _KEPT, mn, k, dtype=dtype, d_dtype=dtype, sparse_k_major=not by_column,
+        dense_k_major=dense_left, dense_left=dense_left,
+    )  # fmt: skip
+    hopper = choose(problem) if family == "sm90" else None
+    config: BsrConfig = hopper or choose_sm80(problem)
+    kind = _DTYPES[dtype]
+    lists = (_meta(8), _meta(9), _meta(_KEPT), _meta(_KEPT))
+    dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
+    operands = (_meta(size[1], dtype=kind),) if bias else None
+    args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), lists, operands, _SMS)
+    layout = BsrLayout(block, by_column, dense_left, ("n",) if bias else ())
+    form = "dense @ bsr" if dense_left else "bsr @ dense"
+    words = [
+        f"bsr {config.family} {block[0]}x{block[1]} {form}",
+        "by column" * by_column,
+        dtype,
+        "bias" * bias,
+    ]
+    constexprs = {"config": config, "epilogue": LinearEpilogue(bias=bias), "layout": layout}
+    return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
+
+
+def sampled_kernel(block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
+    """The sampled product; `columns`: b is a transpose, as in the gradient of the values of A @ B."""
+    kind = _DTYPES[dtype]
+    rows = _meta(_KEPT)
+    b = _meta(8 * block[1], _EXTENT, dtype=kind).t() if columns else _meta(_EXTENT, 8 * block[1], dtype=kind)
+    args = (
+        _meta(8 * block[0], _EXTENT, dtype=kind),
+        b,
+        _meta(_KEPT, *block, dtype=kind),
+        (rows, rows),
+        None,
+        _SMS,
+    )
+    constexprs = {
+        "config": choose_sddmm_sm80(block, (16, 16)), "epilogue": LinearEpilogue(), "block": block
+    }  # fmt: skip
+    name = f"bsr sddmm sm80 {block[0]}x{block[1]} {dtype} {'nt' if columns else 'nn'}"
+    return name, FUNCTIONS["sddmm_sm80"], args, constexprs
+
+
+def iter_bsr(arch: str) -> Iterator[Kernel]:
+    """The block-sparse kernels of an architecture, a key of `DEVICES_BY_ARCH`."""
+    family = DEVICES_BY_ARCH[arch].families()[0]
+    for dtype in _DTYPES:
+        for block in BLOCKS:
+            for by_column, dense_left in ((False, False), (True, False), (False, True), (True, True)):
+                yield bsr_kernel(family, block, dtype, by_column, dense_left)
+            yield bsr_kernel(family, block, dtype, False, True, bias=True)
+            yield sampled_kernel(block, dtype, columns=True)

@@ -1,0 +1,141 @@
+"""Block-sparse products through the real kernels, in the emulator: small ones, since it is slow."""
+
+from __future__ import annotations
+
+import bsr_cases
+import pytest
+import torch
+from bsr_cases import FORMS, Case
+
+from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr_linear import BsrLinear
+from kernels_dsl.ops.bsr_tensor import BsrTensor
+from lowering import emulator
+from reference.bsr import matmul, random_bsr, to_dense
+from reference.inputs import integers
+
+EXACT = [
+    *(Case("uniform", (3, 4), (16, 16), 40, form=form) for form in FORMS),
+    *(Case("power_law", (3, 4), (48, 80), 24, form=form, sorted_columns=False) for form in FORMS[::3]),
+    Case("one_heavy_row", (4, 5), (32, 16), 136, index_dtype=torch.int64),
+    Case("empty_rows", (4, 7), (64, 32), 21, linear=True),
+    Case("none", (2, 3), (16, 32), 24, linear=True),
+    Case("full", (2, 2), (128, 112), 16, dtype=torch.float16, out_dtype=torch.float32),
+    Case("uniform", (2, 3), (16, 16), 13, columns_contiguous=True, pad=3),
+    Case("uniform", (2, 3), (16, 16), 24, batch=(True, True)),
+    Case("uniform", (2, 3), (16, 16), 24, batch=(False, True), form="b at"),
+]
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_integers_match_bit_for_bit(case: Case) -> None:
+    with emulator.run(arch="sm_89") as session:
+        bsr_cases.run(case, "cpu")
+    assert not session.reports
+
+
+@pytest.mark.parametrize("block", [(16, 16), (48, 64), (128, 32)], ids=str)
+def test_sampled_products_match_bit_for_bit(block: tuple[int, int]) -> None:
+    case = Case("power_law", (3, 4), block, 0, columns_contiguous=block == (16, 16), pad=block[0] // 16)
+    with emulator.run(arch="sm_89") as session:
+        bsr_cases.run_sampled(case, 72, "cpu")
+    assert not session.reports
+
+
+@pytest.mark.parametrize("form", ["a b", "b at"])
+def test_gradients(form: str) -> None:
+    """Gradients of values, dense factor and bias against autograd in float64 on the dense matrix."""
+    matrix = random_bsr("uniform", (3, 2), (16, 32), 1, seed=3)
+    left, transposed = form.startswith("b"), form.startswith("at") or form.endswith("t")
+    rows, columns = matrix.shape[::-1] if transposed else matrix.shape
+    values = matrix.values.clone().requires_grad_()
+    dense = integers((8, rows) if left else (columns, 8), torch.bfloat16, seed=4).requires_grad_()
+    bias = integers((columns if left else 8,), torch.bfloat16, seed=5).requires_grad_()
+    with emulator.run(arch="sm_89"):
+        sparse = BsrTensor(matrix.crow, matrix.col, values, matrix.shape)
+        factor = sparse.t() if transposed else sparse
+        out = bsr_gemm(
+            *((dense, factor) if left else (factor, dense)), bias=bias, alpha=2.0, activation="relu"
+        )
+        weight = integers(tuple(out.shape), torch.bfloat16, seed=6)
+        out.backward(weight)
+    exact = [x.detach().double().requires_grad_() for x in (to_dense(matrix), dense, bias)]
+    full = exact[0].mT if transposed else exact[0]
+    product = exact[1] @ full if left else full @ exact[1]
+    torch.relu(2.0 * product + exact[2]).backward(weight.double())
+    d_full = exact[0].grad.unflatten(1, (2, 32)).unflatten(0, (3, 16)).transpose(1, 2)
+    rows_of = torch.repeat_interleave(torch.arange(3), matrix.crow.diff())
+    assert torch.equal(values.grad.double(), d_full[rows_of, matrix.col.long()])
+    assert torch.equal(dense.grad.double(), exact[1].grad)
+    assert torch.equal(bias.grad.double(), exact[2].grad)
+    assert values.grad.abs().max() > 0
+
+
+def test_gradients_of_batches_and_of_the_sampled_product() -> None:
+    matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
+    values = matrix.values.clone().requires_grad_()
+    b = integers((2, 48, 8), torch.bfloat16, seed=4)
+    a = integers((32, 8), torch.bfloat16, seed=5).requires_grad_()
+    with emulator.run(arch="sm_89"):
+        bsr_gemm(BsrTensor(matrix.crow, matrix.col, values, matrix.shape), b).sum().backward()
+        kept = bsr_sddmm(a, b[0].mT, BsrTensor(matrix.crow, matrix.col, matrix.values, matrix.shape))
+        kept.values.sum().backward()
+    d_full = (torch.ones(2, 32, 8) @ b.float().mT).sum(0)
+    blocks = d_full.unflatten(1, (3, 16)).unflatten(0, (2, 16)).transpose(1, 2)
+    rows_of = torch.repeat_interleave(torch.arange(2), matrix.crow.diff())
+    assert torch.equal(values.grad.float(), blocks[rows_of, matrix.col.long()])
+    ones = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
+    ones.values.fill_(1.0)
+    assert torch.equal(a.grad.double(), matmul(ones, b[0]))
+
+
+def test_linear_forward_and_backward() -> None:
+    linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
+    layer = BsrLinear.from_linear(linear, (16, 32), density=0.5, activation="gelu")
+    x = torch.randn(2, 5, 64).bfloat16().requires_grad_()
+    with emulator.run(arch="sm_89"):
+        y = layer(x)
+        y.float().square().sum().backward()
+    weight = layer.weight.to_dense().detach().float()
+    expected = torch.nn.functional.gelu(x.detach().float() @ weight.mT + linear.bias.detach().float())
+    torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+    assert layer.values.grad.shape == (3, 16, 32) and layer.bias.grad.shape == (48,)
+    assert x.grad.abs().max() > 0 and "density=0.500" in repr(layer)
+
+
+def test_torch_sparse_bsr_and_duplicates() -> None:
+    """A torch tensor goes straight in; blocks that occur twice are summed, as the documentation says."""
+    matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
+    b = integers((48, 8), torch.bfloat16, seed=4)
+    sparse = bsr_cases.sparse_of(matrix)
+    twice = BsrTensor(matrix.crow, torch.zeros_like(matrix.col), matrix.values, matrix.shape)
+    with emulator.run(arch="sm_89"):
+        assert torch.equal(bsr_gemm(sparse.to_torch(), b).double(), matmul(matrix, b))
+        summed = bsr_gemm(twice, b)
+        with pytest.raises(ValueError, match="col_indices has 0 twice in block row 0"):
+            bsr_gemm(twice, b, check=True)
+    assert torch.equal(summed.float(), twice.to_dense().float() @ b.float())
+
+
+def test_compiled_with_everything_in_one_graph() -> None:
+    matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
+    sparse, b = bsr_cases.sparse_of(matrix), integers((48, 8), torch.bfloat16, seed=4)
+    function = torch.compile(
+        lambda s, x: bsr_gemm(s, x * 2, activation="relu") + 1, backend="eager", fullgraph=True
+    )
+    with emulator.run(arch="sm_89"):
+        assert torch.equal(function(sparse, b).double(), (matmul(matrix, b) * 2).relu() + 1)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_opcheck(left: bool) -> None:
+    from kernels_dsl.ops import bsr_register  # noqa: F401
+
+    matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
+    dense = integers((8, 32) if left else (48, 8), torch.bfloat16, seed=4).requires_grad_()
+    arguments = (matrix.crow, matrix.col, matrix.values.requires_grad_(), dense)
+    with emulator.run(arch="sm_89"):
+        torch.library.opcheck(
+            torch.ops.kernels_dsl.bsr_gemm.default, arguments,
+            {"shape": list(matrix.shape), "dense_left": left},
+        )  # fmt: skip

@@ -1,0 +1,198 @@
+"""`BsrTensor`: builders, conversions, lists, and what is refused with which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import bsr_cases
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm, bsr_supports
+from kernels_dsl.ops.bsr_linear import BsrLinear
+from kernels_dsl.ops.bsr_pattern import Pattern, pattern_of
+from kernels_dsl.ops.bsr_tensor import BsrTensor
+from lowering import emulator
+from reference.bsr import PATTERNS, random_bsr, to_dense
+
+
+def _sparse(pattern: str = "power_law") -> BsrTensor:
+    return bsr_cases.sparse_of(random_bsr(pattern, (4, 6), (16, 32), 2, sorted_columns=False))
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_dense_and_back(pattern: str) -> None:
+    matrix = random_bsr(pattern, (4, 6), (16, 32), 2, sorted_columns=False, index_dtype=torch.int64)
+    sparse = bsr_cases.sparse_of(matrix).check()
+    dense = sparse.to_dense()
+    assert torch.equal(dense.double(), to_dense(matrix))
+    assert torch.equal(sparse.t().to_dense(), dense.mT) and sparse.t().size == (192, 64)
+    mask = torch.zeros(4, 6, dtype=torch.bool)
+    mask[torch.repeat_interleave(torch.arange(4), matrix.crow.diff()), matrix.col] = True
+    again = BsrTensor.from_dense(dense, mask, (16, 32)).check()
+    assert again.nnz == sparse.nnz and torch.equal(again.to_dense(), dense)
+    torch_again = BsrTensor.from_torch(again.to_torch())
+    assert torch.equal(torch_again.to_dense(), dense) and torch_again.density == sparse.nnz / 24
+
+
+def test_pruning_keeps_the_largest_blocks() -> None:
+    dense = torch.randn(48, 64).bfloat16()
+    norms = dense.float().view(3, 16, 4, 16).square().sum((1, 3))
+    kept = BsrTensor.top_k(dense, (16, 16), 2).check()
+    assert torch.equal(kept.crow_indices, torch.tensor([0, 2, 4, 6], dtype=torch.int32))
+    best = norms.topk(2, dim=1).indices.sort(dim=1).values
+    assert torch.equal(kept.col_indices.long(), best.flatten())
+    pruned = BsrTensor.by_magnitude(dense, (16, 16), 0.25).check()
+    assert pruned.nnz == 3
+    found = pruned.values.float().square().sum((1, 2)).sort(descending=True).values
+    torch.testing.assert_close(found, norms.flatten().topk(3).values)
+
+
+def test_gradients_of_conversions() -> None:
+    sparse = _sparse()
+    values = sparse.values.float().bfloat16().requires_grad_()
+    weight = torch.randn(64, 192).bfloat16()
+    (sparse.with_values(values).to_dense() * weight).sum().backward()
+    expected = BsrTensor.from_dense(weight, torch.ones(4, 6, dtype=torch.bool), (16, 32)).values.view(
+        4, 6, 16, 32
+    )
+    rows = torch.repeat_interleave(torch.arange(4), sparse.crow_indices.diff())
+    assert torch.equal(values.grad, expected[rows, sparse.col_indices])
+
+
+def test_pytree() -> None:
+    sparse = _sparse()
+    leaves, spec = pytree.tree_flatten(sparse)
+    assert [leaf.data_ptr() for leaf in leaves[:2]] == [
+        sparse.crow_indices.data_ptr(), sparse.col_indices.data_ptr()
+    ]  # fmt: skip
+    doubled = pytree.tree_map(lambda x: x * 2 if x.is_floating_point() else x, sparse.t())
+    assert doubled.transposed and torch.equal(doubled.values, sparse.values * 2)
+    assert len(leaves) == 3 and torch.equal(pytree.tree_unflatten(leaves, spec).to_dense(), sparse.to_dense())
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_lists(pattern: str) -> None:
+    """Each list has its blocks, by row and by column, and the longest come first."""
+    matrix = random_bsr(pattern, (5, 7), (16, 16), 2, sorted_columns=False)
+    found = Pattern(matrix.crow, matrix.col, 5, 7)
+    cells = []
+    for row in range(5):
+        cells += [
+            (row, int(matrix.col[e]), e) for e in range(int(matrix.crow[row]), int(matrix.crow[row + 1]))
+        ]
+    for lists, mode, count in ((found.by_row, 0, 5), (found.by_column, 1, 7)):
+        lengths = lists.first.diff()
+        assert lengths.sum() == len(cells) and len(lists.order) == count
+        assert sorted(lists.order.tolist()) == list(range(count))
+        assert lengths[lists.order.long()].diff().le(0).all()
+        for number in range(count):
+            entries = range(int(lists.first[number]), int(lists.first[number + 1]))
+            got = [(int(lists.across[e]), int(lists.kept[e])) for e in entries]
+            want = [(cell[1 - mode], cell[2]) for cell in cells if cell[mode] == number]
+            assert got == want
+
+
+def test_lists_are_kept_and_renewed() -> None:
+    matrix = random_bsr("uniform", (5, 7), (16, 16), 2)
+    first = pattern_of(matrix.crow, matrix.col, 5, 7)
+    assert pattern_of(matrix.crow, matrix.col, 5, 7) is first
+    assert pattern_of(matrix.crow.clone(), matrix.col, 5, 7) is not first
+    matrix.col.add_(0)
+    assert pattern_of(matrix.crow, matrix.col, 5, 7) is not first
+
+
+BROKEN = {
+    "crow_indices goes from 1 to 8": ("crow_indices", [1, 2, 4, 6, 8]),
+    "crow_indices goes from 0 to 9, must go from 0 to the number of blocks, 8": (
+        "crow_indices",
+        [0, 2, 4, 6, 9],
+    ),
+    "crow_indices decreases": ("crow_indices", [0, 4, 2, 6, 8]),
+    "col_indices has values from -1": ("col_indices", [-1, 1, 0, 1, 0, 1, 0, 1]),
+    "from 0 to 6, must be from 0 to 5": ("col_indices", [0, 6, 0, 1, 0, 1, 0, 1]),
+    "has 1 twice in block row 3": ("col_indices", [0, 1, 0, 1, 0, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("words", BROKEN)
+def test_checked_mode(words: str) -> None:
+    name, values = BROKEN[words]
+    broken = replace(_sparse("uniform"), **{name: torch.tensor(values)})
+    with pytest.raises(ValueError, match=words):
+        broken.check()
+    with pytest.raises(ValueError, match=words):
+        bsr_gemm(broken, torch.zeros(192, 8).bfloat16(), check=True)
+
+
+def _wrong_parts() -> list:
+    index = torch.tensor([0, 1])
+    values = torch.zeros(1, 16, 16).bfloat16()
+    return [
+        (TypeError, "values has dtype torch.float32", (index, index[:1], values.float(), (16, 16))),
+        (
+            ValueError,
+            r"blocks of \(16, 24\)",
+            (index, index[:1], torch.zeros(1, 16, 24).bfloat16(), (16, 24)),
+        ),
+        (ValueError, "blocks of", (index, index[:1], torch.zeros(1, 16, 528).bfloat16(), (16, 528))),
+        (ValueError, r"shape is \(16, 24\)", (index, index[:1], values, (16, 24))),
+        (ValueError, "crow_indices has 2 entries, must have 3", (index, index[:1], values, (32, 16))),
+        (ValueError, "with nnz 2", (index, index, values, (16, 16))),
+        (ValueError, "crow_indices has shape", (index.float(), index[:1], values, (16, 16))),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "words", "parts"), _wrong_parts(), ids=range(7))
+def test_parts_that_do_not_fit(kind, words: str, parts: tuple) -> None:
+    with pytest.raises(kind, match=words):
+        BsrTensor(*parts)
+
+
+def _wrong_calls() -> dict:
+    b = torch.zeros(192, 8).bfloat16()
+    return {
+        "b has shape .* must have 192 rows": (b[:64], {}),
+        "b has dtype torch.float16": (b.half(), {}),
+        "out_dtype has dtype torch.int8": (b, {"out_dtype": torch.int8}),
+        "bias has shape": (b, {"bias": b[0, :3]}),
+        "out has shape": (b, {"out": b}),
+        "activation is 'tanh'": (b, {"activation": "tanh"}),
+        "family is 'sm70'": (b, {"family": "sm70"}),
+        "out shares memory with b": (b, {"out": b[:64]}),
+    }
+
+
+@pytest.mark.parametrize("words", _wrong_calls())
+def test_calls_that_do_not_fit(words: str) -> None:
+    b, options = _wrong_calls()[words]
+    with emulator.run(arch="sm_89"):
+        if "shares" not in words:
+            assert words.split(" ")[0] in (bsr_supports(_sparse(), b, **options) or "")
+        else:
+            options = {"out": b[:64]}
+        with pytest.raises((TypeError, ValueError), match=words):
+            bsr_gemm(_sparse(), b, **options)
+        assert bsr_supports(_sparse(), torch.zeros(192, 8).bfloat16()) is None
+
+
+def test_other_refusals() -> None:
+    sparse, b = _sparse(), torch.zeros(192, 8).bfloat16()
+    with pytest.raises(TypeError, match="one must be a BsrTensor"):
+        bsr_gemm(b, b)
+    with pytest.raises(ValueError, match="on cpu, must be on a CUDA device"):
+        bsr_gemm(sparse, b)
+    with pytest.raises(ValueError, match=r"must be \(M, K\) and \(K, N\)"):
+        bsr_sddmm(b, b.mT, sparse)
+    with pytest.raises(TypeError, match="pattern must be"):
+        bsr_sddmm(b, b.mT, b)
+    with pytest.raises(ValueError, match="exactly one"):
+        BsrLinear.from_linear(torch.nn.Linear(16, 16), (16, 16))
+    with pytest.raises(ValueError, match="transposed"):
+        BsrLinear(sparse.t())
+    with pytest.raises(ValueError, match="must be neither"):
+        sparse.t().to_torch()
+    with pytest.raises(ValueError, match="out is given and a tensor requires grad"):
+        values = sparse.values.clone().requires_grad_()
+        bsr_gemm(sparse.with_values(values), b, out=torch.zeros(64, 8).bfloat16())
