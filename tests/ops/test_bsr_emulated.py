@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import bsr_cases
 import pytest
 import torch
@@ -31,6 +33,21 @@ EXACT = [
 def test_integers_match_bit_for_bit(case: Case) -> None:
     with emulator.run(arch="sm_89") as session:
         bsr_cases.run(case, "cpu")
+    assert not session.reports
+
+
+HOPPER = [
+    Case("power_law", (3, 4), (16, 16), 40, linear=True),
+    Case("empty_rows", (2, 5), (64, 48), 72, form="b a", linear=True),
+    Case("uniform", (2, 3), (128, 64), 24, form="at b", out_dtype=torch.float32),
+    Case("one_heavy_row", (3, 4), (32, 80), 21, form="b at", pad=3, sorted_columns=False),
+]
+
+
+@pytest.mark.parametrize("case", HOPPER, ids=str)
+def test_integers_match_bit_for_bit_on_hopper(case: Case) -> None:
+    with emulator.run(arch="sm_90a") as session:
+        bsr_cases.run(replace(case, family="sm90"), "cpu")
     assert not session.reports
 
 
