@@ -16,7 +16,7 @@ from typing import Any
 # A timed thing: called with the number of the input set to use (always 0 where there is one set).
 Call = Callable[[int], object]
 
-SHORT_MS = 0.05  # below this an event pair would time the host's launches, so a CUDA graph of calls is timed
+SHORT_MS = 0.1  # below this an event pair also times the launch, so a CUDA graph of calls is timed
 GRAPH_CALLS = 20
 MORE_ROUNDS = 20
 
@@ -48,7 +48,7 @@ def interleaved(
 
     sets: how many input sets the calls can choose from; they rotate, so that with sets larger than the L2
     cache in sum every call finds it cold. graph: True or False forces the method, None takes a graph for all
-    as soon as one of them is shorter than 50 µs, so that all are measured alike.
+    as soon as one of them is shorter than 100 µs, so that all are measured alike.
     A call that cannot be captured into a graph is timed with events.
     seconds: rounds are added until timing takes about as long, up to MORE_ROUNDS times as many. A burst of
     some milliseconds runs at clocks that the power limit does not allow for long.

@@ -11,6 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops import gemm_arguments, gemm_plan, overlap
 from kernels_dsl.ops.target import target_of
 
+_STRIDED = torch.strided
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _NO_EXTRAS: tuple[Any, ...] = ()
@@ -87,21 +88,42 @@ def gemm(
         )  # fmt: skip
     # From here on every line is host time of every call.
     key: Any = None
-    if a.layout is b.layout is torch.strided:
-        key = (
-            a.dtype, a.shape, a.stride(), a.data_ptr() & 15, a.get_device(),
-            b.dtype, b.shape, b.stride(), b.data_ptr() & 15, b.get_device(),
-            alpha == 1.0, activation, out_dtype, config, family,
-        )  # fmt: skip
+    if a.layout is b.layout is _STRIDED and (
+        out is None or (type(out) in _PLAIN_TYPES and out.layout is _STRIDED)
+    ):
+        at_a, at_b = a.data_ptr(), b.data_ptr()
+        if out is None:
+            key = (
+                a.dtype, a.shape, a.stride(), at_a & 15, a.get_device(),
+                b.dtype, b.shape, b.stride(), at_b & 15, b.get_device(),
+                alpha == 1.0, activation, out_dtype, config, family,
+            )  # fmt: skip
+        else:
+            at_out = out.data_ptr()
+            key = (
+                a.dtype, a.shape, a.stride(), at_a & 15, a.get_device(),
+                b.dtype, b.shape, b.stride(), at_b & 15, b.get_device(),
+                alpha == 1.0, activation, out_dtype, config, family,
+                out.dtype, out.shape, out.stride(), at_out & 15, out.get_device(),
+            )  # fmt: skip
         if extras:
             key = (key, epilogue, bias_axis, beta == 0.0, *map(_signature, extras))
-        if out is not None:
-            key = (key, _signature(out))
         plan = _PLANS.get(key)
-        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            return plan.run(a, b, out, operands)
+        if plan is not None:
+            if out is not None:
+                # The addresses that out spans, against those of a and b; `overlap` asks more exactly.
+                spans = plan.extents
+                end = at_out + spans[0]
+                if (
+                    (at_a < end and at_out < at_a + spans[1])
+                    or (at_b < end and at_out < at_b + spans[2])
+                    or (extras and overlap.ranges_meet(out, extras, (spans[0], *spans[3:])))
+                ):
+                    plan = None
+            if plan is not None:
+                make = plan.operands
+                operands = None if make is None else make((float(alpha), float(beta), *extras))
+                return plan.run(a, b, out, operands)
     return run_direct(
         a, b, key=key, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
         activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,

@@ -73,10 +73,13 @@ def build(
     prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
     prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
     launch = _Launch(call, decision, target)
-    run = _prepared(launch, prepare_a, prepare_b, _restrided(layouts[2].strides))
-    if staged:
-        run = _through_contiguous(run, call)
-    return Plan(_allocating(call, run), operand_maker(call.operands), decision, extents)
+    view_d = _restrided(layouts[2].strides)
+    if prepare_a is prepare_b is view_d is None and not staged:
+        run = _bare(launch)
+    else:
+        run = _prepared(launch, prepare_a, prepare_b, view_d)
+        run = _allocating(call, _through_contiguous(run, call) if staged else run)
+    return Plan(run, operand_maker(call.operands), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -211,13 +214,20 @@ def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, v
         )
         return out
 
-    if prepare_a is not None or prepare_b is not None or view_d is not None:
-        return run
+    return run
+
+
+def _bare(launch: _Launch) -> Run:
+    """The run of a plan that only launches, D allocated where the caller gave none: one frame of Python."""
     kernel: Callable[..., Any] | None = None
     max_ctas = launch.max_ctas
+    shape, dtype = launch.call.d_shape, launch.call.d_dtype
+    other = None if dtype == launch.call.ab_dtype else dtype
 
-    def run_direct(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         nonlocal kernel, max_ctas
+        if out is None:
+            out = a.new_empty(*shape) if other is None else a.new_empty(shape, dtype=other)
         if kernel is not None:
             kernel(a, b, out, operands, max_ctas)
             return out
@@ -225,7 +235,7 @@ def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, v
         kernel, max_ctas = launch.direct(), launch.max_ctas
         return out
 
-    return run_direct
+    return run
 
 
 def _through_contiguous(run: Run, call: GemmCall) -> Run:
@@ -241,14 +251,6 @@ def _through_contiguous(run: Run, call: GemmCall) -> Run:
 def _allocating(call: GemmCall, run: Run) -> Run:
     """`run`, with D allocated where the caller gave none."""
     shape, dtype = call.d_shape, call.d_dtype
-    if dtype == call.ab_dtype:
-
-        def allocating_like_a(
-            a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands
-        ) -> torch.Tensor:
-            return run(a, b, a.new_empty(*shape) if out is None else out, operands)
-
-        return allocating_like_a
 
     def allocating(
         a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands
