@@ -23,11 +23,15 @@ class BlockLists(NamedTuple):
 
 
 class ListGrid(NamedTuple):
-    """Extent of the schedule: cluster tiles along D's blocked mode, panels of the dense mode, batches."""
+    """Extent of the schedule: cluster tiles along D's blocked mode, panels of the dense mode, batches.
+
+    `chunk` panels are worked on together: as many as stay in L2.
+    """
 
     tiles: Int32
     panels: Int32
     batch: Int32
+    chunk: Int32
 
     @property
     def size(self) -> Int32:
@@ -46,17 +50,35 @@ class ListItem(NamedTuple):
 
 
 @cute.jit
+def work_number(turn: Int32, cluster: Int32, clusters: Int32) -> Int32:
+    """The item that `cluster` of `clusters` works on in its turn number `turn`: dealt out and back again.
+
+    Items come longest first, so whoever got the longest of one round gets the shortest of the next, and
+    lists of uneven length add up to about the same for all. Only the last round may be short.
+    """
+    place = cluster
+    if turn % 2 == 1:
+        place = clusters - 1 - cluster
+    return turn * clusters + place
+
+
+@cute.jit
 def list_item(work: Int32, grid: ListGrid, lists: BlockLists, sub_tiles: cutlass.Constexpr) -> ListItem:
     """Work item number `work`; past the end, the last one again, so that it may be fetched ahead.
 
-    Panel by panel, longest list first; the `sub_tiles` tiles of one block are neighbours.
+    Chunk by chunk of panels, and in a chunk longest list first. The panels of one list are neighbours, then
+    the `sub_tiles` tiles of one block.
     """
     work = cutlass.min(work, grid.size - 1)
     plane = grid.tiles * grid.panels
     batch = work // plane
     rest = work - batch * plane
-    panel = rest // grid.tiles
-    position = rest - panel * grid.tiles
+    per_chunk = grid.tiles * grid.chunk
+    chunk = rest // per_chunk
+    rest = rest - chunk * per_chunk
+    width = cutlass.min(grid.panels - chunk * grid.chunk, grid.chunk)
+    position = rest // width
+    panel = chunk * grid.chunk + rest - position * width
     place = position // sub_tiles
     block = lists.order[place]
     tile = block * sub_tiles + position - place * sub_tiles

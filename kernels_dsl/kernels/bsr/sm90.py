@@ -9,8 +9,8 @@ case of their own and nothing that no kept block meets is ever read.
 Either operand may be WGMMA's M. Blocks of 64 rows and more go there; smaller ones go on N, which may be 16,
 and the dense matrix on M, so that no lane is wasted: D is then computed transposed.
 
-Items are ordered panel by panel of the dense matrix, so that the panels in flight stay in L2, and within a
-panel longest lists first, so that the last wave has the short ones.
+Items go by chunks of panels of the dense matrix that stay in L2, and within a chunk longest lists first;
+they are dealt out to the CTAs and back (`block_lists.work_number`), so that uneven lists even out.
 
 Roles and timeline are those of the dense kernel: a producer warp, two consumer warpgroups that share a tile
 (cooperative) or own one each (ping-pong), an epilogue that overlaps the next item's loads.
@@ -29,6 +29,9 @@ from kernels_dsl.config.bsr import Sm90BsrConfig
 
 from .sm90_roles import bsr_kernel
 from .sm90_spec import make_spec
+
+PANELS_BYTES = 24 << 20
+"""Of the dense matrix that are worked on together: with the kept blocks that stream by, they fit in L2."""
 
 
 @cute.jit
@@ -66,10 +69,12 @@ def bsr_sm90(
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
 
     panel = config.tile_x * config.cluster_x
+    panel_bytes = cute.size(mX, mode=[1]) * cute.size(mX, mode=[2]) * (panel * spec.dtype.width // 8)
     grid = ListGrid(
         cute.size(lists.order) * spec.sub_clusters,
         cute.ceil_div(cute.size(mX, mode=[0]), panel),
         cute.size(mD, mode=[2]),
+        cutlass.max(Int32(PANELS_BYTES) // panel_bytes, Int32(1)),
     )
     cluster_size = spec.cluster[0] * spec.cluster[1]
     clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, grid.size), Int32(1))

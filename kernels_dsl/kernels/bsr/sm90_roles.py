@@ -8,7 +8,14 @@ from cutlass.cute.nvgpu import cpasync
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
-from kernels_dsl.blocks.block_lists import LANES, ListGrid, entries_of_lane, group_count, list_item
+from kernels_dsl.blocks.block_lists import (
+    LANES,
+    ListGrid,
+    entries_of_lane,
+    group_count,
+    list_item,
+    work_number,
+)
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.operand_ring import allocate, main_loop, pass_turn
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
@@ -90,12 +97,15 @@ def produce(
     clusters = cute.arch.grid_dim()[2]
     sub_tiles = spec.sub_clusters
     state = producer_state(spec.stages)
-    work = cluster
+    turn = Int32(0)
+    work = work_number(turn, cluster, clusters)
     item = list_item(work, grid, lists, sub_tiles)
     dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
     while work < grid.size:
         # A chain of loads leads to the next item's first entries; it starts now.
-        following = list_item(work + clusters, grid, lists, sub_tiles)
+        turn += 1
+        work = work_number(turn, cluster, clusters)
+        following = list_item(work, grid, lists, sub_tiles)
         m, n = tile_numbers(spec, item.tile, item.panel)
         s_tile = (m if spec.sparse_on_m else n) % (sub_tiles * spec.cluster[0 if spec.sparse_on_m else 1])
         if cutlass.const_expr(spec.sparse_on_m):
@@ -135,7 +145,6 @@ def produce(
             dense, kept = next_dense, next_kept
         item = following
         dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
-        work += clusters
     # Peers may still write into this CTA's shared memory, or signal its barriers: stay until they are done.
     ring.producer_tail(state)
 
@@ -174,20 +183,23 @@ def consume(
 
     state = consumer_state(spec.stages)
     sub_tiles = spec.sub_clusters
-    work, stride = cluster, clusters
+    turn, stride = Int32(0), 1
     if cutlass.const_expr(spec.pingpong):
-        stride = clusters * 2
+        stride = 2
         if group == 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-            others = list_item(work, grid, lists, sub_tiles)
+            others = list_item(work_number(turn, cluster, clusters), grid, lists, sub_tiles)
             state = skip(state, group_count(others, spec.units) * len(spec.pieces))
-            work += clusters
+            turn += 1
+    work = work_number(turn, cluster, clusters)
     item = list_item(work, grid, lists, sub_tiles)
     while work < grid.size:
         others = item
         if cutlass.const_expr(spec.pingpong):
-            others = list_item(work + clusters, grid, lists, sub_tiles)
-        following = list_item(work + stride, grid, lists, sub_tiles)
+            others = list_item(work_number(turn + 1, cluster, clusters), grid, lists, sub_tiles)
+        turn += stride
+        work = work_number(turn, cluster, clusters)
+        following = list_item(work, grid, lists, sub_tiles)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         state = main_loop(
@@ -203,5 +215,4 @@ def consume(
         if cutlass.const_expr(spec.pingpong):
             state = skip(state, group_count(others, spec.units) * len(spec.pieces))
         item = following
-        work += stride
     epi.drain(spec.epilogue, thread)
