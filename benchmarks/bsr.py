@@ -38,6 +38,7 @@ ROWS = (
 WIDE_BLOCK = ((512, 112), 16)
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 BLOCKS = (16, 32, 64, 128)
+PEERS = ("torch", "addmm", "dense", "bmm", "sm80")
 SUITES = ("rows", "density", "patterns", "backward", "host")
 
 
@@ -128,8 +129,8 @@ def verify(sparse: Any, b: Any, result: Any) -> None:
         raise AssertionError(f"the result is off by {error}")
 
 
-def case(shape: Shape, peers: Sequence[str] = ("torch", "addmm", "dense", "bmm")) -> Case:
-    """One row: ours by default and the SM80-class kernel, and the peers, on the same operands."""
+def case(shape: Shape, peers: Sequence[str]) -> Case:
+    """One row: ours, our SM80-class kernel ("sm80") and the peers, on the same operands."""
     import torch
 
     from kernels_dsl import bsr_gemm
@@ -138,11 +139,14 @@ def case(shape: Shape, peers: Sequence[str] = ("torch", "addmm", "dense", "bmm")
     out = torch.empty(sparse.shape[0], shape.n, dtype=b.dtype, device=DEVICE)
     calls: dict[str, Call] = {OURS: lambda i: bsr_gemm(sparse, b, out=out)}
     others = peer_calls(shape, sparse, b)
+    others["sm80"] = lambda i: bsr_gemm(sparse, b, out=out, family="sm80")
     calls.update({name: others[name] for name in peers if name in others})
 
     def check() -> None:
-        calls[OURS](0)
-        verify(sparse, b, out)
+        for name in (OURS, *(["sm80"] if "sm80" in calls else [])):
+            out.fill_(float("nan"))
+            calls[name](0)
+            verify(sparse, b, out)
 
     return Case(shape.name, shape.flops, calls, verify=check)
 
@@ -253,11 +257,10 @@ def host_rows() -> list[dict[str, Any]]:
 
 def run(suites: Sequence[str], rounds: int, results: Path) -> None:
     """Run the chosen suites one after the other; each writes its own file."""
-    peers = ("torch", "addmm", "dense", "bmm")
     if "rows" in suites:
         wide = Shape(WIDE_BLOCK[0], WIDE_BLOCK[1], (16, SIZE // 112))
         shapes = [square(block, kept) for block, kept in ROWS] + [wide]
-        harness.run_suite("bsr_rows", cases(shapes, peers), rounds=rounds, results=results)
+        harness.run_suite("bsr_rows", cases(shapes, PEERS), rounds=rounds, results=results)
     if "patterns" in suites:
         shapes = [square(b, kept, p) for b, kept in ROWS[:4] for p in ("uniform", "power_law")]
         harness.run_suite("bsr_patterns", cases(shapes, ("torch",)), rounds=rounds, results=results)

@@ -109,6 +109,37 @@ def plot(rows: list[Row], title: str, path: Path) -> bool:
     return True
 
 
+def lines_plot(rows: list[dict[str, Any]], title: str, path: Path) -> bool:
+    """Milliseconds against density, a line a column that ends in "_ms"; False where matplotlib is missing.
+
+    Rows whose name is no percentage are left out.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernels-dsl"})
+    import matplotlib.pyplot as plt
+
+    points = [row for row in rows if row["name"].endswith("%")]
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    for column in [key for key in rows[0] if key.endswith("_ms")]:
+        label = column.removesuffix("_ms")
+        style = "--" if label == "dense" else "-"
+        axes.plot(
+            [float(row["name"].rstrip("%")) for row in points], [row[column] for row in points], style,
+            marker=".", label=label if label == "dense" else f"{label}×{label}",
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="density, %", ylabel="ms")
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return True
+
+
 def render(results: Path, document: Path) -> list[str]:
     """Put every suite under `results` into `document` or a page of `PAGES`; says what it did."""
     texts: dict[Path, str] = {}
@@ -131,7 +162,12 @@ def _rendered(path: Path, picture: Path) -> tuple[str, str]:
     """The table of one file of results, its plot drawn to `picture`; and what of them was made."""
     stored = json.loads(path.read_text())
     if "ms" not in stored["rows"][0]:
-        return plain_table(stored["header"], stored["rows"]), "table"
+        table = plain_table(stored["header"], stored["rows"])
+        if path.stem.endswith("_density"):
+            picture.parent.mkdir(exist_ok=True)
+            if lines_plot(stored["rows"], f"{stored['header']['gpu']}, {path.stem}", picture):
+                return f"{table}\n\n![time by density](plots/{picture.name})", "table and plot"
+        return table, "table"
     facts, rows = harness.read(path)
     picture.parent.mkdir(exist_ok=True)
     drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)

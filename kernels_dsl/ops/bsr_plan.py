@@ -174,7 +174,8 @@ def build(
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     families = target.families(family if config is None else config.family)
     if 0 in gemm.d_shape:
-        return Plan(_allocating(gemm, lambda values, dense, out, operands: out), None, None, extents)
+        make = _allocator(gemm)
+        return Plan(lambda values, dense, out, _: make(dense) if out is None else out, None, None, extents)
     lists = pattern.by_column if call.by_column else pattern.by_row
     layout = matrix_layout(dense)
     copy = None
@@ -196,8 +197,8 @@ def build(
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     launch = _Launch(FUNCTIONS[chosen.family], target, lists, constexprs)
-    run = _prepared(launch, _values_step(call.sparse), prepare)
-    return Plan(_allocating(gemm, run), operand_maker(gemm.operands), chosen, extents)
+    run = _prepared(launch, _values_step(call.sparse), prepare, _allocator(gemm))
+    return Plan(run, operand_maker(gemm.operands), chosen, extents)
 
 
 def _one_block(block_k: int, dense_left: bool) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -239,30 +240,42 @@ class _Launch:
             self._kernel, _ = gemm_kernels.launcher_of(self.function, self.target, args, self.constexprs)
         self._kernel(first, second, out, self.lists, operands, self.max_ctas)
 
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch for calls like the first one; None in the emulator, which looks at each call."""
+        return None if self.target.emulated else self._kernel
 
-def _prepared(launch: _Launch, values_step: Any, dense_step: Any) -> Callable[..., torch.Tensor]:
-    def run(values: torch.Tensor, dense: torch.Tensor, out: torch.Tensor, operands: Any) -> torch.Tensor:
-        launch(
-            values if values_step is None else values_step(values),
-            dense if dense_step is None else dense_step(dense),
-            out,
-            operands,
-        )
+
+def _prepared(
+    launch: _Launch, values_step: Any, dense_step: Any, allocate: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
+    lists, max_ctas = launch.lists, launch.max_ctas
+    kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+
+    def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
+        nonlocal kernel
+        if out is None:
+            out = allocate(dense)
+        if values_step is not None:
+            values = values_step(values)
+        if dense_step is not None:
+            dense = dense_step(dense)
+        if kernel is None:
+            launch(values, dense, out, operands)
+            kernel = launch.direct()
+        else:
+            kernel(values, dense, out, lists, operands, max_ctas)
         return out
 
     return run
 
 
-def _allocating(call: GemmCall, run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`run`, with D allocated where the caller gave none."""
+def _allocator(call: GemmCall) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes D, given the dense factor."""
     shape, dtype = call.d_shape, call.d_dtype
-
-    def allocating(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
-        if out is None:
-            out = torch.empty(shape, dtype=dtype, device=dense.device)
-        return run(values, dense, out, operands)
-
-    return allocating
+    if dtype == call.ab_dtype:
+        return lambda dense: dense.new_empty(shape)
+    return lambda dense: torch.empty(shape, dtype=dtype, device=dense.device)
 
 
 def check_sampled(
