@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from reference.quantize import from_fp8, to_fp8
+
 
 @dataclass(frozen=True)
 class Masking:
@@ -59,6 +61,28 @@ def attention(
     lse = torch.logsumexp(lse, dim=-1) if lse.shape[-1] else lse.new_full(lse.shape[:-1], -math.inf)
     weights = torch.exp(scores - torch.where(lse == -math.inf, 0.0, lse)[..., None])
     return (weights.to(dtype) @ values).transpose(1, 2), lse
+
+
+def attention_fp8_weights(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, *, scale: float | None = None
+) -> torch.Tensor:
+    """The output of `attention` in float64, but with weights as e4m3: what fp8 attention cannot do better.
+
+    A weight is exp(score - the row's maximum) · 256, rounded to e4m3; the sum that divides is that of weights
+    that were not rounded (Shah et al., 'FlashAttention-3', 2024, has the rounding before the product).
+    """
+    repeat = q.shape[2] // k.shape[2]
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    queries = q.double().transpose(1, 2)
+    keys, values = (x.double().transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
+    scores = _masked(queries @ keys.transpose(-1, -2) * scale, masking)
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top)) * 256
+    total = weights.sum(-1, keepdim=True)
+    if masking.sinks is not None:
+        total = total + 256 * torch.exp(masking.sinks.double().view(1, -1, 1, 1) - top)
+    rounded = from_fp8(to_fp8(weights, torch.float8_e4m3fn))
+    return (rounded @ values / torch.where(total == 0, 1.0, total)).transpose(1, 2)
 
 
 def _masked(scores: torch.Tensor, masking: Masking) -> torch.Tensor:

@@ -55,7 +55,7 @@ def decoded(dtype: torch.dtype) -> torch.Tensor:
 
 def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x (any float dtype and shape) rounded to the nearest fp8 value, ties to even, saturating; NaN stays."""
-    table = decoded(dtype)[:128]
+    table = decoded(dtype)[:128].to(x.device)
     finite = table[torch.isfinite(table)]
     magnitude = (
         x.double()
@@ -77,7 +77,7 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def from_fp8(values: torch.Tensor) -> torch.Tensor:
     """float64 values of an fp8 tensor."""
-    return decoded(values.dtype)[values.contiguous().view(torch.uint8).long()]
+    return decoded(values.dtype).to(values.device)[values.contiguous().view(torch.uint8).long()]
 
 
 def expand_scale(scale: torch.Tensor, shape: torch.Size | tuple[int, ...], scaling: str) -> torch.Tensor:

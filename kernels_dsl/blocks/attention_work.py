@@ -21,6 +21,7 @@ class Work(NamedTuple):
     `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
     `v_dim` columns of the output are real.
     `counter` is None for a static schedule, or that of `blocks.tile_queue`.
+    `descales` is None or float32 factors of fp8 operands: of Q (B, H), of K and of V (B, Hk).
     """
 
     tiles: QueryTiles
@@ -33,6 +34,7 @@ class Work(NamedTuple):
     heads_per_kv: Int32
     v_dim: Int32
     counter: cute.Tensor | None
+    descales: tuple | None = None
 
 
 def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:

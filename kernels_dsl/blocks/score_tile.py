@@ -14,6 +14,7 @@ from cutlass import Float32, Int32
 
 from . import softmax
 from .attention_work import Work
+from .gqa import kv_head
 from .kv_blocks import Visit
 from .mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range, row_offset
 from .query_tiles import QueryTile
@@ -41,6 +42,15 @@ class Tile(NamedTuple):
     column: Int32
 
 
+FP8_OFFSET = 8.0
+"""Probabilities as fp8 are 2^8 times as large: up to 256 of e4m3's 448, so that fewer are subnormal."""
+
+
+def probability_offset(spec) -> float:
+    """The exponent of the factor of probabilities."""
+    return FP8_OFFSET if spec.dtype.width == 8 else 0.0
+
+
 def scale_of_scores(spec, work: Work) -> Float32:
     """What scores are multiplied by inside of exp2."""
     if spec.variant.changes_scores:
@@ -48,12 +58,21 @@ def scale_of_scores(spec, work: Work) -> Float32:
     return work.scores.scale * softmax.LOG2_E
 
 
+def descaled(work: Work, at: QueryTile) -> Work:
+    """`work` with the scale of a tile's scores, where Q and K are fp8."""
+    if work.descales is None:
+        return work
+    q_scale, k_scale, _ = work.descales
+    factor = q_scale[at.batch, at.head] * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
+    return work._replace(scores=work.scores._replace(scale=work.scores.scale * factor))
+
+
 def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
     """No key so far; an attention sink counts as a key with a value of 0, which one lane of a quad adds."""
     if not spec.variant.sinks:
         return
     logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
-    once = softmax.choose(tile.column == 0, Float32(1.0), Float32(0.0))
+    once = softmax.choose(tile.column == 0, Float32(2.0 ** probability_offset(spec)), Float32(0.0))
     for r in range(cute.size(rows.row_max)):
         rows.row_max[r], rows.row_sum[r] = logit, once
 
@@ -89,6 +108,7 @@ def soften(
         scale_of_scores(spec, work),
         may_be_empty,
         spec.lazy_rescale,
+        offset=probability_offset(spec),
     )
 
 
@@ -121,23 +141,32 @@ def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, at: Place, tile: Tile,
 
 
 def to_operand(spec, scores: cute.Tensor, operand: cute.Tensor) -> None:
-    """Probabilities as the 16-bit operand A of the second product.
+    """Probabilities as operand A of the second product.
 
-    An accumulator of 16 rows x 16 keys has the same elements in the same order as that operand.
+    An accumulator of 16 rows x 16 keys has the same elements in the same order as a 16-bit operand. An 8-bit
+    one has four neighbouring keys of a row where the accumulator has two of each row: what the operand takes
+    for keys 4c … 4c + 3 of sixteen are then keys 2c, 2c + 1, 2c + 8, 2c + 9, and V's keys are in that order.
 
     Converted 16 keys at a time: for vectors whose length is no power of two the compiler packs pairs
     by byte permutations, and puts them between the products.
     """
     for k in range(cute.size(scores) // 8):
-        source = cute.make_tensor(scores.iterator + 8 * k, cute.make_layout(8))
-        target = cute.make_tensor(operand.iterator + 8 * k, cute.make_layout(8))
+        pairs = (
+            cute.make_layout((2, 2, 2), stride=(1, 4, 2)) if spec.dtype.width == 8 else cute.make_layout(8)
+        )
+        source = cute.make_tensor(scores.iterator + 8 * k, pairs)
+        target = cute.make_tensor(operand.iterator + 8 * k, cute.make_layout(pairs.shape))
         target.store(source.load().to(spec.dtype))
 
 
 @cute.jit
 def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: Tile, work: Work):
     """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
-    softmax.finish(softmax.rows_and_columns(output), rows.row_max, rows.row_sum, scale_of_scores(spec, work))
+    view = softmax.rows_and_columns(output)
+    softmax.finish(view, rows.row_max, rows.row_sum, scale_of_scores(spec, work), probability_offset(spec))
+    if cutlass.const_expr(work.descales is not None):
+        rows.correction.fill(work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)])
+        softmax.rescale(view, rows.correction)
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:
             for r in cutlass.range_constexpr(cute.size(rows.row_max)):

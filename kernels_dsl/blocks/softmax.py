@@ -80,12 +80,13 @@ def online_step(
     scale_log2: Float32,
     may_be_empty: bool,
     lazy: bool = False,
+    offset: float = 0.0,
 ) -> None:
     """Takes a tile of scores into the running softmax. exp(scale * s) is taken as exp2(scale_log2 * s).
 
     `may_be_empty` says that a row can have no key so far, its maximum then being -inf. With `lazy` a
     maximum stays as it is until the true one is much larger (see SLACK_LOG2), so that corrections are
-    nearly always exactly 1.
+    nearly always exactly 1. Probabilities and sums are 2^offset times as large as they would be.
     """
     for r in range(cute.size(scores, mode=[0])):
         old = row_max[r]
@@ -95,7 +96,7 @@ def online_step(
             new = choose((new - old) * scale_log2 > Float32(SLACK_LOG2), new, old)
         row_max[r] = new
         base = finite_or_zero(new) if may_be_empty else new
-        shift = base * scale_log2
+        shift = base * scale_log2 - offset if offset else base * scale_log2
         for c in range(cute.size(scores, mode=[1])):
             scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - shift, fastmath=True)
         total = _fold(scores, r, lambda x, y: x + y)
@@ -128,13 +129,16 @@ def finish(
     row_max: cute.Tensor,  # (rows,): maxima in, log-sum-exp (natural) out
     row_sum: cute.Tensor,  # (rows,)
     scale_log2: Float32,
+    offset: float = 0.0,
 ) -> None:
-    """Divides by the sums. A row without any key gives exactly 0 and a log-sum-exp of -inf."""
+    """Divides by the sums, which are 2^offset times too large. A row without any key gives exactly 0 and a
+    log-sum-exp of -inf.
+    """
     for r in range(cute.size(output, mode=[0])):
         total = quad_sum(row_sum[r])
         empty = total == Float32(0.0)
         inverse = cute.arch.rcp_approx(total)
         for c in range(cute.size(output, mode=[1])):
             output[r, c] = choose(empty, Float32(0.0), output[r, c] * inverse)
-        log_sum = (row_max[r] * scale_log2 + cute.math.log2(total, fastmath=True)) * LN_2
+        log_sum = (row_max[r] * scale_log2 + cute.math.log2(total, fastmath=True) - offset) * LN_2
         row_max[r] = choose(empty, Float32(-math.inf), log_sum)

@@ -53,8 +53,14 @@ def make_warpgroup_mma(
 
     B is in shared memory, A there or in registers.
 
-    `dtype` is that of both operands: Float16, BFloat16, or TFloat32 (K-major only, in shared memory).
+    `dtype` is that of both operands: Float16, BFloat16, an 8-bit float (K-major only), or TFloat32 (K-major
+    only, in shared memory).
     """
+    if dtype.width == 8:
+        if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):
+            raise ValueError("fp8 WGMMA reads K-major operands only")
+        op = warpgroup.MmaF8Op(dtype, dtype, cutlass.Float32, (WGMMA_M, n, 32), a_source, a_major, b_major)
+        return cute.make_tiled_mma(cute.make_mma_atom(op))
     if dtype is cutlass.TFloat32:
         if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):
             raise ValueError("tf32 WGMMA reads K-major operands only")

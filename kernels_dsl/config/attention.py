@@ -124,6 +124,16 @@ def sm90_config(
     return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
 
 
+def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
+    """The tile for fp8 operands of these head dimensions, where key blocks are not listed."""
+    d, dv = padded_dim(dim), padded_dim(dim_v)
+    widest = max(d, dv)
+    tile_m = min(
+        [128, 64], key=lambda m: -(-(-(-extent.rows // m) * extent.heads) // extent.sms) * TILE_COST[m]
+    )
+    return Sm90AttentionConfig(tile_m, 128, d, dv, pingpong=widest <= 128)
+
+
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:
     """Keys of a step: what registers and shared memory hold, or less where edges cut many tiles."""
     ranged = variant.right or variant.left

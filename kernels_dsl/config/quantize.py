@@ -22,8 +22,8 @@ COLUMN_TILES = 4
 @dataclass(frozen=True)
 class TileQuantization:
     """One pass over tiles of 128 x 128. `plain` and `turned` say where the scales of x and of its transpose
-    come from: None (there is no such output), "given" (a scale for each row of the output), "group" (of each
-    row's 128 elements in the tile) or "block" (of the tile).
+    come from: None (there is no such output), "given" (a scale for each row of the output), "one" (all 1),
+    "group" (of each row's 128 elements in the tile) or "block" (of the tile).
     """
 
     format: str

@@ -73,15 +73,17 @@ class Extras:
 NO_EXTRAS = Extras()
 
 
-def _check_tensor(name: str, value: object, rank: int) -> torch.Tensor:
+def _check_tensor(
+    name: str, value: object, rank: int, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES
+) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
     if value.layout != torch.strided:
         raise TypeError(f"{name} has layout {value.layout}, must be strided")
     if value.dim() != rank:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, must have {rank} modes")
-    if value.dtype not in INPUT_DTYPES:
-        raise TypeError(f"{name} is {value.dtype}, must be torch.bfloat16 or torch.float16")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} is {value.dtype}, must be {' or '.join(map(str, dtypes))}")
     return value
 
 
@@ -214,11 +216,12 @@ def describe(
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     extras: Extras = NO_EXTRAS,
+    dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES,
 ) -> AttentionCall:
-    """Check a call. Raises TypeError or ValueError naming the argument."""
+    """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
     rank = 3 if layout == "thd" else 4
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, rank)
+        _check_tensor(name, x, rank, dtypes)
     _check_shapes(q, k, v, layout)
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(f"alignment is {alignment!r}, must be 'bottom_right' or 'top_left'")

@@ -65,7 +65,7 @@ def build(
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         chosen = config
-    steps = tuple(_preparation(x) for x in tensors)
+    steps = tuple(prepared_for_tma(x) for x in tensors)
     launch = _Launch(family, target, {"layout": call.layout, "config": chosen, "variant": variant})
     return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), chosen)
 
@@ -150,7 +150,7 @@ def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return (*rows, strides[-1])
 
 
-def _preparation(x: torch.Tensor) -> Step | None:
+def prepared_for_tma(x: torch.Tensor) -> Step | None:
     """What makes tensors like this one fit for TMA and 16-byte copies; None for nothing."""
     if not _aligned(x):
         return lambda t: t.clone(memory_format=torch.contiguous_format)
@@ -163,7 +163,7 @@ def _preparation(x: torch.Tensor) -> Step | None:
 def _out_view(call: AttentionCall, q: torch.Tensor, out: torch.Tensor | None) -> Callable[..., Any]:
     """`make(q, out)`: (what the kernel writes, what the caller gets)."""
     shape = out_shape(call)
-    if out is not None and not (_aligned(out) and _preparation(out) is None):
+    if out is not None and not (_aligned(out) and prepared_for_tma(out) is None):
 
         def through_fresh(q: torch.Tensor, out: torch.Tensor) -> Any:
             return q.new_empty(shape), out

@@ -18,6 +18,8 @@ Variants differ in the key blocks that a tile visits (`blocks.kv_blocks`) and in
 elements of a score tile (`blocks.mask`). Only blocks that an edge cuts are masked.
 """
 
+from typing import NamedTuple
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -64,16 +66,46 @@ def attention_sm90(
     """
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     mV = cute.make_tensor(v.iterator, cute.select(rows_first(v, LAYOUTS[layout]).layout, mode=[1, 0, 2, 3]))
-    spec = make_spec(config, variant, q.element_type, seqlens is not None)
+    call = Call(
+        lse, ScoreOperands(scale, softcap, mask, aux), Window(left, right), seqlens, max_q=max_q, lists=lists,
+        sinks=sinks, counter=counter, descales=None,
+    )  # fmt: skip
+    launch((mQ, mK, mV, mO), call, max_ctas, stream, config, variant)
+
+
+class Call(NamedTuple):
+    """Runtime arguments beside q, k, v, o; see `attention_sm90`, and `Work` for `descales`."""
+
+    lse: cute.Tensor | None
+    scores: ScoreOperands
+    window: Window
+    seqlens: tuple | None
+    max_q: Int32
+    lists: tuple | None
+    sinks: cute.Tensor | None
+    counter: cute.Tensor | None
+    descales: tuple | None
+
+
+def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant) -> None:
+    """Launches the kernel on Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B) and O (Sq, Dv, H, B).
+
+    16-bit V is contiguous along Dv. fp8 V is contiguous along the keys, in the order that
+    `blocks.score_tile.to_operand` needs.
+    """
+    mQ, mK, mV, mO = tensors
+    dtypes = (mQ.element_type, mO.element_type)
+    spec = make_spec(config, variant, dtypes, call.seqlens is not None)
     source = warpgroup.OperandSource
     major = OperandMajorMode
+    v_major = major.K if spec.dtype.width == 8 else major.MN
     mma_qk = make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_n)
-    mma_pv = make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim_v, source.RMEM)
-    mma_out = make_warpgroup_mma(spec.dtype, major.K, major.K, spec.epilogue.epi_n)
+    mma_pv = make_warpgroup_mma(spec.dtype, major.K, v_major, spec.dim_v, source.RMEM)
+    mma_out = make_warpgroup_mma(spec.out_dtype, major.K, major.K, spec.epilogue.epi_n)
     q_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), 1, major.K)
     k_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
-    v_layout = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, major.MN)
-    o_layout = staged_smem_layout(spec.dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)
+    v_layout = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, v_major)
+    o_layout = staged_smem_layout(spec.out_dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)
 
     loads = (
         tma.make_load_atom(mQ, q_layout, (spec.tile_m, spec.dim)),
@@ -85,18 +117,19 @@ def attention_sm90(
     if cutlass.const_expr(spec.epilogue.use_tma):
         store = (*tma.make_store_atom(mO, o_layout, spec.epilogue.subtile),)
 
-    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, seqlens, max_q)
+    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, call.seqlens, call.max_q)
     work = Work(
         tiles=tiles,
         extent=extent,
-        window=Window(left, right),
-        scores=ScoreOperands(scale, softcap, mask, aux),
-        lists=lists,
-        sinks=sinks,
-        lse=lse,
+        window=call.window,
+        scores=call.scores,
+        lists=call.lists,
+        sinks=call.sinks,
+        lse=call.lse,
         heads_per_kv=heads_per_kv,
         v_dim=cute.size(mO, mode=[1]),
-        counter=counter,
+        counter=call.counter,
+        descales=call.descales,
     )
     ctas = cutlass.max(cutlass.min(max_ctas * spec.ctas_per_sm, work.tiles.size), Int32(1))
     kernel = attention_kernel(

@@ -14,7 +14,7 @@ from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
 from kernels_dsl.blocks.pipeline import consumer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.score_tile import Tile, finish_rows, soften, start_rows, to_operand
+from kernels_dsl.blocks.score_tile import Tile, descaled, finish_rows, soften, start_rows, to_operand
 from kernels_dsl.blocks.seqlen import seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
 
@@ -86,6 +86,7 @@ def work_tile(
 ) -> tuple:
     """One work tile, from its first scores to its output."""
     work, at, seq, group, thread = place
+    work = descaled(work, at)
     visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
     row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
     tile = Tile(at, seq, visit, row, thread % 4 * 2)
@@ -112,6 +113,8 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
     rows = cute.make_layout(2)
     # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
     p_layout = cute.make_layout(((2, 2, 2), 1, spec.tile_n // 16), stride=((1, 2, 4), 0, 8))
+    if spec.dtype.width == 8:
+        p_layout = cute.make_layout(((4, 2, 2), 1, spec.tile_n // 32), stride=((1, 4, 8), 0, 16))
     return Fragments(
         mmas[0].make_fragment_A(thr_qk.partition_A(sQ))[None, None, None, 0],
         mmas[0].make_fragment_B(thr_qk.partition_B(sK)),

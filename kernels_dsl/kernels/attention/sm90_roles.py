@@ -71,7 +71,7 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
-        o: cute.struct.Align[cute.struct.MemRange[spec.dtype, o_size], 1024]
+        o: cute.struct.Align[cute.struct.MemRange[spec.out_dtype, o_size], 1024]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
     q_layout, k_layout, v_layout, o_layout = layouts

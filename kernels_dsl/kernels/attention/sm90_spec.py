@@ -32,6 +32,7 @@ class AttentionSpec:
     stage_in_q: bool
     """The output is staged where Q was: there is no room elsewhere. Costs the overlap with the next Q."""
     dtype: type[cutlass.Numeric]
+    out_dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
     variant: Any  # AttentionVariant
 
@@ -78,15 +79,20 @@ class AttentionSpec:
         return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
 
 
-def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> AttentionSpec:
-    """Completes an `Sm90AttentionConfig`. ValueError names what does not fit."""
+def make_spec(
+    config: Any, variant: Any, dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]], varlen: bool
+) -> AttentionSpec:
+    """Completes an `Sm90AttentionConfig` for types of (operands, output). ValueError names what does not fit."""
+    dtype, out_dtype = dtypes
+    if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale or varlen):
+        raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")
     if config.tile_m not in (64, 128, 192):
         raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")
     if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
         raise ValueError(f"tile_n must be a multiple of 16 from 16 to 256; it is {config.tile_n}")
     width = dtype.width // 8
     consumers = config.tile_m // WGMMA_M
-    epi_n = epilogue_columns(config.dim_v, dtype)
+    epi_n = epilogue_columns(config.dim_v, out_dtype)
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):
         raise ValueError(f"ctas_per_sm must be 1, or 2 with tile_m 64; it is {config.ctas_per_sm}")
@@ -95,17 +101,17 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     room = share - BARRIER_BYTES - tiles * width
     if room < 0:
         raise ValueError(f"{config} needs {-room} bytes of shared memory more than there are")
-    epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * width))
+    epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * out_dtype.width // 8))
     stage_in_q = epi_stages < 2
     if stage_in_q:
         # Two buffers of 64 x epi_n are as large as 64 rows of one 128-byte column of swizzled Q.
-        if config.dim % 64:
+        if config.dim % 64 or dtype.width == 8:
             raise ValueError(f"{config} leaves {room} bytes of shared memory for the output: too few")
         epi_stages = 2
-    plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, dtype, config.o_tma)
+    plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
         ctas_per_sm=config.ctas_per_sm,        varlen=varlen, stage_in_q=stage_in_q,
-        dtype=dtype, epilogue=plan, variant=variant,
+        dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant,
     )  # fmt: skip

@@ -114,6 +114,7 @@ def column_factors(
     at, origin, word, lane = place
     block, maxima = shared
     factors = cute.make_rmem_tensor(VECTOR, Float32)
+    factors.fill(1.0)
     if const_expr(spec.turned == "block"):
         if (word == 0) & (lane == 0):
             scales[at[0], at[1], origin[1] // TILE, origin[0] // TILE] = block

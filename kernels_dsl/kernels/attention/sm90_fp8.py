@@ -1,0 +1,48 @@
+"""Attention forward for Hopper with fp8 operands: the kernel of `sm90`, with QGMMA for both products.
+
+fp8 WGMMA reads both operands along K only, so V comes transposed, (…, Dv, keys). Its keys are permuted within
+every sixteen, so that the probabilities are in the right registers for the second product as the first one
+leaves them (see `blocks.score_tile.to_operand`).
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.blocks.attention_work import LAYOUTS, rows_first
+from kernels_dsl.blocks.kv_blocks import Window
+from kernels_dsl.blocks.mask import ScoreOperands
+
+from .sm90 import Call, launch
+
+
+@cute.jit
+def attention_sm90_fp8(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,  # (B, Hk, Dv, keys), whatever the layout of the others
+    o: cute.Tensor,
+    lse: cute.Tensor | None,
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    descales: tuple,  # of q (B, H), of k (B, Hk), of v (B, Hk), float32
+    lists: tuple | None,
+    sinks: cute.Tensor | None,
+    counter: cute.Tensor | None,
+    max_ctas: Int32,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+):
+    """Launches the kernel; arguments as those of `attention_sm90`."""
+    mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
+    mV = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[2, 3, 1, 0]))  # (Dv, keys, head, batch)
+    call = Call(
+        lse, ScoreOperands(scale, softcap, None, None), Window(left, right), None, max_q=Int32(0), lists=lists,
+        sinks=sinks, counter=counter, descales=descales,
+    )  # fmt: skip
+    launch((mQ, mK, mV, mO), call, max_ctas, stream, config, variant)

@@ -1,0 +1,269 @@
+"""Attention forward with e4m3 operands on Hopper: O = softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
+
+V is transposed by a kernel of its own before the attention, since fp8 matrix instructions read operands along
+the summed mode only; its time is part of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_fp8_config, sm90_list_config
+from kernels_dsl.config.attention_table import why_not
+from kernels_dsl.config.quantize import PITCH, TileQuantization
+from kernels_dsl.ops import quantize
+from kernels_dsl.ops.attention_arguments import NO_EXTRAS, AttentionCall, Extras, describe
+from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention_plan import lse_shape, out_shape, prepared_for_tma
+from kernels_dsl.ops.target import Target, target_of
+from kernels_dsl.ops.tile_counter import tile_counter
+
+ATTENTION = lowering.jit(
+    "kernels_dsl.kernels.attention.sm90_fp8:attention_sm90_fp8", name="attention_sm90_fp8"
+)
+TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
+DIM_STEP = 16
+"""Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
+_PLANS: dict[Any, Callable[..., Any]] = {}
+_MAX_PLANS = 8192
+
+
+def attention_fp8(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    blocks: BlockLists | None = None,
+    return_lse: bool = False,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """softmax(scale · (q · q_descale) (k · k_descale)ᵀ) (v · v_descale), in bf16.
+
+    q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), torch.float8_e4m3fn, D and Dv multiples of 16 up to
+    256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and v, as
+    FlashAttention-3 has them, or with two more modes of 1, as `quantize(x.transpose(1, 2), scaling="matrix")`
+    returns them; None is 1. The other arguments are those of `kernels_dsl.attention`; there is no `mask`,
+    `score_mod`, `mask_mod`, `out`, and there are no packed sequences.
+
+    Scores and the softmax are float32; the probabilities are rounded to e4m3, 256 times as large as they are,
+    so that an element's relative error is at most 1/16, and absolute errors are below 2⁻¹⁸ of the row's largest.
+
+    Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0 only. Raises
+    TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No
+    gradients; in torch.compile it breaks the graph.
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
+    key = None
+    if extras is NO_EXTRAS and all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        key = (
+            *map(_signature, (q, k, v)), *map(_signature, (q_descale, k_descale, v_descale)), options, return_lse,
+            config,
+        )  # fmt: skip
+    plan = _PLANS.get(key) if key is not None else None
+    if plan is None:
+        plan = _plan(q, k, v, (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+        if key is not None and q.is_cuda:
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    return plan(q, k, v, (q_descale, k_descale, v_descale), extras)
+
+
+def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
+    """Why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing."""
+    names = ("q_descale", "k_descale", "v_descale")
+    descales = tuple(options.pop(name, None) for name in names)
+    values = tuple(
+        options.pop(name, default)
+        for name, default in (
+            ("causal", False), ("window", None), ("alignment", "bottom_right"), ("scale", None), ("softcap", 0.0),
+        )
+    )  # fmt: skip
+    extras = Extras(sinks=options.pop("sinks", None), blocks=options.pop("blocks", None))
+    rest = (options.pop("return_lse", False), options.pop("config", None))
+    if options:
+        return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
+    try:
+        _plan(q, k, v, descales, values, extras, rest)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _signature(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device
+    return type(x)
+
+
+def _check_descale(name: str, x: Any, batch: int, heads: tuple[int, ...], device: torch.device) -> None:
+    if x is None:
+        return
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, must be a float32 torch.Tensor")
+    shapes = [(batch, h) for h in dict.fromkeys(heads)]
+    fits = x.numel() == 1 or tuple(x.shape) in [s + tail for s in shapes for tail in ((), (1, 1))]
+    if x.dtype != torch.float32 or x.device != device or not fits:
+        raise ValueError(
+            f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, must be torch.float32 of one element or "
+            f"{' or '.join(map(str, shapes))} on {device}"
+        )
+
+
+def _of_heads(x: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
+    """A descale as (B, heads)."""
+    if x.numel() == 1:
+        return x.reshape(1, 1).expand(batch, heads)
+    x = x.reshape(x.shape[:2])
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _plan(
+    q: Any,
+    k: Any,
+    v: Any,
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> Callable[..., Any]:
+    """What serves calls like this one. `options`: (causal, window, alignment, scale, softcap); `rest`:
+    (return_lse, config)."""
+    causal, window, alignment, scale, softcap = options
+    if extras.blocks is not None and not isinstance(extras.blocks, BlockLists):
+        raise TypeError(f"blocks is a {type(extras.blocks).__name__}, must be BlockLists")
+    call = describe(
+        q, k, v, causal=causal, window=window, alignment=alignment, scale=scale, softcap=softcap, extras=extras,
+        dtypes=(torch.float8_e4m3fn,),
+    )  # fmt: skip
+    for name, size in (("q", call.dim), ("v", call.dim_v)):
+        if size % DIM_STEP:
+            raise ValueError(f"{name} has head dimension {size}, must be a multiple of {DIM_STEP} with fp8")
+    for name, x, heads in zip(
+        ("q", "k", "v"), descales, ((call.heads, call.kv_heads), *[(call.kv_heads,)] * 2)
+    ):
+        _check_descale(f"{name}_descale", x, call.batch, heads, q.device)
+    target = target_of(q)
+    if target.device.capability != (9, 0):
+        major, minor = target.device.capability
+        raise ValueError(
+            f"q is on {target.device.name} of compute capability {major}.{minor}, must be 9.0: fp8 attention "
+            "has no kernel for others"
+        )
+    variant = call.variant
+    if call.block is not None:
+        chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
+        variant = replace(variant, lists=split)
+    else:
+        extent = Extent(call.q_len, call.k_len, call.batch * call.heads, target.device.sm_count)
+        chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent)
+    return_lse, config = rest
+    if config is not None:
+        reason = why_not(config, call.dim, call.dim_v, target.device)
+        reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
+        if reason is not None:
+            raise ValueError(f"config is {config}, must be one that fits: {reason}")
+        chosen = config
+    if 0 in (call.batch, call.heads, call.q_len, call.k_len):
+        return _without_keys(call, return_lse)
+    constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
+    return _run(call, _Launch(target, ATTENTION, constexprs), _transposer(call, target), return_lse)
+
+
+def _without_keys(call: AttentionCall, return_lse: bool) -> Callable[..., Any]:
+    """No query or no key: zeros."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
+        out = torch.zeros(out_shape(call), dtype=torch.bfloat16, device=q.device)
+        if not return_lse:
+            return out
+        lse = torch.full(lse_shape(call), -torch.inf, dtype=torch.float32, device=q.device)
+        if extras.sinks is not None:
+            lse.copy_(extras.sinks.float()[:, None].expand_as(lse))
+        return out, lse
+
+    return run
+
+
+class _Launch:
+    """Launches one kernel; compiles it at the first call."""
+
+    def __init__(self, target: Target, function: lowering.JitFunction, constexprs: dict[str, Any]) -> None:
+        self.target = target
+        self.function = function
+        self.constexprs = constexprs
+        self._kernel: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> None:
+        if self._kernel is None:
+            if self.target.emulated:
+                self._kernel = lambda *values: self.function(*values, **self.constexprs)
+            else:
+                self._kernel = self.function.compile(*args, **self.constexprs).launch
+        if self.target.index >= 0 and torch.cuda.current_device() != self.target.index:
+            with torch.cuda.device(self.target.index):
+                self._kernel(*args)
+        else:
+            self._kernel(*args)
+
+
+def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes V (B, Hk, Dv, keys) of V (B, Sk, Hk, Dv): keys in the kernel's order, in whole 16 bytes, the
+    ones behind the last 0."""
+    launch = _Launch(target, quantize.FUNCTIONS["tile"], {"spec": TRANSPOSE})
+    shape = (call.batch, call.kv_heads, call.dim_v, -(-call.k_len // PITCH) * PITCH)
+
+    def transpose(v: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(shape, dtype=v.dtype, device=v.device)
+        v = v if v.stride(-1) == 1 else v.contiguous()
+        launch(v.transpose(1, 2), None, None, out, None)
+        return out
+
+    return transpose
+
+
+def _run(
+    call: AttentionCall, launch: _Launch, transpose: Callable[[torch.Tensor], torch.Tensor], return_lse: bool
+) -> Callable[..., Any]:
+    scalars = (call.scale, call.softcap, call.left, call.right)
+    queued = call.block is not None or call.variant.uneven
+    max_ctas, index = launch.target.device.sm_count, launch.target.index
+    shape, shape_of_lse = out_shape(call), lse_shape(call)
+    heads = (call.heads, call.kv_heads, call.kv_heads)
+    ones: list[torch.Tensor] = []
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
+        if None in descales and not ones:
+            ones.append(torch.ones((1, 1), dtype=torch.float32, device=q.device))
+        factors = tuple(
+            _of_heads(ones[0] if x is None else x, call.batch, h) for x, h in zip(descales, heads)
+        )
+        steps = tuple(prepared_for_tma(x) for x in (q, k))
+        q, k = (x if step is None else step(x) for x, step in zip((q, k), steps))
+        out = torch.empty(shape, dtype=torch.bfloat16, device=q.device)
+        lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if return_lse else None
+        lists: Any = None
+        if extras.blocks is not None:
+            lead = (call.batch, call.heads)
+            lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
+        sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
+        counter = tile_counter(index) if queued else None
+        launch(q, k, transpose(v), out, lse, *scalars, factors, lists, sinks, counter, max_ctas)
+        return (out, lse) if return_lse else out
+
+    return run
