@@ -68,8 +68,8 @@ def attention_fp8_weights(
 ) -> torch.Tensor:
     """The output of `attention` in float64, but with weights as e4m3: what fp8 attention cannot do better.
 
-    A weight is exp(score - the row's maximum) · 256, rounded to e4m3; the sum that divides is that of weights
-    that were not rounded (Shah et al., 'FlashAttention-3', 2024, has the rounding before the product).
+    A weight is exp(score - the maximum of the row's scores and its sink) · 256, rounded to
+    e4m3; the sum that divides is that of weights that were not rounded.
     """
     repeat = q.shape[2] // k.shape[2]
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -77,10 +77,13 @@ def attention_fp8_weights(
     keys, values = (x.double().transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
     scores = _masked(queries @ keys.transpose(-1, -2) * scale, masking)
     top = scores.amax(-1, keepdim=True)
+    sinks = None if masking.sinks is None else masking.sinks.double().view(1, -1, 1, 1)
+    if sinks is not None:
+        top = torch.maximum(top, sinks)
     weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top)) * 256
     total = weights.sum(-1, keepdim=True)
-    if masking.sinks is not None:
-        total = total + 256 * torch.exp(masking.sinks.double().view(1, -1, 1, 1) - top)
+    if sinks is not None:
+        total = total + 256 * torch.exp(sinks - top)
     rounded = from_fp8(to_fp8(weights, torch.float8_e4m3fn))
     return (rounded @ values / torch.where(total == 0, 1.0, total)).transpose(1, 2)
 

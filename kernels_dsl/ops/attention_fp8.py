@@ -1,4 +1,4 @@
-"""Attention forward with e4m3 operands on Hopper: O = softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
+"""Attention forward with e4m3 operands on Hopper: softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
 
 V is transposed by a kernel of its own before the attention, since fp8 matrix instructions read operands along
 the summed mode only; its time is part of the call.
@@ -31,6 +31,8 @@ DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
 _PLANS: dict[Any, Callable[..., Any]] = {}
 _MAX_PLANS = 8192
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def attention_fp8(
@@ -53,35 +55,52 @@ def attention_fp8(
 ) -> Any:
     """softmax(scale · (q · q_descale) (k · k_descale)ᵀ) (v · v_descale), in bf16.
 
-    q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), torch.float8_e4m3fn, D and Dv multiples of 16 up to
-    256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and v, as
-    FlashAttention-3 has them, or with two more modes of 1, as `quantize(x.transpose(1, 2), scaling="matrix")`
-    returns them; None is 1. The other arguments are those of `kernels_dsl.attention`; there is no `mask`,
-    `score_mod`, `mask_mod`, `out`, and there are no packed sequences.
+    q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), torch.float8_e4m3fn, D and Dv multiples of 16 up
+    to 256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and
+    v, as FlashAttention-3 has them, or with two more modes of 1, as
+    `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. The other arguments are those of
+    `kernels_dsl.attention`; there is no `mask`, `score_mod`, `mask_mod`, `out`, and no packed sequences.
 
-    Scores and the softmax are float32; the probabilities are rounded to e4m3, 256 times as large as they are,
-    so that an element's relative error is at most 1/16, and absolute errors are below 2⁻¹⁸ of the row's largest.
+    Scores and the softmax are float32; the probabilities, which are at most 1 as the second product takes
+    them, are multiplied by 256 and rounded to e4m3: a relative error of at most 1/16 down to 2⁻¹⁴, below that
+    an absolute one of 2⁻¹⁸.
 
     Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0 only. Raises
     TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No
-    gradients; in torch.compile it breaks the graph.
+    gradients.
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
+    descales = (q_descale, k_descale, v_descale)
+    if _is_compiling() or _dispatch_modes():
+        from kernels_dsl.ops import attention_fp8_register
+
+        if config is not None:
+            raise TypeError("config is given, must be None under torch.compile or a mode")
+        return attention_fp8_register.call((q, k, v), descales, options, extras, return_lse)
+    return run_direct((q, k, v), descales, options, extras, (return_lse, config))
+
+
+def run_direct(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> Any:
+    """A call past the dispatcher. `tensors`: q, k, v; `options`: (causal, window, alignment, scale, softcap);
+    `rest`: (return_lse, config)."""
     key = None
-    if extras is NO_EXTRAS and all(isinstance(x, torch.Tensor) for x in (q, k, v)):
-        key = (
-            *map(_signature, (q, k, v)), *map(_signature, (q_descale, k_descale, v_descale)), options, return_lse,
-            config,
-        )  # fmt: skip
+    if extras is NO_EXTRAS and all(isinstance(x, torch.Tensor) for x in tensors):
+        key = (*map(_signature, (*tensors, *descales)), options, rest)
     plan = _PLANS.get(key) if key is not None else None
     if plan is None:
-        plan = _plan(q, k, v, (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
-        if key is not None and q.is_cuda:
+        plan = _plan(tensors, descales, options, extras, rest)
+        if key is not None and tensors[0].is_cuda:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    return plan(q, k, v, (q_descale, k_descale, v_descale), extras)
+    return plan(*tensors, descales, extras)
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -91,7 +110,8 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
     values = tuple(
         options.pop(name, default)
         for name, default in (
-            ("causal", False), ("window", None), ("alignment", "bottom_right"), ("scale", None), ("softcap", 0.0),
+            ("causal", False), ("window", None), ("alignment", "bottom_right"), ("scale", None),
+            ("softcap", 0.0),
         )
     )  # fmt: skip
     extras = Extras(sinks=options.pop("sinks", None), blocks=options.pop("blocks", None))
@@ -99,7 +119,7 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
     if options:
         return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
     try:
-        _plan(q, k, v, descales, values, extras, rest)
+        _plan((q, k, v), descales, values, extras, rest)
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -133,31 +153,36 @@ def _of_heads(x: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+def described(
+    tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tuple[Any, ...], extras: Extras
+) -> AttentionCall:
+    """A checked call; arguments as those of `run_direct`. TypeError and ValueError name what is wrong."""
+    causal, window, alignment, scale, softcap = options
+    if extras.blocks is not None and not isinstance(extras.blocks, BlockLists):
+        raise TypeError(f"blocks is a {type(extras.blocks).__name__}, must be BlockLists")
+    call = describe(
+        *tensors, causal=causal, window=window, alignment=alignment, scale=scale, softcap=softcap,
+        extras=extras, dtypes=(torch.float8_e4m3fn,),
+    )  # fmt: skip
+    for name, size in (("q", call.dim), ("v", call.dim_v)):
+        if size % DIM_STEP:
+            raise ValueError(f"{name} has head dimension {size}, must be a multiple of {DIM_STEP} with fp8")
+    heads = ((call.heads, call.kv_heads), (call.kv_heads,), (call.kv_heads,))
+    for name, x, allowed in zip(("q", "k", "v"), descales, heads):
+        _check_descale(f"{name}_descale", x, call.batch, allowed, tensors[0].device)
+    return call
+
+
 def _plan(
-    q: Any,
-    k: Any,
-    v: Any,
+    tensors: tuple[Any, ...],
     descales: tuple[Any, ...],
     options: tuple[Any, ...],
     extras: Extras,
     rest: tuple[Any, ...],
 ) -> Callable[..., Any]:
-    """What serves calls like this one. `options`: (causal, window, alignment, scale, softcap); `rest`:
-    (return_lse, config)."""
-    causal, window, alignment, scale, softcap = options
-    if extras.blocks is not None and not isinstance(extras.blocks, BlockLists):
-        raise TypeError(f"blocks is a {type(extras.blocks).__name__}, must be BlockLists")
-    call = describe(
-        q, k, v, causal=causal, window=window, alignment=alignment, scale=scale, softcap=softcap, extras=extras,
-        dtypes=(torch.float8_e4m3fn,),
-    )  # fmt: skip
-    for name, size in (("q", call.dim), ("v", call.dim_v)):
-        if size % DIM_STEP:
-            raise ValueError(f"{name} has head dimension {size}, must be a multiple of {DIM_STEP} with fp8")
-    for name, x, heads in zip(
-        ("q", "k", "v"), descales, ((call.heads, call.kv_heads), *[(call.kv_heads,)] * 2)
-    ):
-        _check_descale(f"{name}_descale", x, call.batch, heads, q.device)
+    """What serves calls like this one; arguments as those of `run_direct`."""
+    call = described(tensors, descales, options, extras)
+    q = tensors[0]
     target = target_of(q)
     if target.device.capability != (9, 0):
         major, minor = target.device.capability
@@ -248,7 +273,7 @@ def _run(
     ones: list[torch.Tensor] = []
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
-        if None in descales and not ones:
+        if not ones and any(x is None for x in descales):
             ones.append(torch.ones((1, 1), dtype=torch.float32, device=q.device))
         factors = tuple(
             _of_heads(ones[0] if x is None else x, call.batch, h) for x, h in zip(descales, heads)

@@ -42,7 +42,7 @@ def attention_sm90_fp8(
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     mV = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[2, 3, 1, 0]))  # (Dv, keys, head, batch)
     call = Call(
-        lse, ScoreOperands(scale, softcap, None, None), Window(left, right), None, max_q=Int32(0), lists=lists,
-        sinks=sinks, counter=counter, descales=descales,
+        lse, ScoreOperands(scale, softcap, None, None), Window(left, right), None, max_q=Int32(0),
+        lists=lists, sinks=sinks, counter=counter, descales=descales,
     )  # fmt: skip
     launch((mQ, mK, mV, mO), call, max_ctas, stream, config, variant)

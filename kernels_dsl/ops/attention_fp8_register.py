@@ -1,0 +1,90 @@
+"""`attention_fp8` as an operator of PyTorch: schema, fake implementation, and what autograd is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.attention_arguments import Extras
+from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention_fp8 import described, run_direct
+from kernels_dsl.ops.attention_plan import lse_shape, out_shape
+
+LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
+_DESCALES = ("q_descale", "k_descale", "v_descale")
+_LISTS = ("counts", "indices", "full_counts", "full_indices")
+LIBRARY.define(
+    "attention_fp8(Tensor q, Tensor k, Tensor v, "
+    + ", ".join(f"Tensor? {name}=None" for name in (*_DESCALES, "sinks", *_LISTS))
+    + ", *, bool causal=False, int? window_left=None, int? window_right=None, str alignment='bottom_right', "
+    "float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, bool return_lse=False) "
+    "-> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _parts(
+    tensors: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Extras]:
+    """(descales, options, extras) of an operator call; `tensors`: those behind q, k and v."""
+    names = (*_DESCALES, "sinks", *_LISTS)
+    padded = tensors + tuple(given.get(name) for name in names[len(tensors) :])
+    descales, sinks, lists = padded[:3], padded[3], padded[4:]
+    blocks = None
+    if any(x is not None for x in lists):
+        block = (given.get("block_q", 128), given.get("block_k", 128))
+        counts, indices, full_counts, full_indices = lists
+        blocks = BlockLists(counts, indices, full_counts, full_indices, block)
+    window = (given.get("window_left"), given.get("window_right"))
+    options = (
+        given.get("causal", False), None if window == (None, None) else window,
+        given.get("alignment", "bottom_right"), given.get("scale"), given.get("softcap", 0.0),
+    )  # fmt: skip
+    return descales, options, Extras(sinks=sinks, blocks=blocks)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    descales, options, extras = _parts(tensors, given)
+    if given.get("return_lse", False):
+        return run_direct((q, k, v), descales, options, extras, (True, None))
+    out = run_direct((q, k, v), descales, options, extras, (False, None))
+    return out, q.new_empty((0,), dtype=torch.float32)
+
+
+def _attention_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    descales, options, extras = _parts(tensors, given)
+    call = described((q, k, v), descales, options, extras)
+    shape = lse_shape(call) if given.get("return_lse", False) else (0,)
+    lse = q.new_empty(shape, dtype=torch.float32)
+    return q.new_empty(out_shape(call), dtype=torch.bfloat16), lse
+
+
+for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
+    LIBRARY.impl("attention_fp8", _attention, _key)
+torch.library.register_fake("kernels_dsl::attention_fp8", _attention_fake, lib=LIBRARY)
+
+
+def call(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    return_lse: bool,
+) -> Any:
+    """A call as an operator; arguments as those of `attention_fp8.run_direct`."""
+    causal, window, alignment, scale, softcap = options
+    left, right = (None, None) if window is None else window
+    keywords: dict[str, Any] = {
+        "causal": causal, "window_left": left, "window_right": right, "alignment": alignment, "scale": scale,
+        "softcap": softcap, "return_lse": return_lse, "sinks": extras.sinks,
+    }  # fmt: skip
+    if extras.blocks is not None:
+        keywords.update(zip(_LISTS, extras.blocks.tensors))
+        keywords["block_q"], keywords["block_k"] = extras.blocks.block
+    out, lse = torch.ops.kernels_dsl.attention_fp8(*tensors, *descales, **keywords)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,126 @@
+"""fp8 attention end to end without a GPU: the compiled PTX of both kernels runs in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_fp8_cases import quantised, run
+
+import kernels_dsl
+from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.ops import attention_blocks
+from lowering import emulator
+from reference import quantize as ref
+from reference.attention import Masking
+
+ONE = torch.ones(1, 4, 1, 64).to(torch.float8_e4m3fn)
+
+
+@pytest.fixture(autouse=True)
+def _emulated():
+    with emulator.run(arch="sm_90a"):
+        yield
+
+
+def _shapes(heads, lengths, dims, batch=1):
+    (h, hk), (sq, sk), (d, dv) = heads, lengths, dims
+    return (batch, sq, h, d), (batch, sk, hk, d), (batch, sk, hk, dv)
+
+
+@pytest.mark.parametrize(
+    ("heads", "lengths", "dims"),
+    [((1, 1), (70, 200), (64, 64)), ((2, 1), (130, 65), (64, 128)), ((1, 1), (64, 33), (48, 16))],
+)
+def test_shapes(heads, lengths, dims, seed):
+    run(_shapes(heads, lengths, dims, batch=2), seed, Masking())
+
+
+def test_causal_with_the_widest_tile(seed):
+    config = Sm90AttentionConfig(128, 224, 64, 64)
+    run(_shapes((2, 2), (130, 500), (64, 64)), seed, Masking(right=0), causal=True, config=config)
+
+
+def test_window_softcap_and_sinks(seed):
+    sinks = torch.tensor([-1.0, 3.0])
+    masking = Masking(left=40, right=3, softcap=2.0, sinks=sinks)
+    run(_shapes((2, 2), (70, 200), (64, 64)), seed, masking, window=(40, 3), softcap=2.0, sinks=sinks)
+
+
+def test_block_lists(seed):
+    lists = attention_blocks.window_blocks(200, 230, left=100, block=(64, 64), device="cpu")
+    masking = Masking(left=100, right=0)
+    run(_shapes((1, 1), (200, 230), (64, 64)), seed, masking, blocks=lists, window=(100, 0))
+
+
+def test_rows_that_attend_to_nothing(seed):
+    out = run(_shapes((1, 1), (100, 40), (64, 64)), seed, Masking(right=0), causal=True)
+    assert bool((out[:, :60] == 0).all())
+
+
+def test_no_keys():
+    out, lse = kernels_dsl.attention_fp8(ONE, ONE[:, :0], ONE[:, :0], return_lse=True)
+    assert bool((out == 0).all()) and bool((lse == -torch.inf).all())
+    assert kernels_dsl.attention_fp8(ONE[:, :0], ONE, ONE).shape == (1, 0, 1, 64)
+
+
+def test_one_descale_for_all_and_for_heads_of_keys(seed):
+    q, k, v = (quantised((1, 40, h, 64), seed + h, "cpu") for h in (2, 1, 1))
+    expected = kernels_dsl.attention_fp8(q[0], k[0], v[0], v_descale=torch.full((1, 1), 0.25))
+    same = kernels_dsl.attention_fp8(
+        q[0], k[0], v[0], q_descale=torch.ones(1, 1), v_descale=torch.tensor(0.25)
+    )
+    plain = kernels_dsl.attention_fp8(q[0], k[0], v[0])
+    assert torch.equal(expected, same)
+    assert torch.equal(plain, expected * 4)
+
+
+def test_operator_and_its_fake(seed):
+    import kernels_dsl.ops.attention_fp8_register  # noqa: F401
+
+    (q, qs, _), (k, ks, _), (v, vs, _) = (quantised((1, 40, 1, 64), seed + i) for i in range(3))
+    torch.library.opcheck(
+        torch.ops.kernels_dsl.attention_fp8.default,
+        (q, k, v, qs, ks, vs),
+        {"causal": True, "return_lse": True},
+        test_utils="test_faketensor",  # PyTorch cannot compute with fp8 what the others need
+    )
+
+
+def test_the_whole_way_from_bf16(seed):
+    """Quantised by the op a head at a time; 8-bit values cost what they cost."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 60, 2, 64, generator=generator).bfloat16() for _ in range(3))
+    (q8, qs), (k8, ks), (v8, vs) = (
+        kernels_dsl.quantize(x.transpose(1, 2), scaling="matrix") for x in (q, k, v)
+    )
+    out = kernels_dsl.attention_fp8(
+        *(x.transpose(1, 2) for x in (q8, k8, v8)), q_descale=qs, k_descale=ks, v_descale=vs
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2).double() for x in (q, k, v))
+    ).transpose(1, 2)
+    assert ref.signal_to_noise(out, expected) > 22
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": ONE.bfloat16()}, "q is torch.bfloat16, must be torch.float8_e4m3fn"),
+        ({"q": ONE[..., :8], "k": ONE[..., :8]}, "q has head dimension 8, must be a multiple of 16"),
+        ({"q_descale": torch.ones(3)}, r"q_descale is torch.float32 \(3,\)"),
+        ({"v_descale": 2.0}, "v_descale is a float"),
+        ({"blocks": 3}, "blocks is a int, must be BlockLists"),
+        ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n must be a multiple of 32"),
+    ],
+)
+def test_errors_name_the_argument(change, message):
+    arguments = {"q": ONE, "k": ONE, "v": ONE, **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        kernels_dsl.attention_fp8(**arguments)
+    assert kernels_dsl.attention_fp8_supports(**arguments) is not None
+
+
+def test_what_is_not_there():
+    assert "mask_mod" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE, mask_mod=lambda *a: True)
+    with emulator.run(arch="sm_89"):
+        assert "must be 9.0" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE)
