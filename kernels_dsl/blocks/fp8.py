@@ -9,6 +9,7 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass._mlir.dialects import math as mlir_math
 
 from kernels_dsl.config.quantize import FORMATS, SMALLEST_SCALE
 
@@ -20,10 +21,42 @@ def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
     return Float32(cutlass.select_(condition, Float32(yes).ir_value(), Float32(no).ir_value()))
 
 
+def magnitude(value: Float32) -> Float32:
+    """|value|."""
+    return Float32(mlir_math.absf(value.ir_value()))
+
+
 def finite_magnitude(value: Float32) -> Float32:
     """|value|, and 0 for infinities and NaN."""
-    magnitude = cute.arch.fmax(value, -value)
-    return choose(magnitude < Float32(math.inf), magnitude, Float32(0.0))
+    size = magnitude(value)
+    return choose(size < Float32(math.inf), size, Float32(0.0))
+
+
+def largest_magnitudes(elements: cute.Tensor, measure) -> cute.Tensor:
+    """The maximum of `measure` along mode 1 of elements (groups, members) float32: (groups,)."""
+    groups, members = cute.size(elements, mode=[0]), cute.size(elements, mode=[1])
+    found = cute.make_rmem_tensor(groups, Float32)
+    for g in range(groups):
+        chains = [measure(elements[g, m]) for m in range(min(members, 2))]
+        for m in range(2, members):
+            chains[m % 2] = cute.arch.fmax(chains[m % 2], measure(elements[g, m]))
+        found[g] = cute.arch.fmax(chains[0], chains[-1])
+    return found
+
+
+@cute.jit
+def largest_finite(elements: cute.Tensor, found: cute.Tensor):
+    """found (groups,) = the largest finite magnitude along mode 1 of elements (groups, members) float32.
+
+    Maxima ignore NaN by themselves. Infinities are so rare that they are looked for only where a maximum is
+    one: a third of the instructions.
+    """
+    found.store(largest_magnitudes(elements, magnitude).load())
+    over = found[0]
+    for g in cutlass.range_constexpr(1, cute.size(found)):
+        over = cute.arch.fmax(over, found[g])
+    if over == Float32(math.inf):
+        found.store(largest_magnitudes(elements, finite_magnitude).load())
 
 
 def group_scale(amax: Float32, format: str) -> Float32:

@@ -82,7 +82,7 @@ class AttentionSpec:
 def make_spec(
     config: Any, variant: Any, dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]], varlen: bool
 ) -> AttentionSpec:
-    """Completes an `Sm90AttentionConfig` for `dtypes` (operands, output). ValueError says what does not fit."""
+    """Completes an `Sm90AttentionConfig`; `dtypes`: (operands, output). ValueError says what is wrong."""
     dtype, out_dtype = dtypes
     if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale or varlen):
         raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import block_max, group_scale
+from kernels_dsl.blocks.fp8 import block_max, group_scale, largest_finite
 from kernels_dsl.config.quantize import COLUMN_TILES, THREADS, TILE, VECTOR
 
-from .views import LANES, ROWS, four_modes, load_tile, maximum
+from .views import LANES, ROWS, by_columns, four_modes, load_tile, maximum
 
 WARPS = THREADS // 32
 
@@ -43,14 +43,15 @@ def amax_parts_kernel(x: cute.Tensor, parts: cute.Tensor, columns: cutlass.Const
         tiles_k = cute.ceil_div(x.shape[3], TILE)
         matrix, k0 = rest // tiles_k, rest % tiles_k * TILE
         at = (matrix // x.shape[1], matrix % x.shape[1])
-        largest = cute.make_rmem_tensor(VECTOR, Float32)
+        largest, found = (cute.make_rmem_tensor(VECTOR, Float32) for _ in range(2))
         largest.fill(0.0)
         for t in cutlass.range(COLUMN_TILES, unroll=1):
             m0 = (part * COLUMN_TILES + t) * TILE
             if m0 < x.shape[2]:
                 load_tile(x, at, (m0, k0), (word, lane * VECTOR), elements, False)
+                largest_finite(by_columns(elements), found)
                 for v in range_constexpr(VECTOR):
-                    largest[v] = cute.arch.fmax(largest[v], maximum(column_of(elements, v)))
+                    largest[v] = cute.arch.fmax(largest[v], found[v])
         for v in range_constexpr(VECTOR):
             other = cute.arch.shuffle_sync_bfly(largest[v], offset=LANES)
             maxima[lane * VECTOR + v, word // 2] = cute.arch.fmax(largest[v], other)
@@ -73,11 +74,6 @@ def amax_parts_kernel(x: cute.Tensor, parts: cute.Tensor, columns: cutlass.Const
         amax = block_max(amax, maxima[None, 0], thread, WARPS)
         if thread == 0:
             parts[rest, part] = amax
-
-
-def column_of(elements: cute.Tensor, v: int) -> cute.Tensor:
-    """A thread's elements of its column number v."""
-    return cute.make_tensor(elements.iterator + v, cute.make_layout(ROWS, stride=VECTOR))
 
 
 def scales_of_parts(parts: cute.Tensor, scales: cute.Tensor, stream, format: cutlass.Constexpr[str]):

@@ -5,10 +5,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
+from kernels_dsl.blocks.fp8 import (
+    DTYPES,
+    block_max,
+    finite_magnitude,
+    group_scale,
+    largest_magnitudes,
+    reciprocal,
+)
 from kernels_dsl.config.quantize import THREADS, VECTOR
 
-from .views import address, four_modes, load_part, load_whole, maximum, vector_at
+from .views import address, four_modes, load_part, load_whole, vector_at
 
 
 def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stream, spec: cutlass.Constexpr):
@@ -61,6 +68,12 @@ def quantize_rows_kernel(x: cute.Tensor, values: cute.Tensor, scales: cute.Tenso
             for start in cutlass.range(first, x.shape[3], step):
                 load_row(x, (at, row), start, step, elements)
                 store_row(spec, values, (at, row), start, elements, reciprocal(scale))
+
+
+def maximum(elements: cute.Tensor) -> Float32:
+    """The largest finite magnitude of a thread's elements. With one group there is time to look at each."""
+    flat = cute.make_layout((1, cute.size(elements)), stride=(0, 1))
+    return largest_magnitudes(cute.make_tensor(elements.iterator, flat), finite_magnitude)[0]
 
 
 @cute.jit

@@ -10,10 +10,22 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, finite_magnitude, group_scale, reciprocal
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, choose, group_scale, largest_finite, reciprocal
 from kernels_dsl.config.quantize import PITCH, THREADS, TILE, VECTOR
 
-from .views import LANES, ROWS, WORDS, address, four_modes, load_tile, maximum, row_of_tile, tile_place
+from .views import (
+    LANES,
+    ROWS,
+    WORDS,
+    address,
+    by_columns,
+    by_rows,
+    four_modes,
+    load_tile,
+    maximum,
+    row_of_tile,
+    tile_place,
+)
 
 WARPS = THREADS // 32
 
@@ -53,14 +65,14 @@ def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, spec: cutlass.Constexpr
     word, lane = thread // LANES, thread % LANES
     at, origin = tile_place(cute.arch.block_idx()[0], x)
     allocator = cutlass.memory.SmemAllocator()
-    maxima = allocator.allocate_tensor(Float32, cute.make_layout((TILE, WARPS)), 16)
+    maxima = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
     elements = cute.make_rmem_tensor(ROWS * VECTOR, Float32)
     load_tile(x, at, origin, (word, lane * VECTOR), elements, spec.key_order)
 
     place = (at, origin, word, lane)
     block = Float32(0.0)
     if const_expr("block" in (spec.plain, spec.turned)):
-        block = group_scale(block_max(maximum(elements), maxima[None, 0], thread, WARPS), spec.format)
+        block = group_scale(block_max(maximum(elements), maxima[0, None], thread, WARPS), spec.format)
     if const_expr(spec.plain is not None):
         factors = row_factors(spec, x, scales, elements, block, place)
         store_rows(spec, x, values, elements, factors, place)
@@ -86,19 +98,40 @@ def row_factors(
         if (word == 0) & (lane == 0):
             scales[at[0], at[1], origin[0] // TILE, origin[1] // TILE] = block
         factors.fill(reciprocal(block))
-    for i in range_constexpr(ROWS):
-        row = origin[0] + row_of_tile(word, i, spec.key_order)
-        if const_expr(spec.plain == "given"):
-            factors[i] = reciprocal(scales[at[0], at[1], cutlass.min(row, x.shape[2] - 1), 0])
-        elif const_expr(spec.plain == "group"):
-            amax = Float32(0.0)
-            for v in range_constexpr(VECTOR):
-                amax = cute.arch.fmax(amax, finite_magnitude(elements[i * VECTOR + v]))
-            scale = group_scale(cute.arch.warp_reduction_max(amax, threads_in_group=LANES), spec.format)
-            if (lane == 0) & (row < x.shape[2]):
-                scales[at[0], at[1], row, origin[1] // TILE] = scale
-            factors[i] = reciprocal(scale)
+    elif const_expr(spec.plain == "given"):
+        for i in range_constexpr(ROWS):
+            row = cutlass.min(origin[0] + row_of_tile(word, i, spec.key_order), x.shape[2] - 1)
+            factors[i] = reciprocal(scales[at[0], at[1], row, 0])
+    else:
+        amax = cute.make_rmem_tensor(ROWS, Float32)
+        largest_finite(by_rows(elements), amax)
+        # A lane ends up with one row, number lane // 2, so that it makes one scale instead of eight.
+        mine = group_scale(maximum_of_row(amax, lane), spec.format)
+        row = origin[0] + row_of_tile(word, lane // 2, spec.key_order)
+        if (lane % 2 == 0) & (row < x.shape[2]):
+            scales[at[0], at[1], row, origin[1] // TILE] = mine
+        factor = reciprocal(mine)
+        first = cute.arch.lane_idx() // LANES * LANES
+        for i in range_constexpr(ROWS):
+            factors[i] = cute.arch.shuffle_sync(factor, first + 2 * i)
     return factors
+
+
+def maximum_of_row(amax: cute.Tensor, lane: Int32) -> Float32:
+    """The maximum of amax[lane // 2] over the LANES neighbouring lanes; amax: (ROWS,), one for each row.
+
+    Each exchange halves the rows that a lane has to do with: eight shuffles, not four for each row.
+    """
+    values = [amax[i] for i in range(ROWS)]
+    for offset in (8, 4, 2):
+        upper = (lane & offset) != 0
+        half = len(values) // 2
+        keep = [choose(upper, values[half + i], values[i]) for i in range(half)]
+        give = [choose(upper, values[i], values[half + i]) for i in range(half)]
+        values = [
+            cute.arch.fmax(k, cute.arch.shuffle_sync_bfly(g, offset=offset)) for k, g in zip(keep, give)
+        ]
+    return cute.arch.fmax(values[0], cute.arch.shuffle_sync_bfly(values[0], offset=1))
 
 
 @cute.jit
@@ -119,27 +152,30 @@ def column_factors(
         if (word == 0) & (lane == 0):
             scales[at[0], at[1], origin[1] // TILE, origin[0] // TILE] = block
         factors.fill(reciprocal(block))
-    if const_expr(spec.turned == "group"):
+    elif const_expr(spec.turned == "given"):
         for v in range_constexpr(VECTOR):
-            amax = Float32(0.0)
-            for i in range_constexpr(ROWS):
-                amax = cute.arch.fmax(amax, finite_magnitude(elements[i * VECTOR + v]))
-            # The other row of the warp, then the other warps.
-            amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, offset=LANES))
-            maxima[lane * VECTOR + v, word // 2] = amax
+            column = cutlass.min(origin[1] + lane * VECTOR + v, x.shape[3] - 1)
+            factors[v] = reciprocal(scales[at[0], at[1], column, 0])
+    elif const_expr(spec.turned == "group"):
+        amax = cute.make_rmem_tensor(VECTOR, Float32)
+        largest_finite(by_columns(elements), amax)
+        for v in range_constexpr(VECTOR):
+            # The other row of the warp; the other warps through shared memory.
+            other = cute.arch.shuffle_sync_bfly(amax[v], offset=LANES)
+            maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
         cute.arch.sync_threads()
-    for v in range_constexpr(VECTOR):
-        column = origin[1] + lane * VECTOR + v
-        if const_expr(spec.turned == "given"):
-            factors[v] = reciprocal(scales[at[0], at[1], cutlass.min(column, x.shape[3] - 1), 0])
-        elif const_expr(spec.turned == "group"):
-            amax = Float32(0.0)
-            for warp in range_constexpr(WARPS):
-                amax = cute.arch.fmax(amax, maxima[lane * VECTOR + v, warp])
-            scale = group_scale(amax, spec.format)
-            if (word == 0) & (column < x.shape[3]):
-                scales[at[0], at[1], column, origin[0] // TILE] = scale
-            factors[v] = reciprocal(scale)
+        thread = word * LANES + lane
+        if thread < TILE:
+            largest = maxima[0, thread]
+            for warp in range_constexpr(1, WARPS):
+                largest = cute.arch.fmax(largest, maxima[warp, thread])
+            scale = group_scale(largest, spec.format)
+            if origin[1] + thread < x.shape[3]:
+                scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = scale
+            maxima[0, thread] = reciprocal(scale)
+        cute.arch.sync_threads()
+        for v in range_constexpr(VECTOR):
+            factors[v] = maxima[0, lane * VECTOR + v]
     return factors
 
 

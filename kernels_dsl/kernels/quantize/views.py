@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, range_constexpr
 
-from kernels_dsl.blocks.fp8 import finite_magnitude
+from kernels_dsl.blocks.fp8 import largest_finite
 from kernels_dsl.config.quantize import THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
@@ -94,10 +94,20 @@ def load_tile(
 
 def maximum(elements: cute.Tensor) -> Float32:
     """The largest finite magnitude of a thread's elements."""
-    amax = Float32(0.0)
-    for i in range(cute.size(elements)):
-        amax = cute.arch.fmax(amax, finite_magnitude(elements[i]))
-    return amax
+    one = cute.make_rmem_tensor(1, Float32)
+    flat = cute.make_layout((1, cute.size(elements)), stride=(0, 1))
+    largest_finite(cute.make_tensor(elements.iterator, flat), one)
+    return one[0]
+
+
+def by_rows(elements: cute.Tensor) -> cute.Tensor:
+    """A thread's elements of a tile as (rows, columns)."""
+    return cute.make_tensor(elements.iterator, cute.make_layout((ROWS, VECTOR), stride=(VECTOR, 1)))
+
+
+def by_columns(elements: cute.Tensor) -> cute.Tensor:
+    """A thread's elements of a tile as (columns, rows)."""
+    return cute.make_tensor(elements.iterator, cute.make_layout((VECTOR, ROWS), stride=(1, VECTOR)))
 
 
 def tile_place(number: Int32, x: cute.Tensor) -> tuple:
