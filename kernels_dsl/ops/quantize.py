@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -138,56 +138,61 @@ def assemble(
     return tuple(t for value in values for t in (value, shared))
 
 
-@dataclass(frozen=True)
-class Output:
-    """One of the two results: `rows` x `columns` matrices of fp8 and their scales."""
+class Output(NamedTuple):
+    """One of the results, as far as it can be known before a call."""
 
-    lead: tuple[int, ...]
-    rows: int
-    columns: int
     scaling: str
-
-    def values(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """New values with their pitch: as many columns as fill whole 16 bytes."""
-        return x.new_empty((*self.lead, self.rows, -(-self.columns // PITCH) * PITCH), dtype=dtype)
+    columns: int
+    values_shape: tuple[int, ...]
+    """With the pitch: as many columns as fill whole 16 bytes."""
+    scales_shape: tuple[int, ...]
+    scales_strides: tuple[int, ...]
 
     def trimmed(self, values: torch.Tensor) -> torch.Tensor:
         """`values` without the columns that are there for the pitch alone."""
         return values[..., : self.columns] if self.columns % PITCH else values
 
-    def scales(self, x: torch.Tensor, fill: bool) -> torch.Tensor:
-        """New scales, all 1 if `fill`."""
-        make = x.new_ones if fill else x.new_empty
-        groups = -(-self.columns // TILE)
-        if self.scaling == "1x128":
-            return make((*self.lead, groups, self.rows), dtype=torch.float32).mT
-        shape = {
-            "tensor": (),
-            "matrix": (*self.lead, 1, 1),
-            "row": (*self.lead, self.rows, 1),
-            "128x128": (*self.lead, -(-self.rows // TILE), groups),
-        }[self.scaling]
-        return make(shape, dtype=torch.float32)
+
+def _output(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Output:
+    groups = -(-columns // TILE)
+    shape = {
+        "tensor": (),
+        "matrix": (*lead, 1, 1),
+        "row": (*lead, rows, 1),
+        "1x128": (*lead, rows, groups),
+        "128x128": (*lead, -(-rows // TILE), groups),
+    }[scaling]
+    stored = (*lead, groups, rows) if scaling == "1x128" else shape
+    strides = [math.prod(max(size, 1) for size in stored[i + 1 :]) for i in range(len(stored))]
+    if scaling == "1x128":
+        strides[-2:] = reversed(strides[-2:])
+    pitch = -(-columns // PITCH) * PITCH
+    return Output(scaling, columns, (*lead, rows, pitch), shape, tuple(strides))
 
 
 def outputs_of(shape: torch.Size, scaling: str, transpose: bool | str) -> list[Output]:
     """The results that a call has, in order."""
     lead, (rows, columns) = tuple(shape[:-2]), shape[-2:]
     plain, turned = OUTPUTS[transpose]
-    found = [Output(lead, rows, columns, scaling)] if plain else []
-    return found + ([Output(lead, columns, rows, scaling)] if turned else [])
+    found = [_output(lead, rows, columns, scaling)] if plain else []
+    return found + ([_output(lead, columns, rows, scaling)] if turned else [])
 
 
 def allocate(
     x: torch.Tensor, dtype: torch.dtype, outputs: list[Output], scale: torch.Tensor | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(values with their pitch, scales) for each output; scales are 1 where x is empty."""
-    values = [output.values(x, dtype) for output in outputs]
+    values = [x.new_empty(output.values_shape, dtype=dtype) for output in outputs]
     if scale is not None:
         return values, [scale] * len(values)
-    if outputs[0].scaling == "tensor":
-        return values, [outputs[0].scales(x, x.numel() == 0)] * len(values)
-    return values, [output.scales(x, x.numel() == 0) for output in outputs]
+    scales = [
+        x.new_empty_strided(output.scales_shape, output.scales_strides, dtype=torch.float32)
+        for output in (outputs[:1] if outputs[0].scaling == "tensor" else outputs)
+    ]
+    if x.numel() == 0:
+        for t in scales:
+            t.fill_(1.0)
+    return values, scales * (len(values) // len(scales))
 
 
 def fresh_tensors(
@@ -207,8 +212,8 @@ def run_direct(
     key = None
     if isinstance(x, torch.Tensor) and x.layout == torch.strided:
         key = (
-            x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device, dtype, scaling, transpose,
-            scale is None or (scale.dtype, scale.shape, scale.device),
+            x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device(), dtype, scaling, transpose,
+            scale is None or (scale.dtype, scale.shape, scale.device, scale.data_ptr() & 15),
         )  # fmt: skip
     plan = _PLANS.get(key)
     if plan is None:
@@ -240,13 +245,11 @@ def _plan(
         values, scales = allocate(x, dtype, outputs, scale)
         if not empty:
             read = prepare(x)
-            if scaling == "tensor":
-                merged_scales = scales
-                if scale is None:
-                    launch.matrix_scales(read, scales[0])
-            else:
-                merged_scales = [_merged(s, rank) for s in scales]
-            pairs = [(_merged(v, rank), s) for v, s in zip(values, merged_scales)]
+            if scaling == "tensor" and scale is None:
+                launch.matrix_scales(read, scales[0])
+            pairs = list(zip(values, scales))
+            if rank > 4:
+                pairs = [(_merged(v, rank), s if scaling == "tensor" else _merged(s, rank)) for v, s in pairs]
             first, second = pairs[0] if plain else None, pairs[-1] if turned else None
             launch.convert(read, *((second, first) if swap else (first, second)))
         return fresh_tensors(outputs, values, scales, scale is not None)
@@ -275,19 +278,20 @@ class _Launches:
         self.format = format
         self.scaling = scaling
         self.target = target
-        self._kernels: dict[Any, Callable[..., Any]] = {}
+        self._kernels: dict[str, Callable[..., Any]] = {}
+        self._many = not target.emulated and torch.cuda.device_count() > 1
 
-    def _launch(self, name: str, args: tuple[Any, ...], **constexprs: Any) -> None:
-        key = (name, *constexprs.values())
-        kernel = self._kernels.get(key)
+    def _launch(self, name: str, args: tuple[Any, ...], constexprs: Callable[[], dict[str, Any]]) -> None:
+        """Launch kernel `name`, which a plan has one form of; `constexprs` is called before the first."""
+        kernel = self._kernels.get(name)
         if kernel is None:
-            function = FUNCTIONS[name]
+            function, constants = FUNCTIONS[name], constexprs()
             if self.target.emulated:
-                kernel = lambda *values: function(*values, **constexprs)  # noqa: E731
+                kernel = lambda *values: function(*values, **constants)  # noqa: E731
             else:
-                kernel = function.compile(*args, **constexprs).launch
-            self._kernels[key] = kernel
-        if self.target.index >= 0 and torch.cuda.current_device() != self.target.index:
+                kernel = function.compile(*args, **constants).launch
+            self._kernels[name] = kernel
+        if self._many and torch.cuda.current_device() != self.target.index:
             with torch.cuda.device(self.target.index):
                 kernel(*args)
         else:
@@ -299,9 +303,9 @@ class _Launches:
         tiles = -(-x.shape[-2] // TILE) * -(-x.shape[-1] // TILE)
         parts = max(1, min(tiles, PARTS_PER_SM * self.target.device.sm_count // matrices))
         maxima = x.new_empty((matrices, parts), dtype=torch.float32)
-        self._launch("amax", (x, maxima), columns=False)
-        one = scales.numel() == 1
-        self._launch("scales", (maxima.view(1, -1) if one else maxima, scales.view(-1)), format=self.format)
+        self._launch("amax", (x, maxima), lambda: {"columns": False})
+        parts_of_scales = maxima.view(1, -1) if scales.numel() == 1 else maxima
+        self._launch("scales", (parts_of_scales, scales.view(-1)), lambda: {"format": self.format})
 
     def convert(self, x: torch.Tensor, plain: Any, turned: Any) -> None:
         """The passes that write values. `plain`, `turned`: None or (values, scales), of x and of x.mT."""
@@ -313,7 +317,8 @@ class _Launches:
                 other.copy_(first)
         if scaling == "row":
             if plain is not None:
-                self._launch("rows", (x, *plain), spec=row_quantization(self.format, x.shape[-1]))
+                width = x.shape[-1]
+                self._launch("rows", (x, *plain), lambda: {"spec": row_quantization(self.format, width)})
                 plain = None
             if turned is None:
                 return
@@ -326,13 +331,13 @@ class _Launches:
                 continue
             values, scales = pair
             args += [values, scales.expand(*values.shape[:-1], 1) if kind == "given" else scales]
-        kinds = [None if pair is None else kind for pair in (plain, turned)]
-        self._launch("tile", tuple(args), spec=TileQuantization(self.format, kinds[0], kinds[1]))
+        kinds = (None if plain is None else kind, None if turned is None else kind)
+        self._launch("tile", tuple(args), lambda: {"spec": TileQuantization(self.format, *kinds)})
 
     def _column_scales(self, x: torch.Tensor, scales: torch.Tensor) -> None:
         """Scales (…, K, 1) of the columns of x."""
         matrices = x.shape[:-2].numel()
         parts = -(-x.shape[-2] // (COLUMN_TILES * TILE))
         maxima = x.new_empty((matrices, parts, x.shape[-1]), dtype=torch.float32)
-        self._launch("amax", (x, maxima), columns=True)
-        self._launch("scales", (maxima, scales.view(matrices, -1)), format=self.format)
+        self._launch("amax", (x, maxima), lambda: {"columns": True})
+        self._launch("scales", (maxima, scales.view(matrices, -1)), lambda: {"format": self.format})
