@@ -1,0 +1,35 @@
+"""fp8 attention as compiled: QGMMA for both products, kept in flight, no spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config
+from kernels_dsl.ops.attention_fp8 import ATTENTION
+
+LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_products(dim, causal):
+    variant = AttentionVariant(right=causal)
+    config = sm90_fp8_config(dim, dim, variant, LARGE)
+    descales = tuple(_meta(1, 1, dtype=torch.float32).expand(2, 4) for _ in range(3))
+    counter = _meta(1, dtype=torch.int32) if causal else None
+    tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512))
+    kernel = ATTENTION.compile(
+        *tensors, _meta(2, 512, 4, dim, dtype=torch.bfloat16), None, 1.0, 1.0, 0, 0, descales, None, None,
+        counter, 132, arch="sm_90a", layout="bshd", config=config, variant=variant,
+    )  # fmt: skip
+    (found,) = kernel.resources()
+    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+    products = [n for name, n in found.instructions.items() if name.startswith("QGMMA")]
+    assert products and not any(name.startswith("HGMMA") for name in found.instructions)
+    # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.
+    assert found.instructions["WARPGROUP.ARRIVE"] < sum(products) / 2
