@@ -288,7 +288,8 @@ def _run(
             lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
         sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
         counter = tile_counter(index) if queued else None
-        launch(q, k, transpose(v), out, lse, *scalars, factors, lists, sinks, counter, max_ctas)
+        tensors = (q, k, transpose(v), out, lse)
+        launch(*tensors, *scalars, factors, lists, sinks, counter, max_ctas)
         return (out, lse) if return_lse else out
 
     return run

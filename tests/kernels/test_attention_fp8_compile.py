@@ -22,11 +22,11 @@ def test_products(dim, causal):
     config = sm90_fp8_config(dim, dim, variant, LARGE)
     descales = tuple(_meta(1, 1, dtype=torch.float32).expand(2, 4) for _ in range(3))
     counter = _meta(1, dtype=torch.int32) if causal else None
-    tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512))
-    kernel = ATTENTION.compile(
-        *tensors, _meta(2, 512, 4, dim, dtype=torch.bfloat16), None, 1.0, 1.0, 0, 0, descales, None, None,
-        counter, 132, arch="sm_90a", layout="bshd", config=config, variant=variant,
-    )  # fmt: skip
+    out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
+    tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512), out, None)
+    rest = (1.0, 1.0, 0, 0, descales, None, None, counter, 132)
+    constexprs = {"layout": "bshd", "config": config, "variant": variant}
+    kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
     (found,) = kernel.resources()
     assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
     products = [n for name, n in found.instructions.items() if name.startswith("QGMMA")]
