@@ -85,6 +85,12 @@ def soften(
     `place`: (tile, work, key block). `masked` is known at trace time, or decides by a branch. `first`: there
     is no maximum yet, `row_max` and `row_sum` may hold anything.
     """
+    change_and_mask(spec, scores, place, masked)
+    exponentiate(spec, scores, rows, place[1], masked, first)
+
+
+def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:
+    """The first half of `soften`: what becomes of the scores."""
     tile, work, block = place
     variant = spec.variant
     view = softmax.rows_and_columns(scores)
@@ -98,15 +104,19 @@ def soften(
         mask_where(spec, view, (at, tile, work, start), masked)
     elif variant.lists is not None:
         mask_tail(spec, view, at, tile, start)
-    correction = None if first and not variant.sinks else rows.correction
-    may_be_empty = masked is not False or variant.hides_anywhere
+
+
+def exponentiate(
+    spec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | cutlass.Boolean, first: bool
+) -> None:
+    """The second half of `soften`: scores become probabilities."""
     softmax.online_step(
-        view,
+        softmax.rows_and_columns(scores),
         rows.row_max,
         rows.row_sum,
-        correction,
+        None if first and not spec.variant.sinks else rows.correction,
         scale_of_scores(spec, work),
-        may_be_empty,
+        masked is not False or spec.variant.hides_anywhere,
         spec.lazy_rescale,
         offset=probability_offset(spec),
     )

@@ -13,7 +13,14 @@ from kernels_dsl.blocks.gqa import kv_head
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
 from kernels_dsl.blocks.query_tiles import QueryTile
-from kernels_dsl.blocks.score_tile import Tile, finish_rows, soften, start_rows, to_operand
+from kernels_dsl.blocks.score_tile import (
+    Tile,
+    change_and_mask,
+    exponentiate,
+    finish_rows,
+    start_rows,
+    to_operand,
+)
 from kernels_dsl.blocks.seqlen import SeqInfo
 from kernels_dsl.blocks.swizzled_rows import (
     MatrixReader,
@@ -166,9 +173,11 @@ def step(
     scores = warp_accumulators(spec.warp_rows, spec.tile_n)
     scores.fill(0.0)
     add_scores(spec, memory, registers, scores, position)
+    masked = needs_mask(spec, tile.visit, position)
+    change_and_mask(spec, scores, (tile, work, block), masked)
     if cutlass.const_expr(spec.config.overlap and not first):
         add_output(spec, memory, registers, position - 1)
-    soften(spec, scores, registers, (tile, work, block), needs_mask(spec, tile.visit, position), False)
+    exponentiate(spec, scores, registers, work, masked, False)
     out = softmax.rows_and_columns(registers.out)
     if cutlass.const_expr(spec.lazy_rescale):
         softmax.rescale_where_needed(out, registers.correction)
