@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from kernels_dsl.config.attention import AttentionVariant, padded_dim
+from kernels_dsl.config.attention import AttentionVariant, Extent, padded_dim
 
 
 @dataclass(frozen=True)
@@ -38,39 +39,64 @@ class Sm80AttentionConfig:
         return 2 * self.tile_m * max(self.dim, self.dim_v) + 4 * self.tile_n * (self.dim + self.dim_v)
 
 
-# (tile_m, tile_n, warps, CTAs an SM) in the order of preference, by the wider head dimension; the first that
-# fits in shared memory is taken. None of them spills.
-_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: ((128, 64, 4, 2),),
-    96: ((128, 32, 4, 2), (64, 64, 4, 2)),
-    128: ((64, 64, 4, 2),),
-    192: ((64, 32, 4, 2),),
-    256: ((128, 64, 8, 1), (64, 32, 4, 1)),
-}
-# The same where scores are changed or looked at one by one, which takes registers.
-_BUSY_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    128: ((64, 64, 4, 2),),
-    256: ((64, 32, 4, 1),),
+class _Tile(NamedTuple):
+    """A tile, its warps and the CTAs of an SM that its registers are budgeted for."""
+
+    m: int
+    n: int
+    warps: int = 4
+    ctas: int = 2
+    overlap: bool = True
+
+
+# By the wider head dimension, in the order of preference: the first of which all CTAs of an SM find room in
+# shared memory is taken. None of them spills. The last ones are those of 100 KB (sm_86, sm_89, sm_120).
+_TILES: dict[int, tuple[_Tile, ...]] = {
+    64: (_Tile(128, 64),),
+    96: (_Tile(128, 64), _Tile(128, 32)),
+    128: (_Tile(128, 32), _Tile(64, 32)),
+    192: (_Tile(128, 64, warps=8, ctas=1), _Tile(128, 32, warps=8, ctas=1)),
+    256: (_Tile(128, 64, warps=8, ctas=1), _Tile(128, 32, warps=8, ctas=1), _Tile(64, 32, ctas=1)),
 }
 RESERVED_SMEM = 1024
 """Shared memory that an SM keeps for itself of each CTA's share."""
 
 
 def sm80_config(
-    dim: int, dim_v: int, variant: AttentionVariant, smem_bytes: int, keys: int = 0
+    dim: int,
+    dim_v: int,
+    variant: AttentionVariant,
+    smem_bytes: int,
+    extent: Extent | None = None,
+    rows: int = 128,
 ) -> Sm80AttentionConfig:
     """The tile for these head dimensions on a GPU where a CTA may have `smem_bytes` of shared memory.
 
-    `keys`: a number that tile_n must divide, 0 for any.
+    No `extent`: for large problems. A tile has no more than `rows` rows.
     """
     d, dv = padded_dim(dim), padded_dim(dim_v)
-    widest = max(d, dv)
-    busy = variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None
-    table = _BUSY_TILES if busy else _TILES
-    row = table[min(size for size in table if size >= widest)]
-    found = [Sm80AttentionConfig(m, n, d, dv, warps=warps, ctas_per_sm=ctas) for m, n, warps, ctas in row]
-    fitting = [c for c in found if c.smem_bytes <= smem_bytes and (keys == 0 or keys % c.tile_n == 0)]
-    return (fitting or found[-1:])[0]
+    if max(d, dv) > 128:  # eight warps cannot share out 32 rows of 32 columns
+        d, dv = -(-d // 64) * 64, -(-dv // 64) * 64
+    found = [
+        (tile.ctas, Sm80AttentionConfig(
+            tile.m, tile.n, d, dv, warps=tile.warps, overlap=tile.overlap, lazy_rescale=True,
+            ctas_per_sm=tile.ctas,
+        ))
+        for tile in _TILES[min(size for size in _TILES if size >= max(d, dv))]
+    ]  # fmt: skip
+    room = smem_bytes + RESERVED_SMEM
+    fitting = (c for ctas, c in found if ctas * (c.smem_bytes + RESERVED_SMEM) <= room)
+    config = next(fitting, found[-1][1])
+    if variant.changes_scores or variant.masks_everywhere:
+        # What is looked at one by one takes registers: for places, and for addresses in a mask.
+        config = replace(config, overlap=False)
+    few = extent is not None and -(-extent.rows // config.tile_m) * extent.heads <= extent.sms
+    if config.tile_m > 64 and (few or rows < config.tile_m or variant.mask is not None):
+        # Half the rows a CTA: work for SMs that had none, and more registers, at the price of more reads.
+        config = replace(config, tile_m=64, warps=4)
+    if variant.mask == "boolean" and max(d, dv) > 128:
+        config = replace(config, tile_n=16)
+    return config
 
 
 def sm80_list_config(
@@ -80,9 +106,7 @@ def sm80_list_config(
 
     ValueError where no tile divides the block.
     """
-    config = sm80_config(dim, dim_v, variant, smem_bytes, block[1])
-    if block[0] % config.tile_m:
-        config = replace(config, tile_m=64, warps=4)
+    config = sm80_config(dim, dim_v, variant, smem_bytes, rows=128 if block[0] % 128 == 0 else 64)
     if block[0] % config.tile_m or block[1] % config.tile_n or min(block) <= 0:
         raise ValueError(f"block is {block}, must be multiples of 64")
     return config, (block[0] // config.tile_m, block[1] // config.tile_n)

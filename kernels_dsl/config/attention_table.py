@@ -27,7 +27,7 @@ def choose(
     """The tile of `family` for these head dimensions, where key blocks are not listed."""
     if family == "sm90":
         return sm90_config(dim, dim_v, variant, extent)
-    return sm80_config(dim, dim_v, variant, device.smem_bytes)
+    return sm80_config(dim, dim_v, variant, device.smem_bytes, extent)
 
 
 def choose_for_lists(
