@@ -47,16 +47,29 @@ class _Tile(NamedTuple):
     warps: int = 4
     ctas: int = 2
     overlap: bool = True
+    q_registers: bool = False
 
 
 # By the wider head dimension, in the order of preference: the first of which all CTAs of an SM find room in
 # shared memory is taken. None of them spills. The last ones are those of 100 KB (sm_86, sm_89, sm_120).
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (_Tile(128, 64),),
-    96: (_Tile(128, 64), _Tile(128, 32)),
-    128: (_Tile(128, 32), _Tile(64, 32)),
-    192: (_Tile(128, 64, warps=8, ctas=1), _Tile(128, 32, warps=8, ctas=1)),
+    96: (_Tile(128, 64, overlap=False), _Tile(128, 32)),
+    128: (_Tile(128, 64, overlap=False), _Tile(128, 32), _Tile(64, 32)),
+    192: (_Tile(128, 64, warps=8, ctas=1, q_registers=True), _Tile(128, 32, warps=8, ctas=1)),
     256: (_Tile(128, 64, warps=8, ctas=1), _Tile(128, 32, warps=8, ctas=1), _Tile(64, 32, ctas=1)),
+}
+# What is looked at one by one takes registers: for places, and for addresses in a mask.
+_BUSY_TILES: dict[int, tuple[_Tile, ...]] = {
+    64: (_Tile(128, 64, overlap=False),),
+    96: (_Tile(128, 64, overlap=False), _Tile(128, 32, overlap=False)),
+    128: (_Tile(128, 32, overlap=False), _Tile(64, 32, overlap=False)),
+    192: (_Tile(128, 64, 8, 1, overlap=False), _Tile(128, 32, 8, 1, overlap=False)),
+    256: (
+        _Tile(128, 64, 8, 1, overlap=False),
+        _Tile(128, 32, 8, 1, overlap=False),
+        _Tile(64, 32, ctas=1, overlap=False),
+    ),
 }
 RESERVED_SMEM = 1024
 """Shared memory that an SM keeps for itself of each CTA's share."""
@@ -77,19 +90,17 @@ def sm80_config(
     d, dv = padded_dim(dim), padded_dim(dim_v)
     if max(d, dv) > 128:  # eight warps cannot share out 32 rows of 32 columns
         d, dv = -(-d // 64) * 64, -(-dv // 64) * 64
+    table = _BUSY_TILES if variant.changes_scores or variant.masks_everywhere else _TILES
     found = [
         (tile.ctas, Sm80AttentionConfig(
-            tile.m, tile.n, d, dv, warps=tile.warps, overlap=tile.overlap, lazy_rescale=True,
-            ctas_per_sm=tile.ctas,
+            tile.m, tile.n, d, dv, warps=tile.warps, q_registers=tile.q_registers, overlap=tile.overlap,
+            lazy_rescale=True, ctas_per_sm=tile.ctas,
         ))
-        for tile in _TILES[min(size for size in _TILES if size >= max(d, dv))]
+        for tile in table[min(size for size in table if size >= max(d, dv))]
     ]  # fmt: skip
     room = smem_bytes + RESERVED_SMEM
     fitting = (c for ctas, c in found if ctas * (c.smem_bytes + RESERVED_SMEM) <= room)
     config = next(fitting, found[-1][1])
-    if variant.changes_scores or variant.masks_everywhere:
-        # What is looked at one by one takes registers: for places, and for addresses in a mask.
-        config = replace(config, overlap=False)
     few = extent is not None and -(-extent.rows // config.tile_m) * extent.heads <= extent.sms
     if config.tile_m > 64 and (few or rows < config.tile_m or variant.mask is not None):
         # Half the rows a CTA: work for SMs that had none, and more registers, at the price of more reads.
