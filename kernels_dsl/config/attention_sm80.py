@@ -48,6 +48,7 @@ class _Tile(NamedTuple):
     ctas: int = 2
     overlap: bool = True
     q_registers: bool = False
+    ahead: int = 1
 
 
 # By the wider head dimension, in the order of preference: the first of which all CTAs of an SM find room in
@@ -55,7 +56,7 @@ class _Tile(NamedTuple):
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (_Tile(128, 64),),
     96: (_Tile(128, 64, overlap=False), _Tile(128, 32)),
-    128: (_Tile(128, 64, overlap=False), _Tile(128, 32), _Tile(64, 32)),
+    128: (_Tile(128, 64, overlap=False, ahead=0), _Tile(128, 32), _Tile(64, 32)),
     192: (_Tile(128, 64, warps=8, ctas=1, q_registers=True), _Tile(128, 32, warps=8, ctas=1)),
     256: (_Tile(128, 64, warps=8, ctas=1), _Tile(128, 32, warps=8, ctas=1), _Tile(64, 32, ctas=1)),
 }
@@ -94,7 +95,7 @@ def sm80_config(
     found = [
         (tile.ctas, Sm80AttentionConfig(
             tile.m, tile.n, d, dv, warps=tile.warps, q_registers=tile.q_registers, overlap=tile.overlap,
-            lazy_rescale=True, ctas_per_sm=tile.ctas,
+            ahead=tile.ahead, lazy_rescale=True, ctas_per_sm=tile.ctas,
         ))
         for tile in table[min(size for size in table if size >= max(d, dv))]
     ]  # fmt: skip
@@ -118,6 +119,9 @@ def sm80_list_config(
     ValueError where no tile divides the block.
     """
     config = sm80_config(dim, dim_v, variant, smem_bytes, rows=128 if block[0] % 128 == 0 else 64)
+    config = replace(config, ahead=1)  # with 0 it spills there, with 1 packed sequences do
+    if block[1] % config.tile_n:
+        config = replace(config, tile_n=64)
     if block[0] % config.tile_m or block[1] % config.tile_n or min(block) <= 0:
         raise ValueError(f"block is {block}, must be multiples of 64")
     return config, (block[0] // config.tile_m, block[1] // config.tile_n)
