@@ -118,3 +118,64 @@ def make_list_loader(
         upcoming=cute.make_rmem_tensor(lookups, Int32),
         block_k=block_k,
     )
+
+
+@dataclass(frozen=True)
+class GatherLoader:
+    """The counterpart for a tile whose rows, not its K, are gathered: some blocks of rows of a dense operand.
+
+    Row r of the tile is row r % block of block number blocks[r // block]. Interface of `TileLoader`.
+    """
+
+    plan: TileLoadPlan
+    swizzle: tuple[int, int, int]
+    mX: cute.Tensor  # (MN, K)
+    tXsX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, stages)
+    tXcX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K): (row, k) in the tile
+    rows: cute.Tensor  # (CPY_MN) rows of the operand, -1 for none, int32 in registers
+
+    @cute.jit
+    def fetch(self, k_tile: Int32, stage: Int32, guard_k: cutlass.Constexpr) -> None:
+        """Start copying K tile `k_tile` to `stage`. Without `guard_k` the tile must lie within K."""
+        plan = const_expr(self.plan)
+        for j in range_constexpr(cute.size(self.tXcX, mode=[2])):
+            k = k_tile * plan.tile[1] + self.tXcX[(0, 0), 0, j][1]
+            for i in range_constexpr(cute.size(self.tXcX, mode=[1])):
+                row = self.rows[i]
+                valid = Int32(plan.copy_bytes)
+                if const_expr(guard_k):
+                    inside = self.mX.shape[1] - k
+                    if const_expr(plan.k_major):
+                        valid = cutlass.min(cutlass.max(inside * plan.element_bytes, Int32(0)), valid)
+                    else:
+                        valid = valid if inside > 0 else Int32(0)
+                valid = valid if row >= 0 else Int32(0)
+                src = self.mX.iterator + cute.crd2idx((row, k), self.mX.layout)
+                dst = swizzled_pointer(self.tXsX[(None, 0), i, j, stage].iterator, self.swizzle)
+                cp_async(dst, src.align(plan.copy_bytes), plan.copy_bytes, valid)
+
+    def put(self, stage: Int32) -> None:
+        """Nothing is left to do: cp.async does it all."""
+
+
+@cute.jit
+def make_gather_loader(
+    plan: cutlass.Constexpr, mX: cute.Tensor, sX: cute.Tensor, blocks: tuple, sub: Int32, tidx: Int32
+):
+    """The loader of tile `sub` along the gathered rows of mX (MN, K), which is aligned to plan.copy_bytes.
+
+    sX (MN, K, stages) in swizzled shared memory. blocks: (block numbers, int32; how many; rows of a block).
+    """
+    numbers, count, extent = blocks
+    cX = cute.make_identity_tensor(plan.tile)  # (bMN, bK)
+    thr_copy = plan.tiled_copy(mX.element_type).get_slice(tidx)
+    tXcX = thr_copy.partition_S(cX)
+    rows = cute.make_rmem_tensor(cute.size(tXcX, mode=[1]), Int32)
+    for i in range_constexpr(cute.size(rows)):
+        at = sub * plan.tile[0] + tXcX[(0, 0), i, 0][0]
+        rows[i] = Int32(-1)
+        if at < count * extent:
+            rows[i] = numbers[at // extent] * extent + at % extent
+    return GatherLoader(
+        plan, swizzle_of(mX.element_type, plan.tile, plan.k_major), mX, thr_copy.partition_D(sX), tXcX, rows
+    )

@@ -91,6 +91,8 @@ class OutputTile:
     tile: tuple[int, int]
     operands: tuple
     epilogue: Any
+    panel: Any = None
+    """None, or (columns, elements): mD is in panels of so many columns, so many elements apart in memory."""
 
 
 @cute.jit
@@ -138,17 +140,25 @@ def _finish_slab(
     cute.autovec_copy(tDsC, tDrC)
     tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
     tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
-    store_vectors(tDrD, tDcD, out.mD, plan.vector)
+    store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panel)
 
 
 @cute.jit
-def store_vectors(tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr) -> None:
-    """Registers ((1, V), CPY_M, CPY_N) to D: a vector that lies within D at once, any other in part."""
+def store_vectors(
+    tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr, panel: Any = None
+) -> None:
+    """Registers ((1, V), CPY_M, CPY_N) to D: a vector that lies within D at once, any other in part.
+
+    `panel`: as in `OutputTile`; its columns are a multiple of `vector`.
+    """
     M, N = mD.shape[0], mD.shape[1]
     for j in range_constexpr(cute.size(tDcD, mode=[2])):
         for i in range_constexpr(cute.size(tDcD, mode=[1])):
             m, n, l = tDcD[(0, 0), i, j]
             row = mD[m, None, l]  # (N)
+            if const_expr(panel is not None):
+                skipped = n // panel[0] * (panel[1] - panel[0])
+                row = cute.make_tensor(row.iterator + skipped, row.layout)
             value = tDrD[(0, None), i, j]  # (V)
             if m < M:
                 if const_expr(vector == 1):

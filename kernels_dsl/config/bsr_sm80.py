@@ -29,23 +29,23 @@ def choose_sm80(problem: BsrProblem) -> Sm80GemmConfig:
     return Sm80GemmConfig(blocked, dense, tile_k, stages, warps_blocked, warps_dense)
 
 
+SDDMM_TILE = 128
+"""Extent of a tile of the sampled product along gathered blocks."""
+
+
+def sddmm_units(block: tuple[int, int]) -> int:
+    """Kept blocks of (rows, columns) that a tile of the sampled product takes side by side."""
+    return max(1, SDDMM_TILE // block[1])
+
+
 def choose_sddmm_sm80(block: tuple[int, int], copy_bytes: tuple[int, int]) -> Sm80GemmConfig:
-    """The configuration that computes blocks of (rows, columns) of a product, one CTA a tile of a block.
+    """The configuration of the sampled product for blocks of (rows, columns).
 
     `copy_bytes`: alignment classes of a and b.
     """
-    tile_m, tile_n = (tile_for(extent) for extent in block)
-    tile_k = 32 if tile_m + tile_n > 128 else 64
-    warps_m = min(2, tile_m // 16)
-    warps_n = min(2, tile_n // 16)
-    stages = 4 if tile_k == 32 else 3
+    tile_m = tile_for(block[0])
+    _other, tile_k, stages, warps_m, warps_n, _rate = _TILES[tile_m]
     return Sm80GemmConfig(
-        tile_m,
-        tile_n,
-        tile_k,
-        stages,
-        warps_m,
-        warps_n,
-        copy_bytes_a=copy_bytes[0],
-        copy_bytes_b=copy_bytes[1],
-    )
+        tile_m, SDDMM_TILE, tile_k, stages, warps_m, warps_n,
+        copy_bytes_a=copy_bytes[0], copy_bytes_b=copy_bytes[1],
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.bsr import choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.bsr_plan import FUNCTIONS, BsrConfig
 
@@ -66,12 +66,13 @@ def sampled_kernel(block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
         _meta(8 * block[0], _EXTENT, dtype=kind),
         b,
         _meta(_KEPT, *block, dtype=kind),
-        (rows, rows),
+        (rows, rows, rows, _meta(9)),
         None,
         _SMS,
     )
     constexprs = {
-        "config": choose_sddmm_sm80(block, (16, 16)), "epilogue": LinearEpilogue(), "block": block
+        "config": choose_sddmm_sm80(block, (16, 16)), "epilogue": LinearEpilogue(), "block": block,
+        "units": sddmm_units(block),
     }  # fmt: skip
     name = f"bsr sddmm sm80 {block[0]}x{block[1]} {dtype} {'nt' if columns else 'nn'}"
     return name, FUNCTIONS["sddmm_sm80"], args, constexprs

@@ -43,6 +43,7 @@ class Pattern:
         self.crow, self.col = crow, col
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
+        self._chunks: dict[int, Any] = {}
 
     @property
     def nnz(self) -> int:
@@ -74,6 +75,29 @@ class Pattern:
         columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
         first = torch.searchsorted(ordered, columns, out_int32=True)
         return _lists(first, self.row_of[kept], kept.to(torch.int32))
+
+    def chunks(self, units: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,
+        then `column_of` and first entries of the block rows; int32.
+
+        How many chunks there are only the GPU knows: those behind the last are of no entry.
+        """
+        if units not in self._chunks:
+            self._chunks[units] = self._make_chunks(units)
+        return self._chunks[units]
+
+    def _make_chunks(self, units: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        first = self.by_row.first
+        counts = torch.div(first.diff() + (units - 1), units, rounding_mode="floor")
+        ends = counts.cumsum(0, dtype=torch.int32)
+        most = self.nnz // units + min(self.rows, self.nnz)
+        number = torch.arange(most, dtype=torch.int32, device=self.col.device)
+        row = torch.searchsorted(ends, number, right=True, out_int32=True)
+        inside = row < self.rows
+        row = row.clamp_max(self.rows - 1)
+        entry = first[row] + (number - (ends - counts)[row]) * units
+        entry = torch.where(inside, entry, first[-1])
+        return row, entry.to(torch.int32), self.column_of, first
 
 
 def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:

@@ -12,7 +12,7 @@ import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.bsr import Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops import gemm_kernels
 from kernels_dsl.ops.bsr_pattern import Lists, Pattern
@@ -319,18 +319,24 @@ def build_sampled(
     if 0 in shape or a.shape[-1] == 0:
         return lambda a, b, out, operands: a.new_zeros(shape, dtype=out_dtype)
     layouts = (matrix_layout(a), matrix_layout(b))
-    copies = tuple(None if x.contiguous else way for x, way in zip(layouts, ("row", "column")))
+    copies = (
+        None if layouts[0].contiguous else "row",
+        # What is gathered goes by cp.async alone, which takes 4 bytes at least.
+        None if layouts[1].contiguous and layouts[1].align >= 4 else layouts[1].contiguous or "column",
+    )
     aligns = tuple(ALIGN if copy else x.align for x, copy in zip(layouts, copies))
     steps = [
         preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
         for x, layout, copy in zip((a, b), layouts, copies)
     ]
+    units = sddmm_units(block)
     constexprs = {
         "config": choose_sddmm_sm80(block, (aligns[0], aligns[1])),
         "epilogue": LinearEpilogue(alpha=scaled),
         "block": block,
+        "units": units,
     }
-    launch = _Launch(FUNCTIONS["sddmm_sm80"], target, (pattern.row_of, pattern.column_of), constexprs)
+    launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Any) -> torch.Tensor:
         out = torch.empty(shape, dtype=out_dtype, device=a.device) if out is None else out

@@ -9,7 +9,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, tile_for
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S
 from kernels_dsl.ops.bsr_plan import FUNCTIONS
 
@@ -59,8 +59,9 @@ def test_no_spills_with_every_operand_of_the_epilogue(
 def test_the_sampled_product_does_not_spill(block: tuple[int, int]) -> None:
     index = _meta(9, dtype=torch.int32)
     compiled = FUNCTIONS["sddmm_sm80"].compile(
-        _meta(512, 256), _meta(512, 256).t(), _meta(9, *block), (index, index), (0.5,), 132, arch="sm_89",
+        _meta(512, 256), _meta(512, 256).t(), _meta(9, *block), (index,) * 4, (0.5,), 132, arch="sm_89",
         config=choose_sddmm_sm80(block, (16, 16)), epilogue=LinearEpilogue(alpha=True), block=block,
+        units=sddmm_units(block),
     )  # fmt: skip
     (entry,) = compiled.resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, "registers are spilled"

@@ -94,6 +94,20 @@ def test_lists(pattern: str) -> None:
             assert got == want
 
 
+@pytest.mark.parametrize("units", [1, 3, 8])
+@pytest.mark.parametrize("pattern", ["power_law", "empty_rows", "one_heavy_row", "full"])
+def test_chunks_cover_every_kept_block_once(pattern: str, units: int) -> None:
+    matrix = random_bsr(pattern, (5, 7), (16, 16), 2)
+    rows, entries, columns, first = Pattern(matrix.crow, matrix.col, 5, 7).chunks(units)
+    assert torch.equal(columns, matrix.col) and torch.equal(first, matrix.crow)
+    covered = []
+    for row, entry in zip(rows.tolist(), entries.tolist()):
+        end = min(entry + units, int(first[row + 1]))
+        assert end <= entry or int(first[row]) <= entry
+        covered += range(entry, end)
+    assert sorted(covered) == list(range(len(matrix.col)))
+
+
 def test_lists_are_kept_and_renewed() -> None:
     matrix = random_bsr("uniform", (5, 7), (16, 16), 2)
     first = pattern_of(matrix.crow, matrix.col, 5, 7)

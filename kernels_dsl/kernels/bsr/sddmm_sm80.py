@@ -1,6 +1,7 @@
-"""Sampled product for SM80-class GPUs: the kept blocks of A @ B.T, one CTA a tile of a block.
+"""Sampled product for SM80-class GPUs: the kept blocks of A @ B.T.
 
-Blocks come in the order in which they are stored, row by row, so that CTAs in flight share the rows of A.
+One CTA computes a tile of some kept blocks of one block row, side by side: the rows of A that they share, and
+the rows of B that they name, gathered. Narrow blocks so use the loads of A as often as wide ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.cp_async import tile_loader
 from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.list_loader import make_gather_loader
 from kernels_dsl.blocks.multistage import (
     SMEM_ALIGN,
     accumulate,
@@ -34,12 +36,14 @@ def sddmm_sm80_entry(
     config: cutlass.Constexpr[Sm80GemmConfig],
     epilogue: cutlass.Constexpr,
     block: cutlass.Constexpr[tuple],
+    units: cutlass.Constexpr[int],
 ):
-    """Launch values[e] = epilogue(block (rows[e], columns[e]) of a @ b, *operands).
+    """Launch values[e] = epilogue(block (row of e, columns[e]) of a @ b, *operands).
 
     a (M, K), b (K, N), any layout, or with a leading L; values (blocks, *block) or (L, blocks, *block), the
-    last two contiguous. lists: rows and columns (blocks), int32 block numbers. `operands`: scalars only.
-    `max_ctas` is not used.
+    last two contiguous. lists: rows and entries of chunks (chunks), columns (blocks), first entries of block
+    rows (block rows + 1), all int32: chunk i has the `units` entries, or as many as its block row still has,
+    from entries[i] on. `operands`: scalars only. b aligned to 4 bytes. `max_ctas` is not used.
     """
     rank = cute.rank(values)
     batch = values.shape[0] if rank == 4 else batch_extent(a, b)
@@ -52,9 +56,9 @@ def sddmm_sm80_entry(
     mV = cute.make_tensor(values.iterator, layout)  # (rows, columns, blocks, L)
     pair = (operand_facts(mA, "a", config.copy_bytes_a), operand_facts(mB, "b", config.copy_bytes_b))
     plan = make_multistage_plan(config, mA.element_type, pair, mV[None, None, None, 0])
-    tiles = (-(-block[0] // config.tile_m), -(-block[1] // config.tile_n))
-    sddmm_sm80_kernel(mA, mB, mV, lists, operands or (), tiles, plan, epilogue).launch(
-        grid=[mV.shape[2] * (tiles[0] * tiles[1]), 1, batch],
+    tiles = (-(-block[0] // config.tile_m), -(-units * block[1] // config.tile_n))
+    sddmm_sm80_kernel(mA, mB, mV, lists, operands or (), (tiles, units), plan, epilogue).launch(
+        grid=[cute.size(lists[0]) * (tiles[0] * tiles[1]), 1, batch],
         block=[config.threads, 1, 1],
         smem=plan.smem_bytes,
         stream=stream,
@@ -70,7 +74,7 @@ def sddmm_sm80_kernel(
     mV: cute.Tensor,
     lists: tuple,
     operands: tuple,
-    tiles: cutlass.Constexpr,
+    cut: cutlass.Constexpr,
     plan: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
 ):
@@ -78,17 +82,30 @@ def sddmm_sm80_kernel(
     config = plan.config
     tidx, _, _ = cute.arch.thread_idx()
     place, _, batch = cute.arch.block_idx()
-    entry = place // (tiles[0] * tiles[1])
+    tiles, units = cut
+    chunk = place // (tiles[0] * tiles[1])
     tile = place % (tiles[0] * tiles[1])
     sub_m, sub_n = tile // tiles[1], tile % tiles[1]
+    rows, entries, columns, first = lists
+    row, entry = rows[chunk], entries[chunk]
+    count = cutlass.min(first[row + 1] - entry, Int32(units))
+    k_tiles = cute.ceil_div(mA.shape[1], config.tile_k)
+    k_tiles = k_tiles if count > 0 else Int32(0)  # there are more chunks than are needed
+
     smem = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, byte_alignment=SMEM_ALIGN)
     sA, sB = stages_of(smem, plan)
-    mAr = mode_panel(mA, 0, mV.shape[0], lists[0][entry])
-    mBr = mode_panel(mB, 0, mV.shape[1], lists[1][entry])
-    load_a = tile_loader(mAr, sA, plan.a, sub_m, batch, tidx)
-    load_b = tile_loader(mBr, sB, plan.b, sub_n, batch, tidx)
-    k_tiles = cute.ceil_div(mA.shape[1], config.tile_k)
+    block_m, block_n = mV.shape[0], mV.shape[1]
+    load_a = tile_loader(mode_panel(mA, 0, block_m, row), sA, plan.a, sub_m, batch, tidx)
+    numbers = cute.make_tensor(columns.iterator + entry, cute.make_layout(units))
+    load_b = make_gather_loader(plan.b, mB[None, None, batch], sB, (numbers, count, block_n), sub_n, tidx)
     acc, tiled_mma = accumulate(plan, (sA, sB), (load_a, load_b), (Int32(0), k_tiles), tidx)
-    mVl = mV[None, None, None, batch]  # (rows, columns, blocks): the blocks stand where batches do
-    out = OutputTile(mVl, (sub_m, sub_n, entry), (config.tile_m, config.tile_n), operands, epilogue)
+
+    # The chunk's blocks side by side: (rows, columns of all, 1).
+    stride = mV.stride[2]
+    layout = cute.make_layout((block_m, count * block_n, 1), stride=(block_n, 1, 0))
+    ptr = mV[None, None, entry, batch].iterator.align(mV.iterator.alignment)
+    out = OutputTile(
+        cute.make_tensor(ptr, layout), (sub_m, sub_n, 0), (config.tile_m, config.tile_n), operands, epilogue,
+        panel=(block_n, stride),
+    )  # fmt: skip
     store_tile(acc, tiled_mma, cute.recast_ptr(smem, dtype=Float32), out, plan.store, tidx)
