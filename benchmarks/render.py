@@ -24,7 +24,7 @@ NOT_TIMED = ("emulator_vs_gpu", "instructions")
 """Results of comparisons, which `docs/emulator.md` tells of."""
 
 
-PAGES = {"attention": "attention.md", "bsr": "bsr.md"}
+PAGES = {"attention": "attention.md", "bsr": "bsr.md", "fp8": "fp8.md"}
 """First word of a suite's name -> the page beside `--document` that has its tables, in place of that."""
 
 

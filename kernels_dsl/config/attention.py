@@ -124,14 +124,21 @@ def sm90_config(
     return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
 
 
-def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
+def sm90_fp8_config(
+    dim: int, dim_v: int, variant: AttentionVariant, extent: Extent
+) -> Sm90AttentionConfig:
     """The tile for fp8 operands of these head dimensions, where key blocks are not listed."""
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)
-    tile_m = min(
-        [128, 64], key=lambda m: -(-(-(-extent.rows // m) * extent.heads) // extent.sms) * TILE_COST[m]
-    )
-    return Sm90AttentionConfig(tile_m, 128, d, dv, pingpong=widest <= 128)
+    heights = [192, 128, 64] if widest <= 96 and not variant.changes_scores else [128, 64]
+
+    def rounds(rows: int) -> float:
+        return -(-(-(-extent.rows // rows) * extent.heads) // extent.sms) * TILE_COST[rows]
+
+    tile_m = min(heights, key=rounds)  # the first of equals: the tallest
+    short = variant.left or extent.keys < (8192 if variant.right else 2048)
+    tile_n = 192 if 96 < widest <= 128 and not short and not variant.changes_scores else 128
+    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
 
 
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:

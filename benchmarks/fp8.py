@@ -1,0 +1,190 @@
+"""fp8: quantisation against a copy of as many bytes, attention against 16 bits, and what 8 bits cost.
+
+    python -m benchmarks.fp8 [--suite quantize] [--suite attention] [--suite error] [--suite host]
+
+In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
+attention, ours and cuDNN's. Making the fp8 tensors is not in it; "quantise" is that, for Q, K and V.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, machine
+from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, ours, sdpa, tensors
+from benchmarks.harness import OURS, Case
+from kernels_dsl.measure import Call, host_us, interleaved
+
+MATRICES = [(8192, 8192), (16384, 7168), (4096, 4096)]
+SHAPES = [
+    Shape(4, 16, 4096, 128), Shape(1, 16, 16384, 128), Shape(4, 32, 4096, 64), Shape(1, 32, 16384, 64),
+    Shape(4, 8, 4096, 256), Shape(1, 8, 16384, 256),
+]  # fmt: skip
+SETS = 3
+"""Inputs that rotate, so that a call does not find its input in L2."""
+# (scaling, transpose) -> how often x is read.
+PASSES: dict[tuple[str, bool | str], int] = {
+    ("tensor", False): 2, ("row", False): 1, ("1x128", False): 1, ("128x128", False): 1,
+    ("tensor", "both"): 2, ("1x128", True): 1, ("1x128", "both"): 1, ("128x128", "both"): 1,
+    ("row", True): 2,
+}  # fmt: skip
+
+
+def quantize_rows() -> list[dict[str, Any]]:
+    """Time and rate of quantisation, and the time of a copy of as many bytes in the same run."""
+    import torch
+
+    import kernels_dsl
+
+    rows = []
+    for shape in MATRICES:
+        x = [torch.randn(shape, device=DEVICE).bfloat16() for _ in range(SETS)]
+        for (scaling, transpose), passes in PASSES.items():
+
+            def call(i: int, s: str = scaling, t: bool | str = transpose) -> Any:
+                return kernels_dsl.quantize(x[i], scaling=s, transpose=t)  # noqa: B023
+
+            written = sum(t.numel() * t.element_size() for t in call(0))
+            traffic = passes * x[0].numel() * x[0].element_size() + written
+            half = [
+                torch.empty(traffic // 32 * 16, dtype=torch.uint8, device=DEVICE) for _ in range(SETS + 1)
+            ]
+            calls: dict[str, Call] = {OURS: call, "copy": lambda i: half[SETS].copy_(half[i])}  # noqa: B023
+            timed = interleaved(calls, sets=SETS, rounds=30, graph=True)
+            what = {False: "", True: ", transpose", "both": ", both"}[transpose]
+            rows.append({
+                "name": f"{shape[0]}×{shape[1]}, {scaling}{what}", "reads_of_x": passes,
+                "us": timed[OURS].ms * 1e3, "TB_per_s": traffic / timed[OURS].ms / 1e9,
+                "rate_of_a_copy": timed["copy"].ms / timed[OURS].ms,
+            })  # fmt: skip
+    return rows
+
+
+def quantised(q: Any, k: Any, v: Any) -> tuple[list[Any], dict[str, Any]]:
+    """fp8 tensors (B, S, H, D) with a scale a head, and the keywords that pass the scales."""
+    import kernels_dsl
+
+    pairs = [kernels_dsl.quantize(x.transpose(1, 2), scaling="matrix") for x in (q, k, v)]
+    names = ("q_descale", "k_descale", "v_descale")
+    return [values.transpose(1, 2) for values, _ in pairs], dict(zip(names, (scale for _, scale in pairs)))
+
+
+def attention_cases() -> Iterator[Case]:
+    """fp8 attention against 16 bits at the shapes of the attention benchmark."""
+    import torch
+
+    import kernels_dsl
+
+    for shape in SHAPES:
+        q, k, v = tensors(shape)
+        values, descales = quantised(q, k, v)
+        values = [x.contiguous() for x in values]
+        for causal in (False, True):
+
+            def call(_set: int, c: bool = causal) -> Any:
+                return kernels_dsl.attention_fp8(*values, **descales, causal=c)  # noqa: B023
+
+            calls: dict[str, Call] = {
+                OURS: call,
+                "bf16": ours(q, k, v, causal=causal),
+                "cudnn_bf16": sdpa(q, k, v, "cudnn", causal),
+                "quantise": lambda _set: quantised(q, k, v),  # noqa: B023
+            }
+            pairs = causal_pairs(shape.length) if causal else shape.length**2
+            yield Case(f"{shape}{' causal' if causal else ''}", shape.flops(pairs), calls)
+        torch.cuda.empty_cache()
+
+
+def error_rows() -> list[dict[str, Any]]:
+    """Error of fp8 attention against float64 on the unquantised tensors: decibels of signal over noise.
+
+    "weights" is what rounding the weights alone to e4m3 leaves, in float64; "values" adds nothing but the
+    rounding of Q, K and V; ours has both.
+    """
+    import torch
+
+    import kernels_dsl
+    from reference import quantize as reference
+    from reference.attention import Masking, attention, attention_fp8_weights
+
+    rows = []
+    for dim in (64, 128, 256):
+        for causal in (False, True):
+            for outliers in (False, True):
+                q, k, v = tensors(Shape(1, 4, 2048, dim), seed=1)
+                if outliers:
+                    chosen = torch.rand(v.shape, device=DEVICE) < 1e-3
+                    q, k, v = (x + (10 * chosen * torch.randn_like(x)) for x in (q, k, v))
+                masking = Masking(right=0 if causal else None)
+                exact, _ = attention(q, k, v, masking)
+                values, descales = quantised(q, k, v)
+                scales = [scale.transpose(1, 2).double() for scale in descales.values()]
+                bq, bk, bv = (reference.from_fp8(x) * s for x, s in zip(values, scales))
+                out = kernels_dsl.attention_fp8(*values, **descales, causal=causal)
+                found = {
+                    "ours_dB": out,
+                    "values_dB": attention(bq, bk, bv, masking)[0],
+                    "weights_dB": attention_fp8_weights(q, k, v, masking),
+                    "bf16_dB": kernels_dsl.attention(q, k, v, causal=causal),
+                }
+                kind = "with outliers" if outliers else "N(0, 1)"
+                row: dict[str, Any] = {"name": f"D {dim}, {kind}, {'causal' if causal else 'full'}"}
+                rows.append(row | {name: reference.signal_to_noise(x, exact) for name, x in found.items()})
+    return rows
+
+
+def host_rows() -> list[dict[str, Any]]:
+    """Host microseconds of an eager call at sizes where the GPU outruns the host."""
+    import torch
+
+    import kernels_dsl
+
+    x = torch.randn((128, 256), device=DEVICE).bfloat16()
+    one = torch.ones((), device=DEVICE)
+    calls: dict[str, Callable[[], Any]] = {
+        f"quantize, {scaling}": partial(kernels_dsl.quantize, x, scaling=scaling)
+        for scaling in ("row", "1x128", "128x128", "tensor")
+    }
+    calls["quantize, tensor with a scale"] = lambda: kernels_dsl.quantize(x, scale=one)
+    calls["quantize, 1x128, both"] = lambda: kernels_dsl.quantize(x, scaling="1x128", transpose="both")
+    values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
+    calls["attention_fp8"] = lambda: kernels_dsl.attention_fp8(*values, **descales)
+    return [{"name": name, "host_us": host_us(call)} for name, call in calls.items()]
+
+
+LISTED = {"quantize": quantize_rows, "error": error_rows, "host": host_rows}
+SUITES = ("attention", *LISTED)
+
+
+def run(suite: str, results: Path) -> None:
+    """Run one suite; writes its file."""
+    if suite == "attention":
+        harness.run_suite("fp8_attention", attention_cases(), rounds=20, seconds=0.3, results=results)
+        return
+    rows = LISTED[suite]()
+    for row in rows:
+        print("  ".join(f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items()))
+    harness.write(f"fp8_{suite}", machine.header(), rows, results)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `python -m benchmarks.fp8`; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fp8", description="fp8 against its peers.")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: all")
+    parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
+    args = parser.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU")
+    for suite in args.suite or SUITES:
+        run(suite, args.results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
