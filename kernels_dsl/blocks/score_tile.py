@@ -63,8 +63,12 @@ def descaled(work: Work, at: QueryTile) -> Work:
     if work.descales is None:
         return work
     q_scale, k_scale, _ = work.descales
-    factor = q_scale[at.batch, at.head] * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
-    return work._replace(scores=work.scores._replace(scale=work.scores.scale * factor))
+    scale = work.scores.scale
+    if q_scale is not None:
+        scale = scale * q_scale[at.batch, at.head]
+    if k_scale is not None:
+        scale = scale * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
+    return work._replace(scores=work.scores._replace(scale=scale))
 
 
 def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
@@ -174,7 +178,7 @@ def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: 
     """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
     view = softmax.rows_and_columns(output)
     softmax.finish(view, rows.row_max, rows.row_sum, scale_of_scores(spec, work), probability_offset(spec))
-    if cutlass.const_expr(work.descales is not None):
+    if cutlass.const_expr(work.descales is not None and work.descales[2] is not None):
         rows.correction.fill(work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)])
         softmax.rescale(view, rows.correction)
     if cutlass.const_expr(work.lse is not None):

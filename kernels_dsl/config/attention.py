@@ -138,6 +138,8 @@ def sm90_fp8_config(
     tile_m = min(heights, key=rounds)  # the first of equals: the tallest
     short = variant.left or extent.keys < (8192 if variant.right else 2048)
     tile_n = 192 if 96 < widest <= 128 and not short and not variant.changes_scores else 128
+    if widest > 192 and variant.changes_scores:
+        tile_n = 96  # 128 keys would spill
     return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
 
 

@@ -145,8 +145,10 @@ def _check_descale(name: str, x: Any, batch: int, heads: tuple[int, ...], device
         )
 
 
-def _of_heads(x: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
+def _of_heads(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
     """A descale as (B, heads)."""
+    if x is None:
+        return None
     if x.numel() == 1:
         return x.reshape(1, 1).expand(batch, heads)
     x = x.reshape(x.shape[:2])
@@ -207,7 +209,8 @@ def _plan(
     if 0 in (call.batch, call.heads, call.q_len, call.k_len):
         return _without_keys(call, return_lse)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
-    return _run(call, _Launch(target, ATTENTION, constexprs), _transposer(call, target), return_lse)
+    steps = (*map(prepared_for_tma, tensors[:2]), _transposer(call, target))
+    return _run(call, _Launch(target, ATTENTION, constexprs), steps, return_lse)
 
 
 def _without_keys(call: AttentionCall, return_lse: bool) -> Callable[..., Any]:
@@ -233,6 +236,7 @@ class _Launch:
         self.function = function
         self.constexprs = constexprs
         self._kernel: Callable[..., Any] | None = None
+        self._many = not target.emulated and torch.cuda.device_count() > 1
 
     def __call__(self, *args: Any) -> None:
         if self._kernel is None:
@@ -240,7 +244,7 @@ class _Launch:
                 self._kernel = lambda *values: self.function(*values, **self.constexprs)
             else:
                 self._kernel = self.function.compile(*args, **self.constexprs).launch
-        if self.target.index >= 0 and torch.cuda.current_device() != self.target.index:
+        if self._many and torch.cuda.current_device() != self.target.index:
             with torch.cuda.device(self.target.index):
                 self._kernel(*args)
         else:
@@ -263,23 +267,24 @@ def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor],
 
 
 def _run(
-    call: AttentionCall, launch: _Launch, transpose: Callable[[torch.Tensor], torch.Tensor], return_lse: bool
+    call: AttentionCall,
+    launch: _Launch,
+    steps: tuple[Callable[[torch.Tensor], torch.Tensor] | None, ...],
+    return_lse: bool,
 ) -> Callable[..., Any]:
+    """`steps`: what prepares q, k and v."""
+    prepare_q, prepare_k, transpose = steps
+    assert transpose is not None
     scalars = (call.scale, call.softcap, call.left, call.right)
     queued = call.block is not None or call.variant.uneven
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     shape, shape_of_lse = out_shape(call), lse_shape(call)
     heads = (call.heads, call.kv_heads, call.kv_heads)
-    ones: list[torch.Tensor] = []
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
-        if not ones and any(x is None for x in descales):
-            ones.append(torch.ones((1, 1), dtype=torch.float32, device=q.device))
-        factors = tuple(
-            _of_heads(ones[0] if x is None else x, call.batch, h) for x, h in zip(descales, heads)
-        )
-        steps = tuple(prepared_for_tma(x) for x in (q, k))
-        q, k = (x if step is None else step(x) for x, step in zip((q, k), steps))
+        factors = tuple(_of_heads(x, call.batch, h) for x, h in zip(descales, heads))
+        q = q if prepare_q is None else prepare_q(q)
+        k = k if prepare_k is None else prepare_k(k)
         out = torch.empty(shape, dtype=torch.bfloat16, device=q.device)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if return_lse else None
         lists: Any = None

@@ -16,12 +16,12 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("causal", [False, True])
-def test_products(dim, causal):
-    variant = AttentionVariant(right=causal)
+@pytest.mark.parametrize("name", ["dense", "causal", "softcap"])
+def test_products(dim, name):
+    variant = AttentionVariant(right=name != "dense", softcap=name == "softcap")
     config = sm90_fp8_config(dim, dim, variant, LARGE)
     descales = tuple(_meta(1, 1, dtype=torch.float32).expand(2, 4) for _ in range(3))
-    counter = _meta(1, dtype=torch.int32) if causal else None
+    counter = _meta(1, dtype=torch.int32) if variant.uneven else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
     tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512), out, None)
     rest = (1.0, 1.0, 0, 0, descales, None, None, counter, 132)

@@ -28,7 +28,7 @@ def attention_sm90_fp8(
     softcap: Float32,
     left: Int32,
     right: Int32,
-    descales: tuple,  # of q (B, H), of k (B, Hk), of v (B, Hk), float32
+    descales: tuple,  # of q (B, H), of k (B, Hk), of v (B, Hk), float32 or None
     lists: tuple | None,
     sinks: cute.Tensor | None,
     counter: cute.Tensor | None,
