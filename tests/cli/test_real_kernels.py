@@ -55,9 +55,10 @@ def test_compile_bundle_load_inspect(tmp_path, names):
 
 
 def test_unknown_arch_and_name_exit_with_two(tmp_path):
-    done = _cli("compile", "--arch", "sm_42", cache=tmp_path)
-    assert done.returncode == 2
-    assert "arch is 'sm_42', must be one of sm_80, " in done.stderr
+    for arch in ("sm_42", "sm_90"):  # WGMMA and TMA need sm_90a
+        done = _cli("compile", "--arch", arch, cache=tmp_path)
+        assert done.returncode == 2
+        assert f"arch is '{arch}', must be one of sm_80, " in done.stderr
     done = _cli("inspect", "gemm", "--name", "no such kernel", cache=tmp_path)
     assert done.returncode == 2
     assert "no kernel for sm_90a has 'no such kernel' in its name" in done.stderr

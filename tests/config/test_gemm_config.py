@@ -138,6 +138,13 @@ def test_why_not_names_a_device_that_lacks_the_instructions() -> None:
     assert reason == "the sm90 kernels need compute capability 9.0 (TMA and WGMMA), L40S has 8.9"
 
 
+def test_no_choice_leaves_half_of_its_tile_empty() -> None:
+    for m, n in ((33, 4096), (4096, 3), (11008, 17), (8192, 40), (65, 129), (1, 1)):
+        config = gemm_table.choose(GemmProblem(m, n, 4096, b_k_major=True, d_align=2), H200, "sm90")
+        assert config.tile_m <= 64 or config.tile_m < 2 * m, (m, n, config)
+        assert config.tile_n <= 16 or config.tile_n < 2 * n, (m, n, config)
+
+
 def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
     """The kernel derives its stages itself; the budget must come to the same."""
     cutlass = pytest.importorskip("cutlass")

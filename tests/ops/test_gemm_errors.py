@@ -86,6 +86,18 @@ def test_a_cpu_tensor_without_the_emulator() -> None:
     assert "must be on a CUDA device" in str(supports(A, B))
 
 
+def test_a_known_plan_still_looks_for_shared_memory(model_kernels) -> None:
+    x, fresh = _ones(64, 64), torch.empty(64, 64, dtype=BF16)
+    for options in ({}, {"c": _ones(64, 64)}):
+        gemm(x, x, out=fresh, **options)
+        for a, b in ((SHARED, x), (x, SHARED)):
+            with pytest.raises(ValueError, match="out shares memory with"):
+                gemm(a, b, out=SHARED, **options)
+    gemm(x[:32], x, c=x[1:33], out=fresh[:32])
+    with pytest.raises(ValueError, match="out shares memory with c"):
+        gemm(x[:32], x, c=SHARED[1:33], out=SHARED[:32])
+
+
 def test_slices_of_one_buffer_do_not_overlap(model_kernels) -> None:
     buffer = torch.randn(32, 96).to(BF16)
     a, b, out = buffer[:, :32], _ones(32, 64), buffer[:, 32:]
