@@ -56,18 +56,23 @@ from lowering import jit
 from reference.attention import Masking
 
 step6, shared = common.load("06_gemm_simple"), common.load("shared_attention")
-WARPGROUP, CONSUMERS = 128, 2
+WARPGROUP = 128
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries, keys of a block, head dimension, stages of the ring; whether softmax and products overlap."""
+    """Keys of a block, head dimension, stages of the ring, whether softmax and products overlap, queries."""
 
     n: int = 128
     d: int = 128
     stages: int = 3
     overlap: bool = True
-    m = 64 * CONSUMERS
+    m: int = 128  # 64 a consumer warpgroup; 192 where three of them have registers enough
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of the producer and of a consumer, out of 65536 (step 7)."""
+        return (24, 240) if self.m == 128 else (32, 160)
 
 
 @dataclass(frozen=True)
@@ -112,12 +117,12 @@ def attention_kernel(
     rings, s_tiles = shared.allocate(layouts, constants[0])
     sync_after_init((1, 1))
     group = cute.arch.make_warp_uniform(warp // 4)
-    if group == CONSUMERS:
-        cute.arch.setmaxregister_decrease(24)
-        if warp == 4 * CONSUMERS:
+    if group == constants[0].m // 64:
+        cute.arch.setmaxregister_decrease(constants[0].registers[0])
+        if warp == constants[0].m // 16:
             produce(rings, loads, s_tiles, work, constants)
     else:
-        cute.arch.setmaxregister_increase(240)
+        cute.arch.setmaxregister_increase(constants[0].registers[1])
         consume(rings, mmas, s_tiles, work, mO, group, constants)
 
 
@@ -148,7 +153,7 @@ def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, co
     row_max.fill(-math.inf)
     row_sum.fill(0.0)
     if cutlass.const_expr(tile.overlap):
-        if group == 1:
+        if group == tile.m // 64 - 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))  # group 0 begins
     plan = visit.plan(at, work[1], work[2], tile)
     place = (plan, at, row + thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2)
@@ -190,7 +195,7 @@ def next_block(ring, mmas, parts, where, context, constants: cutlass.Constexpr, 
     issue_product(mmas[0], scores, q, k[None, None, None, state.index], False)
     issue_product(mmas[1], out, p, v[None, None, None, behind.index], True)
     if cutlass.const_expr(tile.overlap):
-        give_turn(NamedBarrier.MMA_ORDER, 1 - group)
+        give_turn(NamedBarrier.MMA_ORDER, (group + 1) % (tile.m // 64))
     warpgroup.wait_group(1 if tile.overlap else 0)  # the scores are there; the output need not be
     if cutlass.const_expr(masked):
         mask(scores, i, work, place, constants)
@@ -268,7 +273,7 @@ def attention(
     kernel = attention_kernel((mma_qk, mma_pv), loads, (q, k, v), mO, work, (tile, visit))
     kernel.launch(
         grid=(cute.ceil_div(mQ.shape[0], tile.m), mQ.shape[2], 1),
-        block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+        block=(2 * tile.m + WARPGROUP, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
     )
@@ -301,6 +306,11 @@ def measure(bench: common.Bench) -> None:
         calls = {
             "step 10, one after the other": partial(call, q, k, v, out, tile=Tile(d=d, overlap=False)),
             "step 10, overlap": partial(call, q, k, v, out, tile=Tile(d=d)),
+            **(
+                {"step 10, 192 queries": partial(call, q, k, v, out, tile=Tile(d=d, m=192))}
+                if d == 64
+                else {}
+            ),
             **shared.peers(q, k, v),
         }
         if length == 4096:

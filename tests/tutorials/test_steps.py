@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
 STEPS = sorted(path.stem for path in FOLDER.glob("[0-9a]*_*.py"))
-MAX_LINES = {"10_flash_attention": 335}  # two products, the softmax between them, and what may overlap
+MAX_LINES = {"10_flash_attention": 340}  # two products, the softmax between them, and what may overlap
 USUAL_LINES = 275
 
 
@@ -102,7 +102,7 @@ def test_measured_gemms_do_not_spill(name, tile, cluster, epilogue, instructions
 
 @pytest.mark.parametrize(
     ("visit", "dim"),
-    [("EVERYTHING", 64), *((visit, 128) for visit in ("EVERYTHING", "SLIDING", "PACKED", "LISTS", "slow"))],
+    [("EVERYTHING", 64), ("CAUSAL", 64), *((visit, 128) for visit in ("EVERYTHING", "SLIDING", "PACKED", "LISTS", "slow"))],
 )
 def test_measured_attention_does_not_spill(visit, dim):
     import torch
@@ -116,7 +116,7 @@ def test_measured_attention_does_not_spill(visit, dim):
     chosen = step11.everything_masked(step11.causal_span) if visit == "slow" else None
     if chosen is None:
         chosen = getattr(step10 if visit == "EVERYTHING" else step11, visit)
-    tile = step10.Tile(d=dim)
+    tile = step10.Tile(d=dim, m=192 if (visit, dim) == ("EVERYTHING", 64) else 128)
     compiled = step10.attention.compile(*[x] * 4, 1.0, extra, arch="sm_90a", tile=tile, visit=chosen)
     (used,) = compiled.resources()
     assert (used.stack_bytes, used.spill_loads, used.spill_stores) == (0, 0, 0)
