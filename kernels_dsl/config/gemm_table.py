@@ -75,10 +75,19 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration and the fraction of `sm_flops` that its main loop reaches on long K."""
+    """A configuration and the fraction of `sm_flops` that its main loop reaches on long K.
+
+    `tf32_efficiency`: the same with fp32 operands, of their half of `sm_flops`; None where it is no other.
+    """
 
     config: GemmConfig
     efficiency: float
+    tf32_efficiency: float | None = None
+
+    def efficiency_for(self, ab_bytes: int) -> float:
+        """The fraction for operands of `ab_bytes` bytes an element."""
+        other = self.tf32_efficiency if ab_bytes == 4 else None
+        return self.efficiency if other is None else other
 
 
 _PINGPONG = Schedule.PINGPONG
@@ -121,17 +130,18 @@ SM90_CANDIDATES = (
     Candidate(Sm90GemmConfig(64, 16), 0.230),
 )
 
+# Efficiencies measured on one H200, which stands in for the GPUs that this family is for.
 SM80_CANDIDATES = (
-    Candidate(Sm80GemmConfig(128, 256, 32, 4, 2, 4), 0.99),
-    Candidate(Sm80GemmConfig(256, 128, 32, 4, 4, 2), 0.91),
-    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 2), 0.98),
-    Candidate(Sm80GemmConfig(128, 128, 64, 3, 2, 4), 0.85),
-    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 4), 0.70),  # the largest tile with narrow loads
-    Candidate(Sm80GemmConfig(128, 64, 32, 4, 2, 2), 0.80),
-    Candidate(Sm80GemmConfig(64, 128, 32, 4, 2, 2), 0.82),
-    Candidate(Sm80GemmConfig(64, 64, 64, 4, 2, 2), 0.71),
-    Candidate(Sm80GemmConfig(32, 64, 64, 4, 2, 2), 0.53),
-    Candidate(Sm80GemmConfig(16, 64, 128, 4, 1, 4), 0.33),
+    Candidate(Sm80GemmConfig(128, 256, 32, 4, 2, 4), 0.99, 0.69),
+    Candidate(Sm80GemmConfig(256, 128, 32, 4, 4, 2), 0.91, 0.70),
+    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 2), 0.98, 0.69),
+    Candidate(Sm80GemmConfig(128, 128, 64, 3, 2, 4), 0.85, 0.55),
+    Candidate(Sm80GemmConfig(128, 128, 32, 4, 2, 4), 0.70, 0.75),  # the largest tile with narrow loads
+    Candidate(Sm80GemmConfig(128, 64, 32, 4, 2, 2), 0.80, 0.59),
+    Candidate(Sm80GemmConfig(64, 128, 32, 4, 2, 2), 0.82, 0.57),
+    Candidate(Sm80GemmConfig(64, 64, 64, 4, 2, 2), 0.71, 0.49),
+    Candidate(Sm80GemmConfig(32, 64, 64, 4, 2, 2), 0.53, 0.39),
+    Candidate(Sm80GemmConfig(16, 64, 128, 4, 1, 4), 0.33, 0.21),
 )
 
 TABLES = {"sm90": SM90_CANDIDATES, "sm80": SM80_CANDIDATES}
@@ -162,7 +172,7 @@ def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Ca
                 continue
             config = adapted(replace(candidate.config, split_k=split), problem)
             if why_not(config, problem, device) is None:
-                yield Candidate(config, candidate.efficiency)
+                yield replace(candidate, config=config)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -201,7 +211,7 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     waves = _ceil_div(tiles, slots)
 
     k = _ceil_div(problem.k, config.split_k)
-    rate = model.sm_flops * candidate.efficiency * 2 / problem.ab_bytes
+    rate = model.sm_flops * candidate.efficiency_for(problem.ab_bytes) * 2 / problem.ab_bytes
     loaded = (config.tile_m / cluster_n + config.tile_n / cluster_m) * k * problem.ab_bytes
     if problem.k * problem.ab_bytes % LINE_BYTES:
         loaded *= model.split_lines
