@@ -102,7 +102,11 @@ def test_measured_gemms_do_not_spill(name, tile, cluster, epilogue, instructions
 
 @pytest.mark.parametrize(
     ("visit", "dim"),
-    [("EVERYTHING", 64), ("CAUSAL", 64), *((visit, 128) for visit in ("EVERYTHING", "SLIDING", "PACKED", "LISTS", "slow"))],
+    [
+        ("EVERYTHING", 64),
+        ("CAUSAL", 64),
+        *((visit, 128) for visit in ("EVERYTHING", "SLIDING", "PACKED", "LISTS", "slow")),
+    ],
 )
 def test_measured_attention_does_not_spill(visit, dim):
     import torch
