@@ -13,13 +13,15 @@ class BlockLists(NamedTuple):
     """The pattern, by blocks along D's blocked mode: int32 vectors.
 
     `order` (R): the lists, longest first. List r has the entries first[r] .. first[r + 1] - 1: `dense` is
-    the number of the dense matrix' block along K, `kept` that of the kept block.
+    the number of the dense matrix' block along K, `kept` that of the kept block. `heavy` (1): how many lists
+    at the start of `order` are much longer than the mean.
     """
 
     order: cute.Tensor
     first: cute.Tensor
     dense: cute.Tensor
     kept: cute.Tensor
+    heavy: cute.Tensor
 
 
 class ListGrid(NamedTuple):
@@ -66,19 +68,26 @@ def work_number(turn: Int32, cluster: Int32, clusters: Int32) -> Int32:
 def list_item(work: Int32, grid: ListGrid, lists: BlockLists, sub_tiles: cutlass.Constexpr) -> ListItem:
     """Work item number `work`; past the end, the last one again, so that it may be fetched ahead.
 
-    Chunk by chunk of panels, and in a chunk longest list first. The panels of one list are neighbours, then
-    the `sub_tiles` tiles of one block.
+    Heavy lists first, with all panels: nobody should begin one when the others are about to end. Then, as
+    among the heavy ones, chunk by chunk of panels, and in a chunk longest list first. The panels of one list
+    are neighbours, then the `sub_tiles` tiles of one block.
     """
     work = cutlass.min(work, grid.size - 1)
     plane = grid.tiles * grid.panels
     batch = work // plane
     rest = work - batch * plane
-    per_chunk = grid.tiles * grid.chunk
+    start, tiles = Int32(0), lists.heavy[0] * sub_tiles
+    if rest >= tiles * grid.panels:
+        rest -= tiles * grid.panels
+        start = tiles
+        tiles = grid.tiles - tiles
+    per_chunk = tiles * grid.chunk
     chunk = rest // per_chunk
     rest = rest - chunk * per_chunk
     width = cutlass.min(grid.panels - chunk * grid.chunk, grid.chunk)
     position = rest // width
     panel = chunk * grid.chunk + rest - position * width
+    position += start
     place = position // sub_tiles
     block = lists.order[place]
     tile = block * sub_tiles + position - place * sub_tiles

@@ -41,7 +41,7 @@ def bsr_kernel(
     hopper = choose(problem) if family == "sm90" else None
     config: BsrConfig = hopper or choose_sm80(problem)
     kind = _DTYPES[dtype]
-    lists = (_meta(8), _meta(9), _meta(_KEPT), _meta(_KEPT))
+    lists = (_meta(8), _meta(9), _meta(_KEPT), _meta(_KEPT), _meta(1))
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None
     args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), lists, operands, _SMS)

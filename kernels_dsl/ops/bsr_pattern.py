@@ -22,18 +22,19 @@ class Lists:
 
     `order` (lists,): the lists, longest first, equal ones in ascending order. List r has the entries
     first[r] .. first[r + 1] - 1 of `across` (number of the block along the other mode) and of `kept` (number
-    among the values).
+    among the values). `heavy` (1,): how many lists are more than half as long again as the mean.
     """
 
     order: torch.Tensor
     first: torch.Tensor
     across: torch.Tensor
     kept: torch.Tensor
+    heavy: torch.Tensor
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[torch.Tensor, ...]:
         """In the order in which kernels take them."""
-        return self.order, self.first, self.across, self.kept
+        return self.order, self.first, self.across, self.kept, self.heavy
 
 
 class Pattern:
@@ -101,10 +102,12 @@ class Pattern:
 
 
 def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:
-    order = torch.argsort(first.diff(), descending=True, stable=True).to(torch.int32)
+    lengths = first.diff()
+    order = torch.argsort(lengths, descending=True, stable=True).to(torch.int32)
+    heavy = (lengths > 1.5 * kept.shape[0] / max(1, lengths.shape[0])).sum(dtype=torch.int32).view(1)
     if kept.shape[0] == 0:  # kernels get no empty tensors; no list reaches the entry
         across, kept = across.new_zeros(1), kept.new_zeros(1)
-    return Lists(order, first, across, kept)
+    return Lists(order, first, across, kept, heavy)
 
 
 _PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()

@@ -22,7 +22,7 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def _compile(block: tuple[int, int], transposed: bool, left: bool, config=None):
-    index = [_meta(n, dtype=torch.int32) for n in (4, 5, 9, 9)]
+    index = [_meta(n, dtype=torch.int32) for n in (4, 5, 9, 9, 1)]
     mn, k = block[::-1] if transposed else block
     size = (256, 4 * mn) if left else (4 * mn, 256)
     problem = BsrProblem(*size, 8 * k, 9, mn, k, dense_left=left)

@@ -22,7 +22,7 @@ def bsr_sm80_entry(
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the cp.async + mma.sync kernel. `lists`: order, first, dense, kept; `max_ctas` is not used."""
+    """Launch the cp.async + mma.sync kernel. `lists`: those of `BlockLists`; `max_ctas` is not used."""
     views = views_of(values, b, d, operands, layout)
     bsr_sm80(
         views.s, views.x, views.d, BlockLists(*lists), views.operands, stream, config=config,

@@ -29,7 +29,7 @@ def bsr_sm90_entry(
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the TMA + WGMMA kernel. `lists`: order, first, dense, kept."""
+    """Launch the TMA + WGMMA kernel. `lists`: order, first, dense, kept, heavy."""
     views = views_of(values, b, d, operands, layout)
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
