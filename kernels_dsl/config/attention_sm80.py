@@ -76,6 +76,14 @@ RESERVED_SMEM = 1024
 """Shared memory that an SM keeps for itself of each CTA's share."""
 
 
+def _is_few(config: Sm80AttentionConfig, variant: AttentionVariant, extent: Extent | None) -> bool:
+    """Whether tiles of half the rows are done sooner: they leave no SM idle, or even out unequal tiles."""
+    if extent is None:
+        return False
+    tiles = -(-extent.rows // config.tile_m) * extent.heads
+    return tiles * (1 if variant.uneven else 2) <= extent.sms * config.ctas_per_sm
+
+
 def sm80_config(
     dim: int,
     dim_v: int,
@@ -102,10 +110,11 @@ def sm80_config(
     room = smem_bytes + RESERVED_SMEM
     fitting = (c for ctas, c in found if ctas * (c.smem_bytes + RESERVED_SMEM) <= room)
     config = next(fitting, found[-1][1])
-    few = extent is not None and -(-extent.rows // config.tile_m) * extent.heads <= extent.sms
-    if config.tile_m > 64 and (few or rows < config.tile_m or variant.mask is not None):
+    if config.tile_m > 64 and (
+        _is_few(config, variant, extent) or rows < config.tile_m or variant.mask is not None
+    ):
         # Half the rows a CTA: work for SMs that had none, and more registers, at the price of more reads.
-        config = replace(config, tile_m=64, warps=4)
+        config = replace(config, tile_m=64, warps=4, overlap=table is _TILES, ahead=1)
     if variant.mask == "boolean" and max(d, dv) > 128:
         config = replace(config, tile_n=16)
     return config

@@ -117,3 +117,19 @@ def test_more_shared_memory_gives_larger_tiles():
 def test_a_block_that_no_tile_of_the_sm80_family_divides():
     with pytest.raises(ValueError, match=r"block is \(96, 128\), must be multiples of 64"):
         choose_for_lists("sm80", 64, 64, CAUSAL, (96, 128), DEVICES_BY_ARCH["sm_89"])
+
+
+@pytest.mark.parametrize(
+    ("dim", "variant", "extent", "tile_m"),
+    [
+        (64, AttentionVariant(), Extent(1024, 1024, 8, 132), 64),
+        (64, AttentionVariant(), Extent(1024, 1024, 32, 132), 128),
+        (64, CAUSAL, Extent(1024, 1024, 32, 132), 64),
+        (128, CAUSAL, Extent(1024, 1024, 256, 132), 128),
+        (256, AttentionVariant(), Extent(2048, 2048, 8, 132), 128),  # a second round of CTAs otherwise
+        (256, CAUSAL, Extent(2048, 2048, 8, 132), 64),
+    ],
+)
+def test_small_launches_of_the_sm80_family_get_lower_tiles(dim, variant, extent, tile_m):
+    """As measured on an H200."""
+    assert choose("sm80", dim, dim, variant, DEVICES_BY_ARCH["sm_90a"], extent).tile_m == tile_m
