@@ -10,6 +10,7 @@ import torch
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.bsr import choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.bsr_plan import FUNCTIONS, BsrConfig
@@ -57,8 +58,11 @@ def bsr_kernel(
     return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
 
 
-def sampled_kernel(block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
-    """The sampled product; `columns`: b is a transpose, as in the gradient of the values of A @ B."""
+def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
+    """The sampled product; `columns`: b is a transpose, as in the gradient of the values of A @ B.
+
+    The SM80-class kernel where `family` has none for the block.
+    """
     kind = _DTYPES[dtype]
     rows = _meta(_KEPT)
     b = _meta(8 * block[1], _EXTENT, dtype=kind).t() if columns else _meta(_EXTENT, 8 * block[1], dtype=kind)
@@ -70,12 +74,15 @@ def sampled_kernel(block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
         None,
         _SMS,
     )
-    constexprs = {
-        "config": choose_sddmm_sm80(block, (16, 16)), "epilogue": LinearEpilogue(), "block": block,
-        "units": sddmm_units(block),
-    }  # fmt: skip
-    name = f"bsr sddmm sm80 {block[0]}x{block[1]} {dtype} {'nt' if columns else 'nn'}"
-    return name, FUNCTIONS["sddmm_sm80"], args, constexprs
+    hopper = choose_sampled(block, columns, True) if family == "sm90" else None
+    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(), "block": block}
+    if hopper is None:
+        constexprs |= {"config": choose_sddmm_sm80(block, (16, 16)), "units": sddmm_units(block)}
+    else:
+        constexprs |= {"config": hopper}
+    kind_of = "sm80" if hopper is None else "sm90"
+    name = f"bsr sddmm {kind_of} {block[0]}x{block[1]} {dtype} {'nt' if columns else 'nn'}"
+    return name, FUNCTIONS[f"sddmm_{kind_of}"], args, constexprs
 
 
 def iter_bsr(arch: str) -> Iterator[Kernel]:
@@ -86,4 +93,4 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
             for by_column, dense_left in ((False, False), (True, False), (False, True), (True, True)):
                 yield bsr_kernel(family, block, dtype, by_column, dense_left)
             yield bsr_kernel(family, block, dtype, False, True, bias=True)
-            yield sampled_kernel(block, dtype, columns=True)
+            yield sampled_kernel(family, block, dtype, columns=True)

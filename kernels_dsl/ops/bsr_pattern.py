@@ -44,7 +44,7 @@ class Pattern:
         self.crow, self.col = crow, col
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
-        self._chunks: dict[int, Any] = {}
+        self._chunks: dict[tuple[int, int], Any] = {}
 
     @property
     def nnz(self) -> int:
@@ -77,17 +77,24 @@ class Pattern:
         first = torch.searchsorted(ordered, columns, out_int32=True)
         return _lists(first, self.row_of[kept], kept.to(torch.int32))
 
-    def chunks(self, units: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def chunks(
+        self, units: int, group: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,
         then `column_of` and first entries of the block rows; int32.
 
-        How many chunks there are only the GPU knows: those behind the last are of no entry.
+        With `group`, the first chunks of that many rows come first, then their second ones: neighbours in the
+        list meet neighbouring columns. How many chunks there are only the GPU knows: those behind the last
+        are of no entry.
         """
-        if units not in self._chunks:
-            self._chunks[units] = self._make_chunks(units)
-        return self._chunks[units]
+        key = (units, group)
+        if key not in self._chunks:
+            self._chunks[key] = self._make_chunks(units, group)
+        return self._chunks[key]
 
-    def _make_chunks(self, units: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _make_chunks(
+        self, units: int, group: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         first = self.by_row.first
         counts = torch.div(first.diff() + (units - 1), units, rounding_mode="floor")
         ends = counts.cumsum(0, dtype=torch.int32)
@@ -96,8 +103,12 @@ class Pattern:
         row = torch.searchsorted(ends, number, right=True, out_int32=True)
         inside = row < self.rows
         row = row.clamp_max(self.rows - 1)
-        entry = first[row] + (number - (ends - counts)[row]) * units
-        entry = torch.where(inside, entry, first[-1])
+        place = number - (ends - counts)[row]
+        entry = torch.where(inside, first[row] + place * units, first[-1])
+        if group:
+            outer = torch.where(inside, row // group, self.rows)
+            order = torch.argsort(outer.long() * (self.columns // units + 2) + place, stable=True)
+            row, entry = row[order], entry[order]
         return row, entry.to(torch.int32), self.column_of, first
 
 

@@ -12,6 +12,7 @@ import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.bsr import Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops import gemm_kernels
@@ -37,6 +38,7 @@ _FOLDER = "kernels_dsl.kernels.bsr"
 FUNCTIONS = {
     "sm90": lowering.jit(f"{_FOLDER}.entry_sm90:bsr_sm90_entry", name="bsr_sm90"),
     "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:bsr_sm80_entry", name="bsr_sm80"),
+    "sddmm_sm90": lowering.jit(f"{_FOLDER}.sddmm_sm90:sddmm_sm90_entry", name="bsr_sddmm_sm90"),
     "sddmm_sm80": lowering.jit(f"{_FOLDER}.sddmm_sm80:sddmm_sm80_entry", name="bsr_sddmm_sm80"),
 }
 ALIGN = 16
@@ -314,7 +316,7 @@ def build_sampled(
     scaled: bool,
 ) -> Callable[..., torch.Tensor]:
     """`run(a, b, out, operands)` of a sampled product; out None allocates values (nnz, *block), or with L."""
-    target.families("sm80")
+    families = target.families(None)
     shape = (*([] if batch is None else [batch]), pattern.nnz, *block)
     if 0 in shape or a.shape[-1] == 0:
         return lambda a, b, out, operands: a.new_zeros(shape, dtype=out_dtype)
@@ -329,14 +331,17 @@ def build_sampled(
         preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
         for x, layout, copy in zip((a, b), layouts, copies)
     ]
-    units = sddmm_units(block)
-    constexprs = {
-        "config": choose_sddmm_sm80(block, (aligns[0], aligns[1])),
-        "epilogue": LinearEpilogue(alpha=scaled),
-        "block": block,
-        "units": units,
-    }
-    launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
+    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=scaled), "block": block}
+    b_k_major = (copies[1] or layouts[1].contiguous) == "column"
+    chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN) if "sm90" in families else None
+    if chosen is not None:
+        constexprs |= {"config": chosen}
+        lists = pattern.chunks(chosen.units, chosen.group)
+        launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
+    else:
+        units = sddmm_units(block)
+        constexprs |= {"config": choose_sddmm_sm80(block, (aligns[0], aligns[1])), "units": units}
+        launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Any) -> torch.Tensor:
         out = torch.empty(shape, dtype=out_dtype, device=a.device) if out is None else out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels_dsl.ops.aot_bsr import bsr_kernel, iter_bsr
+from kernels_dsl.ops.aot_bsr import bsr_kernel, iter_bsr, sampled_kernel
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,17 @@ def test_instructions_and_spills(block: tuple[int, int], by_column: bool, left: 
     assert entry.entry == "bsr_sm90_0"
     assert entry.count("HGMMA") and entry.count("UTMALDG") and not entry.count("HMMA")
     assert bool(entry.count("UTMASTG")) == constexprs["config"].epi_tma
+
+
+@pytest.mark.parametrize(
+    ("block", "columns"), [((64, 64), True), ((128, 128), False), ((512, 112), True)], ids=str
+)
+def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
+    name, function, args, constexprs = sampled_kernel("sm90", block, "bf16", columns)
+    (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: registers are spilled"
+    assert entry.entry == "bsr_sddmm_sm90_0"
+    assert entry.count("HGMMA") and entry.count("UTMALDG") and entry.count("UTMASTG")
 
 
 def test_kernels_ahead_of_time_have_names_of_their_own() -> None:

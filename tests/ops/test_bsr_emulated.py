@@ -59,6 +59,21 @@ def test_sampled_products_match_bit_for_bit(block: tuple[int, int]) -> None:
     assert not session.reports
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("power_law", (5, 9), (64, 64), 0, pad=8),  # ping-pong, four blocks a tile
+        Case("power_law", (3, 4), (128, 112), 0, columns_contiguous=True, pad=8),  # two a tile
+        Case("power_law", (2, 3), (256, 320), 0),  # several tiles a block
+    ],
+    ids=str,
+)
+def test_sampled_products_match_bit_for_bit_on_hopper(case: Case) -> None:
+    with emulator.run(arch="sm_90a") as session:
+        bsr_cases.run_sampled(case, 136, "cpu")
+    assert not session.reports
+
+
 @pytest.mark.parametrize("form", ["a b", "b at"])
 def test_gradients(form: str) -> None:
     """Gradients of values, dense factor and bias against autograd in float64 on the dense matrix."""

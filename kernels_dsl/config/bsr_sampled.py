@@ -1,0 +1,50 @@
+"""Configurations of the Hopper sampled product: plain frozen data, free of any compiler import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels_dsl.config.gemm import Schedule
+
+MAX_COLUMNS = 256
+"""Columns of a tile: WGMMA's largest N."""
+WAVE_BLOCKS = {64: 44, 128: 32}
+"""Rows of a tile -> block rows worked on together: their chunks and the columns that these meet make the
+tiles in flight about square at 25 % density, so that the factors are read from memory least often."""
+
+
+@dataclass(frozen=True)
+class Sm90SampledConfig:
+    """One instance of the TMA + WGMMA kernel whose output tiles are kept blocks of a row, side by side.
+
+    `tile_m`: rows of a tile, a divisor of the block's; `unit_n`: columns that a tile takes of one block, a
+    divisor of the block's; `units`: blocks in a tile. `group`: block rows worked on together.
+    """
+
+    tile_m: int
+    unit_n: int
+    units: int
+    schedule: Schedule = Schedule.COOPERATIVE
+    group: int = 32
+
+    family = "sm90"
+
+
+def choose_sampled(block: tuple[int, int], b_k_major: bool, aligned: bool) -> Sm90SampledConfig | None:
+    """The configuration for blocks of (rows, columns); None where this family has none.
+
+    `b_k_major`: b (K, N) is contiguous along K. `aligned`: both factors begin at 16 bytes, and so do their
+    rows or columns. Blocks of less than 64 rows do not fill WGMMA's M.
+    """
+    rows, columns = block
+    if not aligned or rows % 64:
+        return None
+    tile_m = 128 if rows % 128 == 0 else 64
+    # A tile's swizzle must be its units': 128 bytes along N, where N is the contiguous mode.
+    step = 16 if b_k_major else 64
+    if columns % step:
+        return None
+    unit_n = max(n for n in range(step, MAX_COLUMNS + 1, step) if columns % n == 0)
+    units = MAX_COLUMNS // unit_n if unit_n == columns else 1
+    schedule = Schedule.COOPERATIVE if tile_m == 128 else Schedule.PINGPONG
+    return Sm90SampledConfig(tile_m, unit_n, units, schedule, WAVE_BLOCKS[tile_m])

@@ -1,0 +1,143 @@
+"""Sampled product for Hopper: the kept blocks of A @ B by TMA and WGMMA.
+
+A tile of the result is some kept blocks of one block row side by side: they share the rows of A, and the
+columns of B that they name are gathered into one tile in shared memory, a TMA load each, so that one WGMMA
+as wide as all of them reads it. Beyond the last block of a row TMA fills with zeros, and nothing is stored.
+Roles, ring and main loop are those of the dense kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view
+from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.config.bsr_sampled import Sm90SampledConfig
+
+from .sddmm_sm90_roles import Chunks, sddmm_kernel
+
+SMEM_BYTES = 232448
+"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
+BARRIER_BYTES = 1024
+"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+TILE_K = 64
+"""Elements of K in a stage: 128 bytes, the widest swizzle."""
+
+
+@dataclass(frozen=True)
+class SampledSpec:
+    """Static facts of one instance; extents in elements. `subs`: tiles of a block along rows and columns."""
+
+    tile_m: int
+    unit_n: int
+    units: int
+    subs: tuple[int, int]
+    wg_m: int
+    pingpong: bool
+    stages: int
+    dtype: type[cutlass.Numeric]
+    epilogue: EpiloguePlan
+
+    consumers = 2
+    tile_k = TILE_K
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of a tile: those of all its units."""
+        return self.unit_n * self.units
+
+    @property
+    def wgs_per_tile(self) -> int:
+        """Consumer warpgroups that work on one tile together."""
+        return 1 if self.pingpong else 2
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
+        return (self.tile_m + self.tile_n) * TILE_K * 2
+
+
+def make_spec(config: Sm90SampledConfig, block: tuple, dtype, d_dtype) -> SampledSpec:
+    """Completes a configuration for blocks of (rows, columns). ValueError: what does not fit."""
+    if block[0] % config.tile_m or block[1] % config.unit_n:
+        raise ValueError(
+            f"tile_m and unit_n are {config.tile_m} and {config.unit_n}, must divide the block's {block}"
+        )
+    pingpong = config.schedule.name == "PINGPONG"
+    tile_n = config.unit_n * config.units
+    wg_m = config.tile_m if pingpong else config.tile_m // 2
+    epi_n = epilogue_columns(config.unit_n, d_dtype)
+    stage_bytes = (config.tile_m + tile_n) * TILE_K * 2
+    subtile_bytes = 2 * 64 * epi_n * d_dtype.width // 8
+    room = SMEM_BYTES - BARRIER_BYTES
+    stages = min(12, (room - 2 * subtile_bytes) // stage_bytes)
+    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
+    return SampledSpec(
+        config.tile_m, config.unit_n, config.units, (block[0] // config.tile_m, block[1] // config.unit_n),
+        wg_m=wg_m, pingpong=pingpong, stages=stages, dtype=dtype,
+        epilogue=EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, d_dtype, True),
+    )  # fmt: skip
+
+
+def sddmm_sm90_entry(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    values: cute.Tensor,
+    lists: tuple,
+    operands: tuple | None,
+    max_ctas: Int32,
+    stream,
+    config: cutlass.Constexpr[Sm90SampledConfig],
+    epilogue: cutlass.Constexpr,
+    block: cutlass.Constexpr[tuple],
+):
+    """Launch values[e] = epilogue(block (row of e, columns[e]) of a @ b, *operands).
+
+    a (M, K), b (K, N), 16-byte aligned, contiguous in either mode, or with a leading L; values
+    (blocks, *block) or (L, blocks, *block), 16-byte aligned, the last two contiguous. lists: rows and first
+    entries of chunks, columns (blocks), first entries of block rows (block rows + 1), all int32: chunk i has
+    `config.units` entries from entries[i] on, or as many as its block row still has, perhaps none.
+    `operands`: scalars only. `max_ctas`: CTAs that run at one time.
+    """
+    rank = cute.rank(values)
+    batch = values.shape[0] if rank == 4 else batch_extent(a, b)
+    mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
+    mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
+    layout = cute.make_layout(
+        (*block, values.shape[rank - 3], batch),
+        stride=(block[1], 1, values.stride[rank - 3], values.stride[0] if rank == 4 else 0),
+    )
+    mV = cute.make_tensor(values.iterator, layout)  # (rows, columns, blocks, L)
+    spec = make_spec(config, block, mA.element_type, mV.element_type)
+    a_major, b_major = major_mode(mA), major_mode(mB)
+    tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.tile_n)
+    tiled_mma_epi = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.epilogue.epi_n)
+    a_layout = staged_smem_layout(spec.dtype, (spec.tile_m, TILE_K), spec.stages, a_major)
+    b_layout = staged_smem_layout(spec.dtype, (spec.tile_n, TILE_K), spec.stages, b_major)
+    unit_layout = staged_smem_layout(spec.dtype, (spec.unit_n, TILE_K), spec.stages * spec.units, b_major)
+    d_layout = staged_smem_layout(
+        mV.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
+    )
+    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, TILE_K))
+    b_atom, tma_b = tma.make_load_atom(mB, unit_layout, (spec.unit_n, TILE_K))
+    d_atom, tma_d = tma.make_store_atom(mV, d_layout, spec.epilogue.subtile)
+    chunks = Chunks(lists[0], lists[1], lists[2], lists[3], mA.shape[1], mB.shape[0] // spec.unit_n)
+    work = cute.size(lists[0]) * (spec.subs[0] * spec.subs[1]) * batch
+    sddmm_kernel(
+        spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, unit_layout, d_layout),
+        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, operands or ()), chunks, Int32(work),
+    ).launch(
+        grid=(cutlass.max(cutlass.min(max_ctas, Int32(work)), Int32(1)), 1, 1),
+        block=(3 * WARPGROUP_THREADS, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
+        use_pdl=True,
+    )  # fmt: skip

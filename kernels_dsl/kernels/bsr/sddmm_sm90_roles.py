@@ -1,0 +1,223 @@
+"""Device side of the SM90 sampled product: the kernel that hands out roles, and one function a role."""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, pipeline
+from cutlass.cute.nvgpu import cpasync
+
+from kernels_dsl.blocks import epilogue as epi
+from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.operand_ring import allocate, main_loop, pass_turn
+from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
+
+
+class Chunks(NamedTuple):
+    """The pattern, int32 vectors: rows and first entries of chunks, columns, first entries of rows.
+
+    `k`: extent of the contraction. `units_n`: units along N, the number that reads zeros.
+    """
+
+    rows: cute.Tensor
+    entries: cute.Tensor
+    columns: cute.Tensor
+    first: cute.Tensor
+    k: Int32
+    units_n: Int32
+
+
+class Item(NamedTuple):
+    """A work item: tile of A, tile of the block along its rows and columns, batch, entries, K tiles."""
+
+    tile_m: Int32
+    sub_m: Int32
+    sub_n: Int32
+    batch: Int32
+    entry: Int32
+    count: Int32
+    k_tiles: Int32
+
+
+@cute.jit
+def item_of(spec: cutlass.Constexpr, chunks: Chunks, work: Int32, size: Int32) -> Item:
+    """Work item number `work`; past the end, the last one again, so that it may be fetched ahead.
+
+    An empty chunk has one K tile, of which nothing is stored.
+    """
+    work = cutlass.min(work, size - 1)
+    rest, sub = work // (spec.subs[0] * spec.subs[1]), work % (spec.subs[0] * spec.subs[1])
+    number = cute.size(chunks.rows)
+    batch = rest // number
+    chunk = rest - batch * number
+    sub_n, sub_m = sub // spec.subs[0], sub % spec.subs[0]
+    row, entry = chunks.rows[chunk], chunks.entries[chunk]
+    count = cutlass.min(chunks.first[row + 1] - entry, Int32(spec.units))
+    k_tiles = cute.ceil_div(chunks.k, spec.tile_k)
+    if count <= 0:
+        k_tiles = Int32(1)
+    return Item(row * spec.subs[0] + sub_m, sub_m, sub_n, batch, entry, count, k_tiles)
+
+
+@cute.jit
+def unit_of_lane(spec: cutlass.Constexpr, chunks: Chunks, item: Item) -> Int32:
+    """Number along N of the unit that this lane's entry of the chunk names; behind its end, that of zeros."""
+    lane = cute.arch.lane_idx()
+    unit = chunks.units_n
+    if lane < item.count:
+        unit = chunks.columns[item.entry + lane] * spec.subs[1] + item.sub_n
+    return unit
+
+
+@entry_name("bsr_sddmm_sm90")
+@cute.kernel
+def sddmm_kernel(
+    spec: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    mmas: tuple,  # (main loop's, epilogue's) TiledMma
+    smem_layouts: tuple,  # of A, B, B by units, and the epilogue's staging
+    loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
+    output: tuple,  # (atom of the values, their coordinates (rows, columns, blocks, L), scalars)
+    chunks: Chunks,
+    size: Int32,
+):
+    """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        cpasync.prefetch_descriptor(loads[0])
+        cpasync.prefetch_descriptor(loads[2])
+        cpasync.prefetch_descriptor(output[0])
+    a_layout, b_layout, unit_layout, d_layout = smem_layouts
+    dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
+    barriers, (sA, sB, sD) = allocate(spec.stages, spec.consumers, dtypes, (a_layout, b_layout, d_layout))
+    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, (1, 1))
+    sync_after_init((1, 1))
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()  # global memory is touched only from here on
+
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == spec.consumers:
+        cute.arch.setmaxregister_decrease(40)
+        if warp == spec.consumers * 4:
+            produce(spec, ring, loads, (sA, cute.make_tensor(sB.iterator, unit_layout.outer)), chunks, size)
+    else:
+        cute.arch.setmaxregister_increase(232)
+        consume(spec, epilogue, ring, mmas, (sA, sB, sD), output, (chunks, size), group)
+
+
+@cute.jit
+def produce(
+    spec: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    loads: tuple,
+    s_tiles: tuple,  # A (tile_m, tile_k, stages), B (unit_n, tile_k, stages * units)
+    chunks: Chunks,
+    size: Int32,
+):
+    """Producer warp: for each work item, the rows of A and the columns of B that its entries name."""
+    a_atom, tma_a, b_atom, tma_b = loads
+    gA = cute.local_tile(tma_a, (spec.tile_m, spec.tile_k), (None, None, None))
+    gB = cute.local_tile(tma_b, (spec.unit_n, spec.tile_k), (None, None, None))
+    tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(1), 0)
+    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(1), 0)
+    ctas = cute.arch.grid_dim()[0]
+    work = cute.arch.block_idx()[0]
+    state = producer_state(spec.stages)
+    item = item_of(spec, chunks, work, size)
+    unit = unit_of_lane(spec, chunks, item)
+    while work < size:
+        # A chain of loads leads to the next item's columns; it starts now.
+        work += ctas
+        following = item_of(spec, chunks, work, size)
+        next_unit = unit_of_lane(spec, chunks, following)
+        load_a = tma.tile_loader(a_atom, tAgA[None, item.tile_m, None, item.batch], tAsA, None)
+        load_b = [
+            tma.tile_loader(b_atom, tBgB[None, cute.arch.shuffle_sync(unit, u), None, item.batch], tBsB, None)
+            for u in range(spec.units)
+        ]
+        for k in cutlass.range(item.k_tiles, unroll=1):
+            ring.producer_acquire(state)
+            full = ring.producer_get_barrier(state)
+            load_a(k, state.index, full)
+            for u in cutlass.range_constexpr(spec.units):
+                load_b[u](k, state.index * spec.units + u, full)
+            ring.producer_commit(state)
+            state.advance()
+        item, unit = following, next_unit
+    ring.producer_tail(state)
+
+
+def block_writer(spec, atom: cute.CopyAtom, mV: cute.Tensor, sD: cute.Tensor, item: Item):
+    """`write(stage, (m, n, _))` by one TMA store: n counts along the chunk's units, whose blocks take it."""
+
+    @cute.jit
+    def write(stage: int, at: tuple):
+        unit = at[1] // spec.unit_n
+        column = item.sub_n * spec.unit_n + at[1] - unit * spec.unit_n
+        if unit < item.count:
+            corner = cute.domain_offset((at[0], column, 0, 0), mV)
+            gD = cute.local_tile(corner, spec.epilogue.subtile, (0, 0, item.entry + unit, item.batch))
+            tDsD, tDgD = cpasync.tma_partition(
+                atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
+            )
+            cute.copy(atom, tDsD[None, stage], tDgD)
+
+    return write
+
+
+@cute.jit
+def consume(
+    spec: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    mmas: tuple,
+    s_tiles: tuple,
+    output: tuple,
+    schedule: tuple,  # (chunks, work items)
+    group: Int32,
+):
+    """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
+    chunks, size = schedule
+    sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
+    atom_d, mV, operands = output
+    ctas = cute.arch.grid_dim()[0]
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    thr_mma = mmas[0].get_slice(thread)
+    row = Int32(0)
+    if cutlass.const_expr(not spec.pingpong):
+        row = group * spec.wg_m
+        sA = cute.local_tile(sA, (spec.wg_m, spec.tile_k), (group, 0, None))
+    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stages)
+    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stages)
+    acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+
+    state = consumer_state(spec.stages)
+    work, stride = cute.arch.block_idx()[0], ctas
+    if cutlass.const_expr(spec.pingpong):
+        stride = ctas * 2
+        if group == 1:
+            give_turn(NamedBarrier.MMA_ORDER, Int32(0))
+            state = skip(state, item_of(spec, chunks, work, size).k_tiles)
+            work += ctas
+    while work < size:
+        item = item_of(spec, chunks, work, size)
+        others = item.k_tiles
+        if cutlass.const_expr(spec.pingpong):
+            others = item_of(spec, chunks, work + ctas, size).k_tiles
+            wait_turn(NamedBarrier.MMA_ORDER, group)
+        state = main_loop(
+            ring, state, mmas[0], (acc, tCrA, tCrB), item.k_tiles,
+            pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
+        )  # fmt: skip
+        epi.store_tile(
+            spec.epilogue, acc, epilogue, operands,
+            origin=(item.sub_m * spec.tile_m + row, Int32(0), item.batch), extent=(0, 0, 0), sD=sD,
+            tiled_mma_epi=mmas[1], write=block_writer(spec, atom_d, mV, sD, item), thread=thread,
+            warpgroup=group,
+        )  # fmt: skip
+        if cutlass.const_expr(spec.pingpong):
+            state = skip(state, others)
+        work += stride
+    epi.drain(spec.epilogue, thread)
