@@ -191,3 +191,9 @@ def test_every_public_name_resolves():
         assert getattr(kernels_dsl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'gem'"):
         kernels_dsl.gem  # noqa: B018
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by their base name."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
