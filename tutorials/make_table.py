@@ -1,6 +1,8 @@
 """Writes the measured tables of a run into tutorials/README.md.
 
 python tutorials/make_table.py FOLDER      # of the JSON files that the steps write: 01.json, …, a1.json
+
+A folder without 01.json is of a run of some steps: their sections alone are replaced or added.
 """
 
 from __future__ import annotations
@@ -61,9 +63,11 @@ def render(folder: Path) -> list[str]:
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
         if not lines:
-            lines += machine(run["machine"]) + summary(folder) + attention_summary(folder)
+            lines += machine(run["machine"]) + summary(folder)
         step = next(common.FOLDER.glob(f"{path.stem}_*.py"))
         lines += ["", f"### [{step.name}]({step.name})"]
+        if path.stem == "10":
+            lines += attention_summary(folder)
         for stored in run["tables"]:
             lines += common.Table(**stored).lines()
         for remark in run["remarks"]:
@@ -81,12 +85,23 @@ def machine(facts: dict) -> list[str]:
     return [", ".join([*known, versions]) + "."]
 
 
+def merged(old: str, new: list[str]) -> str:
+    """The sections of `new` in the place of those of the same steps in `old`, all in order."""
+    head, *sections = old.strip("\n").split("\n### ")
+    made = "\n".join(new).split("\n### ")
+    found = {section.split("]")[0]: section.strip("\n") for section in [*sections, *made[1:]]}
+    parts = [head.strip("\n"), *("### " + found[name] for name in sorted(found))]
+    return "\n\n".join(parts)
+
+
 def main(folder: Path) -> None:
     """Replace what is between the marks."""
     text = README.read_text()
     before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    README.write_text(f"{before}{BEGIN}\n" + "\n".join(render(folder)) + f"\n{END}{after}")
+    old, after = rest.split(END)
+    lines = render(folder)
+    table = "\n".join(lines) if (folder / "01.json").exists() else merged(old, lines)
+    README.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
 if __name__ == "__main__":
