@@ -58,7 +58,8 @@ def _flipped(matrix: Bsr) -> Bsr:
     flipped[1:] = counts.cumsum(0)
     rows = torch.tensor([entry[1] for entry in entries], dtype=torch.int64)
     values = matrix.values[..., [entry[2] for entry in entries], :, :].mT
-    return Bsr(flipped, rows, values, matrix.shape[::-1])
+    device = matrix.col.device
+    return Bsr(flipped.to(device), rows.to(device), values, matrix.shape[::-1])
 
 
 def sparse_of(matrix: Bsr) -> BsrTensor:
