@@ -86,6 +86,9 @@ MISTAKES = [
     ("11", "in vain", {"visit": lambda a, b, n, w, s: [(x, False) for x in range(b // n + 1)]}),
     ("11", "is called whole", {"visit": lambda *tile: [(x, True) for x, _ in _solution("11").visit(*tile)]}),
     ("11", "would be masked", {"visit": lambda *tile: [(x, False) for x, _ in _solution("11").visit(*tile)]}),
+    ("12", "waits for the GPU", {"transposed": lambda f, c, n: (f, c, (c >= 0).nonzero()[:, 0].int())}),
+    ("12", "rows must ascend", {"transposed": lambda *x: _lists(*x, 0, lambda row_of, _: row_of.flip(0))}),
+    ("12", "where the values lie", {"transposed": lambda *x: _lists(*x, 1, lambda rows, at: at.flip(0))}),
     ("a1", "does not say", {"under_way": lambda k, k_tiles, stages: stages - 2}),
     ("a1", "not needed yet", {"under_way": lambda k, k_tiles, stages: 0}),
 ]  # fmt: skip
@@ -100,6 +103,13 @@ def _merged_at(p, q, at):
     top, x, y = max(p[0], q[0]), math.exp(p[0] - at), math.exp(q[0] - at)
     back = math.exp(at - top)
     return top, back * (x * p[1] + y * q[1]), [back * (x * u + y * v) for u, v in zip(p[2], q[2])]
+
+
+def _lists(first, columns, count, which, change):
+    """The right lists, but for rows (0) or entries (1)."""
+    first_t, *lists = _solution("12").transposed(first, columns, count)
+    lists[which] = change(*lists)
+    return first_t, *lists
 
 
 def _plain_walk(index, grid, group):

@@ -45,6 +45,7 @@ def test_check_on_the_gpu(name):
         ("03_pipeline", "fold", lambda x, y: y.copy_(x.view(x.shape[0], -1, 64)[:, 1:].sum(1))),
         ("06_gemm_simple", "gemm", lambda a, b, d: d.copy_(a[:, 1:] @ b[:, 1:].T)),
         ("07_gemm_warp_specialized", "gemm", lambda a, b, d: d.copy_((a @ b.T).roll(64, 0))),
+        ("12_bsr_gemm", "bsr_gemm", lambda values, b, d, *_, **__: d.copy_(d.nan_to_num(0.0))),
         ("10_flash_attention", "attention", lambda q, k, v, o, *_, **__: o.copy_(v[:1].expand_as(o))),
     ],
 )
@@ -98,6 +99,17 @@ def test_measured_gemms_do_not_spill(name, tile, cluster, epilogue, instructions
         (used,) = step.gemm.compile(*args, arch=arch, **constants).resources()
         assert (used.stack_bytes, used.spill_loads, used.spill_stores) == (0, 0, 0)
         assert all(used.count(instruction) for instruction in instructions), used.instructions
+
+
+def test_measured_block_sparse_gemm_does_not_spill():
+    import torch
+
+    step = _load("12_bsr_gemm")
+    values, b = (torch.empty(8192, k, dtype=torch.bfloat16, device="meta") for k in (step.BLOCK, 8192))
+    lists = tuple(torch.empty(n, dtype=torch.int32, device="meta") for n in (64, 65, 64))
+    (used,) = step.bsr_gemm.compile(values, b, b, lists, arch="sm_90a", tile=step.Tile()).resources()
+    assert (used.stack_bytes, used.spill_loads, used.spill_stores) == (0, 0, 0)
+    assert used.count("HGMMA") and used.count("UTMALDG")
 
 
 @pytest.mark.parametrize(
