@@ -5,10 +5,61 @@ is the producer's business: a counter along K (dense), or a list of kept blocks 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from .barriers import NamedBarrier, give_turn
+from .pipeline import make_tma_ring, sync_after_init
 from .wgmma import issue_k_tile
+
+SMEM_BYTES = 232448
+"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
+BARRIER_BYTES = 1024
+"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+MOST_EPILOGUE_STAGES = 4
+
+
+def stages_that_fit(
+    config: object, wanted: int, stage_bytes: int, subtile_bytes: int, most: int = 64
+) -> tuple[int, int]:
+    """(stages of the ring, staging buffers of the epilogue) that shared memory holds.
+
+    The ring has `wanted` stages, or for 0 as many as fit beside two staging buffers of `subtile_bytes`, up to
+    `most`. ValueError, which names `config`, where fewer than two of either fit.
+    """
+    room = SMEM_BYTES - BARRIER_BYTES
+    stages = wanted or min(most, (room - 2 * subtile_bytes) // stage_bytes)
+    staging = min(MOST_EPILOGUE_STAGES, (room - stages * stage_bytes) // subtile_bytes)
+    if stages < 2 or staging < 2:
+        raise ValueError(
+            f"{config} leaves room for {stages} stages and {staging} staging buffers, must be 2 of each"
+        )
+    return stages, staging
+
+
+@cute.jit
+def prefetch_descriptors(atoms: tuple, warp: Int32):
+    """Warp 0 fetches the TMA descriptors of the atoms that are not None."""
+    if warp == 0:
+        for atom in atoms:
+            if cutlass.const_expr(atom is not None):
+                cpasync.prefetch_descriptor(atom)
+
+
+def start(spec, atoms: tuple, dtypes: tuple, layouts: tuple, cluster: tuple[int, int]) -> tuple:
+    """What every warp does first. Returns the ring, the tensors of `allocate`, and the warp's number.
+
+    `spec` has stages, stage_bytes, consumers and wgs_per_tile. With programmatic dependent launch all of this
+    runs beside the tail of the kernel before this one, and the next one may do so too, on SMs whose CTAs are
+    gone. Global memory is touched only behind it.
+    """
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    prefetch_descriptors(atoms, warp)
+    barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts)
+    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, cluster)
+    sync_after_init(cluster)
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+    return ring, tensors, warp
 
 
 def allocate(stages: int, consumers: int, dtypes: tuple, layouts: tuple) -> tuple:

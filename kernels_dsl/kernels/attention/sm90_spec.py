@@ -7,12 +7,8 @@ import cutlass
 
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.operand_ring import BARRIER_BYTES, SMEM_BYTES
 from kernels_dsl.blocks.wgmma import WGMMA_M
-
-SMEM_BYTES = 232448
-"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
-BARRIER_BYTES = 1024
-"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,13 @@ from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.operand_ring import stages_that_fit
 from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from kernels_dsl.config.bsr_sampled import Sm90SampledConfig
 
 from .sddmm_sm90_roles import Chunks, sddmm_kernel
 
-SMEM_BYTES = 232448
-"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
-BARRIER_BYTES = 1024
-"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
 TILE_K = 64
 """Elements of K in a stage: 128 bytes, the widest swizzle."""
 
@@ -77,9 +74,7 @@ def make_spec(config: Sm90SampledConfig, block: tuple, dtype, d_dtype) -> Sample
     epi_n = epilogue_columns(config.unit_n, d_dtype)
     stage_bytes = (config.tile_m + tile_n) * TILE_K * 2
     subtile_bytes = 2 * 64 * epi_n * d_dtype.width // 8
-    room = SMEM_BYTES - BARRIER_BYTES
-    stages = min(12, (room - 2 * subtile_bytes) // stage_bytes)
-    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
+    stages, epi_stages = stages_that_fit(config, 0, stage_bytes, subtile_bytes, most=12)
     return SampledSpec(
         config.tile_m, config.unit_n, config.units, (block[0] // config.tile_m, block[1] // config.unit_n),
         wg_m=wg_m, pingpong=pingpong, stages=stages, dtype=dtype,

@@ -11,8 +11,8 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import allocate, main_loop, pass_turn
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
+from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start
+from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 
 
 class Chunks(NamedTuple):
@@ -84,19 +84,10 @@ def sddmm_kernel(
     size: Int32,
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if warp == 0:
-        cpasync.prefetch_descriptor(loads[0])
-        cpasync.prefetch_descriptor(loads[2])
-        cpasync.prefetch_descriptor(output[0])
     a_layout, b_layout, unit_layout, d_layout = smem_layouts
     dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
-    barriers, (sA, sB, sD) = allocate(spec.stages, spec.consumers, dtypes, (a_layout, b_layout, d_layout))
-    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, (1, 1))
-    sync_after_init((1, 1))
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()  # global memory is touched only from here on
-
+    atoms = (loads[0], loads[2], output[0])
+    ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, (a_layout, b_layout, d_layout), (1, 1))
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(40)

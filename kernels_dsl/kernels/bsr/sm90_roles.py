@@ -3,7 +3,6 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
-from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
@@ -17,8 +16,8 @@ from kernels_dsl.blocks.block_lists import (
     work_number,
 )
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import allocate, main_loop, pass_turn
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip, sync_after_init
+from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start
+from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 
 
 @entry_name("bsr_sm90")
@@ -34,21 +33,9 @@ def bsr_kernel(
     grid: ListGrid,
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    a_atom, _, b_atom, _ = loads
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if warp == 0:
-        cpasync.prefetch_descriptor(a_atom)
-        cpasync.prefetch_descriptor(b_atom)
-        if cutlass.const_expr(output[0] is not None):
-            cpasync.prefetch_descriptor(output[0])
-
     dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
-    barriers, (sA, sB, sD) = allocate(spec.stages, spec.consumers, dtypes, smem_layouts)
-    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, spec.cluster)
-    sync_after_init(spec.cluster)
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()  # global memory is touched only from here on
-
+    atoms = (loads[0], loads[2], output[0])
+    ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, smem_layouts, spec.cluster)
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])

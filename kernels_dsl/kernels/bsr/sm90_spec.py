@@ -7,12 +7,9 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.operand_ring import stages_that_fit
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
-SMEM_BYTES = 232448
-"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
-BARRIER_BYTES = 1024
-"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
 MMA_K = 16
 """Elements of K in a 16-bit WGMMA."""
 
@@ -79,13 +76,7 @@ def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpe
     epi_n = epilogue_columns(tile_n, mD.element_type)
     stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * 2
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
-    room = SMEM_BYTES - BARRIER_BYTES
-    stages = config.stages or min(12, (room - 2 * subtile_bytes) // stage_bytes)
-    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
-    if stages < 2 or epi_stages < 2:
-        raise ValueError(
-            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be 2 of each"
-        )
+    stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
     plan = EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return BsrSpec(
         tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, consumers=consumers,

@@ -7,11 +7,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-
-SMEM_BYTES = 232448
-"""Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
-BARRIER_BYTES = 1024
-"""Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
+from kernels_dsl.blocks.operand_ring import stages_that_fit
 
 
 @dataclass(frozen=True)
@@ -65,13 +61,7 @@ def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> Gemm
     tile_k = config.tile_k_for(mma_dtype.width // 8)
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * mma_dtype.width // 8
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
-    room = SMEM_BYTES - BARRIER_BYTES
-    stages = config.stages or (room - 2 * subtile_bytes) // stage_bytes
-    epi_stages = min(4, (room - stages * stage_bytes) // subtile_bytes)
-    if stages < 2 or epi_stages < 2:
-        raise ValueError(
-            f"{config} leaves room for {stages} stages and {epi_stages} staging buffers, must be 2 of each"
-        )
+    stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes)
     plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
