@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from .barriers import NamedBarrier, give_turn
+from .barriers import WARPGROUP_THREADS, NamedBarrier, give_turn
 from .pipeline import make_tma_ring, sync_after_init
 from .wgmma import issue_k_tile
 
@@ -16,6 +16,23 @@ SMEM_BYTES = 232448
 BARRIER_BYTES = 1024
 """Kept for mbarriers, and for aligning the tiles behind them to the 1024 bytes of a swizzle atom."""
 MOST_EPILOGUE_STAGES = 4
+
+
+class Warpgroups:
+    """What follows from a spec's `consumers` and `pingpong`."""
+
+    consumers: int
+    pingpong: bool
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warpgroup."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def wgs_per_tile(self) -> int:
+        """Consumer warpgroups that work on one tile together."""
+        return 1 if self.pingpong else self.consumers
 
 
 def stages_that_fit(
@@ -84,6 +101,24 @@ def allocate(stages: int, consumers: int, dtypes: tuple, layouts: tuple) -> tupl
         storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner),
         storage.d.get_tensor(staging, swizzle=d_layout.inner),
     )
+
+
+def warpgroup_share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, group: Int32) -> tuple:
+    """(first row, fragments for `main_loop`) of consumer warpgroup `group`.
+
+    Its share is the whole tile in ping-pong, else `spec.wg_m` rows. `tiles`: A (tile M, K, slots) and B
+    (tile N, K, slots) in shared memory.
+    """
+    sA, sB = tiles
+    row = Int32(0)
+    if not spec.pingpong:
+        row = group * spec.wg_m
+        sA = cute.local_tile(sA, (spec.wg_m, cute.size(sA, mode=[1])), (group, 0, None))  # (wgM, bK, slots)
+    thr_mma = tiled_mma.get_slice(thread)
+    tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, slots)
+    tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, slots)
+    acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+    return row, (acc, tCrA, tCrB)
 
 
 @cute.jit

@@ -53,6 +53,20 @@ def load_partition(
     )
 
 
+def multicast_masks(
+    cluster: tuple[int, int], rank: tuple[cutlass.Int32, cutlass.Int32]
+) -> tuple[cutlass.Int16 | None, cutlass.Int16 | None]:
+    """(mask of A, mask of B): the CTAs of the (M, N) `cluster` that a load of CTA `rank` is for.
+
+    CTAs of one cluster row share A's tile, those of one column B's. None where nobody shares.
+    """
+    ranks = cute.make_layout(cluster)
+    return (
+        cute.make_layout_image_mask(ranks, rank, mode=1) if cluster[1] > 1 else None,
+        cute.make_layout_image_mask(ranks, rank, mode=0) if cluster[0] > 1 else None,
+    )
+
+
 def tile_loader(
     atom: cute.CopyAtom, t_g: cute.Tensor, t_s: cute.Tensor, mask: cutlass.Int16 | None
 ) -> Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None]:

@@ -50,3 +50,20 @@ def views_of(values, b, d, operands, layout: BsrLayout) -> Views:
     return Views(
         cute.make_tensor(values.iterator, s_layout), cute.make_tensor(mX.iterator, x_layout), mD, viewed
     )
+
+
+def sampled_views(a, b, values, block: tuple) -> tuple:
+    """A (M, K, L), B (N, K, L), values (rows, columns, blocks, L) and L of a sampled product's tensors.
+
+    a (M, K), b (K, N) or with a leading L; values (blocks, *block) or (L, blocks, *block), contiguous within
+    blocks.
+    """
+    rank = cute.rank(values)
+    batch = values.shape[0] if rank == 4 else batch_extent(a, b)
+    mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
+    mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
+    layout = cute.make_layout(
+        (*block, values.shape[rank - 3], batch),
+        stride=(block[1], 1, values.stride[rank - 3], values.stride[0] if rank == 4 else 0),
+    )
+    return mA, mB, cute.make_tensor(values.iterator, layout), batch

@@ -20,9 +20,10 @@ from kernels_dsl.blocks.multistage import (
     operand_facts,
     stages_of,
 )
-from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, mode_panel
+from kernels_dsl.blocks.operand_views import mode_panel
 from kernels_dsl.blocks.staged_store import OutputTile, store_tile
 from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.kernels.bsr.entry_views import sampled_views
 
 
 def sddmm_sm80_entry(
@@ -45,15 +46,7 @@ def sddmm_sm80_entry(
     rows (block rows + 1), all int32: chunk i has the `units` entries, or as many as its block row still has,
     from entries[i] on. `operands`: scalars only. b aligned to 4 bytes. `max_ctas` is not used.
     """
-    rank = cute.rank(values)
-    batch = values.shape[0] if rank == 4 else batch_extent(a, b)
-    mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
-    mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
-    layout = cute.make_layout(
-        (*block, values.shape[rank - 3], batch),
-        stride=(block[1], 1, values.stride[rank - 3], values.stride[0] if rank == 4 else 0),
-    )
-    mV = cute.make_tensor(values.iterator, layout)  # (rows, columns, blocks, L)
+    mA, mB, mV, batch = sampled_views(a, b, values, block)
     pair = (operand_facts(mA, "a", config.copy_bytes_a), operand_facts(mB, "b", config.copy_bytes_b))
     plan = make_multistage_plan(config, mA.element_type, pair, mV[None, None, None, 0])
     tiles = (-(-block[0] // config.tile_m), -(-units * block[1] // config.tile_n))

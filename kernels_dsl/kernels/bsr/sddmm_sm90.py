@@ -15,13 +15,12 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.operand_ring import stages_that_fit
-from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view
+from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from kernels_dsl.config.bsr_sampled import Sm90SampledConfig
+from kernels_dsl.kernels.bsr.entry_views import sampled_views
 
 from .sddmm_sm90_roles import Chunks, sddmm_kernel
 
@@ -30,7 +29,7 @@ TILE_K = 64
 
 
 @dataclass(frozen=True)
-class SampledSpec:
+class SampledSpec(Warpgroups):
     """Static facts of one instance; extents in elements. `subs`: tiles of a block along rows and columns."""
 
     tile_m: int
@@ -50,11 +49,6 @@ class SampledSpec:
     def tile_n(self) -> int:
         """Columns of a tile: those of all its units."""
         return self.unit_n * self.units
-
-    @property
-    def wgs_per_tile(self) -> int:
-        """Consumer warpgroups that work on one tile together."""
-        return 1 if self.pingpong else 2
 
     @property
     def stage_bytes(self) -> int:
@@ -102,15 +96,7 @@ def sddmm_sm90_entry(
     `config.units` entries from entries[i] on, or as many as its block row still has, perhaps none.
     `operands`: scalars only. `max_ctas`: CTAs that run at one time.
     """
-    rank = cute.rank(values)
-    batch = values.shape[0] if rank == 4 else batch_extent(a, b)
-    mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
-    mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
-    layout = cute.make_layout(
-        (*block, values.shape[rank - 3], batch),
-        stride=(block[1], 1, values.stride[rank - 3], values.stride[0] if rank == 4 else 0),
-    )
-    mV = cute.make_tensor(values.iterator, layout)  # (rows, columns, blocks, L)
+    mA, mB, mV, batch = sampled_views(a, b, values, block)
     spec = make_spec(config, block, mA.element_type, mV.element_type)
     a_major, b_major = major_mode(mA), major_mode(mB)
     tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.tile_n)
@@ -131,7 +117,7 @@ def sddmm_sm90_entry(
         (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, operands or ()), chunks, Int32(work),
     ).launch(
         grid=(cutlass.max(cutlass.min(max_ctas, Int32(work)), Int32(1)), 1, 1),
-        block=(3 * WARPGROUP_THREADS, 1, 1),
+        block=(spec.threads, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
         use_pdl=True,

@@ -11,7 +11,7 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start
+from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 
 
@@ -175,14 +175,7 @@ def consume(
     atom_d, mV, operands = output
     ctas = cute.arch.grid_dim()[0]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    thr_mma = mmas[0].get_slice(thread)
-    row = Int32(0)
-    if cutlass.const_expr(not spec.pingpong):
-        row = group * spec.wg_m
-        sA = cute.local_tile(sA, (spec.wg_m, spec.tile_k), (group, 0, None))
-    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stages)
-    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stages)
-    acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
     state = consumer_state(spec.stages)
     work, stride = cute.arch.block_idx()[0], ctas
@@ -199,11 +192,11 @@ def consume(
             others = item_of(spec, chunks, work + ctas, size).k_tiles
             wait_turn(NamedBarrier.MMA_ORDER, group)
         state = main_loop(
-            ring, state, mmas[0], (acc, tCrA, tCrB), item.k_tiles,
+            ring, state, mmas[0], fragments, item.k_tiles,
             pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
         )  # fmt: skip
         epi.store_tile(
-            spec.epilogue, acc, epilogue, operands,
+            spec.epilogue, fragments[0], epilogue, operands,
             origin=(item.sub_m * spec.tile_m + row, Int32(0), item.batch), extent=(0, 0, 0), sD=sD,
             tiled_mma_epi=mmas[1], write=block_writer(spec, atom_d, mV, sD, item), thread=thread,
             warpgroup=group,

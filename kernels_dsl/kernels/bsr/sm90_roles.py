@@ -16,7 +16,7 @@ from kernels_dsl.blocks.block_lists import (
     work_number,
 )
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start
+from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 
 
@@ -74,12 +74,7 @@ def produce(
     # (bMN, bK, restMN, pieces, blocks, L)
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
     tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
-    ranks = cute.make_layout(spec.cluster)
-    a_mask, b_mask = None, None
-    if cutlass.const_expr(spec.cluster[1] > 1):
-        a_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=1)
-    if cutlass.const_expr(spec.cluster[0] > 1):
-        b_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=0)
+    a_mask, b_mask = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
 
     clusters = cute.arch.grid_dim()[2]
     sub_tiles = spec.sub_clusters
@@ -153,14 +148,7 @@ def consume(
     cluster = cute.arch.block_idx()[2]
     clusters = cute.arch.grid_dim()[2]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    thr_mma = mmas[0].get_slice(thread)
-    row = Int32(0)
-    if cutlass.const_expr(not spec.pingpong):
-        row = group * spec.wg_m
-        sA = cute.local_tile(sA, (spec.wg_m, spec.unit_k), (group, 0, None))  # (wgM, bK, slots)
-    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, slots)
-    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, slots)
-    acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
     atom_d, mD, operands = output
     if cutlass.const_expr(spec.epilogue.use_tma):
@@ -190,12 +178,12 @@ def consume(
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         state = main_loop(
-            ring, state, mmas[0], (acc, tCrA, tCrB), group_count(item, spec.units),
+            ring, state, mmas[0], fragments, group_count(item, spec.units),
             pieces=spec.pieces, units=spec.units, next_turn=pass_turn(group) if spec.pingpong else None,
         )  # fmt: skip
         m, n = tile_numbers(spec, item.tile, item.panel)
         epi.store_tile(
-            spec.epilogue, acc, epilogue, operands,
+            spec.epilogue, fragments[0], epilogue, operands,
             origin=(m * spec.tile_m + row, n * spec.tile_n, item.batch), extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip

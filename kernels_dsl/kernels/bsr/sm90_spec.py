@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.operand_ring import stages_that_fit
+from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
 MMA_K = 16
@@ -15,7 +14,7 @@ MMA_K = 16
 
 
 @dataclass(frozen=True)
-class BsrSpec:
+class BsrSpec(Warpgroups):
     """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup.
 
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
@@ -36,16 +35,6 @@ class BsrSpec:
     stages: int
     dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
-
-    @property
-    def threads(self) -> int:
-        """Consumer warpgroups and one producer warpgroup."""
-        return (self.consumers + 1) * WARPGROUP_THREADS
-
-    @property
-    def wgs_per_tile(self) -> int:
-        """Consumer warpgroups that work on one tile together."""
-        return 1 if self.pingpong else self.consumers
 
     @property
     def stage_bytes(self) -> int:

@@ -8,7 +8,7 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start
+from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
 
@@ -56,12 +56,7 @@ def produce(
     # CTAs of one cluster row share A's tile, those of one column B's: each loads a slice for all.
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
     tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
-    ranks = cute.make_layout(spec.cluster)
-    a_mask, b_mask = None, None
-    if cutlass.const_expr(spec.cluster[1] > 1):
-        a_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=1)
-    if cutlass.const_expr(spec.cluster[0] > 1):
-        b_mask = cute.make_layout_image_mask(ranks, (rank_m, rank_n), mode=0)
+    a_mask, b_mask = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
 
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     clusters = cute.arch.grid_dim()[2]
@@ -102,14 +97,7 @@ def consume(
     rank_m, rank_n, cluster = cute.arch.block_idx()
     clusters = cute.arch.grid_dim()[2]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    thr_mma = mmas[0].get_slice(thread)
-    row = Int32(0)
-    if cutlass.const_expr(not spec.pingpong):
-        row = group * spec.wg_m
-        sA = cute.local_tile(sA, (spec.wg_m, spec.tile_k), (group, 0, None))  # (wgM, bK, stages)
-    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stages)
-    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stages)
-    acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
     atom_d, mD, operands = output
     extent = (problem[0], problem[1], grid.batch * spec.split_k)
@@ -133,14 +121,14 @@ def consume(
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         state = main_loop(
-            ring, state, mmas[0], (acc, tCrA, tCrB), end - first,
+            ring, state, mmas[0], fragments, end - first,
             pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
         )  # fmt: skip
         m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
         origin = (m, n, at.batch * spec.split_k + at.split)
         epi.store_tile(
-            spec.epilogue, acc, epilogue, operands, origin=origin, extent=extent, sD=sD,
+            spec.epilogue, fragments[0], epilogue, operands, origin=origin, extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         if cutlass.const_expr(spec.pingpong):

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.operand_ring import stages_that_fit
+from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 
 
 @dataclass(frozen=True)
-class GemmSpec:
+class GemmSpec(Warpgroups):
     """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup."""
 
     tile_m: int
@@ -27,16 +26,6 @@ class GemmSpec:
     raster_along_m: bool
     mma_dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
-
-    @property
-    def threads(self) -> int:
-        """Consumer warpgroups and one producer warpgroup."""
-        return (self.consumers + 1) * WARPGROUP_THREADS
-
-    @property
-    def wgs_per_tile(self) -> int:
-        """Consumer warpgroups that work on one tile together."""
-        return 1 if self.pingpong else self.consumers
 
     @property
     def stage_bytes(self) -> int:
