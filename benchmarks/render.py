@@ -81,17 +81,34 @@ def insert(document: str, name: str, table: str) -> str:
     return document.rstrip() + f"\n\n## {name}\n\n{block}\n"
 
 
-def plot(rows: list[Row], title: str, path: Path) -> bool:
-    """Grouped bars of TFLOPS by case into an SVG; False where matplotlib is missing."""
+def _pyplot() -> Any:
+    """matplotlib.pyplot set up for SVG files; None where it is missing."""
     try:
         import matplotlib
     except ImportError:
-        return False
+        return None
     matplotlib.use("svg")
     # Text stays text and ids stay the same, so that the file is small and changes only with the data.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernels-dsl"})
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def _save(plt: Any, figure: Any, axes: Any, title: str, path: Path) -> None:
+    """Title and legend, and the file."""
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def plot(rows: list[Row], title: str, path: Path) -> bool:
+    """Grouped bars of TFLOPS by case into an SVG; False where matplotlib is missing."""
+    plt = _pyplot()
+    if plt is None:
+        return False
     names = [OURS, *sorted({peer for row in rows for peer in row.peers})]
     width = 0.8 / len(names)
     figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(rows)), 3.6))
@@ -101,11 +118,7 @@ def plot(rows: list[Row], title: str, path: Path) -> bool:
         axes.bar(places, [row.tflops(name) for row in rows if name in row.ms], width, label=name)
     axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("TFLOPS")
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    _save(plt, figure, axes, title, path)
     return True
 
 
@@ -114,14 +127,9 @@ def lines_plot(rows: list[dict[str, Any]], title: str, path: Path) -> bool:
 
     Rows whose name is no percentage are left out.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    plt = _pyplot()
+    if plt is None:
         return False
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernels-dsl"})
-    import matplotlib.pyplot as plt
-
     points = [row for row in rows if row["name"].endswith("%")]
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for column in [key for key in rows[0] if key.endswith("_ms")]:
@@ -132,11 +140,7 @@ def lines_plot(rows: list[dict[str, Any]], title: str, path: Path) -> bool:
             marker=".", label=label if label == "dense" else f"{label}×{label}",
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="density, %", ylabel="ms")
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    _save(plt, figure, axes, title, path)
     return True
 
 

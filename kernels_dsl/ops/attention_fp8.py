@@ -19,7 +19,15 @@ from kernels_dsl.config.quantize import PITCH, TileQuantization
 from kernels_dsl.ops import quantize
 from kernels_dsl.ops.attention_arguments import NO_EXTRAS, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
-from kernels_dsl.ops.attention_plan import lse_shape, out_shape, prepared_for_tma
+from kernels_dsl.ops.attention_plan import (
+    is_empty,
+    lists_and_sinks,
+    lse_shape,
+    out_shape,
+    prepared_for_tma,
+    without_keys,
+)
+from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target, target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -100,7 +108,8 @@ def run_direct(
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    return plan(*tensors, descales, extras)
+    out, lse = plan(*tensors, descales, extras)
+    return (out, lse) if rest[0] else out
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -206,55 +215,18 @@ def _plan(
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         chosen = config
-    if 0 in (call.batch, call.heads, call.q_len, call.k_len):
-        return _without_keys(call, return_lse)
+    if is_empty(call):
+        zeros = without_keys(call, return_lse, torch.bfloat16)
+        return lambda q, k, v, _, extras: zeros(q, k, v, None, extras)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
     steps = (*map(prepared_for_tma, tensors[:2]), _transposer(call, target))
-    return _run(call, _Launch(target, ATTENTION, constexprs), steps, return_lse)
-
-
-def _without_keys(call: AttentionCall, return_lse: bool) -> Callable[..., Any]:
-    """No query or no key: zeros."""
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
-        out = torch.zeros(out_shape(call), dtype=torch.bfloat16, device=q.device)
-        if not return_lse:
-            return out
-        lse = torch.full(lse_shape(call), -torch.inf, dtype=torch.float32, device=q.device)
-        if extras.sinks is not None:
-            lse.copy_(extras.sinks.float()[:, None].expand_as(lse))
-        return out, lse
-
-    return run
-
-
-class _Launch:
-    """Launches one kernel; compiles it at the first call."""
-
-    def __init__(self, target: Target, function: lowering.JitFunction, constexprs: dict[str, Any]) -> None:
-        self.target = target
-        self.function = function
-        self.constexprs = constexprs
-        self._kernel: Callable[..., Any] | None = None
-        self._many = not target.emulated and torch.cuda.device_count() > 1
-
-    def __call__(self, *args: Any) -> None:
-        if self._kernel is None:
-            if self.target.emulated:
-                self._kernel = lambda *values: self.function(*values, **self.constexprs)
-            else:
-                self._kernel = self.function.compile(*args, **self.constexprs).launch
-        if self._many and torch.cuda.current_device() != self.target.index:
-            with torch.cuda.device(self.target.index):
-                self._kernel(*args)
-        else:
-            self._kernel(*args)
+    return _run(call, Launch(ATTENTION, target, constexprs), steps, return_lse)
 
 
 def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes V (B, Hk, Dv, keys) of V (B, Sk, Hk, Dv): keys in the kernel's order, in whole 16 bytes, the
     ones behind the last 0."""
-    launch = _Launch(target, quantize.FUNCTIONS["tile"], {"spec": TRANSPOSE})
+    launch = Launch(quantize.FUNCTIONS["tile"], target, {"spec": TRANSPOSE})
     shape = (call.batch, call.kv_heads, call.dim_v, -(-call.k_len // PITCH) * PITCH)
 
     def transpose(v: torch.Tensor) -> torch.Tensor:
@@ -268,7 +240,7 @@ def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor],
 
 def _run(
     call: AttentionCall,
-    launch: _Launch,
+    launch: Launch,
     steps: tuple[Callable[[torch.Tensor], torch.Tensor] | None, ...],
     return_lse: bool,
 ) -> Callable[..., Any]:
@@ -287,14 +259,9 @@ def _run(
         k = k if prepare_k is None else prepare_k(k)
         out = torch.empty(shape, dtype=torch.bfloat16, device=q.device)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if return_lse else None
-        lists: Any = None
-        if extras.blocks is not None:
-            lead = (call.batch, call.heads)
-            lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
-        sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
         counter = tile_counter(index) if queued else None
         tensors = (q, k, transpose(v), out, lse)
-        launch(*tensors, *scalars, factors, lists, sinks, counter, max_ctas)
-        return (out, lse) if return_lse else out
+        launch(*tensors, *scalars, factors, *lists_and_sinks(call, extras), counter, max_ctas)
+        return out, lse
 
     return run

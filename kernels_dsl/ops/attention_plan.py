@@ -12,6 +12,7 @@ import lowering
 from kernels_dsl.config.attention import Extent
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
+from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -50,8 +51,8 @@ def build(
             raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
         family = config.family
     family = target.families(family, "q")[0]
-    if _is_empty(call):
-        return Plan(_without_keys(call, want_lse), None)
+    if is_empty(call):
+        return Plan(without_keys(call, want_lse, call.dtype), None)
     variant = call.variant
     if call.block is not None:
         chosen, split = choose_for_lists(family, call.dim, call.dim_v, variant, call.block, target.device)
@@ -66,11 +67,13 @@ def build(
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         chosen = config
     steps = tuple(prepared_for_tma(x) for x in tensors)
-    launch = _Launch(family, target, {"layout": call.layout, "config": chosen, "variant": variant})
+    constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
+    launch = Launch(FUNCTIONS[family], target, constexprs)
     return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), chosen)
 
 
-def _is_empty(call: AttentionCall) -> bool:
+def is_empty(call: AttentionCall) -> bool:
+    """No query, or no key: no kernel is needed."""
     return 0 in (call.batch, call.heads, call.q_len, call.k_len)
 
 
@@ -87,11 +90,11 @@ def lse_shape(call: AttentionCall) -> tuple[int, ...]:
     return (call.heads, call.q_len) if call.packed else (call.batch, call.heads, call.q_len)
 
 
-def _without_keys(call: AttentionCall, want_lse: bool) -> Callable[..., Any]:
-    """No query, or no key: then the output is 0, and the log-sum-exp -inf or the sink."""
+def without_keys(call: AttentionCall, want_lse: bool, dtype: torch.dtype) -> Callable[..., Any]:
+    """No query, or no key: then the output, of `dtype`, is 0, and the log-sum-exp -inf or the sink."""
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
-        out = q.new_empty(out_shape(call)) if out is None else out
+        out = torch.empty(out_shape(call), dtype=dtype, device=q.device) if out is None else out
         out.zero_()
         if not want_lse:
             return out, None
@@ -101,34 +104,6 @@ def _without_keys(call: AttentionCall, want_lse: bool) -> Callable[..., Any]:
         return out, lse
 
     return run
-
-
-class _Launch:
-    """Launches the kernel of one plan; compiles it at the first call."""
-
-    def __init__(self, family: str, target: Target, constexprs: dict[str, Any]) -> None:
-        self.family = family
-        self.target = target
-        self.constexprs = constexprs
-        self._kernel: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> None:
-        target = self.target
-        if target.index >= 0 and torch.cuda.current_device() != target.index:
-            with torch.cuda.device(target.index):
-                return self(*args)
-        if self._kernel is None:
-            function = FUNCTIONS[self.family]
-            if target.emulated:
-                self._kernel = lambda *values: function(*values, **self.constexprs)
-            else:
-                self._kernel = function.compile(*args, **self.constexprs).launch
-        self._kernel(*args)
-        return None
-
-    def direct(self) -> Callable[..., Any] | None:
-        """The bare launch, for calls that need nothing else; None before the first, or where they do."""
-        return None if self.target.emulated or torch.cuda.device_count() > 1 else self._kernel
 
 
 def _aligned(x: torch.Tensor) -> bool:
@@ -192,17 +167,21 @@ def _kernel_extras(call: AttentionCall, extras: Extras, max_q: int) -> tuple[Any
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
         mask = mask.expand(call.batch, call.heads, call.q_len, call.k_len)
+    return extras.seqlens, max_q, *lists_and_sinks(call, extras), mask, tuple(extras.aux) or None
+
+
+def lists_and_sinks(call: AttentionCall, extras: Extras) -> tuple[Any, Any]:
+    """Block lists for each batch and head, and float32 sinks, as the kernels take them."""
     lists: Any = None
     if extras.blocks is not None:
         lead = (call.batch, call.heads)
         lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
-    sinks = None if extras.sinks is None else extras.sinks.float().contiguous()
-    return extras.seqlens, max_q, lists, sinks, mask, tuple(extras.aux) or None
+    return lists, None if extras.sinks is None else extras.sinks.float().contiguous()
 
 
 def _run(
     call: AttentionCall,
-    launch: _Launch,
+    launch: Launch,
     steps: tuple[Step | None, ...],
     make_out: Callable[..., Any],
     want_lse: bool,
@@ -212,7 +191,7 @@ def _run(
     scalars = (call.scale, call.softcap, call.left, call.right)
     max_ctas = launch.target.device.sm_count
     index = launch.target.index
-    hopper = launch.family == "sm90"
+    hopper = launch.function is FUNCTIONS["sm90"]
     queued = call.packed or call.block is not None or call.variant.uneven
     prepare_q, prepare_k, prepare_v = steps
     bare: tuple[Any, ...] = (None, max_q, None, None, None, None)

@@ -15,7 +15,6 @@ from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.ops import gemm_kernels
 from kernels_dsl.ops.bsr_pattern import Lists, Pattern
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm_arguments import (
@@ -31,6 +30,7 @@ from kernels_dsl.ops.gemm_arguments import (
 )
 from kernels_dsl.ops.gemm_decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm_plan import operand_maker, preparation
+from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 
@@ -239,7 +239,7 @@ class _Launch:
     def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
         if self._kernel is None:
             args = (first, second, out, self.lists, operands, self.max_ctas)
-            self._kernel, _ = gemm_kernels.launcher_of(self.function, self.target, args, self.constexprs)
+            self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
         self._kernel(first, second, out, self.lists, operands, self.max_ctas)
 
     def direct(self) -> Callable[..., Any] | None:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 import lowering
 from kernels_dsl.config.gemm import GemmConfig, Sm90GemmConfig
+from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.target import Target
 from lowering.loaded import LoadedCubin
 
@@ -53,19 +52,3 @@ def launcher(
     The second value is the compiled kernel, None under the emulator.
     """
     return launcher_of(FUNCTIONS[name], target, args, constexprs)
-
-
-def launcher_of(
-    function: lowering.JitFunction, target: Target, args: tuple[Any, ...], constexprs: dict[str, Any]
-) -> tuple[Callable[..., Any], lowering.CompiledKernel | None]:
-    """`launcher` for any function of the lowering layer."""
-    if target.emulated:
-        return (lambda *values: function(*values, **constexprs)), None
-    compiled = function.compile(*args, **constexprs)
-    if not compiled.launched and torch.cuda.is_current_stream_capturing():
-        raise lowering.CaptureError(
-            f"{function.name!r} is called for the first time inside a CUDA graph capture, where its code "
-            "cannot be loaded: make this call once before the capture (a warm-up)"
-        )
-    compiled.launched = True
-    return compiled.launch, compiled

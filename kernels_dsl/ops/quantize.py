@@ -16,6 +16,7 @@ from kernels_dsl.config.quantize import (
     TileQuantization,
     row_quantization,
 )
+from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target, target_of
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -278,24 +279,14 @@ class _Launches:
         self.format = format
         self.scaling = scaling
         self.target = target
-        self._kernels: dict[str, Callable[..., Any]] = {}
-        self._many = not target.emulated and torch.cuda.device_count() > 1
+        self._kernels: dict[str, Launch] = {}
 
     def _launch(self, name: str, args: tuple[Any, ...], constexprs: Callable[[], dict[str, Any]]) -> None:
         """Launch kernel `name`, which a plan has one form of; `constexprs` is called before the first."""
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            function, constants = FUNCTIONS[name], constexprs()
-            if self.target.emulated:
-                kernel = lambda *values: function(*values, **constants)  # noqa: E731
-            else:
-                kernel = function.compile(*args, **constants).launch
-            self._kernels[name] = kernel
-        if self._many and torch.cuda.current_device() != self.target.index:
-            with torch.cuda.device(self.target.index):
-                kernel(*args)
-        else:
-            kernel(*args)
+        launch = self._kernels.get(name)
+        if launch is None:
+            launch = self._kernels[name] = Launch(FUNCTIONS[name], self.target, constexprs())
+        launch(*args)
 
     def matrix_scales(self, x: torch.Tensor, scales: torch.Tensor) -> None:
         """Scales of each matrix, or one for all where there is one scale."""

@@ -1,0 +1,56 @@
+"""From a function of the lowering layer to a bare launch, compiled at the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.ops.target import Target
+
+
+def launcher_of(
+    function: lowering.JitFunction, target: Target, args: tuple[Any, ...], constexprs: dict[str, Any]
+) -> tuple[Callable[..., Any], lowering.CompiledKernel | None]:
+    """The callable that launches `function` on runtime arguments like `args`, compiled if need be.
+
+    On a GPU this is the bare launch, without the key look-up of the lowering layer: the caller keeps it for
+    calls of the same signature. Under the emulator it is the emulated call. The second value is the compiled
+    kernel, None under the emulator. CaptureError where this would be a kernel's first launch, in a capture.
+    """
+    if target.emulated:
+        return (lambda *values: function(*values, **constexprs)), None
+    compiled = function.compile(*args, **constexprs)
+    if not compiled.launched and torch.cuda.is_current_stream_capturing():
+        raise lowering.CaptureError(
+            f"{function.name!r} is called for the first time inside a CUDA graph capture, where its code "
+            "cannot be loaded: make this call once before the capture (a warm-up)"
+        )
+    compiled.launched = True
+    return compiled.launch, compiled
+
+
+class Launch:
+    """Launches `function` on `target`; compiles it at the first call, for arguments of one signature."""
+
+    def __init__(self, function: lowering.JitFunction, target: Target, constexprs: dict[str, Any]) -> None:
+        self.function = function
+        self.target = target
+        self.constexprs = constexprs
+        self._kernel: Callable[..., Any] | None = None
+        self._many = target.index >= 0 and torch.cuda.device_count() > 1
+
+    def __call__(self, *args: Any) -> None:
+        if self._many and torch.cuda.current_device() != self.target.index:
+            with torch.cuda.device(self.target.index):
+                return self(*args)
+        if self._kernel is None:
+            self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
+        self._kernel(*args)
+        return None
+
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch, for calls that need nothing else; None before the first, or where they do."""
+        return None if self.target.emulated or self._many else self._kernel
