@@ -17,6 +17,8 @@ _POISON = {
     torch.float32: 0x7FE5_A5A5,
     torch.float16: 0x7FA5,
     torch.bfloat16: 0x7FE5,
+    torch.float8_e4m3fn: 0xFF,  # conversions make 0x7F
+    torch.float8_e5m2: 0xFF,
 }
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGER_POISON = 0x5A

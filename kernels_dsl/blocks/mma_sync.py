@@ -1,6 +1,7 @@
 """Warp-level matrix instructions (mma.sync) and the loads of their fragments from shared memory.
 
-bf16 and fp16 use m16n8k16, float32 is rounded to tf32 and uses m16n8k8; all accumulate in float32.
+bf16 and fp16 use m16n8k16, float32 is rounded to tf32 and uses m16n8k8, e4m3 and e5m2, in any mixture, use
+m16n8k32 (sm_89 and later); all accumulate in float32.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32, TFloat32
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int32, TFloat32
+from cutlass._mlir.dialects import cute_nvgpu
+from cutlass.cute.atom import make_atom
+from cutlass.cute.core import _pack_shape
 from cutlass.cute.nvgpu import warp
 
 MMA_M, MMA_N = 16, 16
@@ -28,20 +32,60 @@ def fragment_dtype(dtype: type[cutlass.Numeric]) -> type[cutlass.Numeric]:
     return TFloat32 if dtype is Float32 else dtype
 
 
-def make_tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> cute.TiledMma:
-    """mma.sync over warps_m x warps_n warps, for A and B of `dtype` (bf16, fp16 or float32 as tf32).
+def is_fp8(dtype: type[cutlass.Numeric]) -> bool:
+    """Whether `dtype` is e4m3 or e5m2."""
+    return dtype in (Float8E4M3FN, Float8E5M2)
 
-    One step of the tiled instruction is (16 warps_m, 16 warps_n, 32 bytes of K). Raises ValueError for
-    another dtype.
+
+@dataclass(frozen=True)
+class MixedFp8Op(warp.mma.WarpMmaOp):
+    """mma.sync.m16n8k32 of e4m3 and e5m2, accumulating in float32.
+
+    The DSL's own MmaFP8Op has one dtype for both operands; the atom that it makes has two.
     """
-    if dtype not in (BFloat16, Float16, Float32):
-        raise ValueError(f"A and B are {dtype}; they must be BFloat16, Float16 or Float32")
+
+    a_dtype: type[cutlass.Numeric]
+    b_dtype: type[cutlass.Numeric]
+
+    def _make_trait(self, *, loc=None, ip=None, **kwargs) -> warp.mma.MmaFP8Trait:
+        shape = _pack_shape((16, 8, 32), loc=loc, ip=ip).type.attribute
+        types = (self.a_dtype.mlir_type, self.b_dtype.mlir_type, Float32.mlir_type)
+        atom = cute_nvgpu.MmaAtomSM89Type.get(shape, *types)
+        return warp.mma.MmaFP8Trait(make_atom(atom, loc=loc, ip=ip))
+
+    def _verify_fragment_A(self, input, *, loc=None, ip=None) -> None:
+        """Any fragment that the atom's layout makes will do."""
+
+    def _verify_fragment_B(self, input, *, loc=None, ip=None) -> None:
+        """Any fragment that the atom's layout makes will do."""
+
+
+def _mma_op(dtype: type[cutlass.Numeric], b_dtype: type[cutlass.Numeric]) -> warp.mma.WarpMmaOp:
+    if is_fp8(dtype) and is_fp8(b_dtype):
+        return MixedFp8Op(dtype, b_dtype)
+    if b_dtype is not dtype or dtype not in (BFloat16, Float16, Float32):
+        raise ValueError(
+            f"A is {dtype} and B is {b_dtype}; both must be BFloat16, Float16 or Float32, or each one of "
+            "Float8E4M3FN and Float8E5M2"
+        )
     if dtype is Float32:
-        op = warp.MmaTF32Op((16, 8, 8))
-    else:
-        op = warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
+        return warp.MmaTF32Op((16, 8, 8))
+    return warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
+
+
+def make_tiled_mma(
+    dtype: type[cutlass.Numeric],
+    warps_m: int,
+    warps_n: int,
+    b_dtype: type[cutlass.Numeric] | None = None,
+) -> cute.TiledMma:
+    """mma.sync over warps_m x warps_n warps, for A and B of `dtype` (bf16, fp16, fp8, float32 as tf32).
+
+    `b_dtype`: B's where it is another, which only e4m3 and e5m2 may. One step of the tiled instruction is
+    (16 warps_m, 16 warps_n, 32 bytes of K). Raises ValueError for other dtypes.
+    """
     return cute.make_tiled_mma(
-        op,
+        _mma_op(dtype, b_dtype or dtype),
         cute.make_layout((warps_m, warps_n, 1)),
         permutation_mnk=(MMA_M * warps_m, MMA_N * warps_n, mma_k(dtype)),
     )
@@ -50,8 +94,11 @@ def make_tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> 
 def fragment_copy_atom(dtype: type[cutlass.Numeric], k_major: bool) -> cute.CopyAtom:
     """How a fragment is read: ldmatrix, transposing where MN is contiguous.
 
-    ldmatrix moves 16-bit halves: it cannot transpose 32-bit elements, which take plain loads instead.
+    ldmatrix moves 16-bit halves: it cannot transpose 32-bit elements, which take plain loads instead, nor
+    8-bit ones, which must have K contiguous (ValueError).
     """
+    if dtype.width == 8 and not k_major:
+        raise ValueError(f"an operand of {dtype} has MN contiguous; 8-bit operands must have K contiguous")
     if dtype.width == 32 and not k_major:
         return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=32)
     return cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not k_major, 4), dtype)

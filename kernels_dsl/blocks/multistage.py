@@ -77,6 +77,7 @@ class MultistagePlan:
 
     config: Sm80GemmConfig
     dtype: type[cutlass.Numeric]
+    b_dtype: type[cutlass.Numeric]  # as `dtype`, A's; e4m3 and e5m2 may differ
     a: TileLoadPlan
     b: TileLoadPlan
     store: StagedStorePlan
@@ -96,16 +97,21 @@ class MultistagePlan:
         """Shared memory of a CTA."""
         return self.config.smem_bytes(self.element_bytes)
 
+    def tiled_mma(self) -> cute.TiledMma:
+        """The matrix instruction over the CTA's warps."""
+        return make_tiled_mma(self.dtype, self.config.warps_m, self.config.warps_n, self.b_dtype)
+
 
 def make_multistage_plan(
     config: Sm80GemmConfig,
     dtype: type[cutlass.Numeric],
     operands: tuple[OperandFacts, OperandFacts],
     mD: cute.Tensor,
+    b_dtype: type[cutlass.Numeric] | None = None,
 ) -> MultistagePlan:
     """Check the configuration and derive the plan for A and B of `dtype` and D (M, N, L).
 
-    ValueError where the configuration cannot be.
+    `b_dtype`: B's where it is another. ValueError where the configuration cannot be.
     """
     if config.stages < 3:
         raise ValueError(f"stages is {config.stages}; it must be 3 at least")
@@ -126,13 +132,13 @@ def make_multistage_plan(
     vector = output_vector(mD, per_thread)
     slabs = config.staging_slabs(element)
     store = StagedStorePlan(config.tile_n, config.warps_m, config.threads, vector, slabs)
-    return MultistagePlan(config, dtype, a, b, store)
+    return MultistagePlan(config, dtype, b_dtype or dtype, a, b, store)
 
 
 def stages_of(smem: cute.Pointer, plan: MultistagePlan) -> tuple[cute.Tensor, cute.Tensor]:
     """All stages of A (bM, bK, stages) and of B (bN, bK, stages) in the CTA's shared memory."""
     sA = staged_operand(smem, plan.a, plan.config.stages, plan.dtype)
-    sB = staged_operand(smem + plan.bytes_a, plan.b, plan.config.stages, plan.dtype)
+    sB = staged_operand(smem + plan.bytes_a, plan.b, plan.config.stages, plan.b_dtype)
     return sA, sB
 
 
@@ -143,23 +149,25 @@ def accumulate(
     loaders: tuple[Any, Any],
     k_range: tuple[Int32, Int32],
     tidx: Int32,
+    promoted: Any = None,
 ):
     """Sum A @ B.T over the K tiles of `k_range`. Every thread of the CTA takes part.
 
+    `promoted`: None, or the second level of sums (`promotion.PromotedSum`), to which each K tile's is added.
     Returns the accumulator ((2, 2), MMA_M, MMA_N) and the tiled MMA. Afterwards the stages are free.
     """
     config = const_expr(plan.config)
     prologue(*loaders, *k_range, config.stages)
-    tiled_mma = make_tiled_mma(plan.dtype, config.warps_m, config.warps_n)
+    tiled_mma = plan.tiled_mma()
     a = make_fragments_a(tiled_mma, stages[0], plan.a.k_major, tidx)
     b = make_fragments_b(tiled_mma, stages[1], plan.b.k_major, tidx)
     acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
     acc.fill(0.0)  # ((2, 2), MMA_M, MMA_N)
-    mainloop(tiled_mma, acc, (a, b), loaders, k_range, config.stages)
+    mainloop(tiled_mma, acc, (a, b), loaders, k_range, config.stages, promoted)
     # Copies and fragment reads of the last tiles are still under way in the buffers that the epilogue reuses.
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
-    return acc, tiled_mma
+    return (acc if const_expr(promoted is None) else promoted.total), tiled_mma
 
 
 def staged_operand(
@@ -195,8 +203,12 @@ def mainloop(
     loaders: tuple[Any, Any],
     k_range: tuple[Int32, Int32],
     stages: cutlass.Constexpr,
+    promoted: Any = None,
 ) -> None:
-    """acc = sum over K tiles of A @ B.T; timeline in the module's docstring."""
+    """acc = sum over K tiles of A @ B.T; timeline in the module's docstring.
+
+    With `promoted` acc is a K tile's sum, and is added to promoted.total after each.
+    """
     a, b = fragments
     k_blocks = cute.size(a.tCrX, mode=[2])
     read, write = Int32(0), Int32(stages - 1)
@@ -207,6 +219,9 @@ def mainloop(
         b.load(0, read)
     for k_tile in cutlass.range(k_range[0], k_range[1], unroll=1):
         ahead = k_tile + stages - 1
+        if const_expr(promoted is not None):
+            acc.fill(0.0)
+            promoted.fetch(k_tile - 1 if k_tile > k_range[0] else k_range[1] - 1)
         for block in range_constexpr(k_blocks):
             if cutlass.const_expr(block == k_blocks - 1):
                 # After the last tile there is no next one: its own fragments are read again, and not used.
@@ -222,6 +237,8 @@ def mainloop(
                         load.fetch(ahead - 1, write, False)
                 cute.arch.cp_async_commit_group()
             mma_k_block(tiled_mma, acc, a, b, block)
+        if const_expr(promoted is not None):
+            promoted.add(acc)
         if ahead < k_range[1]:
             for load in loaders:
                 load.put(write)

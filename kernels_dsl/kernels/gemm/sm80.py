@@ -20,18 +20,17 @@ from kernels_dsl.blocks.multistage import (
     operand_facts,
     stages_of,
 )
+from kernels_dsl.blocks.promotion import promoted_sum
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
 from kernels_dsl.blocks.staged_store import OutputTile, store_tile
 from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.config.promotion import Promotion
 
 
 def make_plan(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, config: Sm80GemmConfig) -> MultistagePlan:
     """Check the configuration against the tensors' types and derive the plan; ValueError if it cannot be."""
-    dtype = mA.element_type
-    if mB.element_type is not dtype:
-        raise ValueError(f"A is {dtype} and B is {mB.element_type}; they must have one dtype")
     operands = (operand_facts(mA, "A", config.copy_bytes_a), operand_facts(mB, "B", config.copy_bytes_b))
-    return make_multistage_plan(config, dtype, operands, mD)
+    return make_multistage_plan(config, mA.element_type, operands, mD, mB.element_type)
 
 
 def gemm_sm80(
@@ -53,14 +52,52 @@ def gemm_sm80(
     `max_ctas` is not used: one CTA a tile.
     ValueError while tracing where the configuration does not fit the tensors.
     """
+    launch(mA, mB, mD, None, operands, stream, make_plan(mA, mB, mD, config), (None, epilogue))
+
+
+def scaled_gemm_sm80(
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mD: cute.Tensor,
+    scales: tuple | None,
+    operands: tuple,
+    max_ctas: Int32,
+    stream,
+    config: cutlass.Constexpr[Sm80GemmConfig],
+    epilogue: cutlass.Constexpr,
+    promotion: cutlass.Constexpr[Promotion | None],
+):
+    """Launch D = epilogue(sum over groups g of 128 of K of A_g @ B_g.T * scale_a[g] * scale_b[g], *operands).
+
+    As `gemm_sm80`, with mA and mB e4m3 or e5m2, K contiguous, in vectors of 4 bytes or more; from sm_89 on.
+    `scales`: float32 (groups of M, groups of K, L) and (groups of N, groups of K, L), any strides, groups of
+    MN as `promotion` says; None where promotion.rows_a is 0. Scales of a tensor or a row are operands of
+    the epilogue. promotion None: the matrix unit's own sums over all of K.
+    ValueError while tracing where the configuration does not fit the tensors.
+    """
     plan = make_plan(mA, mB, mD, config)
+    launch(mA, mB, mD, scales, operands, stream, plan, (promotion, epilogue))
+
+
+def launch(
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mD: cute.Tensor,
+    scales: tuple | None,
+    operands: tuple,
+    stream,
+    plan: MultistagePlan,
+    functions: tuple,
+) -> None:
+    """Launch the kernel on the tensors; `functions` are the promotion and the epilogue."""
+    config = plan.config
     grid = TileGrid(
         cute.ceil_div(mD.shape[0], config.tile_m),
         cute.ceil_div(mD.shape[1], config.tile_n),
         mD.shape[2] // config.split_k,
         config.split_k,
     )
-    gemm_sm80_kernel(mA, mB, mD, operands, grid, plan, epilogue).launch(
+    gemm_sm80_kernel(mA, mB, mD, scales, operands, grid, plan, functions).launch(
         grid=[grid.size, 1, 1],
         block=[config.threads, 1, 1],
         smem=plan.smem_bytes,
@@ -76,13 +113,15 @@ def gemm_sm80_kernel(
     mA: cute.Tensor,
     mB: cute.Tensor,
     mD: cute.Tensor,
+    scales: tuple | None,
     operands: tuple,
     grid: TileGrid,
     plan: cutlass.Constexpr,
-    epilogue: cutlass.Constexpr,
+    functions: cutlass.Constexpr,
 ):
-    """Device side of `gemm_sm80`."""
+    """Device side of `gemm_sm80` and `scaled_gemm_sm80`."""
     config = plan.config
+    promotion, epilogue = functions
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     tile = decode_tile(bidx, grid, config.raster_group, True)
@@ -92,7 +131,9 @@ def gemm_sm80_kernel(
     sA, sB = stages_of(smem, plan)
     load_a = tile_loader(mA, sA, plan.a, tile.m, tile.batch, tidx)
     load_b = tile_loader(mB, sB, plan.b, tile.n, tile.batch, tidx)
-    acc, tiled_mma = accumulate(plan, (sA, sB), (load_a, load_b), (k_first, k_last), tidx)
+    shape = (config.tile_m, config.tile_n, config.tile_k)
+    promoted = promoted_sum(promotion, scales, plan.tiled_mma(), shape, (tile.m, tile.n, tile.batch), tidx)
+    acc, tiled_mma = accumulate(plan, (sA, sB), (load_a, load_b), (k_first, k_last), tidx, promoted)
     coord = (tile.m, tile.n, tile.batch * config.split_k + tile.split)
     out = OutputTile(mD, coord, (config.tile_m, config.tile_n), operands, epilogue)
     store_tile(acc, tiled_mma, cute.recast_ptr(smem, dtype=Float32), out, plan.store, tidx)
