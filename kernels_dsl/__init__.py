@@ -25,6 +25,7 @@ _PUBLIC = {
     "scaled_dot_product_attention": "kernels_dsl.ops.attention",
     "register_torch_attention": "kernels_dsl.ops.attention_torch",
     "register_transformers_attention": "kernels_dsl.ops.attention_transformers",
+    "kernel_function": "kernels_dsl.ops.attention_functions",
     "BlockLists": "kernels_dsl.ops.attention_blocks",
     "quantize": "kernels_dsl.ops.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize",

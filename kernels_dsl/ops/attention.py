@@ -17,6 +17,7 @@ from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import attention_plan, overlap
 from kernels_dsl.ops.attention_arguments import NO_EXTRAS, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists, from_block_mask
+from kernels_dsl.ops.attention_functions import unwrapped
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, attention_plan.Plan] = {}
@@ -247,7 +248,7 @@ def _plan(
     return_lse, out, choice = rest[:3]
     call = describe(
         q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
-        softcap=softcap, score_mod=functions[0], mask_mod=functions[1], extras=extras,
+        softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
     )  # fmt: skip
     if out is not None:
         shape = attention_plan.out_shape(call)

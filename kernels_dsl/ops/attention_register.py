@@ -1,7 +1,7 @@
 """Attention as an operator of PyTorch: schema, fake implementation, and what autograd is told.
 
 `torch.ops.kernels_dsl.attention` is what torch.compile, export and dispatch modes see. A schema has no place
-for Python functions, so score and mask functions only work in eager calls.
+for Python functions, so score and mask functions go by name (`attention_functions`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from kernels_dsl.ops.attention import run_direct
 from kernels_dsl.ops.attention_arguments import Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention_functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention_plan import lse_shape, out_shape
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
@@ -23,23 +24,25 @@ _TENSORS = (
 LIBRARY.define(
     "attention(Tensor q, Tensor k, Tensor v, "
     + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
-    + ", *, str layout='bshd', bool causal=False, int? window_left=None, int? window_right=None, "
-    "str alignment='bottom_right', float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, "
-    "int max_seqlen_q=0, bool return_lse=False, str? family=None) -> (Tensor, Tensor)",
+    + ", Tensor[]? aux=None, *, str layout='bshd', bool causal=False, int? window_left=None, "
+    "int? window_right=None, str alignment='bottom_right', float? scale=None, float softcap=0.0, "
+    "int block_q=128, int block_k=128, int max_seqlen_q=0, bool return_lse=False, str? family=None, "
+    "str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _DEFAULTS: dict[str, Any] = {
     "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
     "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "return_lse": False,
-    "family": None,
+    "family": None, "score_mod": None, "mask_mod": None, "aux": None,
 }  # fmt: skip
 
 
 def _options(
-    tensors: tuple[torch.Tensor | None, ...], given: dict[str, Any]
+    tensors: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[Any, ...], Extras]:
-    """(all keywords, options of `run_direct`, tensors) of an operator call. `tensors`: of _TENSORS."""
-    a: dict[str, Any] = {**dict.fromkeys(_TENSORS), **_DEFAULTS, **given, **dict(zip(_TENSORS, tensors))}
+    """(all keywords, options of `run_direct`, tensors) of an operator call. `tensors`: of _TENSORS, aux."""
+    positional = dict(zip((*_TENSORS, "aux"), tensors))
+    a: dict[str, Any] = {**dict.fromkeys(_TENSORS), **_DEFAULTS, **given, **positional}
     lists = (a["counts"], a["indices"], a["full_counts"], a["full_indices"])
     blocks = None
     if any(x is not None for x in lists):
@@ -48,22 +51,23 @@ def _options(
     window = (a["window_left"], a["window_right"])
     unlimited = window == (None, None)
     options = (a["causal"], None if unlimited else window, a["alignment"], a["scale"], a["softcap"])
-    return a, options, Extras(a["mask"], a["sinks"], blocks, (), seqlens)
+    return a, options, Extras(a["mask"], a["sinks"], blocks, tuple(a["aux"] or ()), seqlens)
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: Any, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, options, extras = _options(tensors, given)
     rest = (True, None, (None, a["family"]), a["max_seqlen_q"])
+    functions = (function_of(a["score_mod"]), function_of(a["mask_mod"]))
     if a["return_lse"]:
-        return run_direct(q, k, v, a["layout"], options, extras, (None, None), rest)
-    out = run_direct(q, k, v, a["layout"], options, extras, (None, None), (False, *rest[1:]))
+        return run_direct(q, k, v, a["layout"], options, extras, functions, rest)
+    out = run_direct(q, k, v, a["layout"], options, extras, functions, (False, *rest[1:]))
     return out, q.new_empty((0,), dtype=torch.float32)
 
 
 def _attention_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor | None, **given: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: Any, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, (causal, window, alignment, scale, softcap), extras = _options(tensors, given)
     call = describe(
@@ -92,6 +96,14 @@ torch.library.register_autograd(
 )
 
 
+def _name(argument: str, function: Any) -> str | None:
+    if function is None:
+        return None
+    if isinstance(function, KernelFunction):
+        return function.name
+    return name_of(argument, function, torch.compiler.is_compiling())
+
+
 def call(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -107,15 +119,20 @@ def call(
     TypeError where the operator's schema cannot express an argument.
     """
     score_mod, mask_mod, return_lse, out, family = rest
-    if score_mod is not None or mask_mod is not None or extras.aux:
-        raise TypeError("score_mod, mask_mod and aux must be None under torch.compile, a mode or a subclass")
+    for i, x in enumerate(extras.aux):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(
+                f"aux[{i}] is a {type(x).__name__}, must be a torch.Tensor under torch.compile, a mode or a "
+                "subclass"
+            )
     causal, window, alignment, scale, softcap = options
     left, right = (None, None) if window is None else window
     keywords: dict[str, Any] = {
         "layout": layout, "causal": causal, "window_left": left, "window_right": right,
         "alignment": alignment, "scale": scale, "softcap": softcap, "mask": extras.mask,
         "sinks": extras.sinks, "max_seqlen_q": max_seqlen_q, "return_lse": return_lse,
-        "family": family,
+        "family": family, "score_mod": _name("score_mod", score_mod), "mask_mod": _name("mask_mod", mask_mod),
+        "aux": extras.aux or None,
     }  # fmt: skip
     if extras.blocks is not None:
         names = ("counts", "indices", "full_counts", "full_indices")
