@@ -29,6 +29,8 @@ _PUBLIC = {
     "BlockLists": "kernels_dsl.ops.attention_blocks",
     "quantize": "kernels_dsl.ops.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize",
+    "scaled_gemm": "kernels_dsl.ops.scaled_gemm",
+    "scaled_gemm_supports": "kernels_dsl.ops.scaled_gemm",
     "bsr_gemm": "kernels_dsl.ops.bsr",
     "bsr_sddmm": "kernels_dsl.ops.bsr",
     "bsr_supports": "kernels_dsl.ops.bsr",

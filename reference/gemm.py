@@ -69,7 +69,7 @@ def _float32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def _finish(
+def finish(
     product: torch.Tensor,
     c: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -108,7 +108,7 @@ def gemm(
     (…, M, N), so a bias a column is (N,) and a bias a row is (M, 1). beta counts only where c is given; with
     beta 0 c is not read. K = 0 gives a product of zeros. Returns (…, M, N), float64.
     """
-    return _finish(torch.matmul(a.double(), b.double()), c, bias, residual, alpha, beta, activation)
+    return finish(torch.matmul(a.double(), b.double()), c, bias, residual, alpha, beta, activation)
 
 
 def gemm_same_dtype(
@@ -144,7 +144,7 @@ def gemm_same_dtype(
         product = torch.matmul(a, b)
     else:
         product = _widening_matmul(a, b)
-    return _finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
+    return finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
 
 
 def _widening_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -117,3 +117,20 @@ class LinearEpilogue:
         if self.residual:
             value = value + rest.pop(0)
         return value
+
+
+@dataclass(frozen=True)
+class ScaledEpilogue:
+    """inner(acc * scale_a * scale_b, *operands): the scales of quantised operands, then any other epilogue.
+
+    The first `scales` operands are the scales, those of `inner` follow.
+    """
+
+    inner: Any
+    scales: int = 2
+
+    def __call__(self, acc: Any, *operands: Any) -> Any:
+        """Apply to `acc`; operands as the class says."""
+        for scale in operands[: self.scales]:
+            acc = acc * scale
+        return self.inner(acc, *operands[self.scales :])

@@ -30,8 +30,8 @@ def batch_first_view(tensor: cute.Tensor, batch, swap: bool) -> cute.Tensor:
 def epilogue_operand_view(operand, modes: str, shape: tuple, swap: bool):
     """View an epilogue operand as (M, N, L), or as (N, M, L) where `swap`.
 
-    `modes` names the operand's own modes in their order, a subset of "lmn"; `shape` is the result's
-    shape in the order of the view. A scalar (`modes` empty) is returned as it is.
+    `modes` names the operand's own modes in their order, a subset of "lmn", and "1" for a mode of size 1;
+    `shape` is the result's shape in the order of the view. A scalar (`modes` empty) is returned as it is.
     """
     if modes == "":
         return operand

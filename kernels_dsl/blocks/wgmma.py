@@ -48,18 +48,22 @@ def make_warpgroup_mma(
     b_major: OperandMajorMode,
     n: int,
     a_source: warpgroup.OperandSource = warpgroup.OperandSource.SMEM,
+    b_dtype: type[cutlass.Numeric] | None = None,
 ) -> cute.TiledMma:
     """The 64 x n WGMMA of one warpgroup with float32 accumulators.
 
     B is in shared memory, A there or in registers.
 
     `dtype` is that of both operands: Float16, BFloat16, an 8-bit float (K-major only), or TFloat32 (K-major
-    only, in shared memory).
+    only, in shared memory). Two 8-bit floats may differ: then `dtype` is A's.
     """
+    b_dtype = b_dtype or dtype
+    if b_dtype is not dtype and (dtype.width, b_dtype.width) != (8, 8):
+        raise ValueError(f"A and B must have one dtype, or both 8 bits; they have {dtype} and {b_dtype}")
     if dtype.width == 8:
         if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):
             raise ValueError("fp8 WGMMA reads K-major operands only")
-        op = warpgroup.MmaF8Op(dtype, dtype, cutlass.Float32, (WGMMA_M, n, 32), a_source, a_major, b_major)
+        op = warpgroup.MmaF8Op(dtype, b_dtype, cutlass.Float32, (WGMMA_M, n, 32), a_source, a_major, b_major)
         return cute.make_tiled_mma(cute.make_mma_atom(op))
     if dtype is cutlass.TFloat32:
         if (a_major, b_major) != (OperandMajorMode.K, OperandMajorMode.K):

@@ -126,8 +126,9 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"
-    if problem.ab_type == "fp32" and not (problem.a_k_major and problem.b_k_major):
-        return "tf32 WGMMA reads A and B with K contiguous only"
+    if problem.ab_type in ("fp32", "fp8") and not (problem.a_k_major and problem.b_k_major):
+        kind = "tf32" if problem.ab_type == "fp32" else "fp8"
+        return f"{kind} WGMMA reads A and B with K contiguous only"
     if min(problem.a_align, problem.b_align) < 16:
         return "TMA loads need A's and B's rows at addresses that are multiples of 16 bytes"
     if config.epi_tma and config.split_k == 1 and problem.d_align < 16:
@@ -136,6 +137,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
 
 
 def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
+    if problem.ab_type == "fp8":
+        return "the sm80 kernels take no fp8 operands"
     if config.tile_m % (16 * config.warps_m):
         return f"tile_m is {config.tile_m}, must be a multiple of 16 rows for each of {config.warps_m} warps"
     if config.tile_n % (16 * config.warps_n):

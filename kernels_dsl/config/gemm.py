@@ -110,7 +110,8 @@ class EntryLayout:
     """How the tensors of a call relate to the kernel's (M, N, K, L): part of the kernel's key.
 
     `operand_modes` has for each epilogue operand the modes it has, in its own order, such as "n" for
-    a bias of shape (N,), "mn", "lmn", and "" for a scalar. `swap` computes D^T = B^T A^T.
+    a bias of shape (N,), "mn", "lmn", "m1" for a scale a row of shape (M, 1), and "" for a scalar.
+    `swap` computes D^T = B^T A^T.
     """
 
     operand_modes: tuple[str, ...] = ()

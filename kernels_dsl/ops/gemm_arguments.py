@@ -16,7 +16,11 @@ from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS, LinearEpilogue
 from kernels_dsl.ops.epilogues import resolve_epilogue
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
 MAX_EXTENT = 2**31 - 1
 
 
@@ -24,9 +28,10 @@ MAX_EXTENT = 2**31 - 1
 class OperandSpec:
     """How one operand of the epilogue goes to the kernel.
 
-    `source` says which argument it is: "alpha", "beta", "c", "bias", "residual", or "args" with `index`.
-    `modes` are the modes the tensor has, in its own order, as `EntryLayout.operand_modes` says; `expand` is
-    the shape that it must be expanded to first, None for as it is.
+    `source` says which argument it is: "alpha", "beta", "c", "bias", "residual", or "args" with `index`, what
+    the operation has beyond these. `modes` are the modes the tensor has, in its own order, as
+    `EntryLayout.operand_modes` says; `expand` is the shape that it must be expanded to first, None for as it
+    is.
     """
 
     source: str
@@ -37,7 +42,8 @@ class OperandSpec:
 
 @dataclass(frozen=True)
 class GemmCall:
-    """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands)."""
+    """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands). `ab_dtype` is A's, and B's
+    except for fp8 operands, whose formats may be mixed."""
 
     m: int
     n: int
@@ -72,14 +78,17 @@ def check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} is on {value.device}, must be on a's device, {device}")
 
 
-def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+def check_matrices(
+    a: torch.Tensor, b: torch.Tensor, allowed: Sequence[torch.dtype] = INPUT_DTYPES, mixed: bool = False
+) -> None:
+    """Whether a (M, K) or (L, M, K) and b can be multiplied; `mixed`: their dtypes may differ."""
     for name, value in (("a", a), ("b", b)):
         check_tensor(name, value)
-        check_dtype(name, value.dtype)
+        check_dtype(name, value.dtype, allowed)
         if value.dim() not in (2, 3):
             modes = "(M, K) or (L, M, K)" if name == "a" else "(K, N) or (L, K, N)"
             raise ValueError(f"{name} has shape {tuple(value.shape)}, must be {modes}")
-    if a.dtype != b.dtype:
+    if a.dtype != b.dtype and not mixed:
         raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
     check_device("b", b, a.device)
     if a.shape[-1] != b.shape[-2]:
@@ -88,7 +97,15 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
         )
 
 
-def _batch(a: torch.Tensor, b: torch.Tensor) -> int | None:
+def check_extents(m: int, n: int, k: int) -> None:
+    """ValueError where an extent is beyond what a kernel's 32-bit coordinates reach."""
+    for name, extent in (("M", m), ("N", n), ("K", k)):
+        if extent > MAX_EXTENT:
+            raise ValueError(f"{name} is {extent}, must be at most {MAX_EXTENT}")
+
+
+def batch_of(a: torch.Tensor, b: torch.Tensor) -> int | None:
+    """The batch of the product, None where neither has one; ValueError where they do not go together."""
     if a.dim() == 2 and b.dim() == 2:
         return None
     sizes = [x.shape[0] for x in (a, b) if x.dim() == 3]
@@ -250,12 +267,10 @@ def describe(
     out_dtype: torch.dtype | None = None,
 ) -> GemmCall:
     """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
-    _check_matrices(a, b)
+    check_matrices(a, b)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    for name, extent in (("M", m), ("N", n), ("K", k)):
-        if extent > MAX_EXTENT:
-            raise ValueError(f"{name} is {extent}, must be at most {MAX_EXTENT}")
-    batch = _batch(a, b)
+    check_extents(m, n, k)
+    batch = batch_of(a, b)
     d_shape = (m, n) if batch is None else (batch, m, n)
     function, operands = describe_epilogue(
         d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,

@@ -59,15 +59,16 @@ def contiguous_layout(shape: Sequence[int], element_bytes: int) -> MatrixLayout:
     return layout_of(shape, strides, 0, element_bytes)
 
 
-def copy_needed(layout: MatrixLayout, k_mode: str, tf32: bool, family: str) -> str | None:
+def copy_needed(layout: MatrixLayout, k_mode: str, dtype: torch.dtype, family: str) -> str | None:
     """The contiguous mode of the copy that `family` needs of an operand; None if it can read it as it is.
 
     `k_mode` is the mode ("row" or "column") that is contiguous when K is.
     """
+    # fp8 matrix instructions read their operands along K only, and so does WGMMA with tf32.
+    if layout.contiguous != k_mode and (dtype.itemsize == 1 or (dtype.itemsize == 4 and family == "sm90")):
+        return k_mode
     if family == "sm80":
         return None if layout.contiguous else k_mode
-    if tf32 and layout.contiguous != k_mode:
-        return k_mode
     return None if layout.contiguous and layout.align >= 16 else (layout.contiguous or k_mode)
 
 
@@ -147,6 +148,22 @@ def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> 
     return config
 
 
+def families(dtype: torch.dtype, target: Target, forced: str | None) -> tuple[str, ...]:
+    """Kernel families for operands of `dtype` on `target`, the fastest first; ValueError if none."""
+    found = target.families(forced)
+    if dtype.itemsize > 1:
+        return found
+    found = tuple(name for name in found if name == "sm90")
+    if not found:
+        major, minor = target.device.capability
+        what = "a is fp8" if forced is None else f"family is {forced!r} and a is fp8"
+        raise ValueError(
+            f"{what}, must be 16 bits or more on {target.device.name} of compute capability {major}.{minor}: "
+            "the fp8 kernels need 9.0 (TMA and WGMMA)"
+        )
+    return found
+
+
 def decide(
     call: GemmCall,
     layouts: tuple[MatrixLayout, MatrixLayout, MatrixLayout],
@@ -163,11 +180,10 @@ def decide(
             raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
         family = config.family
     options = {}
-    for name in target.families(family):
-        tf32 = call.ab_dtype == torch.float32
+    for name in families(call.ab_dtype, target, family):
         copies = (
-            copy_needed(layouts[0], "row", tf32, name),
-            copy_needed(layouts[1], "column", tf32, name),
+            copy_needed(layouts[0], "row", call.ab_dtype, name),
+            copy_needed(layouts[1], "column", call.ab_dtype, name),
         )
         swap = transposed(call, layouts[2], name)
         options[name] = (copies, _problem(call, layouts, copies, swap))

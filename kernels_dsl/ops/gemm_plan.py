@@ -104,10 +104,7 @@ def _plan_for_empty_k(
         shape[k_mode] = _EMPTY_K
         return like.new_zeros(shape)
 
-    stand_in = GemmCall(
-        call.m, call.n, _EMPTY_K, call.batch, call.ab_dtype, call.d_dtype, call.epilogue, call.operands
-    )
-    inner = build(stand_in, zeros(a, -1), zeros(b, -2), out, target, config, family)
+    inner = build(replace(call, k=_EMPTY_K), zeros(a, -1), zeros(b, -2), out, target, config, family)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         return inner.run(zeros(a, -1), zeros(b, -2), out, operands)

@@ -123,11 +123,11 @@ torch.library.register_autograd("kernels_dsl::gemm", backward, setup_context=set
 
 
 @torch.compiler.assume_constant_result
-def _config_text(config: GemmConfig) -> str:
+def config_text(config: GemmConfig) -> str:
     return json.dumps(config_to_json(config), sort_keys=True)
 
 
-def _epilogue_name(epilogue: str | Callable[..., Any] | None) -> str | None:
+def epilogue_name(epilogue: str | Callable[..., Any] | None) -> str | None:
     if epilogue is None or isinstance(epilogue, str):
         return epilogue
     if torch.compiler.is_compiling():
@@ -176,8 +176,8 @@ def through_dispatcher(
             raise TypeError(
                 f"{name} is a {type(value).__name__}, must be a tensor under torch.compile or a mode"
             )
-    keywords["epilogue"] = _epilogue_name(epilogue)
-    keywords["config"] = None if config is None else _config_text(config)
+    keywords["epilogue"] = epilogue_name(epilogue)
+    keywords["config"] = None if config is None else config_text(config)
     positional = (a, b, c, bias, residual, list(epilogue_args) or None)
     if out is None:
         return torch.ops.kernels_dsl.gemm(*positional, **keywords)

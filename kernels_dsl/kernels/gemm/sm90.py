@@ -52,10 +52,11 @@ def gemm_sm90(
     """
     spec = make_spec(config, mA, mB, mD)
     a_major, b_major = major_mode(mA), major_mode(mB)
-    tiled_mma = make_warpgroup_mma(spec.mma_dtype, a_major, b_major, spec.tile_n)
-    tiled_mma_epi = make_warpgroup_mma(spec.mma_dtype, a_major, b_major, spec.epilogue.epi_n)
-    a_layout = staged_smem_layout(spec.mma_dtype, (spec.tile_m, spec.tile_k), spec.stages, a_major)
-    b_layout = staged_smem_layout(spec.mma_dtype, (spec.tile_n, spec.tile_k), spec.stages, b_major)
+    a_dtype, b_dtype = spec.mma_dtypes
+    tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.tile_n, b_dtype=b_dtype)
+    tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
+    a_layout = staged_smem_layout(a_dtype, (spec.tile_m, spec.tile_k), spec.stages, a_major)
+    b_layout = staged_smem_layout(b_dtype, (spec.tile_n, spec.tile_k), spec.stages, b_major)
     d_layout = staged_smem_layout(
         mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
     )

@@ -26,7 +26,7 @@ def gemm_kernel(
     problem: tuple,  # (M, N, K)
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    dtypes = (spec.mma_dtype, spec.mma_dtype, spec.epilogue.dtype)
+    dtypes = (*spec.mma_dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
     ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, smem_layouts, spec.cluster)
     group = cute.arch.make_warp_uniform(warp // 4)

@@ -24,13 +24,13 @@ class GemmSpec(Warpgroups):
     split_k: int
     raster_group: int
     raster_along_m: bool
-    mma_dtype: type[cutlass.Numeric]
+    mma_dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     epilogue: EpiloguePlan
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
-        return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtype.width // 8
+        return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtypes[0].width // 8
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -40,21 +40,25 @@ class GemmSpec(Warpgroups):
 
 def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> GemmSpec:
     """Completes an `Sm90GemmConfig` for operands of these types. ValueError names what does not fit."""
-    if mA.element_type is not mB.element_type:
-        raise ValueError(f"A and B must have one dtype; they have {mA.element_type} and {mB.element_type}")
-    mma_dtype = cutlass.TFloat32 if mA.element_type is cutlass.Float32 else mA.element_type
+    dtypes = mA.element_type, mB.element_type
+    if dtypes[0] is not dtypes[1] and not (dtypes[0].width == dtypes[1].width == 8):
+        raise ValueError(
+            f"A and B must have one dtype, or both 8 bits; they have {dtypes[0]} and {dtypes[1]}"
+        )
+    mma_dtypes = tuple(cutlass.TFloat32 if dtype is cutlass.Float32 else dtype for dtype in dtypes)
+    element_bytes = mma_dtypes[0].width // 8
     pingpong = config.schedule.name == "PINGPONG"
     consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[config.tile_m]
     wg_m = config.tile_m if pingpong else config.tile_m // consumers
     epi_n = epilogue_columns(config.tile_n, mD.element_type)
-    tile_k = config.tile_k_for(mma_dtype.width // 8)
-    stage_bytes = (config.tile_m + config.tile_n) * tile_k * mma_dtype.width // 8
+    tile_k = config.tile_k_for(element_bytes)
+    stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes)
     plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
-        raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtype=mma_dtype,
+        raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         epilogue=plan,
     )  # fmt: skip

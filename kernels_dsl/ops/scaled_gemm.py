@@ -1,0 +1,210 @@
+"""`scaled_gemm`: D = epilogue((A · scale_a) @ (B · scale_b)) of fp8 operands, by the kernels of `gemm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernels_dsl.config.gemm import GemmConfig
+from kernels_dsl.ops import gemm_plan, overlap, scaled_arguments
+from kernels_dsl.ops.target import target_of
+
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLANS: dict[Any, gemm_plan.Plan] = {}
+_MAX_PLANS = 8192
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+
+
+def scaled_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    residual: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    epilogue: str | Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = True,
+    config: GemmConfig | None = None,
+    family: str | None = None,
+) -> torch.Tensor:
+    """activation(alpha · (a · scale_a) @ (b · scale_b) + beta · c + bias) + residual of fp8 operands.
+
+    a: (M, K) or (L, M, K), b: (K, N) or (L, K, N), torch.float8_e4m3fn or torch.float8_e5m2 each; any M, N,
+    K, L ≥ 0; a batch of 1 and a missing batch are broadcast. As in `torch._scaled_mm` a should be row-major
+    and b column-major, rows and columns at multiples of 16 bytes (what `kernels_dsl.quantize` returns, and
+    `.mT` of that): fp8 matrix instructions read along K only, and other operands are copied first.
+
+    scale_a, scale_b: float32 factors that undo the quantisation, each one element for the whole operand, or
+    one a row of a, (M, 1), and one a column of b, (1, N); with a batch also (L, 1, 1), (L, M, 1), (L, 1, N).
+
+    The other arguments are those of `kernels_dsl.gemm`, after the scaling. out_dtype: bf16 (the default),
+    fp16 or fp32.
+
+    use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add.
+
+    Returns (M, N), or (L, M, N) where a or b has a batch. No gradients. Compute capability 9.0. Raises
+    TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the same
+    reasons as text.
+    """
+    extras = (c, bias, residual, scale_a, scale_b, *epilogue_args)
+    options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
+    if (
+        _is_compiling()
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or not _plain((a, b, out, *extras))
+    ):
+        from kernels_dsl.ops import scaled_register
+
+        return scaled_register.call(a, b, extras, options, out, (config, family))
+    return run_direct(a, b, extras, options, out, (config, family))
+
+
+def run_direct(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+    forced: tuple[GemmConfig | None, str | None],
+) -> torch.Tensor:
+    """`scaled_gemm` past the dispatcher.
+
+    `extras`: c, bias, residual, scale_a, scale_b and the epilogue's arguments; `options`: alpha, beta,
+    bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration and family.
+    """
+    key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _plan(a, b, extras, options, out, forced)
+        if a.is_cuda:
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
+        names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b")
+        inputs = {name: x for name, x in zip(names, (a, b, *extras)) if x is not None}
+        inputs.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[5:]))
+        overlap.check_overlap(out, {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)})
+    make = plan.operands
+    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
+    return plan.run(a, b, out, operands)
+
+
+def described(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+) -> Any:
+    """The checked call; arguments as those of `run_direct`."""
+    c, bias, residual, scale_a, scale_b, *epilogue_args = extras
+    alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
+    return scaled_arguments.describe(
+        a, b, scale_a, scale_b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
+        beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+        out_dtype=out_dtype, use_fast_accum=use_fast_accum,
+    )  # fmt: skip
+
+
+def _plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+    forced: tuple[GemmConfig | None, str | None],
+) -> gemm_plan.Plan:
+    call = described(a, b, extras, options, out)
+    if out is not None and overlap.self_overlaps(out):
+        raise ValueError(
+            f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
+        )
+    return gemm_plan.build(call, a, b, out, target_of(a), *forced, extras)
+
+
+def scaled_gemm_supports(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    config: GemmConfig | None = None,
+    family: str | None = None,
+    **arguments: Any,
+) -> str | None:
+    """Why `scaled_gemm(a, b, scale_a, scale_b, …)` cannot run here; None if it can. Compiles nothing.
+
+    Takes the arguments of `scaled_gemm`.
+    """
+    try:
+        plan_for(a, b, scale_a, scale_b, config=config, family=family, **arguments)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def plan_for(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    config: GemmConfig | None = None,
+    family: str | None = None,
+    out: torch.Tensor | None = None,
+    **arguments: Any,
+) -> gemm_plan.Plan:
+    """The plan that `scaled_gemm` with these arguments would follow: for tests and benchmarks."""
+    extras = (
+        *(arguments.pop(name, None) for name in ("c", "bias", "residual")), scale_a, scale_b,
+        *arguments.pop("epilogue_args", ()),
+    )  # fmt: skip
+    options = tuple(arguments.pop(name, default) for name, default in OPTIONS.items())
+    if arguments:
+        raise TypeError(f"{sorted(arguments)[0]} is given, must not: scaled_gemm has no such argument")
+    return _plan(a, b, extras, options, out, (config, family))
+
+
+OPTIONS = {
+    "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
+    "use_fast_accum": True,
+}  # fmt: skip
+
+
+def _signature(value: Any) -> Any:
+    """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
+    return type(value)
+
+
+def _plain(values: tuple[Any, ...]) -> bool:
+    """Whether all tensors among the values can go past the dispatcher."""
+    grad = _grad_enabled()
+    for value in values:
+        if value is None:
+            continue
+        if type(value) in _PLAIN_TYPES:
+            if (grad and value.requires_grad) or value.is_neg():
+                return False
+        elif isinstance(value, torch.Tensor):
+            return False
+    return True

@@ -1,0 +1,127 @@
+"""Generated cases of `scaled_gemm`: everything about a case follows from its number."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.scaled_gemm import scaled_gemm
+from reference import buffers, inputs, tolerance
+from reference import quantize as quantization
+from reference import scaled_gemm as reference
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_MN = (1, 2, 7, 16, 17, 33, 64, 65, 127, 128, 129, 191, 255, 257, 320, 513)
+_K = (1, 3, 16, 31, 64, 65, 100, 127, 128, 129, 256, 511, 768)
+_EMPTY_ODDS = 0.04
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `exact`: integers and scales that are powers of two, compared bit for bit; else quantised
+    normal values, by the tolerance rule. `pads`: gaps behind the rows of a and b, None for one that does not
+    run along K. `kinds`: scales "tensor", "matrix" or "row" of a and b."""
+
+    number: int
+    m: int
+    n: int
+    k: int
+    a_batch: int | None
+    b_batch: int | None
+    dtypes: tuple[torch.dtype, torch.dtype]
+    out_dtype: torch.dtype
+    pads: tuple[int | None, int | None]
+    kinds: tuple[str, str]
+    out_contiguous: int
+    out_pad: int
+    bias: bool
+    residual: bool
+    activation: str | None
+    exact: bool
+
+    def __str__(self) -> str:
+        return " ".join(f"{f.name}={str(getattr(self, f.name)).replace('torch.', '')}" for f in fields(self))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's shape."""
+        sizes = [size for size in (self.a_batch, self.b_batch) if size is not None]
+        return (max(sizes), self.m, self.n) if sizes else (self.m, self.n)
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds."""
+        return self.shape[0] * self.m * self.n * self.k if len(self.shape) == 3 else self.m * self.n * self.k
+
+
+def generate(number: int) -> Case:
+    """Case `number`."""
+    draw = random.Random(inputs.case_seed("scaled_gemm", number))
+    m, n, k = (0 if draw.random() < _EMPTY_ODDS else draw.choice(pool) for pool in (_MN, _MN, _K))
+    a_batch, b_batch = draw.choice(((None, None), (None, None), (3, 3), (3, None), (None, 2), (1, 3)))
+    exact = draw.random() < 0.5
+    return Case(
+        number, m, n, k, a_batch=a_batch, b_batch=b_batch,
+        dtypes=(draw.choice((E4M3, E4M3, E5M2)), draw.choice((E4M3, E4M3, E5M2))),
+        out_dtype=draw.choice(OUTPUTS), pads=(draw.choice((0, 16, 5, None)), draw.choice((0, 16, 5, None))),
+        kinds=(draw.choice(("tensor", "matrix", "row")), draw.choice(("tensor", "matrix", "row"))),
+        out_contiguous=draw.choice((-1, -1, -2)), out_pad=draw.choice((0, 8, 3)),
+        bias=draw.random() < 0.5, residual=draw.random() < 0.3,
+        activation=draw.choice((None, None, "relu") if exact else (None, None, "silu")), exact=exact,
+    )  # fmt: skip
+
+
+def operand(
+    case_seed: int, shape: tuple[int, ...], dtype: torch.dtype, kind: str, exact: bool, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp8 values (…, rows, K) and their scales."""
+    if not exact:
+        x = inputs.outliers(shape, torch.float32, seed=case_seed, device=device)
+        return quantization.quantize(x, dtype, scaling=kind)
+    values = inputs.integers(shape, dtype, seed=case_seed, device=device)
+    scale_shape = quantization.group_amax(values.float(), kind).shape
+    generator = torch.Generator().manual_seed(case_seed)
+    return values, torch.exp2(torch.randint(-2, 3, scale_shape, generator=generator).float()).to(device)
+
+
+def arguments(case: Case, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """[a, b, scale_a, scale_b] and the keywords of the call, each tensor lying between NaNs."""
+    made, scales = [], []
+    for name, rows, batch, dtype, pad, kind in zip(
+        ("a", "b"), (case.m, case.n), (case.a_batch, case.b_batch), case.dtypes, case.pads, case.kinds
+    ):
+        shape = (rows, case.k) if batch is None else (batch, rows, case.k)
+        seed = inputs.case_seed("scaled_gemm values", case.number, name)
+        values, scale = operand(seed, shape, dtype, kind, case.exact, device)
+        values = buffers.embed(values, contiguous=-2 if pad is None else -1, pad=pad or 0)
+        scale = buffers.embed(scale)
+        made.append(values if name == "a" else values.mT)
+        scales.append(scale.mT if name == "b" and scale.dim() > 1 else scale)
+    options: dict[str, Any] = {"activation": case.activation}
+    make = inputs.integers if case.exact else inputs.normal
+    for name, given, shape in (("bias", case.bias, (case.n,)), ("residual", case.residual, case.shape)):
+        if given:
+            seed = inputs.case_seed("scaled_gemm values", case.number, name)
+            options[name] = buffers.embed(make(shape, case.out_dtype, seed=seed, device=device))
+    return made + scales, options
+
+
+def run(case: Case, device: str, **forced: Any) -> None:
+    """Call `scaled_gemm` on the case and check every element of the output and the memory around it."""
+    tensors, options = arguments(case, device)
+    out = buffers.poisoned(
+        case.shape, case.out_dtype, device=device, contiguous=case.out_contiguous, pad=case.out_pad
+    )
+    result = scaled_gemm(*tensors, **options, out=out.tensor, **forced)
+    assert result is out.tensor
+    buffers.check_output(out)
+    exact = reference.scaled_gemm(*tensors, **options)
+    if case.exact:
+        tolerance.check_exact(result, exact, case=str(case))
+        return
+    peer = reference.as_tensor_cores(*tensors, **options, out_dtype=case.out_dtype)
+    tolerance.check(result, exact, peer, case=str(case))

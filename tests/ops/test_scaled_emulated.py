@@ -1,0 +1,74 @@
+"""`scaled_gemm` through the real kernel, in the emulator: small cases, since it is slow."""
+
+from __future__ import annotations
+
+import pytest
+import scaled_cases
+import torch
+
+import kernels_dsl
+from lowering import emulator
+from reference import scaled_gemm as reference
+
+SMALL = 60_000  # multiply-adds
+E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
+
+
+def test_generated_cases_in_the_emulator() -> None:
+    cases, number = [], 0
+    while len(cases) < 14:
+        case = scaled_cases.generate(number)
+        cases += [case] if case.work <= SMALL else []
+        number += 1
+    assert {case.exact for case in cases} == {True, False} and len({case.dtypes for case in cases}) == 4
+    for case in cases:
+        with emulator.run(arch="sm_90a") as session:
+            scaled_cases.run(case, "cpu")
+        assert not session.reports, str(case)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_what_is_not_finite(dtype: torch.dtype) -> None:
+    """NaN and infinity in an operand reach their row, as in float64; a scale of 0 gives 0."""
+    a, b = torch.ones(4, 32).to(dtype), torch.ones(8, 32).to(dtype).mT
+    a[1, 3] = torch.tensor(float("nan")).to(dtype)
+    a[2, 5] = torch.tensor(float("inf") if dtype == E5M2 else 448.0).to(dtype)
+    scale_a, scale_b = torch.tensor([[1.0], [1.0], [2.0], [0.0]]), torch.ones(1, 8)
+    with emulator.run(arch="sm_90a"):
+        found = kernels_dsl.scaled_gemm(a, b, scale_a, scale_b, out_dtype=torch.float32)
+    expected = reference.scaled_gemm(a, b, scale_a, scale_b).float()
+    assert torch.equal(found.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
+    assert bool(found[1].isnan().all()) and bool((found[3] == 0).all())
+
+
+def test_an_own_epilogue_follows_the_scales() -> None:
+    a, b = torch.full((8, 16), 2.0).to(E4M3), torch.ones(16, 8).to(E4M3)
+    scales = torch.tensor(0.5), torch.tensor([[0.25]])
+    with emulator.run(arch="sm_90a"):
+        found = kernels_dsl.scaled_gemm(
+            a, b, *scales, epilogue=lambda acc, x, y: acc * x + y, epilogue_args=(torch.arange(8.0), 3.0)
+        )
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, (4.0 * torch.arange(8.0) + 3.0).expand(8, 8).bfloat16())
+
+
+def test_the_operator() -> None:
+    """What torch.compile sees: the fake has the shape and dtype of the result, out= is mutated."""
+    a, b = torch.ones(8, 32).to(E4M3), torch.ones(24, 32).to(E5M2).mT
+    scales = torch.ones(8, 1), torch.ones(1, 24)
+    arguments = (a, b, *scales)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in arguments]
+        fake = kernels_dsl.scaled_gemm(*fakes, out_dtype=torch.float16)
+    assert fake.shape == (8, 24) and fake.dtype == torch.float16
+    compiled = torch.compile(
+        lambda *x: kernels_dsl.scaled_gemm(*x, bias=torch.ones(24)) * 2, backend="eager", fullgraph=True
+    )
+    with emulator.run(arch="sm_90a"):
+        assert torch.equal(compiled(*arguments), torch.full((8, 24), 66.0).bfloat16())
+        out = torch.zeros(8, 24)
+        torch.ops.kernels_dsl.scaled_gemm_out(*arguments, out=out)
+        assert torch.equal(out, torch.full((8, 24), 32.0))
+        bias = torch.zeros(24, requires_grad=True)
+        with pytest.raises(RuntimeError, match="scaled_gemm has no gradient"):
+            kernels_dsl.scaled_gemm(*arguments, bias=bias).sum().backward()

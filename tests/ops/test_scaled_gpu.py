@@ -1,0 +1,94 @@
+"""`scaled_gemm` on a GPU: generated cases, PyTorch's product beside it, and how it lives inside PyTorch.
+
+TEST_SCALED_CASES sets how many cases are generated (default 60).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import scaled_cases
+import torch
+
+import kernels_dsl
+from kernels_dsl.config.gemm_table import SM90_CANDIDATES
+from kernels_dsl.ops.scaled_gemm import scaled_gemm, scaled_gemm_supports
+from reference import scaled_gemm as reference
+from reference import tolerance
+from reference.buffers import check_output, poisoned
+from reference.inputs import integers, normal
+
+pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
+E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
+CASES = int(os.environ.get("TEST_SCALED_CASES", "60"))
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_generated_cases(number: int) -> None:
+    scaled_cases.run(scaled_cases.generate(number), "cuda")
+
+
+@pytest.mark.parametrize("index", range(len(SM90_CANDIDATES)))
+@pytest.mark.parametrize("shape", [(1000, 776, 528), (129, 2056, 272), (16, 8, 16)])
+def test_every_configuration_is_exact(index: int, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    config = SM90_CANDIDATES[index].config
+    a = integers((m, k), E4M3, seed=1, device="cuda")
+    b = integers((n, k), E5M2, seed=2, device="cuda").mT
+    scales = torch.full((m, 1), 0.5, device="cuda"), torch.full((1, n), 4.0, device="cuda")
+    reason = scaled_gemm_supports(a, b, *scales, config=config)
+    assert reason is None, reason
+    out = poisoned((m, n), torch.float32, device="cuda")
+    scaled_gemm(a, b, *scales, config=config, out=out.tensor)
+    check_output(out)
+    tolerance.check_exact(out.tensor, 2 * (a.double() @ b.double()))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 1024, 4096), (4096, 256, 16384)])
+def test_beside_torch(kind: str, dtypes: tuple, shape: tuple[int, int, int]) -> None:
+    """At most twice PyTorch's error, with the same operands, scales and accumulation."""
+    m, n, k = shape
+    a, scale_a = kernels_dsl.quantize(
+        normal((m, k), torch.float32, seed=1, device="cuda"), dtypes[0], scaling=kind
+    )
+    b, scale_b = kernels_dsl.quantize(
+        normal((n, k), torch.float32, seed=2, device="cuda"), dtypes[1], scaling=kind
+    )
+    arguments = (a, b.mT, scale_a, scale_b.mT if kind == "row" else scale_b)
+    try:
+        peer = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16, use_fast_accum=True)
+    except RuntimeError as error:
+        pytest.skip(f"torch._scaled_mm: {error}")
+    found = scaled_gemm(*arguments, use_fast_accum=True)
+    tolerance.check(found, reference.scaled_gemm(*arguments), peer)
+
+
+def test_graph_stream_and_compile() -> None:
+    a, scale_a = kernels_dsl.quantize(
+        normal((256, 512), torch.bfloat16, seed=1, device="cuda"), scaling="row"
+    )
+    b, scale_b = kernels_dsl.quantize(
+        normal((384, 512), torch.bfloat16, seed=2, device="cuda"), scaling="row"
+    )
+    bias = normal((384,), torch.bfloat16, seed=3, device="cuda")
+
+    def call() -> torch.Tensor:
+        return kernels_dsl.scaled_gemm(a, b.mT, scale_a, scale_b.mT, bias=bias, activation="gelu")
+
+    expected = call()
+    assert torch.equal(torch.compile(call, fullgraph=True)(), expected)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+    captured.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, expected)
+    for _ in range(20):
+        assert torch.equal(call(), expected)  # the same bits each time
