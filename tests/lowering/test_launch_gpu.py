@@ -246,7 +246,8 @@ def test_first_calls(tmp_path, run_python, record_property):
 
 @alone
 def test_host_time(record_property):
-    """What `JitFunction` adds to the raw callable: microseconds."""
+    """What `JitFunction` adds to the raw callable: 4 us at most where torch.add takes 6.7, as much more on a
+    slower host."""
     jit = lowering.jit(affine)
     x, y, z = inputs(1000)
     args = (x, y, (2.0, z), 1000)
@@ -265,8 +266,9 @@ def test_host_time(record_property):
 
     through_raw = best_of(lambda: raw(*args))
     through_jit = best_of(lambda: jit(*args, **CONSTANTS))
+    through_torch = best_of(lambda: torch.add(x, y, out=y))
     record_property("raw_us", through_raw)
     record_property("jit_us", through_jit)
-    print(f"host time a call: raw {through_raw:.2f} us, jit {through_jit:.2f} us")
-    assert through_jit - through_raw < 4.0
+    print(f"host time in us: raw {through_raw:.2f}, jit {through_jit:.2f}, torch.add {through_torch:.2f}")
+    assert through_jit - through_raw < 4.0 * max(1.0, through_torch / 6.7)
     assert cache.stats()["compiles"] >= 1

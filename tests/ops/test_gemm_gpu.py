@@ -300,12 +300,18 @@ def test_gradients(activation: str | None, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other workers take the CPU: run it alone")
 def test_host_time() -> None:
-    """The goal of the eager path: at most 8 us of host time a call, launch included. The best of many short
-    runs, since whatever else the machine does can only add."""
+    """The goal of the eager path: at most 8 us of host time a call, launch included, on a host on which
+    torch.mm takes 9.7 us; a slower host gets as much more. The best of many short runs, since whatever else
+    the machine does can only add."""
     a, b = _normal(64, 64), _normal(64, 64, seed=2)
     out = torch.empty(64, 64, dtype=BF16, device="cuda")
     best = {}
-    for kind, call in (("returning", lambda: gemm(a, b)), ("into out", lambda: gemm(a, b, out=out))):
+    calls = {
+        "returning": lambda: gemm(a, b),
+        "into out": lambda: gemm(a, b, out=out),
+        "torch.mm": lambda: torch.mm(a, b),
+    }
+    for kind, call in calls.items():
         for _ in range(200):
             call()
         times = []
@@ -316,7 +322,8 @@ def test_host_time() -> None:
                 call()
             times.append((time.perf_counter() - start) / 50)
         best[kind] = min(times) * 1e6
-    assert max(best.values()) <= 8.0, f"host time in us: {best}"
+    limit = 8.0 * max(1.0, best["torch.mm"] / 9.7)
+    assert max(best["returning"], best["into out"]) <= limit, f"host time in us: {best}"
 
 
 @pytest.mark.sm90
