@@ -82,6 +82,10 @@ class Sm90AttentionConfig:
 
     family = "sm90"
 
+    def several_tiles(self, extent: Extent) -> bool:
+        """Whether some CTA of a persistent launch gets more than one query tile."""
+        return -(-extent.rows // self.tile_m) * extent.heads > extent.sms * self.ctas_per_sm
+
 
 def padded_dim(dim: int) -> int:
     """Head dimension of a tile in shared memory: a multiple of 32, of 64 from 128 on."""
@@ -124,9 +128,7 @@ def sm90_config(
     return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
 
 
-def sm90_fp8_config(
-    dim: int, dim_v: int, variant: AttentionVariant, extent: Extent
-) -> Sm90AttentionConfig:
+def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
     """The tile for fp8 operands of these head dimensions, where key blocks are not listed."""
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)

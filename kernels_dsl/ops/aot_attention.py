@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent
+from kernels_dsl.config.attention import AttentionVariant, Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import choose, choose_for_lists
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.attention_plan import FUNCTIONS
@@ -78,7 +78,7 @@ def kinds() -> Iterator[AttentionKind]:
         yield AttentionKind(dim, dim, variant=AttentionVariant(right=True, left=True), lists="both")
 
 
-def _arguments(kind: AttentionKind, variant: AttentionVariant, family: str) -> tuple[Any, ...]:
+def _arguments(kind: AttentionKind, family: str, queued: bool) -> tuple[Any, ...]:
     """The host function's runtime arguments on the meta device."""
     shapes = {
         "bshd": (_BATCH, _LENGTH, _HEADS),
@@ -111,7 +111,7 @@ def _arguments(kind: AttentionKind, variant: AttentionVariant, family: str) -> t
     arguments = (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None)
     if family == "sm80":
         return arguments
-    return (*arguments, empty(1) if packed or variant.uneven else None, _SMS)
+    return (*arguments, empty(1) if queued else None, _SMS)
 
 
 def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
@@ -124,14 +124,18 @@ def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
     if kind.lists is not None:
         config, split = choose_for_lists(family, *dims, variant, _BLOCK, device)
         variant = replace(variant, lists=split)
-        configs = [config]
+        found = ((config, extent) for extent in _EXTENTS)
     else:
-        found = (choose(family, *dims, variant, device, extent) for extent in _EXTENTS)
-        configs = list(dict.fromkeys(found))
-    for config in configs:
-        name = f"attention {family} {config.tile_m}x{config.tile_n} {kind.label}"
+        found = ((choose(family, *dims, variant, device, extent), extent) for extent in _EXTENTS)
+    uneven = variant.uneven or kind.layout == "thd"
+    for config, queued in dict.fromkeys(
+        (config, uneven and isinstance(config, Sm90AttentionConfig) and config.several_tiles(extent))
+        for config, extent in found
+    ):
+        label = kind.label + " queued" * queued
+        name = f"attention {family} {config.tile_m}x{config.tile_n} {label}"
         constexprs = {"layout": kind.layout, "config": config, "variant": variant}
-        yield name, FUNCTIONS[family], _arguments(kind, variant, family), constexprs
+        yield name, FUNCTIONS[family], _arguments(kind, family, queued), constexprs
 
 
 def iter_attention(arch: str) -> Iterator[Kernel]:

@@ -216,13 +216,15 @@ def run_direct(
     """
     return_lse, out, choice = rest[:3]
     max_q = rest[3] if len(rest) > 3 else 0
-    tensors = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
-    key: Any = None if not tensors else (
-        q.dtype, q.shape, q.stride(), q.data_ptr() & 15, q.get_device(),
-        k.dtype, k.shape, k.stride(), k.data_ptr() & 15, k.get_device(),
-        v.dtype, v.shape, v.stride(), v.data_ptr() & 15, v.get_device(),
-        layout, options, functions, return_lse, choice, max_q,
-    )  # fmt: skip
+    key: Any = None
+    if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
+        places: Any = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        places = 0 if (places[0] | places[1] | places[2]) & 15 == 0 else tuple(p & 15 for p in places)
+        key = (
+            q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
+            v.dtype, v.shape, v.stride(), v.get_device(), places,
+            layout, options, functions, return_lse, choice, max_q,
+        )  # fmt: skip
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
         others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
@@ -234,6 +236,8 @@ def run_direct(
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
+    elif plan.bare is not None and extras is NO_EXTRAS and out is None:
+        return plan.bare(q, k, v)
     if out is not None:
         overlap.check_overlap(out, {"q": q, "k": k, "v": v})
     result, lse = plan.run(q, k, v, out, extras)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention import Extent
+from kernels_dsl.config.attention import Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
 from kernels_dsl.ops.launch import Launch
@@ -26,10 +26,15 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Plan:
-    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None)."""
+    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None).
+
+    `bare(q, k, v)` gives o alone, with as little of the host's time as can be: it is there after the first
+    run, for calls on one GPU that have no extras, no `out` and no log-sum-exp, and whose tensors fit.
+    """
 
     run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     config: AttentionConfig | None
+    bare: Callable[..., torch.Tensor] | None = None
 
 
 def build(
@@ -69,7 +74,12 @@ def build(
     steps = tuple(prepared_for_tma(x) for x in tensors)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
     launch = Launch(FUNCTIONS[family], target, constexprs)
-    return Plan(_run(call, launch, steps, _out_view(call, tensors[0], out), want_lse, max_q), chosen)
+    tail = _Tail(call, launch, chosen, max_q)
+    make_out = _out_view(call, tensors[0], out)
+    plan = Plan(_run(call, launch, steps, make_out, want_lse, tail), chosen)
+    if steps == (None, None, None) and out is None and not want_lse:
+        plan.run = _then_bare(plan, launch, make_out, tail)
+    return plan
 
 
 def is_empty(call: AttentionCall) -> bool:
@@ -179,22 +189,76 @@ def lists_and_sinks(call: AttentionCall, extras: Extras) -> tuple[Any, Any]:
     return lists, None if extras.sinks is None else extras.sinks.float().contiguous()
 
 
+class _Tail:
+    """A kernel's arguments behind the tensors q, k, v, o and log-sum-exp."""
+
+    def __init__(self, call: AttentionCall, launch: Launch, config: AttentionConfig, max_q: int) -> None:
+        sms = launch.target.device.sm_count
+        self.call = call
+        self.max_q = max_q
+        self.scalars = (call.scale, call.softcap, call.left, call.right)
+        self.index = launch.target.index
+        self.last: tuple[Any, ...] = ()
+        self.queued = False
+        if isinstance(config, Sm90AttentionConfig):
+            self.last = (sms,)
+            rows = max_q if call.packed else call.q_len
+            uneven = call.packed or call.block is not None or call.variant.uneven
+            self.queued = uneven and config.several_tiles(Extent(rows, 0, call.heads * call.batch, sms))
+            if not self.queued:
+                self.last = (None, sms)
+        self.bare = (*self.scalars, None, max_q, None, None, None, None)
+
+    def __call__(self, extras: Extras) -> tuple[Any, ...]:
+        """The arguments of a call with these extras."""
+        first = self.bare
+        if extras is not NO_EXTRAS:
+            first = (*self.scalars, *_kernel_extras(self.call, extras, self.max_q))
+        return (*first, tile_counter(self.index), *self.last) if self.queued else (*first, *self.last)
+
+
+def _then_bare(plan: Plan, launch: Launch, make_out: Callable[..., Any], tail: _Tail) -> Callable[..., Any]:
+    """`plan.run` which gives the plan its `bare` once there is a kernel."""
+    run = plan.run
+
+    def bare_of(kernel: Callable[..., Any], q: torch.Tensor) -> Callable[..., torch.Tensor]:
+        fixed, last, index = (*tail.bare, *tail.last), tail.last, tail.index
+        usual, like = make_out(q, None)[0], torch.empty_like(q)
+        same = usual.shape == like.shape and usual.stride() == like.stride()
+        new: Callable[..., torch.Tensor] = torch.empty_like if same else lambda q: make_out(q, None)[0]
+
+        def even(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out = new(q)
+            kernel(q, k, v, out, None, *fixed)
+            return out
+
+        def queued(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            out = new(q)
+            kernel(q, k, v, out, None, *tail.bare, tile_counter(index), *last)
+            return out
+
+        return queued if tail.queued else even
+
+    def first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        result = run(q, k, v, out, extras)
+        kernel = launch.direct()
+        if kernel is not None and extras is NO_EXTRAS:
+            plan.bare = bare_of(kernel, q)
+        return result
+
+    return first
+
+
 def _run(
     call: AttentionCall,
     launch: Launch,
     steps: tuple[Step | None, ...],
     make_out: Callable[..., Any],
     want_lse: bool,
-    max_q: int,
+    tail: _Tail,
 ) -> Callable[..., Any]:
     shape_of_lse = lse_shape(call)
-    scalars = (call.scale, call.softcap, call.left, call.right)
-    max_ctas = launch.target.device.sm_count
-    index = launch.target.index
-    hopper = launch.function is FUNCTIONS["sm90"]
-    queued = call.packed or call.block is not None or call.variant.uneven
     prepare_q, prepare_k, prepare_v = steps
-    bare: tuple[Any, ...] = (None, max_q, None, None, None, None)
     kernel: Callable[..., Any] | None = None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
@@ -206,10 +270,7 @@ def _run(
             v = prepare_v(v)
         written, result = make_out(q, out)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if want_lse else None
-        rest = bare if extras is NO_EXTRAS else _kernel_extras(call, extras, max_q)
-        arguments: tuple[Any, ...] = (q, k, v, written, lse, *scalars, *rest)
-        if hopper:
-            arguments += (tile_counter(index) if queued else None, max_ctas)
+        arguments: tuple[Any, ...] = (q, k, v, written, lse, *tail(extras))
         nonlocal kernel
         if kernel is not None:
             kernel(*arguments)
