@@ -23,6 +23,7 @@ SM80_ACCUMULATOR_LIMIT = 128
 # With loads narrower than 16 bytes a thread has more of them, and each has an address.
 SM80_NARROW_ACCUMULATOR_LIMIT = 64
 SM80_LOADS_LIMIT = 32
+SM80_WIDENED_LIMIT = 64
 SM80_MIN_STAGES = 3
 
 
@@ -86,7 +87,12 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         need = "9.0 (TMA and WGMMA)" if config.family == "sm90" else "8.0 or later"
         return f"the {config.family} kernels need compute capability {need}, {device.name} has {have}"
     specific = _why_not_sm90 if isinstance(config, Sm90GemmConfig) else _why_not_sm80
+    if problem.ab_type == "fp8" and not device.has_fp8:
+        major, minor = device.capability
+        return f"fp8 operands need compute capability 8.9, {device.name} has {major}.{minor}"
     reason = specific(config, problem)  # type: ignore[arg-type]
+    if reason is None and isinstance(config, Sm80GemmConfig):
+        reason = _why_not_widened(config, problem, device)
     if reason:
         return reason
     tile_k = config.tile_k_for(problem.ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
@@ -138,7 +144,10 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
 
 def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
     if problem.ab_type == "fp8":
-        return "the sm80 kernels take no fp8 operands"
+        if not (problem.a_k_major and problem.b_k_major):
+            return "mma.sync of fp8 reads A and B with K contiguous only"
+        if min(config.copy_bytes_a, config.copy_bytes_b) < 4:
+            return "fp8 operands go by cp.async alone, which needs rows at multiples of 4 bytes"
     if config.tile_m % (16 * config.warps_m):
         return f"tile_m is {config.tile_m}, must be a multiple of 16 rows for each of {config.warps_m} warps"
     if config.tile_n % (16 * config.warps_n):
@@ -167,6 +176,20 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
             return f"{name} is {width}, must be 16, 8, 4 or 2"
         if width > align:
             return f"{name} is {width}, the operand's rows are aligned to {align} bytes only"
+    return None
+
+
+def _why_not_widened(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -> str | None:
+    """Fragments of fp8 that are widened to fp16 take twice the registers."""
+    if problem.ab_type != "fp8" or not device.widens_fp8:
+        return None
+    registers = accumulator_registers(config)
+    limit = SM80_WIDENED_LIMIT if config.tile_k <= 64 else SM80_WIDENED_LIMIT // 2
+    if registers > limit:
+        return (
+            f"{registers} accumulator registers a thread, at most {limit} leave no spills where mma.sync of "
+            f"fp8 is done in fp16, as on {device.name}"
+        )
     return None
 
 

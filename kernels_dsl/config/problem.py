@@ -70,6 +70,16 @@ class Device:
         """TMA and WGMMA as the SM90 family uses them; later architectures dropped WGMMA."""
         return self.capability == (9, 0)
 
+    @property
+    def has_fp8(self) -> bool:
+        """Matrix instructions take e4m3 and e5m2."""
+        return self.capability >= (8, 9)
+
+    @property
+    def widens_fp8(self) -> bool:
+        """mma.sync of fp8 is two instructions of fp16, after every fragment was widened in registers."""
+        return self.capability[0] in (9, 10)
+
     def families(self) -> tuple[str, ...]:
         """Kernel families that run on this device, the fastest first."""
         if self.has_wgmma:

@@ -68,7 +68,8 @@ def copy_needed(layout: MatrixLayout, k_mode: str, dtype: torch.dtype, family: s
     if layout.contiguous != k_mode and (dtype.itemsize == 1 or (dtype.itemsize == 4 and family == "sm90")):
         return k_mode
     if family == "sm80":
-        return None if layout.contiguous else k_mode
+        enough = dtype.itemsize > 1 or layout.align >= 4  # cp.async; without it go pairs of 16-bit elements
+        return None if layout.contiguous and enough else k_mode
     return None if layout.contiguous and layout.align >= 16 else (layout.contiguous or k_mode)
 
 
@@ -153,15 +154,14 @@ def families(dtype: torch.dtype, target: Target, forced: str | None) -> tuple[st
     found = target.families(forced)
     if dtype.itemsize > 1:
         return found
-    found = tuple(name for name in found if name == "sm90")
-    if not found:
+    if not target.device.has_fp8:
         major, minor = target.device.capability
-        what = "a is fp8" if forced is None else f"family is {forced!r} and a is fp8"
         raise ValueError(
-            f"{what}, must be 16 bits or more on {target.device.name} of compute capability {major}.{minor}: "
-            "the fp8 kernels need 9.0 (TMA and WGMMA)"
+            f"a is fp8, must be 16 bits or more on {target.device.name} of compute capability {major}.{minor}"
+            ": fp8 matrix instructions need 8.9"
         )
-    return found
+    # Where there is WGMMA, mma.sync of fp8 runs at the speed of fp16 at most: a copy for TMA costs less.
+    return found[:1]
 
 
 def decide(

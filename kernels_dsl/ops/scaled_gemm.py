@@ -56,9 +56,9 @@ def scaled_gemm(
 
     use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add.
 
-    Returns (M, N), or (L, M, N) where a or b has a batch. No gradients. Compute capability 9.0. Raises
-    TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the same
-    reasons as text.
+    Returns (M, N), or (L, M, N) where a or b has a batch. No gradients. Compute capability 8.9 and later.
+    Raises TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the
+    same reasons as text.
     """
     extras = (c, bias, residual, scale_a, scale_b, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)

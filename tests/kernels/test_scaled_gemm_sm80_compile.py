@@ -8,8 +8,10 @@ import pytest
 import scaled_gemm_sm80_cases as cases
 import torch
 
+from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.config.gemm_table import SM80_CANDIDATES, adapted
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, GemmProblem
 from kernels_dsl.config.promotion import Promotion
 
 PROMOTED = [
@@ -19,7 +21,6 @@ PROMOTED = [
     Sm80GemmConfig(128, 64, 128, 3, 2, 2),
     Sm80GemmConfig(64, 64, 128, 4, 2, 2),
 ]
-FAST = [Sm80GemmConfig(128, 256, 64, 4, 2, 4), Sm80GemmConfig(128, 128, 64, 4, 2, 2)]
 E4M3, E5M2 = cases.E4M3, cases.E5M2
 
 
@@ -68,18 +69,32 @@ def test_every_kind_of_scale_does_not_spill(rows: tuple[int, int]) -> None:
     _check(PROMOTED[0], Promotion(*rows), (E4M3, E4M3))
 
 
-@pytest.mark.parametrize("config", FAST, ids=lambda c: f"{c.tile_m}x{c.tile_n}x{c.tile_k}")
-@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
-def test_fast_sums_do_not_spill(config: Sm80GemmConfig, dtypes: tuple) -> None:
-    _check(config, None, dtypes)
+def _shipped(arch: str) -> list[Sm80GemmConfig]:
+    """The configurations that a GPU of this architecture may get."""
+    problem = GemmProblem(512, 512, 512, ab_type="fp8", b_k_major=True)
+    configs = [adapted(candidate.config, problem) for candidate in SM80_CANDIDATES]
+    return [config for config in configs if why_not(config, problem, DEVICES_BY_ARCH[arch]) is None]
 
 
-def test_hopper_multiplies_unpacked_halves() -> None:
+def test_shipped_configurations_do_not_spill() -> None:
+    """Sums over all of K: the tiles that 16-bit operands have, with twice the elements of K; the largest."""
+    shipped = _shipped("sm_89")
+    assert len(shipped) == len(SM80_CANDIDATES)
+    pairs = [(E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]
+    for config, dtypes in zip(shipped, pairs):
+        _check(config, None, dtypes)
+
+
+@pytest.mark.parametrize("promotion", [None, Promotion(1, 128)], ids=str)
+def test_hopper_multiplies_unpacked_halves(promotion) -> None:
     """sm_90 has the instruction in PTX alone: values are widened to fp16 in registers."""
-    (found,) = _compile(PROMOTED[1], "sm_90a", Promotion(1, 128)).resources()
-    assert found.stack_bytes == 0
-    assert any(name.startswith("HMMA.16816.F32") for name in found.instructions)
-    assert any(name.startswith("F2FP.F16.E5M2.UNPACK") for name in found.instructions)
+    shipped = _shipped("sm_90a")
+    assert 0 < len(shipped) < len(SM80_CANDIDATES)
+    for config in shipped[:1] if promotion is None else PROMOTED[1:2]:
+        (found,) = _compile(config, "sm_90a", promotion).resources()
+        assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+        assert any(name.startswith("HMMA.16816.F32") for name in found.instructions)
+        assert any(name.startswith("F2FP.F16.E5M2.UNPACK") for name in found.instructions)
 
 
 @pytest.mark.parametrize(

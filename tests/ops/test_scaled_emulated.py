@@ -14,15 +14,16 @@ SMALL = 60_000  # multiply-adds
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
 
 
-def test_generated_cases_in_the_emulator() -> None:
-    cases, number = [], 0
-    while len(cases) < 14:
+@pytest.mark.parametrize(("arch", "first", "count"), [("sm_90a", 0, 14), ("sm_89", 200, 12)])
+def test_generated_cases_in_the_emulator(arch: str, first: int, count: int) -> None:
+    cases, number = [], first
+    while len(cases) < count:
         case = scaled_cases.generate(number)
         cases += [case] if case.work <= SMALL else []
         number += 1
     assert {case.exact for case in cases} == {True, False} and len({case.dtypes for case in cases}) == 4
     for case in cases:
-        with emulator.run(arch="sm_90a") as session:
+        with emulator.run(arch=arch) as session:
             scaled_cases.run(case, "cpu")
         assert not session.reports, str(case)
 

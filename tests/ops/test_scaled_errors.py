@@ -52,8 +52,7 @@ CASES = [
         ValueError,
         "out shares memory with scale_a",
     ),
-    (_call(family="sm80"), ValueError, "family is 'sm80' and a is fp8, must be 16 bits or more on H200"),
-    (_call(config=Sm80GemmConfig(128, 128, 32, 4, 2, 2)), ValueError, "family is 'sm80' and a is fp8"),
+    (_call(config=Sm80GemmConfig(128, 128, 64, 4, 2, 2)), ValueError, "fp8 is done in fp16, as on H200"),
     (_call(config=Sm90GemmConfig(128, 256, tile_k=16)), ValueError, "tile_k is 16, must cover whole WGMMA"),
 ]  # fmt: skip
 
@@ -64,10 +63,21 @@ def test_errors(call, error, message) -> None:
         call()
 
 
-def test_other_gpus_are_refused_by_name() -> None:
-    with emulator.run(arch="sm_89"):
+@pytest.mark.parametrize(("arch", "name"), [("sm_80", "A100"), ("sm_86", "A40")])
+def test_older_gpus_are_refused_by_name(arch: str, name: str) -> None:
+    with emulator.run(arch=arch):
         reason = scaled_gemm_supports(A, B, ONE, ONE)
-    assert reason is not None and "must be 16 bits or more on L40S of compute capability 8.9" in reason
+    assert reason is not None and f"must be 16 bits or more on {name} of compute capability 8." in reason
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a", "sm_100a", "sm_120a"])
+def test_later_gpus_have_a_kernel(arch: str) -> None:
+    """Hopper both, and WGMMA unless the other is asked for."""
+    family = "sm90" if arch == "sm_90a" else "sm80"
+    with emulator.run(arch=arch):
+        assert plan_for(A, B, ONE, ONE).decision.family == family
+        assert plan_for(A, B, ONE, ONE, family="sm80").decision.family == "sm80"
+        assert scaled_gemm_supports(A, B, ONE, torch.ones(1, 20)) is None
 
 
 def test_supports_says_what_a_call_would() -> None:
