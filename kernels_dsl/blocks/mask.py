@@ -81,7 +81,7 @@ def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
                 at = (place.batch, place.head, *_inside(i, j, seq))
                 score = Float32(variant.score_mod(score, *at, *(operands.aux or ())))
             if variant.mask == "additive":
-                score = score + _read(operands.mask, place, (i, j), seq)
+                score = score + _read(operands.mask, place, (i, j))
             scores[r, c] = score
 
 
@@ -92,7 +92,7 @@ def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
             i, j = place.row + row_offset(r), place.column + column_offset(c)
             score = scores[r, c]
             if variant.mask == "boolean":
-                seen = _read(operands.mask, place, (i, j), seq) != Float32(0.0)
+                seen = _read(operands.mask, place, (i, j)) != Float32(0.0)
                 score = choose(seen, score, HIDDEN)
             if variant.mask_mod is not None:
                 at = (place.batch, place.head, *_inside(i, j, seq))
@@ -107,9 +107,9 @@ def _inside(i: Int32, j: Int32, seq: SeqInfo) -> tuple[Int32, Int32]:
 
 
 @cute.jit
-def _read(mask: cute.Tensor, place: Place, at: tuple, seq: SeqInfo) -> Float32:
-    """mask[batch, head, i, j] as float32; 0 outside of the sequences."""
+def _read(mask: cute.Tensor, place: Place, at: tuple) -> Float32:
+    """mask[batch, head, i, j] as float32; 0 outside of it."""
     value = Float32(0.0)
-    if at[0] < seq.q_len and at[1] < seq.k_len:
+    if at[0] < mask.shape[2] and at[1] < mask.shape[3]:
         value = Float32(mask[place.batch, place.head, at[0], at[1]])
     return value

@@ -113,14 +113,19 @@ def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutl
 def exponentiate(
     spec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | cutlass.Boolean, first: bool
 ) -> None:
-    """The second half of `soften`: scores become probabilities."""
+    """The second half of `soften`: scores become probabilities.
+
+    Of a packed sequence a listed whole block may lie behind all keys.
+    """
+    variant = spec.variant
+    hides = masked is not False or variant.hides_anywhere or (spec.varlen and variant.lists is not None)
     softmax.online_step(
         softmax.rows_and_columns(scores),
         rows.row_max,
         rows.row_sum,
-        None if first and not spec.variant.sinks else rows.correction,
+        None if first and not variant.sinks else rows.correction,
         scale_of_scores(spec, work),
-        masked is not False or spec.variant.hides_anywhere,
+        hides,
         spec.lazy_rescale,
         offset=probability_offset(spec),
     )

@@ -141,7 +141,9 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float = 0.0,
     seqused_k: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    blocks: BlockLists | Any | None = None,
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     aux: Sequence[Any] = (),
@@ -154,19 +156,26 @@ def attention_varlen(
 
     q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
     from 0: where each sequence starts. max_seqlen_q: no sequence has more queries (rows beyond are not
-    computed). max_seqlen_k is not needed. seqused_k: int32 (sequences,), the keys of each that count.
-    i, j and b are places within a sequence and its number. No `mask` and no `blocks`.
+    computed). max_seqlen_k: none has more keys; needed beside `mask` only. seqused_k: int32 (sequences,), the
+    keys of each that count.
+    i, j and b are places within a sequence and its number, for `mask` and `blocks` too, which are padded:
+    `mask` broadcasts to (sequences, H, max_seqlen_q, max_seqlen_k), and the lists of `blocks` have
+    (sequences or 1, H or 1, query blocks of max_seqlen_q) as their first modes. What they say of places past
+    the end of a sequence does not count.
 
     Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
-    extras = Extras(sinks=sinks, aux=tuple(aux), seqlens=(cu_seqlens_q, cu_seqlens_k, seqused_k))
+    mask_mod, blocks = _of_block_mask(blocks, mask_mod)
+    seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
+    max_seqlens = (int(max_seqlen_q), None if mask is None or max_seqlen_k is None else int(max_seqlen_k))
+    extras = Extras(mask, sinks, blocks, tuple(aux), seqlens, max_seqlens)
     if _through_dispatcher(q, k, v):
         from kernels_dsl.ops import attention_register
 
         functions = (score_mod, mask_mod, return_lse, out, family)
-        return attention_register.call(q, k, v, "thd", options, extras, functions, int(max_seqlen_q))
-    rest = (return_lse, out, (config, family), int(max_seqlen_q))
+        return attention_register.call(q, k, v, "thd", options, extras, functions)
+    rest = (return_lse, out, (config, family), max_seqlens[0])
     return run_direct(q, k, v, "thd", options, extras, (score_mod, mask_mod), rest)
 
 
@@ -228,7 +237,7 @@ def run_direct(
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
         others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
-        key = (key, others, tuple(map(type, extras.aux)), block, _signature(out))
+        key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, _signature(out))
     plan = None if key is None else _PLANS.get(key)
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
@@ -272,25 +281,25 @@ def attention_supports(
 ) -> str | None:
     """Why `attention(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
 
-    layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`
-    and perhaps `seqused_k` (as `attention_varlen`).
+    layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`,
+    `max_seqlen_q` and perhaps `max_seqlen_k` and `seqused_k` (as `attention_varlen`).
     """
     picked = {name: options.pop(name, None) for name in ("causal", "window", "alignment", "scale", "softcap")}
     functions = (options.pop("score_mod", None), options.pop("mask_mod", None))
     try:
         mask_mod, blocks = _of_block_mask(options.pop("blocks", None), functions[1])
         seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+        max_seqlens = (options.pop("max_seqlen_q", 0), options.pop("max_seqlen_k", None))
         extras = Extras(
             options.pop("mask", None),
             options.pop("sinks", None),
             blocks,
             tuple(options.pop("aux", ())),
             seqlens if layout == "thd" else None,
+            max_seqlens if layout == "thd" else None,
         )
         choice = (options.pop("config", None), options.pop("family", None))
-        rest = (options.pop("return_lse", False), options.pop("out", None), choice)
-        for name in ("max_seqlen_q", "max_seqlen_k"):
-            options.pop(name, None)
+        rest = (options.pop("return_lse", False), options.pop("out", None), choice, max_seqlens[0])
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
         values = (

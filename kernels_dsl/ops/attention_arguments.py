@@ -57,6 +57,8 @@ class Extras:
     blocks: BlockLists | None = None
     aux: tuple[Any, ...] = ()
     seqlens: tuple[torch.Tensor | None, ...] | None = None
+    max_seqlens: tuple[int, int | None] | None = None
+    """Of packed sequences: the most queries and keys of one, for the extents of `mask` and `blocks`."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that are there, by the names of the caller's arguments."""
@@ -126,11 +128,13 @@ def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | No
 
 
 def _check_mask(
-    mask: torch.Tensor | None, shape: tuple[int, int, int, int], device: torch.device
+    mask: torch.Tensor | None, shape: tuple[int, int, int, int | None], device: torch.device
 ) -> str | None:
     """None, "boolean" or "additive"."""
     if mask is None:
         return None
+    if shape[3] is None:
+        raise ValueError("max_seqlen_k is None, must be given beside mask")
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"mask is a {type(mask).__name__}, must be a torch.Tensor")
     if mask.dtype not in MASK_DTYPES:
@@ -178,6 +182,13 @@ def _check_blocks(blocks: BlockLists, batch: int, heads: int, q_len: int, device
                     f"blocks.{name} has shape {tuple(x.shape)}, must be (1 or {batch}, 1 or {heads}, {rows}"
                     + (", entries)" if rank == 4 else ")")
                 )
+
+
+def _lengths(q_len: int, k_len: int, extras: Extras) -> tuple[int, int | None]:
+    """Queries and keys that a mask tensor and block lists are about: of the longest sequence where packed."""
+    if extras.seqlens is None:
+        return q_len, k_len
+    return extras.max_seqlens or (0, None)
 
 
 def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.device) -> int:
@@ -230,8 +241,6 @@ def describe(
     if layout == "thd":
         assert extras.seqlens is not None
         batch = _check_seqlens(extras.seqlens, q.device)
-        if extras.mask is not None or extras.blocks is not None:
-            raise ValueError("mask and blocks must be None where sequences are packed")
     else:
         assert batch_mode is not None
         batch = q.shape[batch_mode]
@@ -242,10 +251,11 @@ def describe(
     if not (softcap >= 0 and math.isfinite(softcap)):
         raise ValueError(f"softcap is {softcap}, must be at least 0 (0: none) and finite")
     left, right = _window(causal, window)
+    lengths = _lengths(q.shape[rows], k.shape[rows], extras)
     if extras.blocks is not None:
         if extras.mask is not None:
             raise ValueError("mask is given beside blocks, must be None: give a mask_mod")
-        _check_blocks(extras.blocks, batch, heads, q.shape[rows], q.device)
+        _check_blocks(extras.blocks, batch, heads, lengths[0] or 0, q.device)
     for name, x in extras.tensors().items():
         if name.startswith("aux") and x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
@@ -255,7 +265,7 @@ def describe(
         top_left=alignment == "top_left" and (left, right) != (None, None),
         softcap=softcap > 0,
         sinks=_check_sinks(extras.sinks, heads, q.device),
-        mask=_check_mask(extras.mask, (batch, heads, q.shape[rows], k.shape[rows]), q.device),
+        mask=_check_mask(extras.mask, (batch, heads, *lengths), q.device),
         score_mod=score_mod,
         mask_mod=mask_mod,
     )

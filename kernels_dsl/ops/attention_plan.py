@@ -176,7 +176,9 @@ def _kernel_extras(call: AttentionCall, extras: Extras, max_q: int) -> tuple[Any
     mask = extras.mask
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        mask = mask.expand(call.batch, call.heads, call.q_len, call.k_len)
+        lengths = extras.max_seqlens if call.packed else (call.q_len, call.k_len)
+        assert lengths is not None and lengths[1] is not None
+        mask = mask.expand(call.batch, call.heads, lengths[0], lengths[1])
     return extras.seqlens, max_q, *lists_and_sinks(call, extras), mask, tuple(extras.aux) or None
 
 

@@ -26,14 +26,14 @@ LIBRARY.define(
     + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
     + ", Tensor[]? aux=None, *, str layout='bshd', bool causal=False, int? window_left=None, "
     "int? window_right=None, str alignment='bottom_right', float? scale=None, float softcap=0.0, "
-    "int block_q=128, int block_k=128, int max_seqlen_q=0, bool return_lse=False, str? family=None, "
-    "str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)",
+    "int block_q=128, int block_k=128, int max_seqlen_q=0, int max_seqlen_k=-1, "
+    "bool return_lse=False, str? family=None, str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _DEFAULTS: dict[str, Any] = {
     "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
-    "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "return_lse": False,
-    "family": None, "score_mod": None, "mask_mod": None, "aux": None,
+    "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "max_seqlen_k": -1,
+    "return_lse": False, "family": None, "score_mod": None, "mask_mod": None, "aux": None,
 }  # fmt: skip
 
 
@@ -47,11 +47,14 @@ def _options(
     blocks = None
     if any(x is not None for x in lists):
         blocks = BlockLists(*lists, block=(a["block_q"], a["block_k"]))
-    seqlens = (a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_k"]) if a["layout"] == "thd" else None
+    seqlens, longest = None, None
+    if a["layout"] == "thd":
+        seqlens = (a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_k"])
+        longest = (a["max_seqlen_q"], None if a["max_seqlen_k"] < 0 else a["max_seqlen_k"])
     window = (a["window_left"], a["window_right"])
     unlimited = window == (None, None)
     options = (a["causal"], None if unlimited else window, a["alignment"], a["scale"], a["softcap"])
-    return a, options, Extras(a["mask"], a["sinks"], blocks, tuple(a["aux"] or ()), seqlens)
+    return a, options, Extras(a["mask"], a["sinks"], blocks, tuple(a["aux"] or ()), seqlens, longest)
 
 
 def _attention(
@@ -112,7 +115,6 @@ def call(
     options: tuple[Any, ...],
     extras: Extras,
     rest: tuple[Any, ...],
-    max_seqlen_q: int = 0,
 ) -> Any:
     """A call as an operator. `rest`: (score_mod, mask_mod, return_lse, out, family).
 
@@ -130,7 +132,7 @@ def call(
     keywords: dict[str, Any] = {
         "layout": layout, "causal": causal, "window_left": left, "window_right": right,
         "alignment": alignment, "scale": scale, "softcap": softcap, "mask": extras.mask,
-        "sinks": extras.sinks, "max_seqlen_q": max_seqlen_q, "return_lse": return_lse,
+        "sinks": extras.sinks, "return_lse": return_lse,
         "family": family, "score_mod": _name("score_mod", score_mod), "mask_mod": _name("mask_mod", mask_mod),
         "aux": extras.aux or None,
     }  # fmt: skip
@@ -140,6 +142,9 @@ def call(
         keywords["block_q"], keywords["block_k"] = extras.blocks.block
     if extras.seqlens is not None:
         keywords.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), extras.seqlens))
+    if extras.max_seqlens is not None:
+        max_q, max_k = extras.max_seqlens
+        keywords.update(max_seqlen_q=max_q, max_seqlen_k=-1 if max_k is None else max_k)
     result, lse = torch.ops.kernels_dsl.attention(q, k, v, **keywords)
     if out is not None:
         result = out.copy_(result)

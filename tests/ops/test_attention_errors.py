@@ -102,6 +102,29 @@ def test_bad_prefix_sums(on_h200, cu, message):
     assert found is not None and message in found
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": torch.ones(20, 30).bool()}, "max_seqlen_k is None, must be given beside mask"),
+        (
+            {"mask": torch.ones(20, 40).bool(), "max_seqlen_k": 30},
+            "mask has shape (20, 40), must broadcast to (B, H, Sq, Sk) = (2, 2, 20, 30)",
+        ),
+        (
+            {"blocks": BlockLists(torch.zeros(1, 1, 2).int(), torch.zeros(1, 1, 2, 1).int())},
+            "blocks.counts has shape (1, 1, 2), must be (1 or 2, 1 or 2, 1)",
+        ),
+        ({"blocks": BlockLists(torch.zeros(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int())}, None),
+        ({"mask": torch.ones(2, 1, 20, 30).bool(), "max_seqlen_k": 30}, None),
+    ],
+)
+def test_masks_and_lists_of_packed_sequences(on_h200, options, message):
+    packed, cu = _tensor(40, 2, 64), torch.tensor([0, 20, 40], dtype=torch.int32)
+    sequences = {"layout": "thd", "cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 20}
+    found = kernels_dsl.attention_supports(packed, packed, packed, **sequences, **options)
+    assert found == message if message is None else message in found
+
+
 def test_lists_are_checked_on_request():
     counts, indices = torch.ones(1, 1, 1).int(), torch.full((1, 1, 1, 2), 3).int()
     lists = BlockLists(counts, indices)

@@ -190,10 +190,12 @@ def step(
 
 
 def needs_mask(spec, visit: Visit, position: Int32):
-    """Whether the block at `position` lies in a masked segment of the visit; the first one always counts."""
+    """Whether the block at `position` lies in a masked segment of the visit; of a range, also the first."""
     if spec.variant.masks_everywhere:
         return True
-    masked = (position < visit.right) | (position == 0)
+    masked = position < visit.right
+    if spec.variant.lists is None:
+        masked = masked | (position == 0)
     if spec.variant.left:
         masked = masked | (position >= visit.right + visit.whole)
     return masked

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import softmax, tile_queue
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
-from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
+from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.pipeline import consumer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.score_tile import Tile, descaled, finish_rows, soften, start_rows, to_operand
@@ -90,7 +90,7 @@ def work_tile(
     visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
     row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
     tile = Tile(at, seq, visit, row, thread % 4 * 2)
-    states = attend(spec, rings, states, mmas, parts, (tile, work, group), (s_tiles[2], thread))
+    states = attend(spec, rings, states, mmas, parts, (tile, work, group, (s_tiles[2], thread)))
     q_ring, q_state = rings[0], states[0]
     if cutlass.const_expr(not spec.stage_in_q):
         q_ring.consumer_release(q_state)
@@ -132,11 +132,10 @@ def attend(
     states: tuple,
     mmas: tuple,
     parts: Fragments,
-    place: tuple,  # (tile, work, group)
-    values: tuple,  # (V in shared memory (Dv, N, stages), thread)
+    place: tuple,  # (tile, work, group, (V in shared memory (Dv, N, stages), thread))
 ) -> tuple:
     """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
-    tile, work, group = place
+    tile, work = place[:2]
     q_ring, k_ring, v_ring = rings
     q_state, k_state, v_state = states
     visit = tile.visit
@@ -150,12 +149,12 @@ def attend(
     warpgroup.wait_group(0)
     k_ring.consumer_release(k_state)
     k_state.advance()
-    soften(spec, scores, parts, (tile, work, block_at(spec.variant, visit, tile.at, work.lists, Int32(0))),
-           masked=True, first=True)  # fmt: skip
+    block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))
+    soften(spec, scores, parts, (tile, work, block), masked=first_masked(spec, visit), first=True)
     to_operand(spec, scores, parts.p)
-    if cutlass.const_expr(spec.varlen):
+    if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
         v_ring.consumer_wait(v_state)
-        clear_tail(spec, values[0][None, None, v_state.index], tile, group, values[1])
+        clear_tail(spec, v_state, (*place, Int32(0)))
 
     # The first block has been taken from the first segment that has one.
     right_end = cutlass.max(visit.right, 1)
@@ -168,11 +167,18 @@ def attend(
         for position in cutlass.range(whole_end, visit.count, unroll=1):
             k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
     v_ring.consumer_wait(v_state)
+    if cutlass.const_expr(spec.clears_each_block):
+        clear_tail(spec, v_state, (*place, visit.count - 1))
     issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
     warpgroup.wait_group(0)
     v_ring.consumer_release(v_state)
     v_state.advance()
     return q_state, k_state, v_state
+
+
+def first_masked(spec, visit: Visit):
+    """Whether a visit's first block needs a mask: of a range, always; a list may begin with a whole one."""
+    return True if spec.variant.lists is None else visit.right > 0
 
 
 @cute.jit
@@ -182,19 +188,23 @@ def step(
     states: tuple,  # of K and V
     mmas: tuple,
     parts: Fragments,
-    place: tuple,  # (tile, work, group, position)
+    place: tuple,  # (tile, work, group, (V in shared memory, thread), position)
     masked: cutlass.Constexpr,
 ) -> tuple:
     """Scores and softmax of the block at `position`, beside the output of the block before it."""
-    tile, work, group, position = place
+    tile, work, group, values, position = place
     k_ring, v_ring = rings[1], rings[2]
     k_state, v_state = states
+    if cutlass.const_expr(spec.clears_each_block):
+        v_ring.consumer_wait(v_state)
+        clear_tail(spec, v_state, (tile, work, group, values, position - 1))
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
         wait_turn(NamedBarrier.MMA_ORDER, group)
     issue_product(mmas[0], scores, parts.q, parts.k[None, None, None, k_state.index], False)
-    v_ring.consumer_wait(v_state)
+    if cutlass.const_expr(not spec.clears_each_block):
+        v_ring.consumer_wait(v_state)
     issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
     if cutlass.const_expr(spec.pingpong):
         give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
@@ -226,18 +236,23 @@ def next_group(spec: cutlass.Constexpr, group: Int32) -> Int32:
 
 
 @cute.jit
-def clear_tail(spec: cutlass.Constexpr, sV: cute.Tensor, tile: Tile, group: Int32, thread: Int32):
-    """Zeroes what lies behind the last key in the last block of V (Dv, N); the warpgroups share the work.
+def clear_tail(spec: cutlass.Constexpr, v_state: pipeline.PipelineState, place: tuple):
+    """Zeroes what lies behind the last key in the block of V at `v_state`; the warpgroups share the work.
 
-    It belongs to another sequence or to nobody, and 0 * NaN is NaN.
+    It belongs to another sequence or to nobody, and 0 * NaN is NaN. `place`: as in `step`, position of
+    the block. All warpgroups meet here, so nobody may wait for its turn at the tensor cores of this step yet.
     """
-    first = cutlass.max(tile.visit.k_len - tile.visit.last * spec.tile_n, 0)
+    tile, work, group, (sV, thread), position = place
+    block = tile.visit.last
+    if cutlass.const_expr(spec.clears_each_block):
+        block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
+    first = cutlass.max(tile.visit.k_len - block * spec.tile_n, 0)
     if first < spec.tile_n:
         for key in cutlass.range(first + group, spec.tile_n, spec.consumers, unroll=1):
             for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
                 column = thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
-                    sV[column, key] = spec.dtype(0.0)
+                    sV[column, key, v_state.index] = spec.dtype(0.0)
         cute.arch.fence_proxy("async.shared", space="cta")
         sync_consumers(spec.consumers)
 

@@ -43,6 +43,11 @@ class AttentionSpec:
         return self.tile_m // WGMMA_M
 
     @property
+    def clears_each_block(self) -> bool:
+        """Any block of keys, not only the first of a visit, may reach past the end of a packed sequence."""
+        return self.varlen and self.variant.lists is not None
+
+    @property
     def threads(self) -> int:
         """Consumer warpgroups and one producer warpgroup."""
         return (self.consumers + 1) * WARPGROUP_THREADS
