@@ -1,7 +1,8 @@
 """Lists of key blocks that query blocks attend to, and builders of such lists.
 
-The builders are torch operations on the GPU without any host synchronisation: their sizes follow from
-arguments alone, so that they work in CUDA graphs. They cost O(query blocks * listed blocks).
+The builders are a small kernel each, without any host synchronisation: their sizes follow from arguments
+alone, so that they work in CUDA graphs. They cost O(query blocks * listed blocks). Where there is no GPU, and
+under torch.compile, the same lists are made by torch operations.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
+from kernels_dsl.ops import attention_lists
+
 DEFAULT_BLOCK = (128, 128)
+_SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -73,21 +78,21 @@ def _lists_of_ranges(
     begin: torch.Tensor,
     end: torch.Tensor,
     whole: tuple[torch.Tensor, torch.Tensor],
-    width: int,
+    widths: tuple[int, int],
     block: tuple[int, int],
 ) -> BlockLists:
     """Lists of the blocks in [begin, end) of each query block, those in `whole` unmasked.
 
-    All are int tensors (…, query blocks); `width` bounds end - begin. Whole ranges lie within.
+    All are int tensors (…, query blocks); `widths` bound the blocks of a list that are not whole, and whole.
     """
     whole_begin = torch.maximum(torch.minimum(whole[0], end), begin)
     whole_end = torch.maximum(torch.minimum(whole[1], end), whole_begin)
-    steps = torch.arange(width, device=begin.device)
+    steps, full_steps = (torch.arange(width, device=begin.device) for width in widths)
     before = whole_begin - begin
     partial = torch.where(
         steps < before[..., None], begin[..., None] + steps, whole_end[..., None] + steps - before[..., None]
     )
-    full = whole_begin[..., None] + steps
+    full = whole_begin[..., None] + full_steps
     partial_count = before + (end - whole_end)
     return BlockLists(partial_count.int(), partial.int(), (whole_end - whole_begin).int(), full.int(), block)
 
@@ -108,9 +113,21 @@ def window_blocks(
     """
     bq, bk = block
     shift = 0 if alignment == "top_left" else k_len - q_len
+    blocks = -(-k_len // bk)
+    width = blocks
+    if left is not None and right is not None:
+        width = min(blocks, (left + right + bq) // bk + 2)
+    edges = (left is not None) + (right is not None)
+    widths = (max(1, min(width, edges * ((bq + 2 * bk - 3) // bk))), max(1, width))
+    device = torch.device(device)
+    if attention_lists.usable(device) and q_len > 0:
+        spec = WindowSpec((bq, bk), left is not None, right is not None)
+        keys = (q_len, k_len, shift, left or 0, right or 0)
+        pairs = attention_lists.window_lists(spec, -(-q_len // bq), widths, keys, device)
+        counts, indices, full_counts, full_indices = (x[None, None] for pair in pairs for x in pair)
+        return BlockLists(counts, indices, full_counts, full_indices, block)
     first = torch.arange(-(-q_len // bq), device=device) * bq
     last = (first + bq).clamp(max=q_len) - 1
-    blocks = -(-k_len // bk)
     zero, all_keys = torch.zeros_like(first), torch.full_like(first, k_len)
     end = all_keys if right is None else (last + shift + right + 1).clamp(0, k_len)
     whole_end = all_keys if right is None else (first + shift + right + 1).clamp(0, k_len)
@@ -119,11 +136,8 @@ def window_blocks(
     first_block = begin // bk
     end_block = torch.maximum((end + bk - 1) // bk, first_block)
     whole = ((whole_begin + bk - 1) // bk, torch.where(whole_end == k_len, blocks, whole_end // bk))
-    width = blocks
-    if left is not None and right is not None:
-        width = min(blocks, (left + right + bq) // bk + 2)
     shaped = [x.view(1, 1, -1) for x in (first_block, end_block, *whole)]
-    return _lists_of_ranges(shaped[0], shaped[1], (shaped[2], shaped[3]), max(width, 1), block)
+    return _lists_of_ranges(shaped[0], shaped[1], (shaped[2], shaped[3]), widths, block)
 
 
 def causal_blocks(
@@ -153,6 +167,13 @@ def document_blocks(
     """
     length = documents.shape[1]
     bq, bk = block
+    width = -(-length // bk) if max_blocks is None else max_blocks
+    if attention_lists.usable(documents.device) and documents.dtype in (torch.int32, torch.int64) and width:
+        rows = -(-length // bq)
+        if rows * documents.shape[0]:
+            spec = DocumentSpec((bq, bk), causal)
+            counts, indices = attention_lists.document_lists(spec, documents, rows, width)
+            return BlockLists(counts[:, None], indices[:, None], None, None, block)
     documents = documents.contiguous()
     first = torch.arange(-(-length // bq), device=documents.device) * bq
     last = (first + bq).clamp(max=length) - 1
@@ -161,7 +182,6 @@ def document_blocks(
     if causal:
         end = torch.minimum(end, last + 1)
     begin_block, end_block = begin // bk, (end + bk - 1) // bk
-    width = -(-length // bk) if max_blocks is None else max_blocks
     counts = (end_block - begin_block).clamp(max=width)
     indices = begin_block[..., None] + torch.arange(width, device=documents.device)
     return BlockLists(counts.int()[:, None], indices.int()[:, None], None, None, block)
@@ -185,16 +205,23 @@ def topk_blocks(
 
     scores: (B, H, query blocks, key blocks). With `causal` only blocks that start at or before the last
     query's diagonal (bottom-right) are taken, and they are listed as partial, so that the causal mask of the
-    call reaches them; otherwise as full. Blocks of score -inf are never taken.
+    call reaches them; otherwise as full. Blocks of score -inf or NaN are never taken.
     """
     q_blocks, k_blocks = scores.shape[-2:]
     q_len = q_blocks * block[0] if q_len is None else q_len
     k_len = k_blocks * block[1] if k_len is None else k_len
+    taking = min(k, k_blocks)
+    spec = topk_spec(k_blocks, causal, block)
+    if spec is not None and taking > 0 and scores.dim() == 4 and scores.numel():
+        if scores.dtype in _SCORE_DTYPES and attention_lists.usable(scores.device):
+            pair = attention_lists.topk_lists(spec, scores, taking, q_len, k_len - q_len)
+            return BlockLists(*pair, block=block) if causal else BlockLists(None, None, *pair, block)
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     if causal:
         last = (torch.arange(1, q_blocks + 1, device=scores.device) * block[0]).clamp(max=q_len) - 1
         starts = torch.arange(k_blocks, device=scores.device) * block[1]
         scores = scores.masked_fill(starts > (last + (k_len - q_len))[:, None], -torch.inf)
-    values, indices = scores.topk(min(k, k_blocks), dim=-1)
+    values, indices = scores.topk(taking, dim=-1)
     taken = values > -torch.inf
     indices = torch.where(taken, indices, k_blocks).sort(dim=-1).values.int()
     counts = taken.sum(dim=-1, dtype=torch.int32)

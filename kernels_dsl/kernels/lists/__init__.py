@@ -1,0 +1,1 @@
+"""Kernels that make lists of key blocks for sparse attention."""
