@@ -8,12 +8,16 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import math as mlir_math
+from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.config.quantize import FORMATS, SMALLEST_SCALE
 
 DTYPES = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
+_PAIRS = {cutlass.BFloat16: ("bf16x2", 0x7F80), cutlass.Float16: ("f16x2", 0x7C00)}
+"""16-bit dtype -> the PTX type of two of them in a register, and the bits of infinity."""
 
 
 def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
@@ -53,10 +57,70 @@ def largest_finite(elements: cute.Tensor, found: cute.Tensor):
     """
     found.store(largest_magnitudes(elements, magnitude).load())
     over = found[0]
-    for g in cutlass.range_constexpr(1, cute.size(found)):
+    for g in range_constexpr(1, cute.size(found)):
         over = cute.arch.fmax(over, found[g])
     if over == Float32(math.inf):
         found.store(largest_magnitudes(elements, finite_magnitude).load())
+
+
+@dsl_user_op
+def pair_max(a: Int32, b: Int32, dtype, *, loc=None, ip=None) -> Int32:
+    """The larger of two numbers, for two pairs of 16-bit floats; a number where the other one is NaN."""
+    return Int32(
+        llvm.inline_asm(
+            Int32.mlir_type,
+            [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)],
+            f"max.{_PAIRS[dtype][0]} $0, $1, $2;",
+            "=r,r,r",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+def _finite_halves(word: Int32, infinity: int) -> Int32:
+    """Magnitudes of a pair, 0 for those that are not finite."""
+    low, high = word & 0x7FFF, word & 0x7FFF0000
+    zero = Int32(0)
+    low = Int32(cutlass.select_(low < infinity, low.ir_value(), zero.ir_value()))
+    high = Int32(cutlass.select_(high < infinity << 16, high.ir_value(), zero.ir_value()))
+    return low | high
+
+
+def _largest_pairs(words: cute.Tensor, dtype, measure) -> cute.Tensor:
+    """Maxima of pairs along mode 1 of words (groups, members), never NaN: (groups,)."""
+    groups, members = cute.size(words, mode=[0]), cute.size(words, mode=[1])
+    found = cute.make_rmem_tensor(groups, Int32)
+    for g in range(groups):
+        chains = [Int32(0), Int32(0)]  # not NaN, so that no maximum is one
+        for m in range(members):
+            chains[m % 2] = pair_max(chains[m % 2], measure(words[g, m]), dtype)
+        found[g] = pair_max(chains[0], chains[1], dtype)
+    return found
+
+
+@cute.jit
+def largest_finite_pairs(words: cute.Tensor, found: cute.Tensor, dtype: cutlass.Constexpr):
+    """found (groups,) = the largest finite magnitudes along mode 1 of words (groups, members), all Int32: pairs
+    of bf16 or fp16. Half the instructions of `largest_finite`, and no registers for conversions."""
+    infinity = const_expr(_PAIRS[dtype][1])
+    found.store(_largest_pairs(words, dtype, lambda word: word & 0x7FFF7FFF).load())
+    over = found[0]
+    for g in range_constexpr(1, cute.size(found)):
+        over = pair_max(over, found[g], dtype)
+    if ((over & 0x7FFF) == infinity) | ((over >> 16) == infinity):
+        found.store(_largest_pairs(words, dtype, lambda word: _finite_halves(word, infinity)).load())
+
+
+def halves(words: cute.Tensor, dtype) -> cute.Tensor:
+    """Pairs of 16-bit floats (n,) Int32 as float32 (2 n,)."""
+    layout = cute.make_layout(2 * cute.size(words))
+    found = cute.make_rmem_tensor(layout, Float32)
+    found.store(cute.make_tensor(cute.recast_ptr(words.iterator, dtype=dtype), layout).load().to(Float32))
+    return found
 
 
 def group_scale(amax: Float32, format: str) -> Float32:

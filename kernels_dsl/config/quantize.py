@@ -15,15 +15,17 @@ VECTOR = 8
 PITCH = 16
 """Rows of fp8 outputs start at multiples of this many bytes, as TMA and tensor cores need."""
 THREADS = 256
-COLUMN_TILES = 4
-"""Tiles that a CTA of the pass over columns takes below each other."""
+CTAS_PER_SM = {1: 4, 2: 4, 4: 2}
+"""CTAs that an SM's registers are divided among, by the bytes of an element of x. All hold a whole tile."""
 
 
 @dataclass(frozen=True)
 class TileQuantization:
     """One pass over tiles of 128 x 128. `plain` and `turned` say where the scales of x and of its transpose
-    come from: None (there is no such output), "given" (a scale for each row of the output), "one" (all 1),
-    "group" (of each row's 128 elements in the tile) or "block" (of the tile).
+    come from: None (there is no such output), "one" (all 1), "given" (a scale of all, which is there),
+    "whole" and "matrix" (of all, or of each matrix, made from maxima of parts), "lines" (`turned` alone: of each
+    of its rows, made from maxima of parts), "group" (of each row's 128 elements in the tile) or "block" (of the
+    tile).
     """
 
     format: str
@@ -32,16 +34,26 @@ class TileQuantization:
     key_order: bool = False
     """The columns of the transpose are permuted within every 16, for the second product of fp8 attention: the
     pairs 0 … 7 stand in the order 0, 4, 1, 5, 2, 6, 3, 7."""
+    early: bool = False
+    """Programmatic dependent launch: the kernel starts beside the tail of the one before, and lets the next."""
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether maxima come from a kernel before this one, which read x too."""
+        return bool({"whole", "matrix", "lines"} & {self.plain, self.turned})
 
 
 @dataclass(frozen=True)
 class RowQuantization:
-    """One pass over rows, each held in the registers of `threads` threads, `vectors` in each; with `vectors`
-    0 rows are too long for that and are read twice."""
+    """One pass over rows, each held in the registers of `threads` threads of `cluster` CTAs, `vectors` in each;
+    with `vectors` 0 rows are too long for that and are read twice."""
 
     format: str
     threads: int
     vectors: int
+    cluster: int = 1
+    early: bool = False
+    """As in `TileQuantization`."""
 
     @property
     def rows(self) -> int:
@@ -49,10 +61,15 @@ class RowQuantization:
         return THREADS // self.threads
 
 
-def row_quantization(format: str, columns: int) -> RowQuantization:
-    """The division of rows of `columns` elements among threads."""
+def row_quantization(format: str, columns: int, hopper: bool) -> RowQuantization:
+    """The division of rows of `columns` elements among threads; `hopper`: clusters and early launches are there."""
     for threads, most in ((32, 4), (THREADS, 8)):
         for vectors in (1, 2, 4, 8):
             if vectors <= most and columns <= threads * vectors * VECTOR:
-                return RowQuantization(format, threads, vectors)
-    return RowQuantization(format, THREADS, 0)
+                return RowQuantization(format, threads, vectors, 1, hopper)
+    if not hopper:
+        return RowQuantization(format, THREADS, 0)
+    for cluster in (2, 4, 8):
+        if columns <= THREADS * 8 * cluster * VECTOR:
+            return RowQuantization(format, THREADS, 8, cluster, True)
+    return RowQuantization(format, THREADS, 0, 8, True)

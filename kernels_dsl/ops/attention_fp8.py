@@ -16,7 +16,7 @@ import lowering
 from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_fp8_config, sm90_list_config
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH, TileQuantization
-from kernels_dsl.ops import quantize
+from kernels_dsl.ops import quantize_plan
 from kernels_dsl.ops.attention_arguments import NO_EXTRAS, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_plan import (
@@ -226,13 +226,13 @@ def _plan(
 def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes V (B, Hk, Dv, keys) of V (B, Sk, Hk, Dv): keys in the kernel's order, in whole 16 bytes, the
     ones behind the last 0."""
-    launch = Launch(quantize.FUNCTIONS["tile"], target, {"spec": TRANSPOSE})
+    launch = Launch(quantize_plan.FUNCTIONS["tile"], target, {"spec": TRANSPOSE})
     shape = (call.batch, call.kv_heads, call.dim_v, -(-call.k_len // PITCH) * PITCH)
 
     def transpose(v: torch.Tensor) -> torch.Tensor:
         out = torch.empty(shape, dtype=v.dtype, device=v.device)
         v = v if v.stride(-1) == 1 else v.contiguous()
-        launch(v.transpose(1, 2), None, None, out, None)
+        launch(v.transpose(1, 2), None, None, out, None, None)
         return out
 
     return transpose

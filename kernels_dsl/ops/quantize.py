@@ -8,31 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-import lowering
-from kernels_dsl.config.quantize import (
-    COLUMN_TILES,
-    PITCH,
-    TILE,
-    TileQuantization,
-    row_quantization,
-)
-from kernels_dsl.ops.launch import Launch
+from kernels_dsl.config.quantize import PITCH, TILE
+from kernels_dsl.ops.quantize_plan import Kernels, Plan
 from kernels_dsl.ops.target import Target, target_of
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALINGS = ("tensor", "matrix", "row", "1x128", "128x128")
+# transpose -> whether there are values of x, of x.mT
 OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, True), "both": (True, True)}
-_FOLDER = "kernels_dsl.kernels.quantize"
-FUNCTIONS = {
-    "tile": lowering.jit(f"{_FOLDER}.tile:quantize_tile", name="quantize_tile"),
-    "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
-    "amax": lowering.jit(f"{_FOLDER}.amax:amax_parts", name="quantize_amax"),
-    "scales": lowering.jit(f"{_FOLDER}.amax:scales_of_parts", name="quantize_scales"),
-}
-PARTS_PER_SM = 4
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-_PLANS: dict[Any, Any] = {}
+_PLANS: dict[Any, Plan] = {}
 _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -135,75 +121,80 @@ def assemble(
     """What the caller gets, from the tensors that `run_direct` made: a scale of all is there once."""
     if scaling != "tensor":
         return tuple(fresh)
-    values, shared = (fresh, scale) if scale is not None else (fresh[:-1], fresh[-1])
-    return tuple(t for value in values for t in (value, shared))
+    if scale is None:
+        *fresh, scale = fresh
+    return (fresh[0], scale) if len(fresh) == 1 else (fresh[0], scale, fresh[1], scale)
 
 
-class Output(NamedTuple):
-    """One of the results, as far as it can be known before a call."""
+class Buffer(NamedTuple):
+    """A tensor that a call makes, and what its caller gets of it."""
 
-    scaling: str
-    columns: int
-    values_shape: tuple[int, ...]
-    """With the pitch: as many columns as fill whole 16 bytes."""
-    scales_shape: tuple[int, ...]
-    scales_strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    result: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """A view; None: the tensor as it is."""
 
-    def trimmed(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` without the columns that are there for the pitch alone."""
-        return values[..., : self.columns] if self.columns % PITCH else values
+    def on(self, device: torch.device) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
-def _output(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Output:
-    groups = -(-columns // TILE)
-    shape = {
-        "tensor": (),
-        "matrix": (*lead, 1, 1),
-        "row": (*lead, rows, 1),
-        "1x128": (*lead, rows, groups),
-        "128x128": (*lead, -(-rows // TILE), groups),
-    }[scaling]
-    stored = (*lead, groups, rows) if scaling == "1x128" else shape
-    strides = [math.prod(max(size, 1) for size in stored[i + 1 :]) for i in range(len(stored))]
-    if scaling == "1x128":
-        strides[-2:] = reversed(strides[-2:])
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _merged_lead(lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Leading modes beyond two are one."""
+    return lead if len(lead) <= 2 else (math.prod(lead[:-1]), lead[-1])
+
+
+def _values(lead: tuple[int, ...], rows: int, columns: int, dtype: torch.dtype) -> Buffer:
+    """In rows of whole 16 bytes, of which the caller gets the first `columns`."""
     pitch = -(-columns // PITCH) * PITCH
-    return Output(scaling, columns, (*lead, rows, pitch), shape, tuple(strides))
+    shape = (*_merged_lead(lead), rows, pitch)
+    result: Callable[[torch.Tensor], torch.Tensor] | None = None
+    if len(lead) > 2:
+        result = lambda t: t.view(*lead, rows, pitch)[..., :columns]  # noqa: E731
+    elif pitch != columns:
+        result = lambda t: t[..., :columns]  # noqa: E731
+    return Buffer(shape, _dense(shape), dtype, result)
 
 
-def outputs_of(shape: torch.Size, scaling: str, transpose: bool | str) -> list[Output]:
-    """The results that a call has, in order."""
+def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buffer:
+    groups = -(-columns // TILE)
+    last = {
+        "matrix": (1, 1),
+        "row": (rows, 1),
+        "1x128": (rows, groups),
+        "128x128": (-(-rows // TILE), groups),
+    }[scaling]
+    shape = (*_merged_lead(lead), *last)
+    strides = _dense(shape)
+    if scaling == "1x128":
+        strides = (*_dense((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
+    split = (lambda t: t.unflatten(0, lead[:-1])) if len(lead) > 2 else None
+    return Buffer(shape, strides, torch.float32, split)
+
+
+def buffers_of(
+    shape: torch.Size, dtype: torch.dtype, scaling: str, transpose: bool | str, given: bool
+) -> list[Buffer]:
+    """What a call makes: values and scales of each output in turn, one scale of all last."""
     lead, (rows, columns) = tuple(shape[:-2]), shape[-2:]
     plain, turned = OUTPUTS[transpose]
-    found = [_output(lead, rows, columns, scaling)] if plain else []
-    return found + ([_output(lead, columns, rows, scaling)] if turned else [])
+    made = []
+    for m, k in [(rows, columns)] * plain + [(columns, rows)] * turned:
+        made.append(_values(lead, m, k, dtype))
+        if scaling != "tensor":
+            made.append(_scales(lead, m, k, scaling))
+    if scaling == "tensor" and not given:
+        made.append(Buffer((1,), (1,), torch.float32, lambda t: t.view(())))
+    return made
 
 
-def allocate(
-    x: torch.Tensor, dtype: torch.dtype, outputs: list[Output], scale: torch.Tensor | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(values with their pitch, scales) for each output; scales are 1 where x is empty."""
-    values = [x.new_empty(output.values_shape, dtype=dtype) for output in outputs]
-    if scale is not None:
-        return values, [scale] * len(values)
-    scales = [
-        x.new_empty_strided(output.scales_shape, output.scales_strides, dtype=torch.float32)
-        for output in (outputs[:1] if outputs[0].scaling == "tensor" else outputs)
-    ]
-    if x.numel() == 0:
-        for t in scales:
-            t.fill_(1.0)
-    return values, scales * (len(values) // len(scales))
-
-
-def fresh_tensors(
-    outputs: list[Output], values: list[torch.Tensor], scales: list[torch.Tensor], given: bool
-) -> list[torch.Tensor]:
-    """The results that a call made, each once: values and scales in turn, one scale of all last."""
-    trimmed = [output.trimmed(value) for output, value in zip(outputs, values)]
-    if outputs[0].scaling == "tensor":
-        return trimmed if given else [*trimmed, scales[0]]
-    return [t for pair in zip(trimmed, scales) for t in pair]
+def finished(buffers: list[Buffer], made: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the caller gets of them."""
+    return [t if b.result is None else b.result(t) for b, t in zip(buffers, made)]
 
 
 def run_direct(
@@ -221,7 +212,7 @@ def run_direct(
         check(x, dtype, scaling, transpose, scale)
         target = target_of(x)
         _check_target(target)
-        plan = _plan(x, dtype, scaling, transpose, target)
+        plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
         if not target.emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
@@ -230,39 +221,47 @@ def run_direct(
 
 
 def _plan(
-    x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, target: Target
-) -> Callable[..., list[torch.Tensor]]:
+    x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, target: Target, given: bool
+) -> Plan:
     """What serves calls like this one."""
     if x.dim() == 1:
-        inner = _plan(x[None], dtype, scaling, transpose, target)
+        inner = _plan(x[None], dtype, scaling, transpose, target, given)
         return lambda x, scale: [t[0] if t.dim() else t for t in inner(x[None], scale)]
-    outputs = outputs_of(x.shape, scaling, transpose)
-    launch = _Launches(FORMATS[dtype], scaling, target)
+    buffers = buffers_of(x.shape, dtype, scaling, transpose, given)
+    if x.numel() == 0:
+        return lambda x, scale: finished(buffers, [b.on(x.device).fill_(1.0) for b in buffers])
     prepare, swap = _preparation(x)
-    plain, turned = OUTPUTS[transpose]
-    rank, empty = x.dim(), x.numel() == 0
+    kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
+    sequence = kernels.sequence(scaling, given, *_places(scaling, transpose, swap))
+    device = x.device
+    facts = [(b.shape, b.strides, b.dtype) for b in buffers]
+    as_they_are = all(b.result is None for b in buffers)
+    empty = torch.empty_strided
 
     def run(x: torch.Tensor, scale: torch.Tensor | None) -> list[torch.Tensor]:
-        values, scales = allocate(x, dtype, outputs, scale)
-        if not empty:
-            read = prepare(x)
-            if scaling == "tensor" and scale is None:
-                launch.matrix_scales(read, scales[0])
-            pairs = list(zip(values, scales))
-            if rank > 4:
-                pairs = [(_merged(v, rank), s if scaling == "tensor" else _merged(s, rank)) for v, s in pairs]
-            first, second = pairs[0] if plain else None, pairs[-1] if turned else None
-            launch.convert(read, *((second, first) if swap else (first, second)))
-        return fresh_tensors(outputs, values, scales, scale is not None)
+        made = [empty(shape, strides, dtype=kind, device=device) for shape, strides, kind in facts]
+        sequence(x if prepare is None else prepare(x), made, scale)
+        return made if as_they_are else finished(buffers, made)
 
     return run
 
 
-def _preparation(x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], bool]:
-    """(what makes a tensor that the kernels read, whether that is the transpose)."""
+def _places(scaling: str, transpose: bool | str, swap: bool) -> tuple[tuple[int, int] | None, ...]:
+    """Where among the buffers the kernels' plain and turned output are, (values, scales) or None. With `swap`
+    the kernels read the transpose of x."""
+    count = sum(OUTPUTS[transpose])
+    pairs = iter([(n, count) if scaling == "tensor" else (2 * n, 2 * n + 1) for n in range(count)])
+    places = [next(pairs) if wanted else None for wanted in OUTPUTS[transpose]]
+    return tuple(reversed(places)) if swap else tuple(places)
+
+
+def _preparation(x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, bool]:
+    """(what makes a tensor that the kernels read, or None, whether that is the transpose)."""
     rank = x.dim()
-    if x.stride(-1) == 1 or x.shape[-1] == 1 or x.stride(-2) != 1:
-        contiguous = x.stride(-1) == 1 or x.shape[-1] == 1
+    contiguous = x.stride(-1) == 1 or x.shape[-1] == 1
+    if contiguous and rank <= 4:
+        return None, False
+    if contiguous or x.stride(-2) != 1:
         return (lambda x: _merged(x if contiguous else x.contiguous(), rank)), False
     return (lambda x: _merged(x.mT, rank)), True
 
@@ -270,65 +269,3 @@ def _preparation(x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor
 def _merged(x: torch.Tensor, rank: int) -> torch.Tensor:
     """At most four modes: leading ones beyond two become one, by a copy if their strides demand it."""
     return x if rank <= 4 else x.flatten(0, rank - 4)
-
-
-class _Launches:
-    """The kernels of one plan."""
-
-    def __init__(self, format: str, scaling: str, target: Target) -> None:
-        self.format = format
-        self.scaling = scaling
-        self.target = target
-        self._kernels: dict[str, Launch] = {}
-
-    def _launch(self, name: str, args: tuple[Any, ...], constexprs: Callable[[], dict[str, Any]]) -> None:
-        """Launch kernel `name`, which a plan has one form of; `constexprs` is called before the first."""
-        launch = self._kernels.get(name)
-        if launch is None:
-            launch = self._kernels[name] = Launch(FUNCTIONS[name], self.target, constexprs())
-        launch(*args)
-
-    def matrix_scales(self, x: torch.Tensor, scales: torch.Tensor) -> None:
-        """Scales of each matrix, or one for all where there is one scale."""
-        matrices = x.shape[:-2].numel()
-        tiles = -(-x.shape[-2] // TILE) * -(-x.shape[-1] // TILE)
-        parts = max(1, min(tiles, PARTS_PER_SM * self.target.device.sm_count // matrices))
-        maxima = x.new_empty((matrices, parts), dtype=torch.float32)
-        self._launch("amax", (x, maxima), lambda: {"columns": False})
-        parts_of_scales = maxima.view(1, -1) if scales.numel() == 1 else maxima
-        self._launch("scales", (parts_of_scales, scales.view(-1)), lambda: {"format": self.format})
-
-    def convert(self, x: torch.Tensor, plain: Any, turned: Any) -> None:
-        """The passes that write values. `plain`, `turned`: None or (values, scales), of x and of x.mT."""
-        scaling = self.scaling
-        if scaling == "matrix":
-            first, *others = [pair[1] for pair in (plain, turned) if pair is not None]
-            self.matrix_scales(x, first)
-            for other in others:
-                other.copy_(first)
-        if scaling == "row":
-            if plain is not None:
-                width = x.shape[-1]
-                self._launch("rows", (x, *plain), lambda: {"spec": row_quantization(self.format, width)})
-                plain = None
-            if turned is None:
-                return
-            self._column_scales(x, turned[1])
-        kind = {"1x128": "group", "128x128": "block"}.get(scaling, "given")
-        args: list[Any] = [x]
-        for pair in (plain, turned):
-            if pair is None:
-                args += [None, None]
-                continue
-            values, scales = pair
-            args += [values, scales.expand(*values.shape[:-1], 1) if kind == "given" else scales]
-        kinds = (None if plain is None else kind, None if turned is None else kind)
-        self._launch("tile", tuple(args), lambda: {"spec": TileQuantization(self.format, *kinds)})
-
-    def _column_scales(self, x: torch.Tensor, scales: torch.Tensor) -> None:
-        """Scales (…, K, 1) of the columns of x."""
-        matrices = x.shape[:-2].numel()
-        parts = -(-x.shape[-2] // (COLUMN_TILES * TILE))
-        maxima = x.new_empty((matrices, parts, x.shape[-1]), dtype=torch.float32)
-        self._launch("amax", (x, maxima), lambda: {"columns": True})
-        self._launch("scales", (maxima, scales.view(matrices, -1)), lambda: {"format": self.format})

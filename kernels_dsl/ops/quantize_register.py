@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.quantize import allocate, assemble, check, fresh_tensors, outputs_of, run_direct
+from kernels_dsl.ops.quantize import assemble, buffers_of, check, finished, run_direct
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 LIBRARY.define(
@@ -30,9 +30,8 @@ def _quantize_fake(
     if x.dim() == 1:
         made = _quantize_fake(x[None], scale, dtype=dtype, scaling=scaling, transpose=transpose)
         return [t[0] if t.dim() else t for t in made]
-    outputs = outputs_of(x.shape, scaling, _TRANSPOSES[transpose])
-    values, scales = allocate(x, dtype, outputs, scale)
-    return fresh_tensors(outputs, values, scales, scale is not None)
+    buffers = buffers_of(x.shape, dtype, scaling, _TRANSPOSES[transpose], scale is not None)
+    return finished(buffers, [b.on(x.device) for b in buffers])
 
 
 def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:

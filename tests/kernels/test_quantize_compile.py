@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.quantize import TileQuantization, row_quantization
-from kernels_dsl.ops.quantize import FUNCTIONS
+from kernels_dsl.ops.quantize_plan import FUNCTIONS
 
 N = 1024
 

@@ -1,21 +1,24 @@
-"""Rows of x as fp8 with a scale each: a row stays in registers between maximum and scaling."""
+"""Rows of x as fp8 with a scale each: a row stays in registers between maximum and scaling.
+
+Rows that one CTA's registers cannot hold are held by a cluster, whose CTAs tell each other their maxima through
+shared memory.
+"""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import (
-    DTYPES,
-    block_max,
-    finite_magnitude,
-    group_scale,
-    largest_magnitudes,
-    reciprocal,
-)
-from kernels_dsl.config.quantize import THREADS, VECTOR
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
+from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR
 
-from .views import address, four_modes, load_part, load_whole, vector_at
+from .views import address, clear, four_modes, load_part, load_whole, maximum, vector_at
+
+WARPS = THREADS // 32
+VECTORS_AT_ONCE = 4
+"""Vectors that a thread has under way where a row is read twice."""
 
 
 def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stream, spec: cutlass.Constexpr):
@@ -26,7 +29,13 @@ def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stre
     x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     quantize_rows_kernel(x, values, scales, spec).launch(
-        grid=[cute.ceil_div(rows, spec.rows), 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[cute.ceil_div(rows, spec.rows) * spec.cluster, 1, 1],
+        block=[THREADS, 1, 1],
+        cluster=[spec.cluster, 1, 1] if spec.cluster > 1 else None,
+        min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
+        preferred_smem_carveout=0,  # in percent; without it the compiler asks a GPU, and there may be none
+        stream=stream,
+        use_pdl=spec.early,
     )
 
 
@@ -35,45 +44,79 @@ def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stre
 def quantize_rows_kernel(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, spec: cutlass.Constexpr):
     """Device side of `quantize_rows`. Threads of a row that does not exist work on the last one."""
     thread = cute.arch.thread_idx()[0]
-    number = cute.arch.block_idx()[0] * spec.rows + thread // spec.threads
+    if const_expr(spec.cluster > 1):
+        cute.arch.cluster_arrive_relaxed()  # the others' shared memory is there once all have come by
+    if const_expr(spec.early):
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+    number = cute.arch.block_idx()[0] // spec.cluster * spec.rows + thread // spec.threads
+    rank = cute.arch.block_idx()[0] % spec.cluster
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     exists = number < rows
     number = cutlass.min(number, rows - 1)
     matrix, row = number // x.shape[2], number % x.shape[2]
     at = (matrix // x.shape[1], matrix % x.shape[1])
-    first = thread % spec.threads * VECTOR
-    count = max(spec.vectors, 1)
-    elements = cute.make_rmem_tensor(count * VECTOR, Float32)
-    step = spec.threads * VECTOR
+    first = (rank * spec.threads + thread % spec.threads) * VECTOR
+    count = spec.vectors or VECTORS_AT_ONCE
+    elements = cute.make_rmem_tensor(count * VECTOR, x.element_type)
+    step = spec.cluster * spec.threads * VECTOR
     amax = Float32(0.0)
     if const_expr(spec.vectors > 0):
         load_row(x, (at, row), first, step, elements)
         amax = maximum(elements)
     else:
-        for start in cutlass.range(first, x.shape[3], step):
+        for start in cutlass.range(first, x.shape[3], step * count, unroll=1):
             load_row(x, (at, row), start, step, elements)
             amax = cute.arch.fmax(amax, maximum(elements))
     if const_expr(spec.threads == 32):
         amax = cute.arch.warp_reduction_max(amax)
     else:
-        scratch = cutlass.memory.SmemAllocator().allocate_tensor(Float32, cute.make_layout(THREADS // 32), 16)
-        amax = block_max(amax, scratch, thread, THREADS // 32)
+        allocator = cutlass.memory.SmemAllocator()
+        amax = block_max(amax, allocator.allocate_tensor(Float32, cute.make_layout(WARPS), 16), thread, WARPS)
+        if const_expr(spec.cluster > 1):
+            amax = cluster_max(
+                amax, allocator.allocate_tensor(Float32, cute.make_layout(spec.cluster), 16), rank, thread
+            )
     scale = group_scale(amax, spec.format)
     if exists:
         if first == 0:
             scales[at[0], at[1], row, 0] = scale
         if const_expr(spec.vectors > 0):
-            store_row(spec, values, (at, row), first, elements, reciprocal(scale))
+            store_row(values, (at, row), (first, step), elements, (reciprocal(scale), spec.format))
         else:
-            for start in cutlass.range(first, x.shape[3], step):
+            for start in cutlass.range(first, x.shape[3], step * count, unroll=1):
                 load_row(x, (at, row), start, step, elements)
-                store_row(spec, values, (at, row), start, elements, reciprocal(scale))
+                store_row(values, (at, row), (start, step), elements, (reciprocal(scale), spec.format))
 
 
-def maximum(elements: cute.Tensor) -> Float32:
-    """The largest finite magnitude of a thread's elements. With one group there is time to look at each."""
-    flat = cute.make_layout((1, cute.size(elements)), stride=(0, 1))
-    return largest_magnitudes(cute.make_tensor(elements.iterator, flat), finite_magnitude)[0]
+@dsl_user_op
+def store_to_peer(pointer: cute.Pointer, peer: Int32, value: Float32, *, loc=None, ip=None) -> None:
+    """`value` to where `pointer` would point in CTA `peer` of the cluster."""
+    theirs = Int32(cute.arch.map_dsmem_ptr(pointer, peer, loc=loc, ip=ip).toint(loc=loc, ip=ip))
+    llvm.inline_asm(
+        None,
+        [theirs.ir_value(loc=loc, ip=ip), Float32(value).ir_value(loc=loc, ip=ip)],
+        "st.shared::cluster.f32 [$0], $1;",
+        "r,f,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
+@cute.jit
+def cluster_max(value: Float32, maxima: cute.Tensor, rank: Int32, thread: Int32) -> Float32:
+    """The maximum of the CTAs' values in all of them; maxima: (CTAs,) shared. Nobody leaves before it is read."""
+    cute.arch.cluster_wait()
+    if thread < cute.size(maxima):
+        store_to_peer(maxima.iterator + rank, thread, value)
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    for peer in range_constexpr(cute.size(maxima)):
+        value = cute.arch.fmax(value, maxima[peer])
+    return value
 
 
 @cute.jit
@@ -81,7 +124,7 @@ def load_row(x: cute.Tensor, place: tuple, first: Int32, step: cutlass.Constexpr
     """Vectors first, first + step, … of a row, 0 behind its end. Whole vectors first: their loads overlap."""
     at, row = place
     K = x.shape[3]
-    elements.fill(0.0)
+    clear(elements)
     for i in range_constexpr(cute.size(elements) // VECTOR):
         column = first + i * step
         if column + VECTOR <= K:
@@ -94,23 +137,16 @@ def load_row(x: cute.Tensor, place: tuple, first: Int32, step: cutlass.Constexpr
 
 
 @cute.jit
-def store_row(
-    spec: cutlass.Constexpr,
-    values: cute.Tensor,
-    place: tuple,
-    first: Int32,
-    elements: cute.Tensor,
-    factor: Float32,
-):
+def store_row(values: cute.Tensor, place: tuple, columns: tuple, elements: cute.Tensor, conversion: tuple):
     """The same vectors as fp8. One that begins in the row ends in it or in the pitch behind it."""
     at, row = place
-    scaled = cute.make_rmem_tensor(VECTOR, Float32)
-    packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
+    first, step = columns
+    factor, format = conversion
+    packed = cute.make_rmem_tensor(VECTOR, DTYPES[format])
     for i in range_constexpr(cute.size(elements) // VECTOR):
-        column = first + i * spec.threads * VECTOR
-        for v in range_constexpr(VECTOR):
-            scaled[v] = elements[i * VECTOR + v] * factor
-        packed.store(scaled.load().to(DTYPES[spec.format]))
+        column = first + i * step
+        vector = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        packed.store((vector.load().to(Float32) * factor).to(DTYPES[format]))
         if column < values.shape[3]:
             target = address(values, at, row, column).align(VECTOR)
             cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))

@@ -10,24 +10,26 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, choose, group_scale, largest_finite, reciprocal
-from kernels_dsl.config.quantize import PITCH, THREADS, TILE, VECTOR
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, choose, group_scale, reciprocal
+from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR
 
 from .views import (
     LANES,
     ROWS,
     WORDS,
     address,
-    by_columns,
-    by_rows,
     four_modes,
     load_tile,
+    maxima_of_columns,
+    maxima_of_rows,
     maximum,
     row_of_tile,
     tile_place,
 )
 
 WARPS = THREADS // 32
+PARTS_AT_ONCE = 4
+"""Loads of maxima that a thread has under way."""
 
 
 def quantize_tile(
@@ -36,50 +38,103 @@ def quantize_tile(
     scales: cute.Tensor | None,
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
+    parts: cute.Tensor | None,
     stream,
     spec: cutlass.Constexpr,
 ):
     """Launch one pass over x (…, M, K), all of up to four modes, K contiguous.
 
     values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
-    written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given",
-    (…, M, 1) and (…, K, 1), else written: "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block"
-    (…, ceil(M / 128), ceil(K / 128)) and its transpose.
+    written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
+    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, K, 1), "group" (…, M, ceil(K / 128))
+    and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its transpose. parts: what
+    `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" with any L.
     """
     x = four_modes(x)
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, outputs, spec).launch(
-        grid=[tiles * x.shape[0] * x.shape[1], 1, 1], block=[THREADS, 1, 1], stream=stream
+    quantize_tile_kernel(x, outputs, parts, spec).launch(
+        grid=[tiles * x.shape[0] * x.shape[1], 1, 1],
+        block=[THREADS, 1, 1],
+        min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
+        preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
+        stream=stream,
+        use_pdl=spec.early,
     )
 
 
 @entry_name("quantize_tile")
 @cute.kernel
-def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, spec: cutlass.Constexpr):
-    """Device side of `quantize_tile`."""
+def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spec: cutlass.Constexpr):
+    """Device side of `quantize_tile`.
+
+    The kernel that made `parts` ended its reads with the last tiles, so this one begins with those: L2 still has
+    them. They may be read before that kernel has ended, since it let this one start after the kernels before it.
+    """
     values, scales, turned_values, turned_scales = outputs
     thread = cute.arch.thread_idx()[0]
     word, lane = thread // LANES, thread % LANES
-    at, origin = tile_place(cute.arch.block_idx()[0], x)
+    number = cute.arch.block_idx()[0]
+    if const_expr(spec.of_parts):
+        number = cute.arch.grid_dim()[0] - 1 - number
+    at, origin = tile_place(number, x)
     allocator = cutlass.memory.SmemAllocator()
     maxima = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
-    elements = cute.make_rmem_tensor(ROWS * VECTOR, Float32)
+    elements = cute.make_rmem_tensor(ROWS * VECTOR, x.element_type)
+    if const_expr(spec.early and not spec.of_parts):
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
     load_tile(x, at, origin, (word, lane * VECTOR), elements, spec.key_order)
+    if const_expr(spec.early and spec.of_parts):
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
 
     place = (at, origin, word, lane)
-    block = Float32(0.0)
+    shared = Float32(0.0)
     if const_expr("block" in (spec.plain, spec.turned)):
-        block = group_scale(block_max(maximum(elements), maxima[0, None], thread, WARPS), spec.format)
+        shared = group_scale(block_max(maximum(elements), maxima[0, None], thread, WARPS), spec.format)
+    if const_expr("whole" in (spec.plain, spec.turned)):
+        everything = cute.make_layout((1, cute.size(parts)), stride=(0, 1))
+        parts = cute.make_tensor(parts.iterator, everything)
+        shared = scale_of_parts(parts, Int32(0), maxima[0, None], thread, spec.format)
+    if const_expr("matrix" in (spec.plain, spec.turned)):
+        shared = scale_of_parts(parts, at[0] * x.shape[1] + at[1], maxima[0, None], thread, spec.format)
     if const_expr(spec.plain is not None):
-        factors = row_factors(spec, x, scales, elements, block, place)
+        factors = row_factors(spec, x, scales, elements, shared, place)
         store_rows(spec, x, values, elements, factors, place)
     if const_expr(spec.turned is not None):
-        factors = column_factors(spec, x, turned_scales, elements, (block, maxima), place)
+        factors = column_factors(spec, x, turned_scales, elements, (shared, maxima, parts), place)
         tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
         store_turned(spec, x, turned_values, elements, (factors, tile), place)
+
+
+@cute.jit
+def scale_of_parts(
+    parts: cute.Tensor, matrix: Int32, scratch: cute.Tensor, thread: Int32, format: cutlass.Constexpr
+) -> Float32:
+    """The scale of a matrix from the maxima of its parts."""
+    last = parts.shape[1] - 1
+    amax = Float32(0.0)
+    for first in cutlass.range(thread, parts.shape[1], THREADS * PARTS_AT_ONCE, unroll=1):
+        for p in range_constexpr(PARTS_AT_ONCE):
+            amax = cute.arch.fmax(amax, parts[matrix, cutlass.min(first + p * THREADS, last)])
+    return group_scale(block_max(amax, scratch, thread, WARPS), format)
+
+
+@cute.jit
+def store_scale(kind: cutlass.Constexpr, scales: cute.Tensor, scale: Float32, block: tuple, place: tuple):
+    """One thread stores the scale of this tile, number `block`; of a matrix, that of its first tile does."""
+    at, _, word, lane = place
+    if (word == 0) & (lane == 0):
+        if const_expr(kind == "block"):
+            scales[at[0], at[1], block[0], block[1]] = scale
+        elif (block[0] == 0) & (block[1] == 0):
+            if const_expr(kind == "matrix"):
+                scales[at[0], at[1], 0, 0] = scale
+            elif (at[0] == 0) & (at[1] == 0):
+                scales[0, 0, 0, 0] = scale
 
 
 @cute.jit
@@ -88,23 +143,19 @@ def row_factors(
     x: cute.Tensor,
     scales: cute.Tensor,
     elements: cute.Tensor,
-    block: Float32,
+    shared: Float32,
     place: tuple,
 ) -> cute.Tensor:
     """1 / scale of each of this thread's rows (ROWS,); stores the scales that are not given."""
     at, origin, word, lane = place
     factors = cute.make_rmem_tensor(ROWS, Float32)
-    if const_expr(spec.plain == "block"):
-        if (word == 0) & (lane == 0):
-            scales[at[0], at[1], origin[0] // TILE, origin[1] // TILE] = block
-        factors.fill(reciprocal(block))
+    if const_expr(spec.plain in ("block", "matrix", "whole")):
+        store_scale(spec.plain, scales, shared, (origin[0] // TILE, origin[1] // TILE), place)
+        factors.fill(reciprocal(shared))
     elif const_expr(spec.plain == "given"):
-        for i in range_constexpr(ROWS):
-            row = cutlass.min(origin[0] + row_of_tile(word, i, spec.key_order), x.shape[2] - 1)
-            factors[i] = reciprocal(scales[at[0], at[1], row, 0])
+        factors.fill(reciprocal(scales[0, 0, 0, 0]))
     else:
-        amax = cute.make_rmem_tensor(ROWS, Float32)
-        largest_finite(by_rows(elements), amax)
+        amax = maxima_of_rows(elements)
         # A lane ends up with one row, number lane // 2, so that it makes one scale instead of eight.
         mine = group_scale(maximum_of_row(amax, lane), spec.format)
         row = origin[0] + row_of_tile(word, lane // 2, spec.key_order)
@@ -145,37 +196,47 @@ def column_factors(
 ) -> cute.Tensor:
     """1 / scale of each of this thread's columns (VECTOR,); stores the scales that are not given."""
     at, origin, word, lane = place
-    block, maxima = shared
+    scale, maxima, parts = shared
     factors = cute.make_rmem_tensor(VECTOR, Float32)
     factors.fill(1.0)
-    if const_expr(spec.turned == "block"):
-        if (word == 0) & (lane == 0):
-            scales[at[0], at[1], origin[1] // TILE, origin[0] // TILE] = block
-        factors.fill(reciprocal(block))
+    if const_expr(spec.turned in ("block", "matrix", "whole")):
+        store_scale(spec.turned, scales, scale, (origin[1] // TILE, origin[0] // TILE), place)
+        factors.fill(reciprocal(scale))
     elif const_expr(spec.turned == "given"):
-        for v in range_constexpr(VECTOR):
-            column = cutlass.min(origin[1] + lane * VECTOR + v, x.shape[3] - 1)
-            factors[v] = reciprocal(scales[at[0], at[1], column, 0])
-    elif const_expr(spec.turned == "group"):
-        amax = cute.make_rmem_tensor(VECTOR, Float32)
-        largest_finite(by_columns(elements), amax)
-        for v in range_constexpr(VECTOR):
-            # The other row of the warp; the other warps through shared memory.
-            other = cute.arch.shuffle_sync_bfly(amax[v], offset=LANES)
-            maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
-        cute.arch.sync_threads()
+        factors.fill(reciprocal(scales[0, 0, 0, 0]))
+    elif const_expr(spec.turned in ("group", "lines")):
         thread = word * LANES + lane
+        if const_expr(spec.turned == "group"):
+            amax = maxima_of_columns(elements)
+            for v in range_constexpr(VECTOR):
+                # The other row of the warp; the other warps through shared memory.
+                other = cute.arch.shuffle_sync_bfly(amax[v], offset=LANES)
+                maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
+        else:
+            column, first = thread % TILE, thread // TILE
+            matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(origin[1] + column, x.shape[3] - 1)
+            found, last = Float32(0.0), parts.shape[1] - 1
+            step = cutlass.const_expr(THREADS // TILE)
+            for p in cutlass.range(first, parts.shape[1], step * PARTS_AT_ONCE, unroll=1):
+                for n in range_constexpr(PARTS_AT_ONCE):
+                    found = cute.arch.fmax(found, parts[matrix, cutlass.min(p + n * step, last), line])
+            maxima[first, column] = found
+        cute.arch.sync_threads()
         if thread < TILE:
             largest = maxima[0, thread]
-            for warp in range_constexpr(1, WARPS):
+            for warp in range_constexpr(1, WARPS if spec.turned == "group" else THREADS // TILE):
                 largest = cute.arch.fmax(largest, maxima[warp, thread])
-            scale = group_scale(largest, spec.format)
+            own = group_scale(largest, spec.format)
             if origin[1] + thread < x.shape[3]:
-                scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = scale
-            maxima[0, thread] = reciprocal(scale)
+                if const_expr(spec.turned == "group"):
+                    scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = own
+                elif origin[0] == 0:
+                    scales[at[0], at[1], origin[1] + thread, 0] = own
+            maxima[0, thread] = reciprocal(own)
         cute.arch.sync_threads()
-        for v in range_constexpr(VECTOR):
-            factors[v] = maxima[0, lane * VECTOR + v]
+        cute.autovec_copy(
+            cute.make_tensor((maxima.iterator + lane * VECTOR).align(16), cute.make_layout(VECTOR)), factors
+        )
     return factors
 
 
@@ -191,13 +252,11 @@ def store_rows(
     """This thread's vectors of fp8. One that begins in a row ends in it or in the pitch behind it."""
     at, origin, word, lane = place
     column = origin[1] + lane * VECTOR
-    scaled = cute.make_rmem_tensor(VECTOR, Float32)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
     for i in range_constexpr(ROWS):
         row = origin[0] + row_of_tile(word, i, spec.key_order)
-        for v in range_constexpr(VECTOR):
-            scaled[v] = elements[i * VECTOR + v] * factors[i]
-        packed.store(scaled.load().to(DTYPES[spec.format]))
+        vector = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        packed.store((vector.load().to(Float32) * factors[i]).to(DTYPES[spec.format]))
         if (row < x.shape[2]) & (column < x.shape[3]):
             target = address(values, at, row, column).align(VECTOR)
             cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
@@ -218,13 +277,16 @@ def store_turned(
     """
     at, origin, word, lane = place
     factors, tile = shared
-    four = cute.make_rmem_tensor(4, Float32)
+    four = cute.make_rmem_tensor(4, elements.element_type)
     packed = cute.make_rmem_tensor(4, DTYPES[spec.format])
     for half in range_constexpr(ROWS // 4):
         for v in range_constexpr(VECTOR):
             for e in range_constexpr(4):
-                four[e] = elements[(half * 4 + e) * VECTOR + v] * factors[v]
-            packed.store(four.load().to(DTYPES[spec.format]))
+                four[e] = elements[(half * 4 + e) * VECTOR + v]
+            if const_expr(spec.turned == "one" and elements.element_type is DTYPES[spec.format]):
+                packed.store(four.load())
+            else:
+                packed.store((four.load().to(Float32) * factors[v]).to(DTYPES[spec.format]))
             index = (lane * VECTOR + v) * (TILE // 4) + ((word + half * WORDS) ^ (lane * 2))
             tile[index] = cute.recast_tensor(packed, Int32)[0]
     cute.arch.sync_threads()

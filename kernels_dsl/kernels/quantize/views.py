@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, range_constexpr
 
-from kernels_dsl.blocks.fp8 import largest_finite
+from kernels_dsl.blocks.fp8 import halves, largest_finite, largest_finite_pairs
 from kernels_dsl.config.quantize import THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
@@ -16,7 +16,7 @@ ROWS = TILE * TILE // (THREADS * VECTOR)
 
 
 def four_modes(tensor: cute.Tensor) -> cute.Tensor:
-    """A tensor of two to four modes as (L1, L2, rows, columns)."""
+    """A tensor of up to four modes as (L1, L2, rows, columns)."""
     missing = 4 - cute.rank(tensor)
     if missing == 0:
         return tensor
@@ -42,14 +42,10 @@ def row_of_tile(word: Int32, i: int, key_order: bool) -> Int32:
 def load_whole(pointer: cute.Pointer, values: cute.Tensor, first: int) -> None:
     """VECTOR elements into values[first:], by 16-byte loads where the tensor's alignment allows."""
     dtype, alignment = pointer.dtype, pointer.alignment
-    raw = cute.make_rmem_tensor(VECTOR, dtype)
     width = min(alignment * 8 // dtype.width, VECTOR)
     for start in range(0, VECTOR, width):
         source = cute.make_tensor((pointer + start).align(width * dtype.width // 8), cute.make_layout(width))
-        cute.autovec_copy(source, cute.make_tensor(raw.iterator + start, cute.make_layout(width)))
-    loaded = raw.load().to(Float32)
-    for v in range(VECTOR):
-        values[first + v] = loaded[v]
+        cute.autovec_copy(source, cute.make_tensor(values.iterator + first + start, cute.make_layout(width)))
 
 
 def vector_at(tensor: cute.Tensor, at: tuple, row: Int32, column: Int32) -> cute.Pointer:
@@ -64,14 +60,15 @@ def load_part(pointer: cute.Pointer, values: cute.Tensor, first: cutlass.Constex
     elements = cute.make_tensor(pointer, cute.make_layout(VECTOR))
     for v in range_constexpr(VECTOR):
         if v < count:
-            values[first + v] = elements[v].to(Float32)
+            values[first + v] = elements[v]
 
 
 @cute.jit
 def load_tile(
     x: cute.Tensor, at: tuple, origin: tuple, place: tuple, values: cute.Tensor, key_order: cutlass.Constexpr
 ):
-    """This thread's elements of the tile at `origin` (row, column): values (ROWS * VECTOR,), 0 outside of x.
+    """This thread's elements of the tile at `origin` (row, column): values (ROWS * VECTOR,) of x's dtype, 0
+    outside of x.
 
     `place`: (group of rows, first column in the tile).
     """
@@ -82,7 +79,7 @@ def load_tile(
         for i in range_constexpr(ROWS):
             load_whole(vector_at(x, at, m0 + row_of_tile(word, i, key_order), k), values, i * VECTOR)
     else:
-        values.fill(0.0)
+        clear(values)
         for i in range_constexpr(ROWS):
             row = m0 + row_of_tile(word, i, key_order)
             if row < M:
@@ -92,22 +89,51 @@ def load_tile(
                     load_part(address(x, at, row, k), values, i * VECTOR, K - k)
 
 
+def clear(elements: cute.Tensor) -> None:
+    """All elements 0."""
+    words = cute.recast_tensor(elements, Int32)
+    words.fill(0)
+
+
+def _grouped(elements: cute.Tensor, shape: tuple, stride: tuple) -> cute.Tensor:
+    return cute.make_tensor(elements.iterator, cute.make_layout(shape, stride=stride))
+
+
 def maximum(elements: cute.Tensor) -> Float32:
-    """The largest finite magnitude of a thread's elements."""
-    one = cute.make_rmem_tensor(1, Float32)
-    flat = cute.make_layout((1, cute.size(elements)), stride=(0, 1))
-    largest_finite(cute.make_tensor(elements.iterator, flat), one)
-    return one[0]
+    """The largest finite magnitude of a thread's elements, of x's dtype."""
+    if elements.element_type is Float32:
+        found = cute.make_rmem_tensor(1, Float32)
+        largest_finite(_grouped(elements, (1, cute.size(elements)), (0, 1)), found)
+        return found[0]
+    words, found = cute.recast_tensor(elements, Int32), cute.make_rmem_tensor(1, Int32)
+    largest_finite_pairs(_grouped(words, (1, cute.size(words)), (0, 1)), found, elements.element_type)
+    both = halves(found, elements.element_type)
+    return cute.arch.fmax(both[0], both[1])
 
 
-def by_rows(elements: cute.Tensor) -> cute.Tensor:
-    """A thread's elements of a tile as (rows, columns)."""
-    return cute.make_tensor(elements.iterator, cute.make_layout((ROWS, VECTOR), stride=(VECTOR, 1)))
+def maxima_of_rows(elements: cute.Tensor) -> cute.Tensor:
+    """The largest finite magnitude of each of a thread's rows of a tile, float32 (ROWS,)."""
+    amax = cute.make_rmem_tensor(ROWS, Float32)
+    if elements.element_type is Float32:
+        largest_finite(_grouped(elements, (ROWS, VECTOR), (VECTOR, 1)), amax)
+        return amax
+    words, found = cute.recast_tensor(elements, Int32), cute.make_rmem_tensor(ROWS, Int32)
+    largest_finite_pairs(_grouped(words, (ROWS, VECTOR // 2), (VECTOR // 2, 1)), found, elements.element_type)
+    both = halves(found, elements.element_type)
+    for i in range(ROWS):
+        amax[i] = cute.arch.fmax(both[2 * i], both[2 * i + 1])
+    return amax
 
 
-def by_columns(elements: cute.Tensor) -> cute.Tensor:
-    """A thread's elements of a tile as (columns, rows)."""
-    return cute.make_tensor(elements.iterator, cute.make_layout((VECTOR, ROWS), stride=(1, VECTOR)))
+def maxima_of_columns(elements: cute.Tensor) -> cute.Tensor:
+    """The largest finite magnitude of each of a thread's columns of a tile, float32 (VECTOR,)."""
+    if elements.element_type is Float32:
+        amax = cute.make_rmem_tensor(VECTOR, Float32)
+        largest_finite(_grouped(elements, (VECTOR, ROWS), (1, VECTOR)), amax)
+        return amax
+    words, found = cute.recast_tensor(elements, Int32), cute.make_rmem_tensor(VECTOR // 2, Int32)
+    largest_finite_pairs(_grouped(words, (VECTOR // 2, ROWS), (1, VECTOR // 2)), found, elements.element_type)
+    return halves(found, elements.element_type)
 
 
 def tile_place(number: Int32, x: cute.Tensor) -> tuple:
