@@ -1,0 +1,145 @@
+"""Which kernels a `quantize` call launches, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.config.quantize import CTAS_PER_SM, TILE, TileQuantization, row_quantization
+from kernels_dsl.ops.target import Target
+
+_FOLDER = "kernels_dsl.kernels.quantize"
+FUNCTIONS = {
+    "tile": lowering.jit(f"{_FOLDER}.tile:quantize_tile", name="quantize_tile"),
+    "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
+    "amax": lowering.jit(f"{_FOLDER}.amax:amax_parts", name="quantize_amax"),
+}
+MANY_PARTS = 4096
+"""More maxima than this become fewer before every CTA reads all of them."""
+FEW_PARTS = 256
+
+Plan = Callable[[torch.Tensor, "torch.Tensor | None"], list[torch.Tensor]]
+"""Serves calls (x, given scale)."""
+Sequence = Callable[[torch.Tensor, list[torch.Tensor], "torch.Tensor | None"], None]
+"""Launches on (what the kernels read, the buffers to be written, given scale)."""
+Place = tuple[int, int] | None
+"""Where among the buffers an output's values and scales are."""
+
+
+class Kernels:
+    """The kernels for tensors like `read`."""
+
+    def __init__(self, format: str, target: Target, read: torch.Tensor) -> None:
+        self.format = format
+        self.target = target
+        self.early = target.device.capability >= (9, 0)
+        self.matrices = read.shape[:-2].numel()
+        self.columns = read.shape[-1]
+        self.tiles = (-(-read.shape[-2] // TILE), -(-self.columns // TILE))
+        self.resident = CTAS_PER_SM[read.element_size()] * target.device.sm_count
+
+    def sequence(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sequence:
+        """What launches the kernels of a call."""
+        if scaling == "row":
+            return self._rows(plain, turned)
+        if scaling == "matrix" or (scaling == "tensor" and not given):
+            return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
+        if scaling == "tensor":
+            return self._given(plain, turned)
+        kind = "group" if scaling == "1x128" else "block"
+        tile = self._tile(kind if plain else None, kind if turned else None)
+        if turned is None:
+            return lambda x, made, _: tile(x, made[0], made[1], None, None, None)
+        if plain is None:
+            return lambda x, made, _: tile(x, None, None, made[0], made[1], None)
+        order = (*plain, *turned)
+        return lambda x, made, _: tile(x, *[made[n] for n in order], None)
+
+    def _kernel(self, name: str, **constants: Any) -> Callable[..., Any]:
+        """Kernel `name`, of which a plan has one form."""
+        function = FUNCTIONS[name]
+        if self.target.emulated:
+            return lambda *args: function(*args, **constants)
+        return _Launch(function, constants, self.target)
+
+    def _tile(self, plain: str | None, turned: str | None) -> Callable[..., Any]:
+        return self._kernel("tile", spec=TileQuantization(self.format, plain, turned, early=self.early))
+
+    def _given(self, plain: Place, turned: Place) -> Sequence:
+        """With a scale of all that is there."""
+        tile = self._tile("given" if plain else None, "given" if turned else None)
+
+        def run(x: torch.Tensor, made: list[torch.Tensor], scale: torch.Tensor | None) -> None:
+            assert scale is not None
+            one = scale.view(1)
+            first = (made[plain[0]], one) if plain else (None, None)
+            second = (made[turned[0]], one) if turned else (None, None)
+            tile(x, *first, *second, None)
+
+        return run
+
+    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
+        """With scales of matrices or of all, from maxima of parts."""
+        parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
+        shape = (self.matrices, parts)
+        amax = self._kernel("amax", columns=False, early=self.early)
+        many = kind == "whole" and self.matrices * parts > MANY_PARTS
+        amax_of_maxima = self._kernel("amax", columns=False, early=self.early) if many else None
+        tile = self._tile(kind if plain else None, kind if turned else None)
+
+        def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
+            maxima = torch.empty(shape, dtype=torch.float32, device=x.device)
+            amax(x, maxima)
+            if amax_of_maxima is not None:
+                fewer = torch.empty((1, FEW_PARTS), dtype=torch.float32, device=x.device)
+                amax_of_maxima(maxima, fewer)
+                maxima = fewer
+            first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
+            second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
+            tile(x, *first, *second, maxima)
+
+        return run
+
+    def _rows(self, plain: Place, turned: Place) -> Sequence:
+        """With scales of rows: of x in one kernel, of its columns from maxima of parts."""
+        rows = self._kernel("rows", spec=row_quantization(self.format, self.columns, self.early))
+        if turned is None:
+            return lambda x, made, _: rows(x, made[0], made[1])
+        values, scales = turned
+        parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
+        shape = (self.matrices, parts, self.columns)
+        amax = self._kernel("amax", columns=True, early=self.early)
+        tile = self._tile(None, "lines")
+
+        def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
+            if plain:
+                rows(x, made[plain[0]], made[plain[1]])
+            maxima = torch.empty(shape, dtype=torch.float32, device=x.device)
+            amax(x, maxima)
+            tile(x, None, None, made[values], made[scales], maxima)
+
+        return run
+
+
+class _Launch:
+    """One kernel, compiled when it is first called."""
+
+    def __init__(self, function: Any, constants: dict[str, Any], target: Target) -> None:
+        self.function = function
+        self.constants = constants
+        self.index = target.index
+        self.many = torch.cuda.device_count() > 1
+        self.kernel: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> None:
+        kernel = self.kernel
+        if kernel is None:
+            kernel = self.kernel = self.function.compile(*args, **self.constants).launch
+        if self.many and torch.cuda.current_device() != self.index:
+            with torch.cuda.device(self.index):
+                kernel(*args)
+        else:
+            kernel(*args)
