@@ -104,7 +104,7 @@ def _largest_pairs(words: cute.Tensor, dtype, measure) -> cute.Tensor:
 
 @cute.jit
 def largest_finite_pairs(words: cute.Tensor, found: cute.Tensor, dtype: cutlass.Constexpr):
-    """found (groups,) = the largest finite magnitudes along mode 1 of words (groups, members), all Int32: pairs
+    """found (groups,) = the largest finite magnitudes along mode 1 of words (groups, members), Int32: pairs
     of bf16 or fp16. Half the instructions of `largest_finite`, and no registers for conversions."""
     infinity = const_expr(_PAIRS[dtype][1])
     found.store(_largest_pairs(words, dtype, lambda word: word & 0x7FFF7FFF).load())

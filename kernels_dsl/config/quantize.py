@@ -23,9 +23,9 @@ CTAS_PER_SM = {1: 4, 2: 4, 4: 2}
 class TileQuantization:
     """One pass over tiles of 128 x 128. `plain` and `turned` say where the scales of x and of its transpose
     come from: None (there is no such output), "one" (all 1), "given" (a scale of all, which is there),
-    "whole" and "matrix" (of all, or of each matrix, made from maxima of parts), "lines" (`turned` alone: of each
-    of its rows, made from maxima of parts), "group" (of each row's 128 elements in the tile) or "block" (of the
-    tile).
+    "whole" and "matrix" (of all, or of each matrix, made from maxima of parts), "lines" (`turned` alone: of
+    each of its rows, made from maxima of parts), "group" (of each row's 128 elements in the tile) or "block"
+    (of the tile).
     """
 
     format: str
@@ -35,7 +35,7 @@ class TileQuantization:
     """The columns of the transpose are permuted within every 16, for the second product of fp8 attention: the
     pairs 0 … 7 stand in the order 0, 4, 1, 5, 2, 6, 3, 7."""
     early: bool = False
-    """Programmatic dependent launch: the kernel starts beside the tail of the one before, and lets the next."""
+    """Programmatic dependent launch: it begins beside the tail of the kernel before, and lets the next."""
 
     @property
     def of_parts(self) -> bool:
@@ -45,8 +45,8 @@ class TileQuantization:
 
 @dataclass(frozen=True)
 class RowQuantization:
-    """One pass over rows, each held in the registers of `threads` threads of `cluster` CTAs, `vectors` in each;
-    with `vectors` 0 rows are too long for that and are read twice."""
+    """One pass over rows, each held in registers by `threads` threads of `cluster` CTAs, `vectors` in each
+    thread; with `vectors` 0 rows are too long for that and are read twice."""
 
     format: str
     threads: int
@@ -62,7 +62,8 @@ class RowQuantization:
 
 
 def row_quantization(format: str, columns: int, hopper: bool) -> RowQuantization:
-    """The division of rows of `columns` elements among threads; `hopper`: clusters and early launches are there."""
+    """The division of rows of `columns` elements among threads; `hopper`: clusters can be had, early launches
+    too."""
     for threads, most in ((32, 4), (THREADS, 8)):
         for vectors in (1, 2, 4, 8):
             if vectors <= most and columns <= threads * vectors * VECTOR:

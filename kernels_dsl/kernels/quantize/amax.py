@@ -25,8 +25,8 @@ def amax_parts(
 ):
     """Launch maxima of finite magnitudes of x (…, M, K), up to four modes, L matrices, K contiguous.
 
-    parts, float32: (L, P), any P, a part of each matrix; with `columns` (L, P, K), a part of each column. A part
-    is every Pth tile. early: as in `TileQuantization`.
+    parts, float32: (L, P), any P, a part of each matrix; with `columns` (L, P, K), a part of each column. A
+    part is every Pth tile. early: as in `TileQuantization`.
     """
     x = four_modes(x)
     tiles_k = cute.ceil_div(x.shape[3], TILE) if columns else 1

@@ -1,7 +1,7 @@
 """Rows of x as fp8 with a scale each: a row stays in registers between maximum and scaling.
 
-Rows that one CTA's registers cannot hold are held by a cluster, whose CTAs tell each other their maxima through
-shared memory.
+Rows that one CTA's registers cannot hold are held by a cluster, whose CTAs tell each other their maxima
+through shared memory.
 """
 
 import cutlass
@@ -108,7 +108,7 @@ def store_to_peer(pointer: cute.Pointer, peer: Int32, value: Float32, *, loc=Non
 
 @cute.jit
 def cluster_max(value: Float32, maxima: cute.Tensor, rank: Int32, thread: Int32) -> Float32:
-    """The maximum of the CTAs' values in all of them; maxima: (CTAs,) shared. Nobody leaves before it is read."""
+    """The maximum of the CTAs' values, in all of them; maxima: (CTAs,) shared."""
     cute.arch.cluster_wait()
     if thread < cute.size(maxima):
         store_to_peer(maxima.iterator + rank, thread, value)

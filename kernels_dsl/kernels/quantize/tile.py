@@ -46,9 +46,9 @@ def quantize_tile(
 
     values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
     written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
-    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, K, 1), "group" (…, M, ceil(K / 128))
-    and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its transpose. parts: what
-    `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" with any L.
+    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, K, 1), "group"
+    (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its
+    transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" with any L.
     """
     x = four_modes(x)
     outputs = tuple(
@@ -70,8 +70,8 @@ def quantize_tile(
 def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spec: cutlass.Constexpr):
     """Device side of `quantize_tile`.
 
-    The kernel that made `parts` ended its reads with the last tiles, so this one begins with those: L2 still has
-    them. They may be read before that kernel has ended, since it let this one start after the kernels before it.
+    The kernel that made `parts` ended with the last tiles, so this one begins with those: L2 still has them.
+    They may be read before that kernel has ended, since it let this one start after the kernels before it.
     """
     values, scales, turned_values, turned_scales = outputs
     thread = cute.arch.thread_idx()[0]
