@@ -9,6 +9,7 @@ import torch
 
 import lowering
 from kernels_dsl.config.quantize import CTAS_PER_SM, TILE, TileQuantization, row_quantization
+from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 
 _FOLDER = "kernels_dsl.kernels.quantize"
@@ -60,10 +61,7 @@ class Kernels:
 
     def _kernel(self, name: str, **constants: Any) -> Callable[..., Any]:
         """Kernel `name`, of which a plan has one form."""
-        function = FUNCTIONS[name]
-        if self.target.emulated:
-            return lambda *args: function(*args, **constants)
-        return _Launch(function, constants, self.target)
+        return Launch(FUNCTIONS[name], self.target, constants)
 
     def _tile(self, plain: str | None, turned: str | None) -> Callable[..., Any]:
         return self._kernel("tile", spec=TileQuantization(self.format, plain, turned, early=self.early))
@@ -122,24 +120,3 @@ class Kernels:
             tile(x, None, None, made[values], made[scales], maxima)
 
         return run
-
-
-class _Launch:
-    """One kernel, compiled when it is first called."""
-
-    def __init__(self, function: Any, constants: dict[str, Any], target: Target) -> None:
-        self.function = function
-        self.constants = constants
-        self.index = target.index
-        self.many = torch.cuda.device_count() > 1
-        self.kernel: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> None:
-        kernel = self.kernel
-        if kernel is None:
-            kernel = self.kernel = self.function.compile(*args, **self.constants).launch
-        if self.many and torch.cuda.current_device() != self.index:
-            with torch.cuda.device(self.index):
-                kernel(*args)
-        else:
-            kernel(*args)

@@ -7,6 +7,8 @@ import torch
 from quantize_cases import awkward, check
 
 import kernels_dsl
+from kernels_dsl.config.quantize import RowQuantization
+from kernels_dsl.ops import quantize_plan
 from kernels_dsl.ops.quantize import SCALINGS
 from lowering import emulator
 from reference import quantize as ref
@@ -45,8 +47,28 @@ def test_float32_and_strides(seed):
     check(base[:, 0, ::2], scaling="1x128")
 
 
-def test_rows_longer_than_the_registers_of_a_cta(seed):
+def test_rows_that_a_cluster_holds(seed):
     check(awkward((2, 16384 + 260), seed, torch.bfloat16), torch.float8_e5m2, scaling="row")
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_rows_longer_than_all_registers(seed, arch, monkeypatch):
+    def read_twice(format, columns, hopper):
+        return RowQuantization(format, 256, 0, 2 if hopper else 1, hopper)
+
+    monkeypatch.setattr(quantize_plan, "row_quantization", read_twice)
+    with emulator.run(arch=arch):
+        check(awkward((2, 9003), seed, torch.bfloat16), scaling="row")
+
+
+def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
+    monkeypatch.setattr(quantize_plan, "MANY_PARTS", 4)
+    check(awkward((3, 2, 2, 40), seed, torch.float16), scaling="tensor", transpose="both")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "matrix", "1x128"])
+def test_five_modes(scaling, seed):
+    check(awkward((2, 1, 2, 9, 140), seed, torch.bfloat16), scaling=scaling, transpose="both")
 
 
 def test_a_whole_cta_for_a_row(seed):

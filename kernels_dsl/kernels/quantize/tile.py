@@ -48,7 +48,7 @@ def quantize_tile(
     written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
     element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, K, 1), "group"
     (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its
-    transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" with any L.
+    transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" any L.
     """
     x = four_modes(x)
     outputs = tuple(
