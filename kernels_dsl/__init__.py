@@ -31,6 +31,8 @@ _PUBLIC = {
     "quantize_supports": "kernels_dsl.ops.quantize",
     "scaled_gemm": "kernels_dsl.ops.scaled_gemm",
     "scaled_gemm_supports": "kernels_dsl.ops.scaled_gemm",
+    "scaled_linear": "kernels_dsl.ops.scaled_linear",
+    "ScaledLinear": "kernels_dsl.ops.scaled_linear",
     "bsr_gemm": "kernels_dsl.ops.bsr",
     "bsr_sddmm": "kernels_dsl.ops.bsr",
     "bsr_supports": "kernels_dsl.ops.bsr",

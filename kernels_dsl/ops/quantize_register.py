@@ -57,5 +57,16 @@ def call(
 ) -> tuple[torch.Tensor, ...]:
     """A call as an operator, with the arguments of `kernels_dsl.quantize`."""
     check(x, dtype, scaling, transpose, scale)
+    return operator(x, dtype, scaling, transpose, scale)
+
+
+def operator(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: bool | str,
+    scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`call` with arguments that are right."""
     made = torch.ops.kernels_dsl.quantize(x, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose])
     return assemble(made, scaling, transpose, scale)

@@ -1,0 +1,141 @@
+"""`scaled_linear` and `ScaledLinear` in the emulator: small sizes, and what needs no GPU at all."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import scaled_linear_cases
+import torch
+
+import kernels_dsl
+from kernels_dsl import ScaledLinear, scaled_linear
+from kernels_dsl.ops.scaled_linear import RECIPES
+from lowering import emulator
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def _emulated():
+    with emulator.run(arch="sm_90a"):
+        yield
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_output_and_gradients(recipe, seed):
+    scaled_linear_cases.check((2, 9), (40, 24), recipe, seed=seed)
+
+
+def test_weights_of_another_dtype_and_other_gradients(seed):
+    dtypes = (torch.bfloat16, torch.float32)
+    scaled_linear_cases.check((5,), (24, 17), "row", dtypes, seed=seed, grad_dtype=E4M3)
+
+
+def test_only_what_is_needed_is_made(seed):
+    """One gradient alone, or none: the same bits, and nothing is kept for the others."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((24, 40), (16, 40)))
+    gradient = torch.randn((24, 16), generator=generator).bfloat16()
+    found = {}
+    for which in ("x", "weight", "both"):
+        inputs = [
+            t.clone().requires_grad_(which in (name, "both")) for name, t in (("x", x), ("weight", weight))
+        ]
+        y = scaled_linear(*inputs)
+        assert sum(t is not None for t in y.grad_fn.saved_tensors) == (4 if which == "both" else 2)
+        y.backward(gradient)
+        found[which] = [t.grad for t in inputs]
+        assert torch.equal(y, scaled_linear(x, weight))
+    assert found["x"][1] is None and torch.equal(found["x"][0], found["both"][0])
+    assert found["weight"][0] is None and torch.equal(found["weight"][1], found["both"][1])
+
+
+def test_no_rows():
+    weight = torch.randn(16, 32).requires_grad_()
+    y = scaled_linear(torch.randn(0, 32).requires_grad_(), weight)
+    y.sum().backward()
+    assert y.shape == (0, 16) and torch.equal(weight.grad, torch.zeros(16, 32))
+
+
+def test_the_layer_takes_the_place_of_linear(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 48, dtype=torch.bfloat16), torch.nn.GELU(),
+        torch.nn.Sequential(torch.nn.Linear(48, 16, bias=False, dtype=torch.bfloat16)),
+    )  # fmt: skip
+    exact = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    assert ScaledLinear.replace(model, lambda name, layer: layer.out_features > 16) == ["0"]
+    assert type(model[2][0]) is torch.nn.Linear
+    assert ScaledLinear.replace(model, recipe="tensor") == ["2.0"]
+    assert (model[0].recipe, model[2][0].recipe) == ("row", "tensor")
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert model.state_dict().keys() == exact.state_dict().keys()
+    x = torch.randn(20, 32).bfloat16()
+    error = (model(x) - exact(x)).float().norm() / exact(x).float().norm()
+    assert 1e-4 < error < 0.1
+    assert "recipe='row'" in repr(model[0])
+
+
+def test_training_lowers_the_loss(seed):
+    torch.manual_seed(seed)
+    layer = ScaledLinear(16, 16, dtype=torch.float32)
+    target = torch.randn(16, 16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=2.0)
+    x = torch.randn(48, 16)
+    losses = []
+    for _ in range(4):
+        loss = (layer(x) - x @ target.T).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_under_torch_compile(seed):
+    torch.manual_seed(seed)
+    layer = ScaledLinear(40, 24, dtype=torch.bfloat16)
+    x = torch.randn(2, 9, 40).bfloat16().requires_grad_()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    results = []
+    for call in (layer, compiled):
+        layer.zero_grad()
+        x.grad = None
+        y = call(x)
+        y.backward(torch.ones_like(y))
+        results.append((y.detach(), x.grad, layer.weight.grad, layer.bias.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_autocast_decides_the_outputs_dtype():
+    x, weight = torch.ones(8, 16), torch.ones(8, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scaled_linear(x, weight).dtype == torch.bfloat16
+    assert scaled_linear(x, weight).dtype == torch.float32
+
+
+def test_second_derivatives_are_refused():
+    x, weight = torch.ones(8, 16).requires_grad_(), torch.ones(8, 16)
+    (gradient,) = torch.autograd.grad(scaled_linear(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(4, 15)}, r"x has shape \(4, 15\), must be \(…, 16\)"),
+        ({"x": torch.ones(4, 16).int()}, "x is torch.int32"),
+        ({"weight": torch.ones(8, 16, 1)}, "weight has 3 modes, must have 2"),
+        ({"bias": torch.ones(7)}, r"bias has shape \(7,\), must be \(8,\)"),
+        ({"bias": 1.0}, "bias is a float"),
+        ({"recipe": "rows"}, "recipe is 'rows', must be one of"),
+        ({"grad_dtype": torch.bfloat16}, "grad_dtype is torch.bfloat16"),
+    ],
+)
+def test_errors_name_the_argument(change, message):
+    arguments = {"x": torch.ones(4, 16), "weight": torch.ones(8, 16), **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        kernels_dsl.scaled_linear(**arguments)
