@@ -39,7 +39,7 @@ class TileScales:
         return self.tCrS[i if cute.size(self.tCrS) > 1 else 0]
 
 
-def _tile_scales(mS: cute.Tensor, coords: list, rows: int, extent: int) -> TileScales:
+def tile_scales(mS: cute.Tensor, coords: list, rows: int, extent: int) -> TileScales:
     """Scales of the rows at `coords`; a tile of `extent` that lies within one group has a single one."""
     single = rows > 1 and rows % extent == 0
     tCcX = cute.make_rmem_tensor(len(coords), Int32)
@@ -104,6 +104,6 @@ def promoted_sum(
     m_steps, n_steps = cute.size(tCcC, mode=[1]), cute.size(tCcC, mode=[2])
     rows = [coord[0] * tile[0] + tCcC[(0, j), i, 0][0] for i in range(m_steps) for j in range(2)]
     columns = [coord[1] * tile[1] + tCcC[(v, 0), 0, n][1] for n in range(n_steps) for v in range(2)]
-    a = _tile_scales(scales[0][None, None, coord[2]], rows, promotion.rows_a, tile[0])
-    b = _tile_scales(scales[1][None, None, coord[2]], columns, promotion.rows_b, tile[1])
+    a = tile_scales(scales[0][None, None, coord[2]], rows, promotion.rows_a, tile[0])
+    b = tile_scales(scales[1][None, None, coord[2]], columns, promotion.rows_b, tile[1])
     return PromotedSum(total, a, b, tile[2])

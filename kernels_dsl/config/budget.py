@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
+from kernels_dsl.config.promotion import GROUP, Promotion
 
 WARPGROUP_THREADS = 128
 SM90_RESERVED_SMEM = 1024  # mbarriers, and aligning the tiles behind them to a swizzle atom
@@ -41,6 +42,20 @@ def accumulator_registers(config: GemmConfig) -> int:
         return -(-elements // config.threads)
     sharing = 1 if config.schedule is Schedule.PINGPONG else sm90_consumers(config)
     return elements // (sharing * WARPGROUP_THREADS)
+
+
+def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
+    """Columns of a chunk that is summed before it is added to the float32 accumulators: as many as registers
+    hold beside those, and with scales of 128 columns no more than have one. 0 where none fits."""
+    room = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)] - accumulator_registers(config)
+    if promotion.rows_b == 1:
+        room -= config.tile_n // 2  # a thread has a quarter of the columns, and their scales twice
+    fitting = (
+        columns
+        for columns in range(16, min(config.tile_n, 2 * room) + 1, 16)
+        if config.tile_n % columns == 0 and not (promotion.rows_b > 1 and GROUP % columns)
+    )
+    return max(fitting, default=0)
 
 
 def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
@@ -129,6 +144,10 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     tile_k = config.tile_k_for(problem.ab_bytes)
     if tile_k * problem.ab_bytes % 32:
         return f"tile_k is {tile_k}, must cover whole WGMMA steps of 32 bytes"
+    if problem.promotion is not None and tile_k != GROUP:
+        return f"tile_k is {tile_k}, must be {GROUP} where partial sums are promoted"
+    if problem.promotion is not None and not promoted_columns(config, problem.promotion):
+        return f"{registers} accumulator registers a thread leave too few for partial sums"
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from kernels_dsl.config.promotion import Promotion
+
 SM80_STAGING_PADDING = 8
 """Floats after each row that the SM80 epilogue stages: against bank conflicts."""
 
@@ -111,11 +113,13 @@ class EntryLayout:
 
     `operand_modes` has for each epilogue operand the modes it has, in its own order, such as "n" for
     a bias of shape (N,), "mn", "lmn", "m1" for a scale a row of shape (M, 1), and "" for a scalar.
-    `swap` computes D^T = B^T A^T.
+    `swap` computes D^T = B^T A^T. `promotion`: how partial sums of fp8 products are added, in the call's
+    orientation; where it has scales, those of a and b come before the epilogue's operands.
     """
 
     operand_modes: tuple[str, ...] = ()
     swap: bool = False
+    promotion: Promotion | None = None
 
 
 GemmConfig = Sm90GemmConfig | Sm80GemmConfig

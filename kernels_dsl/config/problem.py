@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels_dsl.config.promotion import Promotion
+
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
@@ -15,7 +17,8 @@ class GemmProblem:
     may be "fp8", which stands for e4m3 and e5m2, mixed or not. `a_k_major` and `b_k_major` say that K is
     the operand's contiguous mode. `*_align` are the bytes (1 to 16) that divide every row's address.
     `operand_bytes` is what the epilogue reads for each element of D, such as 2 for a bf16 residual;
-    broadcast operands count 0.
+    broadcast operands count 0. `promotion`: how partial sums of fp8 products are added, None for the tensor
+    cores' own sum over all of K.
     """
 
     m: int
@@ -30,6 +33,7 @@ class GemmProblem:
     b_align: int = 16
     d_align: int = 16
     operand_bytes: int = 0
+    promotion: Promotion | None = None
 
     @property
     def ab_bytes(self) -> int:

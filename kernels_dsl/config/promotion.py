@@ -22,6 +22,15 @@ class Promotion:
     rows_a: int = 0
     rows_b: int = 0
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the operands have scales of 128 elements of K."""
+        return self.rows_a > 0
+
+    def swapped(self) -> Promotion:
+        """The same of D^T = B^T A^T."""
+        return Promotion(self.rows_b, self.rows_a)
+
     def __post_init__(self) -> None:
         for name, rows in (("rows_a", self.rows_a), ("rows_b", self.rows_b)):
             if rows not in (0, 1, GROUP):

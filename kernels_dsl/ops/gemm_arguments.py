@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS, LinearEpilogue
+from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops.epilogues import resolve_epilogue
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -22,6 +23,7 @@ DTYPE_NAMES = {
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
 MAX_EXTENT = 2**31 - 1
+BLOCK_SCALE = "block"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class OperandSpec:
 @dataclass(frozen=True)
 class GemmCall:
     """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands). `ab_dtype` is A's, and B's
-    except for fp8 operands, whose formats may be mixed."""
+    except for fp8 operands, whose formats may be mixed. `promotion`: how partial sums of fp8 products are
+    added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes."""
 
     m: int
     n: int
@@ -53,6 +56,12 @@ class GemmCall:
     d_dtype: torch.dtype
     epilogue: Any
     operands: tuple[OperandSpec, ...]
+    promotion: Promotion | None = None
+
+    @property
+    def block_scales(self) -> int:
+        """How many of the operands are scales of the main loop, and not the epilogue's."""
+        return 2 if self.promotion is not None and self.promotion.scaled else 0
 
     @property
     def d_shape(self) -> tuple[int, ...]:

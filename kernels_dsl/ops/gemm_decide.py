@@ -107,11 +107,12 @@ def _problem(
     # would overwrite what lies beside it.
     row_bytes = n * call.d_dtype.itemsize
     d_align = min(d_align, row_bytes & -row_bytes) if row_bytes else d_align
+    promotion = call.promotion.swapped() if swap and call.promotion is not None else call.promotion
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return GemmProblem(
         m, n, call.k, call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],
         a_k_major=a_k_major, b_k_major=b_k_major, a_align=a_align, b_align=b_align, d_align=d_align,
-        operand_bytes=elementwise,
+        operand_bytes=elementwise, promotion=promotion,
     )  # fmt: skip
 
 

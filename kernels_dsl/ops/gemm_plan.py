@@ -119,7 +119,8 @@ class _Launch:
         self.call = call
         self.decision = decision
         self.target = target
-        self.layout = EntryLayout(tuple(spec.modes for spec in call.operands), decision.swap)
+        modes = tuple(spec.modes for spec in call.operands[call.block_scales :])
+        self.layout = EntryLayout(modes, decision.swap, call.promotion)
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
@@ -155,21 +156,23 @@ class _Launch:
             dtype=torch.float32,
             device=d.device,
         )
+        blocks = self.call.block_scales
+        scales, rest = operands and operands[:blocks] or None, operands and operands[blocks:] or None
         if self._kernel is None:
-            plain = EntryLayout((), self.decision.swap)
-            self._kernel = self._compile(a, b, workspace, None, LinearEpilogue(), plain)
+            plain = replace(self.layout, operand_modes=())
+            self._kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
             constexprs = {
                 "split_k": splits,
                 "epilogue": self.call.epilogue,
-                "layout": self.layout,
+                "layout": replace(self.layout, promotion=None),
                 "early": self.decision.family == "sm90",
             }
             self._reduce, _ = gemm_kernels.launcher(
-                "splitk_reduce", self.target, (workspace, d, operands), constexprs
+                "splitk_reduce", self.target, (workspace, d, rest), constexprs
             )
         assert self._reduce is not None
-        self._kernel(a, b, workspace, None, self.max_ctas)
-        self._reduce(workspace, d, operands)
+        self._kernel(a, b, workspace, scales, self.max_ctas)
+        self._reduce(workspace, d, rest)
 
 
 def _restrided(strides: tuple[int, ...] | None) -> Step | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
+from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm_arguments import (
+    BLOCK_SCALE,
     FP8_DTYPES,
     GemmCall,
     OperandSpec,
@@ -27,6 +29,63 @@ SCALES = 2
 """What `scaled_gemm` has beyond the arguments of `gemm`, in the order of `OperandSpec.index`: the scales."""
 
 
+@dataclass(frozen=True)
+class _Operand:
+    """One operand and its scale: `extent` rows (of a) or columns (of b), `groups` of 128 along K."""
+
+    name: str
+    index: int
+    shape: tuple[int, ...]
+    extent: int
+    groups: int
+    batch: int | None
+
+    def _oriented(self, along: int, across: int) -> tuple[int, int]:
+        return (along, across) if self.index == 0 else (across, along)
+
+    @property
+    def _has_fitting_batch(self) -> bool:
+        lead = self.shape[:-2]
+        return len(self.shape) >= 2 and lead in ((), (1,), (self.batch,))
+
+    def broadcast(self) -> OperandSpec | None:
+        """The scale as an operand of the epilogue, by its own modes; None where it is none."""
+        rank, wanted = len(self.shape), self._oriented(self.extent, 1)
+        if rank == 0:
+            return OperandSpec("args", "1", self.index, expand=(1,))
+        if math.prod(self.shape) == 1:
+            return OperandSpec("args", "1" * rank, self.index)
+        if not self._has_fitting_batch or self.shape[-2:] not in (wanted, (1, 1)):
+            return None
+        modes = "11" if self.shape[-2:] == (1, 1) else ("m1", "1n")[self.index]
+        lead = "" if rank == 2 else "1" if self.shape[0] == 1 else "l"
+        return OperandSpec("args", lead + modes, self.index)
+
+    def by_blocks(self) -> tuple[OperandSpec, int] | None:
+        """The scale as one of 128 elements of K, and of how many rows; None where it is none."""
+        if not self._has_fitting_batch:
+            return None
+        for rows in (1, GROUP):
+            if self.shape[-2:] == self._oriented(-(-self.extent // rows), self.groups):
+                one_for_all = len(self.shape) == 3 and self.shape[0] == 1 != self.batch
+                expand = (self.batch, *self.shape[1:]) if one_for_all else None
+                return OperandSpec("args", BLOCK_SCALE, self.index, expand=expand), rows
+        return None
+
+    def error(self) -> ValueError:
+        """What the scale must be."""
+        single, block, large = (
+            self._oriented(*pair)
+            for pair in ((self.extent, 1), (self.extent, self.groups), (-(-self.extent // GROUP), self.groups))
+        )
+        lead = "" if self.batch is None else f", with a batch of {self.batch} before it or without"
+        return ValueError(
+            f"{self.name} has shape {self.shape}, must be one element, {single} for a scale a "
+            f"{'row' if self.index == 0 else 'column'}, or for 128 elements of K {block} or {large}, both scales "
+            f"then{lead}"
+        )
+
+
 def describe(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -35,7 +94,7 @@ def describe(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = True,
+    use_fast_accum: bool = False,
     **epilogue: Any,
 ) -> GemmCall:
     """Check the arguments of `scaled_gemm` and say what they ask for. TypeError or ValueError says what is
@@ -49,41 +108,35 @@ def describe(
         check_tensor(name, scale)
         check_dtype(name, scale.dtype, (torch.float32,))
         check_device(name, scale, a.device)
-    if not use_fast_accum:
-        raise ValueError("use_fast_accum is False, must be True: partial sums are not promoted yet")
-    scales = (_scale_spec("scale_a", 0, scale_a, m, batch), _scale_spec("scale_b", 1, scale_b, n, batch))
+    groups = -(-k // GROUP)
+    scales, promotion = _scales(
+        _Operand("scale_a", 0, tuple(scale_a.shape), m, groups, batch),
+        _Operand("scale_b", 1, tuple(scale_b.shape), n, groups, batch),
+    )
+    if promotion is None and not use_fast_accum and k > GROUP:
+        promotion = Promotion()
+    if k == 0 and promotion is not None:
+        scales, promotion = (), None  # scales of no elements
     inner, operands = describe_epilogue(d_shape, a.device, **epilogue)
     shifted = tuple(replace(x, index=x.index + SCALES) if x.source == "args" else x for x in operands)
     if out_dtype is None:
         out_dtype = torch.bfloat16 if out is None else out.dtype
     check_dtype("out" if out is not None else "out_dtype", out_dtype)
-    function = ScaledEpilogue(inner, SCALES)
-    call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, (*scales, *shifted))
+    in_epilogue = bool(scales) and scales[0].modes != BLOCK_SCALE
+    function = ScaledEpilogue(inner, SCALES) if in_epilogue else inner
+    call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, (*scales, *shifted), promotion)
     if out is not None:
         check_out(out, call, a.device)
     return call
 
 
-def _scale_spec(name: str, index: int, scale: torch.Tensor, extent: int, batch: int | None) -> OperandSpec:
-    """The scale as an operand of the epilogue: its own modes, those of size 1 among them."""
-    shape = tuple(scale.shape)
-    mode, wanted = ("m", (extent, 1)) if name == "scale_a" else ("n", (1, extent))
-    if len(shape) == 0:
-        return OperandSpec("args", "1", index, expand=(1,))
-    if scale.numel() == 1:
-        return OperandSpec("args", "1" * len(shape), index)
-    if _fits(shape[-2:], (wanted, (1, 1))) and (len(shape) == 2 or _fits(shape[:-2], ((1,), (batch,)))):
-        letters = "m1" if mode == "m" else "1n"
-        modes = letters if shape[-2:] == wanted else "11"
-        return OperandSpec(
-            "args", modes if len(shape) == 2 else ("1" if shape[0] == 1 else "l") + modes, index
-        )
-    lead = "" if batch is None else f", with a batch of {batch} before it or without"
-    raise ValueError(
-        f"{name} has shape {shape}, must be one element, or {wanted} for a scale a "
-        f"{'row' if mode == 'm' else 'column'}{lead}"
-    )
-
-
-def _fits(shape: Sequence[int], choices: Sequence[tuple[int | None, ...]]) -> bool:
-    return tuple(shape) in choices
+def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
+    """The scales as operands, and the promotion that those of 128 elements of K make necessary."""
+    plain_a, plain_b = a.broadcast(), b.broadcast()
+    if plain_a is not None and plain_b is not None:
+        return (plain_a, plain_b), None
+    block_a, block_b = a.by_blocks(), b.by_blocks()
+    if block_a is not None and block_b is not None:
+        return (block_a[0], block_b[0]), Promotion(block_a[1], block_b[1])
+    wrong = a if plain_a is None and (block_a is None or plain_b is not None) else b
+    raise wrong.error()

@@ -37,7 +37,7 @@ def scaled_gemm(
     epilogue_args: Sequence[Any] = (),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = True,
+    use_fast_accum: bool = False,
     config: GemmConfig | None = None,
     family: str | None = None,
 ) -> torch.Tensor:
@@ -48,13 +48,17 @@ def scaled_gemm(
     and b column-major, rows and columns at multiples of 16 bytes (what `kernels_dsl.quantize` returns, and
     `.mT` of that): fp8 matrix instructions read along K only, and other operands are copied first.
 
-    scale_a, scale_b: float32 factors that undo the quantisation, each one element for the whole operand, or
-    one a row of a, (M, 1), and one a column of b, (1, N); with a batch also (L, 1, 1), (L, M, 1), (L, 1, N).
+    scale_a, scale_b: float32 factors that undo the quantisation, any strides. Each one element for the whole
+    operand, or one a row of a, (M, 1), and one a column of b, (1, N); with a batch also (L, 1, 1), (L, M, 1),
+    (L, 1, N). Or both one for 128 elements of K, G = ceil(K / 128): of a row of a, (M, G), or of 128 rows,
+    (ceil(M / 128), G); of a column of b, (G, N), or of 128 columns, (G, ceil(N / 128)). The modes are those of
+    a and b, as in `torch._scaled_mm`; DeepGEMM has b and its scales transposed, (N, K) and (N / 128, K / 128).
 
     The other arguments are those of `kernels_dsl.gemm`, after the scaling. out_dtype: bf16 (the default),
     fp16 or fp32.
 
-    use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add.
+    use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add. Otherwise, and with
+    scales of 128 elements of K, they sum 128 of K at a time, and those sums are added in float32.
 
     Returns (M, N), or (L, M, N) where a or b has a batch. No gradients. Compute capability 8.9 and later.
     Raises TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the
@@ -183,7 +187,7 @@ def plan_for(
 
 OPTIONS = {
     "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
-    "use_fast_accum": True,
+    "use_fast_accum": False,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? c=None, Tensor? bias=None, "
     "Tensor? residual=None, Tensor[]? epilogue_args=None, *, "
     'float alpha=1.0, float beta=1.0, str bias_axis="n", str? activation=None, str? epilogue=None, '
-    "ScalarType? out_dtype=None, bool use_fast_accum=True, str? config=None, str? family=None"
+    "ScalarType? out_dtype=None, bool use_fast_accum=False, str? config=None, str? family=None"
 )
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 LIBRARY.define(f"scaled_gemm({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))

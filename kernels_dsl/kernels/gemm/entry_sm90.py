@@ -21,4 +21,5 @@ def gemm_sm90_entry(
 ):
     """Launch the TMA + WGMMA family on tensors in PyTorch's orientation."""
     views = views_of(a, b, d, operands, layout, config.split_k)
-    gemm_sm90(views.a, views.b, views.d, views.operands, max_ctas, stream, config, epilogue)
+    how = config, epilogue, views.promotion
+    gemm_sm90(views.a, views.b, views.d, views.scales, views.operands, max_ctas, stream, how)

@@ -17,16 +17,23 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
 from kernels_dsl.config.gemm import EntryLayout
+from kernels_dsl.config.promotion import Promotion
 
 
 @dataclass(frozen=True)
 class Views:
-    """A (M, K, L), B (N, K, L), D (M, N, L) and the epilogue's operands (M, N, L), in the kernel's sense."""
+    """A (M, K, L), B (N, K, L), D (M, N, L) and the epilogue's operands (M, N, L), in the kernel's sense.
+
+    `scales`: of 128 elements of K each, (groups of M, groups of K, L) and (groups of N, groups of K, L); None
+    where `promotion`, also in the kernel's sense, has none.
+    """
 
     a: cute.Tensor
     b: cute.Tensor
     d: cute.Tensor
     operands: tuple
+    scales: tuple | None
+    promotion: Promotion | None
 
 
 def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
@@ -37,14 +44,21 @@ def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
     else:
         batch = batch_extent(d, a, b)
         mD = batch_first_view(d, batch, swap=layout.swap)  # (M, N, L)
+    scales, promotion = None, layout.promotion
+    if promotion is not None and promotion.scaled:
+        scale_a, scale_b, *operands = operands
+        # (M, groups of K) and (groups of K, groups of N), as a and b lie themselves.
+        scales = batch_first_view(scale_a, batch, swap=False), batch_first_view(scale_b, batch, swap=True)
     if layout.swap:
+        promotion = None if promotion is None else promotion.swapped()
+        scales = None if scales is None else scales[::-1]
         mA = batch_first_view(b, batch, swap=True)  # (K, N) seen as the kernel's (M, K, L)
         mB = batch_first_view(a, batch, swap=False)  # (M, K) seen as the kernel's (N, K, L)
     else:
         mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
     shape = (mD.shape[0], mD.shape[1], batch)
-    return Views(mA, mB, mD, operand_views(operands, shape, layout))
+    return Views(mA, mB, mD, operand_views(operands, shape, layout), scales, promotion)
 
 
 def operand_views(operands, shape, layout: EntryLayout) -> tuple:

@@ -38,22 +38,24 @@ def gemm_sm90(
     mA: cute.Tensor,  # (M, K, L)
     mB: cute.Tensor,  # (N, K, L)
     mD: cute.Tensor,  # (M, N, L * split_k)
+    scales,  # None, or of A (groups of M, groups of K, L) and of B, as `promotion` says
     operands,  # None or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
     max_ctas: Int32,
     stream: cuda.CUstream,
-    config: cutlass.Constexpr,
-    epilogue: cutlass.Constexpr,
+    how: cutlass.Constexpr,  # configuration, epilogue, promotion or None
 ):
     """Launches the GEMM. A and B: 16-byte aligned base and strides, contiguous in mode 0 or 1.
 
     D is contiguous in mode 1 and 16-byte aligned where `config.epi_tma`, else of any strides.
     `epilogue(acc, *operands)` maps float32 TensorSSA values to the output. `max_ctas` is the number
     of CTAs that run at one time. With `config.split_k` > 1, D holds the partial sums of each split.
+    `promotion`: fp8 products are summed by the tensor cores over 128 of K at a time, `blocks.promotion`.
     """
-    spec = make_spec(config, mA, mB, mD)
+    config, epilogue, promotion = how
+    spec = make_spec(config, mA, mB, mD, promotion)
     a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes
-    tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.tile_n, b_dtype=b_dtype)
+    tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.mma_n, b_dtype=b_dtype)
     tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
     a_layout = staged_smem_layout(a_dtype, (spec.tile_m, spec.tile_k), spec.stages, a_major)
     b_layout = staged_smem_layout(b_dtype, (spec.tile_n, spec.tile_k), spec.stages, b_major)
@@ -73,7 +75,8 @@ def gemm_sm90(
     clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, grid.size), Int32(1))
     kernel = gemm_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands), grid, problem,
+        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands), scales,
+        (grid, problem),
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),

@@ -10,6 +10,7 @@ from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_tu
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.promoted_ring import by_rows, chunk_scales, promoted_loop
 from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
 
 
@@ -22,8 +23,8 @@ def gemm_kernel(
     smem_layouts: tuple,  # of A, B and the epilogue's staging
     loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
     output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands)
-    grid: TileGrid,
-    problem: tuple,  # (M, N, K)
+    scales: tuple | None,  # of A and B, for promoted sums
+    schedule: tuple,  # (tiles, (M, N, K))
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     dtypes = (*spec.mma_dtypes, spec.epilogue.dtype)
@@ -33,10 +34,10 @@ def gemm_kernel(
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
         if warp == spec.consumers * 4:
-            produce(spec, ring, loads, (sA, sB), grid, problem)
+            produce(spec, ring, loads, (sA, sB), *schedule)
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
-        consume(spec, epilogue, ring, mmas, (sA, sB, sD), output, (grid, problem), group)
+        consume((spec, epilogue), ring, mmas, (sA, sB, sD), output, scales, schedule, group)
 
 
 @cute.jit
@@ -82,16 +83,17 @@ def produce(
 
 @cute.jit
 def consume(
-    spec: cutlass.Constexpr,
-    epilogue: cutlass.Constexpr,
+    how: cutlass.Constexpr,  # (spec, epilogue)
     ring: pipeline.PipelineTmaAsync,
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
+    scales: tuple | None,
     schedule: tuple,  # (grid, problem)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the tiles."""
+    spec, epilogue = how
     grid, problem = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     rank_m, rank_n, cluster = cute.arch.block_idx()
@@ -120,15 +122,20 @@ def consume(
         first, end = split_range(k_tiles, at.split, spec.split_k)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
-        state = main_loop(
-            ring, state, mmas[0], fragments, end - first,
-            pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
-        )  # fmt: skip
         m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
+        next_turn = pass_turn(group) if spec.pingpong else None
+        if cutlass.const_expr(spec.promotion is None):
+            state = main_loop(
+                ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
+            )
+        else:
+            tile = spec.epilogue.tile
+            factors = chunk_scales(spec.promotion, scales, mmas[0], tile, (m, n, at.batch), thread)
+            state = promoted_loop(ring, state, mmas[0], fragments, (first, end), factors, next_turn)
         origin = (m, n, at.batch * spec.split_k + at.split)
         epi.store_tile(
-            spec.epilogue, fragments[0], epilogue, operands, origin=origin, extent=extent, sD=sD,
+            spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin, extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         if cutlass.const_expr(spec.pingpong):

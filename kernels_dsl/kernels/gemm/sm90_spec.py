@@ -7,6 +7,8 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
+from kernels_dsl.config.budget import promoted_columns
+from kernels_dsl.config.promotion import GROUP, Promotion
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class GemmSpec(Warpgroups):
     raster_group: int
     raster_along_m: bool
     mma_dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
+    mma_n: int  # columns of an instruction: tile_n, or a divisor where partial sums are promoted
+    promotion: Promotion | None
     epilogue: EpiloguePlan
 
     @property
@@ -38,7 +42,9 @@ class GemmSpec(Warpgroups):
         return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
 
 
-def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> GemmSpec:
+def make_spec(
+    config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, promotion: Promotion | None = None
+) -> GemmSpec:
     """Completes an `Sm90GemmConfig` for operands of these types. ValueError names what does not fit."""
     dtypes = mA.element_type, mB.element_type
     if dtypes[0] is not dtypes[1] and not (dtypes[0].width == dtypes[1].width == 8):
@@ -52,6 +58,8 @@ def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> Gemm
     wg_m = config.tile_m if pingpong else config.tile_m // consumers
     epi_n = epilogue_columns(config.tile_n, mD.element_type)
     tile_k = config.tile_k_for(element_bytes)
+    if promotion is not None and tile_k != GROUP:
+        raise ValueError(f"tile_k is {tile_k}; it must be {GROUP} where partial sums are promoted")
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes)
@@ -60,5 +68,6 @@ def make_spec(config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor) -> Gemm
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
-        epilogue=plan,
+        mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
+        promotion=promotion, epilogue=plan,
     )  # fmt: skip

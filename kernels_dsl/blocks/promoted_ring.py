@@ -1,0 +1,162 @@
+"""Main loop of a warp-specialised fp8 GEMM whose sums have two levels; the counterpart of `operand_ring.main_loop`.
+
+The tensor cores sum one stage, 128 of K, into a set of partial accumulators, which are then scaled and added
+to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial set is small, since both must
+fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and an instruction's columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
+from cutlass._mlir.dialects import llvm
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.config.promotion import Promotion
+
+from .promotion import TileScales, tile_scales
+from .wgmma import WGMMA_M
+
+
+@dataclass(frozen=True)
+class ChunkScales:
+    """The scales of a stage that a thread's accumulators need: of each chunk's rows, and of its columns.
+
+    Those of the next stage are loaded while the tensor cores work on this one's products.
+    """
+
+    rows: tuple[TileScales, ...]  # one for each 64 rows of the warpgroup's tile; (2) values or (1)
+    columns: tuple[TileScales, ...]  # one for each chunk of columns; (columns / 4) values or (1)
+    now: tuple[cute.Tensor, ...]  # this stage's values of each of these
+
+    def fetch(self, group: Int32) -> None:
+        """Start the loads for elements 128 * group ... of K."""
+        for scales in (*self.rows, *self.columns):
+            scales.fetch(group)
+
+    def take(self) -> None:
+        """What was fetched is now this stage's."""
+        for scales, now in zip((*self.rows, *self.columns), self.now):
+            now.store(scales.tCrS.load())
+
+    def add(self, total: cute.Tensor, partial: cute.Tensor, wave: int, chunk: int) -> None:
+        """total += partial, ((2, 2, columns / 8)), each element times the scales of its row and its column."""
+        row, column = self.now[wave], self.now[len(self.rows) + chunk]
+        last_row, single = cute.size(row) - 1, cute.size(column) == 1
+        factors = [row[min(j, last_row)] * column[0] if single else row[min(j, last_row)] for j in range(2)]
+        for i in range(cute.size(partial)):
+            j, v, p = i // 2 % 2, i % 2, i // 4
+            factor = factors[j] if single else factors[j] * column[v + 2 * p]
+            total[i] = pinned(total[i] + partial[i] * factor)
+
+
+def chunk_scales(
+    promotion: Promotion,
+    scales: tuple | None,  # of A and of B: (groups of M or N, groups of K, L)
+    mma: cute.TiledMma,  # 64 x a chunk's columns
+    tile: tuple[int, int],  # the warpgroup's rows and columns
+    origin: tuple,  # (m, n, batch) of its tile in the problem
+    thread: Int32,  # within the warpgroup
+) -> ChunkScales | None:
+    """The scales of a warpgroup's tile; None where `promotion` has none."""
+    if not promotion.scaled:
+        return None
+    columns = mma.op.shape_mnk[1]
+    tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, columns)))
+    m, n, batch = origin
+    mSA, mSB = (scale[None, None, batch] for scale in scales)
+    row = [tCcC[(0, j, 0), 0, 0][0] for j in range(2)]
+    column = [tCcC[(v, 0, p), 0, 0][1] for p in range(columns // 8) for v in range(2)]
+    of_rows = tuple(
+        tile_scales(mSA, [m + start + x for x in row], promotion.rows_a, WGMMA_M)
+        for start in range(0, tile[0], WGMMA_M)
+    )
+    of_columns = tuple(
+        tile_scales(mSB, [n + start + x for x in column], promotion.rows_b, columns)
+        for start in range(0, tile[1], columns)
+    )
+    now = tuple(cute.make_rmem_tensor(scales.tCrS.shape, Float32) for scales in (*of_rows, *of_columns))
+    return ChunkScales(of_rows, of_columns, now)
+
+
+def by_rows(acc: cute.Tensor) -> cute.Tensor:
+    """Accumulators (MMA, MMA_M, MMA_N) with 64 rows after the other, as `epilogue.store_tile` counts them."""
+    return cute.make_tensor(acc.iterator, cute.select(acc.layout, mode=[0, 2, 1]))
+
+
+@cute.jit
+def promoted_loop(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, slots)
+    stages: tuple,  # first stage's number along K, and past the last
+    scales: Any,  # ChunkScales, or None
+    next_turn: cutlass.Constexpr,
+) -> pipeline.PipelineState:
+    """acc = sum over stages of scales * (A @ B of the stage). `next_turn`: None, or what to call at the end."""
+    acc, tCrA, tCrB = fragments
+    waves, chunks = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
+    acc.fill(0.0)
+    columns = tiled_mma.op.shape_mnk[1]
+    partial = cute.make_rmem_tensor(tiled_mma.partition_shape_C((WGMMA_M, columns)), Float32)  # (MMA, 1, 1)
+    if const_expr(scales is not None):
+        scales.fetch(stages[0])
+    for stage in cutlass.range(stages[0], stages[1], unroll=1):
+        if const_expr(scales is not None):
+            scales.take()
+            scales.fetch(cutlass.min(stage + 1, stages[1] - 1))
+        ring.consumer_wait(state)
+        for wave in range_constexpr(waves):
+            for chunk in range_constexpr(chunks):
+                a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
+                issue_chunk(tiled_mma, partial, a, b)
+                warpgroup.wait_group(0)
+                if const_expr(wave == waves - 1 and chunk == chunks - 1):
+                    ring.consumer_release(state)
+                total = acc[None, wave, chunk]
+                if const_expr(scales is not None):
+                    scales.add(total, partial, wave, chunk)
+                else:
+                    for i in range_constexpr(cute.size(total)):
+                        total[i] = pinned(total[i] + partial[i])
+        state.advance()
+    if const_expr(next_turn is not None):
+        next_turn()
+    return state
+
+
+@dsl_user_op
+def pinned(value: Float32, *, loc=None, ip=None) -> Float32:
+    """The same value, computed here and not behind the next matrix instruction, where the compiler would like
+    to have it: the partial accumulators would be needed twice then, and there are no registers for that."""
+    return Float32(
+        llvm.inline_asm(
+            Float32.mlir_type,
+            [value.ir_value(loc=loc, ip=ip)],
+            "",
+            "=f,0",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+@cute.jit
+def issue_chunk(tiled_mma: cute.TiledMma, partial: cute.Tensor, a: cute.Tensor, b: cute.Tensor):
+    """Issues partial = A @ B, (MMA, MMA_K) descriptors each, as one committed group; does not wait."""
+    warpgroup.fence()
+    tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
+    for k in range_constexpr(cute.size(a, mode=[1])):
+        a_k, b_k = (cute.append_ones(x[None, k], up_to_rank=2) for x in (a, b))
+        cute.gemm(tiled_mma, partial, a_k, b_k, partial)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
