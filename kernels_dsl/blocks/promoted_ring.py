@@ -1,4 +1,4 @@
-"""Main loop of a warp-specialised fp8 GEMM whose sums have two levels; the counterpart of `operand_ring.main_loop`.
+"""Main loop of a warp-specialised fp8 GEMM whose sums have two levels; else as `operand_ring.main_loop`.
 
 The tensor cores sum one stage, 128 of K, into a set of partial accumulators, which are then scaled and added
 to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial set is small, since both must
@@ -45,7 +45,7 @@ class ChunkScales:
             now.store(scales.tCrS.load())
 
     def add(self, total: cute.Tensor, partial: cute.Tensor, wave: int, chunk: int) -> None:
-        """total += partial, ((2, 2, columns / 8)), each element times the scales of its row and its column."""
+        """total += partial, ((2, 2, columns / 8)), each element times its row's and its column's scale."""
         row, column = self.now[wave], self.now[len(self.rows) + chunk]
         last_row, single = cute.size(row) - 1, cute.size(column) == 1
         factors = [row[min(j, last_row)] * column[0] if single else row[min(j, last_row)] for j in range(2)]
@@ -99,7 +99,10 @@ def promoted_loop(
     scales: Any,  # ChunkScales, or None
     next_turn: cutlass.Constexpr,
 ) -> pipeline.PipelineState:
-    """acc = sum over stages of scales * (A @ B of the stage). `next_turn`: None, or what to call at the end."""
+    """acc = sum over stages of scales * (A @ B of the stage).
+
+    `next_turn`: None, or what to call at the end.
+    """
     acc, tCrA, tCrB = fragments
     waves, chunks = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
     acc.fill(0.0)

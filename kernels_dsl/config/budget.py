@@ -178,6 +178,10 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
     if config.stages < SM80_MIN_STAGES:
         return f"stages is {config.stages}, must be {SM80_MIN_STAGES} or more"
     registers = accumulator_registers(config)
+    if problem.promotion is not None:
+        registers *= 2
+        if GROUP % config.tile_k:
+            return f"tile_k is {config.tile_k}, must divide {GROUP} where partial sums are promoted"
     narrow = min(config.copy_bytes_a, config.copy_bytes_b) < 16
     limit = SM80_NARROW_ACCUMULATOR_LIMIT if narrow else SM80_ACCUMULATOR_LIMIT
     if registers > limit:

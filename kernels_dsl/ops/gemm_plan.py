@@ -157,7 +157,7 @@ class _Launch:
             device=d.device,
         )
         blocks = self.call.block_scales
-        scales, rest = operands and operands[:blocks] or None, operands and operands[blocks:] or None
+        scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
         if self._kernel is None:
             plain = replace(self.layout, operand_modes=())
             self._kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)

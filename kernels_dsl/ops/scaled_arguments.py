@@ -76,13 +76,17 @@ class _Operand:
         """What the scale must be."""
         single, block, large = (
             self._oriented(*pair)
-            for pair in ((self.extent, 1), (self.extent, self.groups), (-(-self.extent // GROUP), self.groups))
+            for pair in (
+                (self.extent, 1),
+                (self.extent, self.groups),
+                (-(-self.extent // GROUP), self.groups),
+            )
         )
         lead = "" if self.batch is None else f", with a batch of {self.batch} before it or without"
         return ValueError(
             f"{self.name} has shape {self.shape}, must be one element, {single} for a scale a "
-            f"{'row' if self.index == 0 else 'column'}, or for 128 elements of K {block} or {large}, both scales "
-            f"then{lead}"
+            f"{'row' if self.index == 0 else 'column'}, or for 128 elements of K {block} or {large}, both "
+            f"scales then{lead}"
         )
 
 
@@ -124,7 +128,9 @@ def describe(
     check_dtype("out" if out is not None else "out_dtype", out_dtype)
     in_epilogue = bool(scales) and scales[0].modes != BLOCK_SCALE
     function = ScaledEpilogue(inner, SCALES) if in_epilogue else inner
-    call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, (*scales, *shifted), promotion)
+    call = GemmCall(
+        m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted), promotion=promotion
+    )
     if out is not None:
         check_out(out, call, a.device)
     return call

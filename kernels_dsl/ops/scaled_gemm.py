@@ -51,8 +51,9 @@ def scaled_gemm(
     scale_a, scale_b: float32 factors that undo the quantisation, any strides. Each one element for the whole
     operand, or one a row of a, (M, 1), and one a column of b, (1, N); with a batch also (L, 1, 1), (L, M, 1),
     (L, 1, N). Or both one for 128 elements of K, G = ceil(K / 128): of a row of a, (M, G), or of 128 rows,
-    (ceil(M / 128), G); of a column of b, (G, N), or of 128 columns, (G, ceil(N / 128)). The modes are those of
-    a and b, as in `torch._scaled_mm`; DeepGEMM has b and its scales transposed, (N, K) and (N / 128, K / 128).
+    (ceil(M / 128), G); of a column of b, (G, N), or of 128 columns, (G, ceil(N / 128)). The modes are those
+    of a and b, as in `torch._scaled_mm`; DeepGEMM has b and its scales transposed, (N, K) and
+    (N / 128, K / 128).
 
     The other arguments are those of `kernels_dsl.gemm`, after the scaling. out_dtype: bf16 (the default),
     fp16 or fp32.

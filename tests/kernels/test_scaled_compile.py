@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.config.budget import promoted_columns, why_not
 from kernels_dsl.config.gemm import EntryLayout, Schedule, Sm90GemmConfig
+from kernels_dsl.config.problem import H200, GemmProblem
+from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops.gemm_kernels import FUNCTIONS
 
 N = 1024
@@ -23,19 +26,57 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _compiled(config, dtypes, scales, modes, promotion=None):
+    """Resources and SASS-level facts of a kernel with a bias; `scales` of a and b, in the epilogue or not."""
+    a, b, d = _meta(N, N, dtype=dtypes[0]), _meta(N, N, dtype=dtypes[1]).mT, _meta(N, N, dtype=torch.bfloat16)
+    args = (a, b, d, (*scales, _meta(N, dtype=torch.bfloat16)), 132)
+    inner = LinearEpilogue(bias=True)
+    compiled = FUNCTIONS["sm90"].compile(
+        *args, arch="sm_90a", config=config, epilogue=ScaledEpilogue(inner) if modes else inner,
+        layout=EntryLayout((*modes, "n"), False, promotion),
+    )  # fmt: skip
+    (entry,) = compiled.resources()
+    assert entry.stack_bytes == entry.spill_loads == entry.spill_stores == 0, entry
+    assert entry.count("UTMALDG") == 2 and entry.count("UTMASTG") and not entry.count("HGMMA")
+    return entry
+
+
+def _waves(config) -> int:
+    return config.tile_m // 64 // (1 if config.schedule is Schedule.PINGPONG or config.tile_m == 64 else 2)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
 @pytest.mark.parametrize(("dtypes", "rows"), [((E4M3, E4M3), False), ((E5M2, E4M3), True)], ids=str)
 def test_instructions_and_spills(config, dtypes, rows) -> None:
-    a, b, d = _meta(N, N, dtype=dtypes[0]), _meta(N, N, dtype=dtypes[1]).mT, _meta(N, N, dtype=torch.bfloat16)
     scales = (_meta(N, 1), _meta(1, N)) if rows else (_meta(1), _meta(1))
-    layout = EntryLayout((*(("m1", "1n") if rows else ("1", "1")), "n"))
-    args = (a, b, d, (*scales, _meta(N, dtype=torch.bfloat16)), 132)
-    epilogue = ScaledEpilogue(LinearEpilogue(bias=True))
-    compiled = FUNCTIONS["sm90"].compile(
-        *args, arch="sm_90a", config=config, epilogue=epilogue, layout=layout
-    )
-    (entry,) = compiled.resources()
-    assert entry.stack_bytes == entry.spill_loads == entry.spill_stores == 0, entry
-    waves = config.tile_m // 64 // (1 if config.schedule is Schedule.PINGPONG or config.tile_m == 64 else 2)
-    assert entry.count("QGMMA") == 2 * 4 * waves  # two K tiles in the code, of 128 in steps of 32
-    assert entry.count("UTMALDG") == 2 and entry.count("UTMASTG") and not entry.count("HGMMA")
+    entry = _compiled(config, dtypes, scales, ("m1", "1n") if rows else ("1", "1"))
+    assert entry.count("QGMMA") == 2 * 4 * _waves(config)  # two K tiles in the code, of 128 in steps of 32
+
+
+PROMOTED = [
+    Sm90GemmConfig(128, 256, cluster_m=2),
+    Sm90GemmConfig(256, 128, cluster_m=2),
+    Sm90GemmConfig(192, 128),
+    Sm90GemmConfig(128, 128),
+    Sm90GemmConfig(64, 32),
+]
+
+
+@pytest.mark.parametrize("config", PROMOTED, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
+@pytest.mark.parametrize("promotion", [Promotion(), Promotion(1, 128), Promotion(1, 1)], ids=str)
+def test_two_sets_of_accumulators_fit(config, promotion) -> None:
+    problem = GemmProblem(N, N, N, ab_type="fp8", b_k_major=True, promotion=promotion)
+    reason = why_not(config, problem, H200)
+    if reason is not None:
+        assert promotion.rows_b == 1 and "leave too few for partial sums" in reason
+        return
+    if promotion.scaled:
+        of_b = _meta(8, 8) if promotion.rows_b > 1 else _meta(8, N)
+        entry = _compiled(config, (E4M3, E4M3), (_meta(8, N).mT, of_b), (), promotion)
+    else:
+        entry = _compiled(config, (E4M3, E5M2), (_meta(N, 1), _meta(1, N)), ("m1", "1n"), promotion)
+    chunks = config.tile_n // promoted_columns(config, promotion)
+    waves = 1 if config.tile_m == 192 else _waves(config)
+    assert entry.count("QGMMA") == 4 * waves * chunks
+    # One wait a chunk: ptxas has not put the matrix instructions one after the other.
+    assert entry.count("WARPGROUP.DEPBAR") == waves * chunks

@@ -24,7 +24,8 @@ _EMPTY_ODDS = 0.04
 class Case:
     """One call. `exact`: integers and scales that are powers of two, compared bit for bit; else quantised
     normal values, by the tolerance rule. `pads`: gaps behind the rows of a and b, None for one that does not
-    run along K. `kinds`: scales "tensor", "matrix" or "row" of a and b."""
+    run along K. `kinds`: the scales of a and of b's transpose, as `quantize` names them. `fast`:
+    use_fast_accum."""
 
     number: int
     m: int
@@ -36,6 +37,7 @@ class Case:
     out_dtype: torch.dtype
     pads: tuple[int | None, int | None]
     kinds: tuple[str, str]
+    fast: bool
     out_contiguous: int
     out_pad: int
     bias: bool
@@ -45,6 +47,12 @@ class Case:
 
     def __str__(self) -> str:
         return " ".join(f"{f.name}={str(getattr(self, f.name)).replace('torch.', '')}" for f in fields(self))
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Rows and columns of a and of b that share a scale, where scales are of 128 elements of K."""
+        sizes = {"1x128": (1, 128), "128x128": (128, 128)}
+        return (sizes[self.kinds[0]], sizes[self.kinds[1]][::-1]) if self.kinds[0] in sizes else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,11 +72,12 @@ def generate(number: int) -> Case:
     m, n, k = (0 if draw.random() < _EMPTY_ODDS else draw.choice(pool) for pool in (_MN, _MN, _K))
     a_batch, b_batch = draw.choice(((None, None), (None, None), (3, 3), (3, None), (None, 2), (1, 3)))
     exact = draw.random() < 0.5
+    kinds = draw.choice((("tensor", "matrix", "row"), ("tensor", "matrix", "row"), ("1x128", "128x128")))
     return Case(
         number, m, n, k, a_batch=a_batch, b_batch=b_batch,
         dtypes=(draw.choice((E4M3, E4M3, E5M2)), draw.choice((E4M3, E4M3, E5M2))),
         out_dtype=draw.choice(OUTPUTS), pads=(draw.choice((0, 16, 5, None)), draw.choice((0, 16, 5, None))),
-        kinds=(draw.choice(("tensor", "matrix", "row")), draw.choice(("tensor", "matrix", "row"))),
+        kinds=(draw.choice(kinds), draw.choice(kinds)), fast=draw.random() < 0.5,
         out_contiguous=draw.choice((-1, -1, -2)), out_pad=draw.choice((0, 8, 3)),
         bias=draw.random() < 0.5, residual=draw.random() < 0.3,
         activation=draw.choice((None, None, "relu") if exact else (None, None, "silu")), exact=exact,
@@ -101,7 +110,7 @@ def arguments(case: Case, device: str) -> tuple[list[torch.Tensor], dict[str, An
         scale = buffers.embed(scale)
         made.append(values if name == "a" else values.mT)
         scales.append(scale.mT if name == "b" and scale.dim() > 1 else scale)
-    options: dict[str, Any] = {"activation": case.activation}
+    options: dict[str, Any] = {"activation": case.activation}  # of the epilogue
     make = inputs.integers if case.exact else inputs.normal
     for name, given, shape in (("bias", case.bias, (case.n,)), ("residual", case.residual, case.shape)):
         if given:
@@ -116,12 +125,13 @@ def run(case: Case, device: str, **forced: Any) -> None:
     out = buffers.poisoned(
         case.shape, case.out_dtype, device=device, contiguous=case.out_contiguous, pad=case.out_pad
     )
-    result = scaled_gemm(*tensors, **options, out=out.tensor, **forced)
+    result = scaled_gemm(*tensors, **options, use_fast_accum=case.fast, out=out.tensor, **forced)
     assert result is out.tensor
     buffers.check_output(out)
-    exact = reference.scaled_gemm(*tensors, **options)
+    exact = reference.scaled_gemm(*tensors, **options, groups=case.groups)
     if case.exact:
         tolerance.check_exact(result, exact, case=str(case))
         return
-    peer = reference.as_tensor_cores(*tensors, **options, out_dtype=case.out_dtype)
+    how = {"groups": case.groups, "fast": case.fast, "out_dtype": case.out_dtype}
+    peer = reference.as_tensor_cores(*tensors, **options, **how)
     tolerance.check(result, exact, peer, case=str(case))

@@ -30,40 +30,66 @@ def test_generated_cases(number: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(SM90_CANDIDATES)))
-@pytest.mark.parametrize("shape", [(1000, 776, 528), (129, 2056, 272), (16, 8, 16)])
-def test_every_configuration_is_exact(index: int, shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
+@pytest.mark.parametrize("scales", ["fast", "promoted", "block", "rows"])
+def test_every_configuration_is_exact(index: int, scales: str) -> None:
     config = SM90_CANDIDATES[index].config
-    a = integers((m, k), E4M3, seed=1, device="cuda")
-    b = integers((n, k), E5M2, seed=2, device="cuda").mT
-    scales = torch.full((m, 1), 0.5, device="cuda"), torch.full((1, n), 4.0, device="cuda")
-    reason = scaled_gemm_supports(a, b, *scales, config=config)
-    assert reason is None, reason
-    out = poisoned((m, n), torch.float32, device="cuda")
-    scaled_gemm(a, b, *scales, config=config, out=out.tensor)
-    check_output(out)
-    tolerance.check_exact(out.tensor, 2 * (a.double() @ b.double()))
+    for m, n, k in ((1000, 776, 528), (129, 2056, 272), (16, 8, 144)):
+        a = integers((m, k), E4M3, seed=1, device="cuda")
+        b = integers((n, k), E5M2, seed=2, device="cuda").mT
+        groups, of_n = -(-k // 128), -(-n // 128) if scales == "block" else n
+        shapes = ((m, groups), (groups, of_n)) if scales in ("block", "rows") else ((m, 1), (1, n))
+        scale_a, scale_b = (
+            torch.full(shapes[0], 0.5, device="cuda"),
+            torch.full(shapes[1], 4.0, device="cuda"),
+        )
+        scale_a[::3] = 2.0
+        options = {"config": config, "use_fast_accum": scales == "fast"}
+        reason = scaled_gemm_supports(a, b, scale_a, scale_b, **options)
+        if reason is not None:
+            assert scales != "fast" and "partial sums" in reason
+            continue
+        out = poisoned((m, n), torch.float32, device="cuda")
+        scaled_gemm(a, b, scale_a, scale_b, out=out.tensor, **options)
+        check_output(out)
+        tolerance.check_exact(out.tensor, 4 * scale_a[:, :1].double() * (a.double() @ b.double()))
 
 
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("kind", ["tensor", "row"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)], ids=str)
-@pytest.mark.parametrize("shape", [(512, 1024, 4096), (4096, 256, 16384)])
-def test_beside_torch(kind: str, dtypes: tuple, shape: tuple[int, int, int]) -> None:
+def test_beside_torch(kind: str, dtypes: tuple, fast: bool) -> None:
     """At most twice PyTorch's error, with the same operands, scales and accumulation."""
-    m, n, k = shape
-    a, scale_a = kernels_dsl.quantize(
-        normal((m, k), torch.float32, seed=1, device="cuda"), dtypes[0], scaling=kind
-    )
+    for m, n, k in ((512, 1024, 4096), (4096, 256, 16384)):
+        (a, scale_a), (b, scale_b) = (
+            kernels_dsl.quantize(normal(shape, torch.float32, seed=i, device="cuda"), dtypes[i], scaling=kind)
+            for i, shape in enumerate(((m, k), (n, k)))
+        )
+        arguments = (a, b.mT, scale_a, scale_b.mT if kind == "row" else scale_b)
+        try:
+            peer = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        except RuntimeError as error:
+            pytest.skip(f"torch._scaled_mm: {error}")
+        found = scaled_gemm(*arguments, use_fast_accum=fast)
+        tolerance.check(found, reference.scaled_gemm(*arguments), peer)
+
+
+def test_block_scales_beside_torch() -> None:
+    """PyTorch's convention is ours: (M, G) with contiguous M, and (G, N / 128)."""
+    m, n, k = 512, 1024, 4096
+    a, scale_a = kernels_dsl.quantize(normal((m, k), torch.bfloat16, seed=1, device="cuda"), scaling="1x128")
     b, scale_b = kernels_dsl.quantize(
-        normal((n, k), torch.float32, seed=2, device="cuda"), dtypes[1], scaling=kind
+        normal((n, k), torch.bfloat16, seed=2, device="cuda"), scaling="128x128"
     )
-    arguments = (a, b.mT, scale_a, scale_b.mT if kind == "row" else scale_b)
+    arguments = (a, b.mT, scale_a, scale_b.mT)
+    found = scaled_gemm(*arguments)
+    exact = reference.scaled_gemm(*arguments, groups=((1, 128), (128, 128)))
+    model = reference.as_tensor_cores(*arguments, groups=((1, 128), (128, 128)), out_dtype=torch.bfloat16)
+    tolerance.check(found, exact, model)
     try:
-        peer = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16, use_fast_accum=True)
+        peer = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16)
     except RuntimeError as error:
         pytest.skip(f"torch._scaled_mm: {error}")
-    found = scaled_gemm(*arguments, use_fast_accum=True)
-    tolerance.check(found, reference.scaled_gemm(*arguments), peer)
+    tolerance.check(found, exact, peer)
 
 
 def test_graph_stream_and_compile() -> None:

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.config.gemm import EntryLayout, Sm80GemmConfig
 from kernels_dsl.kernels.gemm.entry_views import views_of
-from kernels_dsl.kernels.gemm.sm80 import gemm_sm80
+from kernels_dsl.kernels.gemm.sm80 import gemm_sm80, scaled_gemm_sm80
 
 
 def gemm_sm80_entry(
@@ -21,4 +21,8 @@ def gemm_sm80_entry(
 ):
     """Launch the cp.async + mma.sync family on tensors in PyTorch's orientation."""
     views = views_of(a, b, d, operands, layout, config.split_k)
-    gemm_sm80(views.a, views.b, views.d, views.operands, max_ctas, stream, config, epilogue)
+    if views.promotion is None:
+        gemm_sm80(views.a, views.b, views.d, views.operands, max_ctas, stream, config, epilogue)
+        return
+    tensors = views.a, views.b, views.d, views.scales, views.operands
+    scaled_gemm_sm80(*tensors, max_ctas, stream, config=config, epilogue=epilogue, promotion=views.promotion)
