@@ -67,8 +67,9 @@ class _Operand:
             return None
         for rows in (1, GROUP):
             if self.shape[-2:] == self._oriented(-(-self.extent // rows), self.groups):
-                one_for_all = len(self.shape) == 3 and self.shape[0] == 1 != self.batch
-                expand = (self.batch, *self.shape[1:]) if one_for_all else None
+                count = 1 if self.batch is None else self.batch
+                one_for_all = len(self.shape) == 3 and self.shape[0] == 1 != count
+                expand = (count, *self.shape[1:]) if one_for_all else None
                 return OperandSpec("args", BLOCK_SCALE, self.index, expand=expand), rows
         return None
 
@@ -129,8 +130,9 @@ def describe(
     in_epilogue = bool(scales) and scales[0].modes != BLOCK_SCALE
     function = ScaledEpilogue(inner, SCALES) if in_epilogue else inner
     call = GemmCall(
-        m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted), promotion=promotion
-    )
+        m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted),
+        promotion=promotion,
+    )  # fmt: skip
     if out is not None:
         check_out(out, call, a.device)
     return call
