@@ -105,13 +105,12 @@ def gemm_kernel(
 
 
 def allocate(layouts: tuple, tile: Tile) -> tuple:
-    """(barriers of the ring, A (bM, bK, stages), B (bN, bK, stages)) in shared memory."""
+    """In shared memory: the ring's barriers, A (bM, bK, stages), B (bN, bK, stages); more in later steps."""
     smem = cutlass.memory.SmemAllocator()
     barriers = smem.allocate_array(cutlass.Int64, 2 * tile.stages)
-    sA, sB = (
+    return barriers, *(
         smem.allocate_tensor(cutlass.BFloat16, x.outer, byte_alignment=1024, swizzle=x.inner) for x in layouts
     )
-    return barriers, sA, sB
 
 
 @cute.jit

@@ -50,9 +50,8 @@ from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, skip, syn
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from lowering import jit
 
-step6, step7, step8 = (
-    common.load(f"0{x}") for x in ("6_gemm_simple", "7_gemm_warp_specialized", "8_gemm_persistent")
-)
+step8 = common.load("08_gemm_persistent")
+step6, step7 = step8.step6, step8.step7
 WARPGROUP = 128
 COLUMNS, BUFFERS = 32, 2  # staging buffers of 64 x 32, two for each warpgroup
 STAGING, TURN = 1, 3  # ids of named barriers; that of a warpgroup is its number more. 0 is sync_threads.
@@ -80,13 +79,9 @@ def gemm_kernel(
     plan = constants[0]
     tile = plan.tile
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    barriers, sA, sB = step7.allocate(layouts[:2], tile)
-    sD = cutlass.memory.SmemAllocator().allocate_tensor(
-        cutlass.BFloat16, layouts[2].outer, byte_alignment=1024, swizzle=layouts[2].inner
-    )
-    ring = make_tma_ring(
-        barriers, tile.stages, tile.stage_bytes, 4, (plan.cluster, 1)
-    )  # one warpgroup a stage
+    barriers, *s_tiles = step7.allocate(layouts, tile)
+    # A stage is read by one warpgroup: four arrivals a CTA.
+    ring = make_tma_ring(barriers, tile.stages, tile.stage_bytes, 4, (plan.cluster, 1))
     sync_after_init((plan.cluster, 1))
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()  # only from here on does the kernel touch global memory
@@ -94,10 +89,10 @@ def gemm_kernel(
     if group == 2:
         cute.arch.setmaxregister_decrease(24)
         if warp == 8:
-            step8.produce(ring, loads, (sA, sB), extent, plan)
+            step8.produce(ring, loads, s_tiles[:2], extent, plan)
     else:
         cute.arch.setmaxregister_increase(240)
-        consume(ring, mmas, (sA, sB, sD), output, extent, constants, group)
+        consume(ring, mmas, tuple(s_tiles), output, extent, constants, group)
 
 
 @cute.jit
@@ -109,10 +104,9 @@ def consume(ring, mmas, s_tiles: tuple, output, extent: tuple, constants: cutlas
     clusters = cute.arch.grid_dim()[1]
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     thr_mma = mmas[0].get_slice(thread)
-    tCrA = mmas[0].make_fragment_A(
-        thr_mma.partition_A(s_tiles[0])
-    )  # (MMA, 2, MMA_K, stages): all of A's rows
-    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(s_tiles[1]))  # (MMA, 1, MMA_K, stages)
+    # All of A's rows, (MMA, 2, MMA_K, stages), and B (MMA, 1, MMA_K, stages).
+    tCrA = mmas[0].make_fragment_A(thr_mma.partition_A(s_tiles[0]))
+    tCrB = mmas[0].make_fragment_B(thr_mma.partition_B(s_tiles[1]))
     acc = cute.make_rmem_tensor(mmas[0].partition_shape_C((plan.tile.m, plan.tile.n)), cutlass.Float32)
     state, index = consumer_state(plan.tile.stages), cluster
     if group == 1:
@@ -200,14 +194,8 @@ def gemm(
     output = (*tma.make_store_atom(mD, d_layout, (64, COLUMNS)), mBias)
     extent, clusters = step8.schedule(mA, mD, max_ctas, plan)
     kernel = gemm_kernel((mma, mma_part), loads, (*layouts, d_layout), output, extent, (plan, epilogue))
-    kernel.launch(
-        grid=(plan.cluster, clusters, 1),
-        block=(3 * WARPGROUP, 1, 1),
-        cluster=(plan.cluster, 1, 1),
-        min_blocks_per_mp=1,
-        stream=stream,
-        use_pdl=True,
-    )
+    grid, block, cluster = (plan.cluster, clusters, 1), (3 * WARPGROUP, 1, 1), (plan.cluster, 1, 1)
+    kernel.launch(grid=grid, block=block, cluster=cluster, min_blocks_per_mp=1, stream=stream, use_pdl=True)
 
 
 # ---- check, measure ----------------------------------------------------------------------------------------
@@ -220,11 +208,9 @@ def call(a, b, d, bias=None, plan=PLAN, epilogue=identity) -> None:
 
 def check(lab: common.Lab) -> None:
     """Exact on integers; bias + gelu within twice PyTorch's error against float64."""
-    small, gelu = (
-        step8.Plan(step7.Tile(128, 64, 64, 2), 1),
-        partial(torch.nn.functional.gelu, approximate="tanh"),
-    )
-    plan, ctas = lab.pick(PLAN, small), lab.pick(common.sm_count(), 2)
+    gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+    plan = lab.pick(PLAN, step8.Plan(step7.Tile(128, 64, 64, 2), 1))
+    ctas = lab.pick(common.sm_count(), 2)
     for m, n, k in lab.pick(((2048, 2048, 512), (1000, 2056, 520)), ((128, 192, 128), (200, 72, 200))):
         a, b = lab.integers(m, k, dtype=torch.bfloat16), lab.integers(n, k, dtype=torch.bfloat16)
         d, bias = lab.poison(m, n, dtype=torch.bfloat16), lab.integers(n, dtype=torch.bfloat16)

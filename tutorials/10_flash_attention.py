@@ -31,11 +31,11 @@ the softmax of the former while the tensor cores sum up the latter:
     registers      wait S1  | P1 = exp S1, wait, c O |  P2 = exp S2, wait, c O | ...
 
 Two warpgroups also help each other: each waits for its turn (step 9) before it issues, so that one's softmax
-runs beside the other's products. A stage of the ring is K and V of one block.
+runs beside the other's products. A stage of the ring is K and V of one block. Which blocks a tile visits
+is said by three functions (`Visit`), which step 11 is about. Here: all, the last one first, its end masked.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,9 +46,6 @@ import torch
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.barriers import NamedBarrier, give_turn, wait_turn
-from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, sync_after_init
 from kernels_dsl.blocks.softmax import choose, quad_max, quad_sum, rescale, rows_and_columns
 from kernels_dsl.blocks.wgmma import issue_product, make_warpgroup_mma
@@ -67,37 +64,7 @@ class Tile:
     d: int = 128
     stages: int = 3
     overlap: bool = True
-    m: int = 128  # 64 a consumer warpgroup; 192 where three of them have registers enough
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread of the producer and of a consumer, out of 65536 (step 7)."""
-        return (24, 240) if self.m == 128 else (32, 160)
-
-
-@dataclass(frozen=True)
-class Visit:
-    """Which key blocks a tile of queries visits, and which keys of them a row sees: three traced functions.
-
-    `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i,
-    plan, at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: the row sees the keys from low to
-    high; this is looked at for i < cut and i >= whole only.
-    """
-
-    plan: Callable
-    block: Callable
-    span: Callable
-
-
-def all_blocks(at: tuple, keys: Int32, extra: tuple | None, tile: Tile) -> tuple:
-    """The last block comes first, and is cut: it may reach over the end of the keys."""
-    count = cute.ceil_div(keys, tile.n)
-    return count, Int32(1), count
-
-
-EVERYTHING = Visit(
-    all_blocks, lambda i, plan, at, extra: plan[0] - 1 - i, lambda row, keys, extra: (Int32(0), keys)
-)
+    m: int = 128  # 64 a consumer warpgroup
 
 
 # ---- kernel ------------------------------------------------------------------------------------------------
@@ -113,16 +80,18 @@ def attention_kernel(
     constants: cutlass.Constexpr,  # (tile, visit)
 ):
     """One tile of queries of one head; L counts the heads of all sequences."""
+    tile, _ = constants
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    rings, s_tiles = shared.allocate(layouts, constants[0])
+    rings, s_tiles = shared.allocate(layouts, tile)
     sync_after_init((1, 1))
     group = cute.arch.make_warp_uniform(warp // 4)
-    if group == constants[0].m // 64:
-        cute.arch.setmaxregister_decrease(constants[0].registers[0])
-        if warp == constants[0].m // 16:
+    few, many = shared.registers(tile)  # of a thread: 24 and 240, as in step 7
+    if group == tile.m // 64:
+        cute.arch.setmaxregister_decrease(few)
+        if warp == tile.m // 16:
             produce(rings, loads, s_tiles, work, constants)
     else:
-        cute.arch.setmaxregister_increase(constants[0].registers[1])
+        cute.arch.setmaxregister_increase(many)
         consume(rings, mmas, s_tiles, work, mO, group, constants)
 
 
@@ -147,14 +116,9 @@ def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, co
     m, head, _ = cute.arch.block_idx()
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     at, row = (m, head), m * tile.m + group * 64
-    parts = shared.fragments(mmas, s_tiles, tile, group)
-    q, k, v, out, p, (row_max, row_sum, correction) = parts
-    out.fill(0.0)
-    row_max.fill(-math.inf)
-    row_sum.fill(0.0)
-    if cutlass.const_expr(tile.overlap):
-        if group == tile.m // 64 - 1:
-            give_turn(NamedBarrier.MMA_ORDER, Int32(0))  # group 0 begins
+    parts = shared.fragments(mmas, s_tiles, tile, group)  # O = 0, m = -inf, l = 0
+    q, k, v, out, p, (_, row_sum, correction) = parts
+    shared.first_turn(tile, group)
     plan = visit.plan(at, work[1], work[2], tile)
     place = (plan, at, row + thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2)
     state = consumer_state(tile.stages)
@@ -164,7 +128,7 @@ def consume(rings, mmas, s_tiles, work: tuple, mO: cute.Tensor, group: Int32, co
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((64, tile.n)), Float32)
     issue_product(mmas[0], scores, q, k[None, None, None, state.index], False)
     warpgroup.wait_group(0)
-    mask(scores, Int32(0), work, place, constants)
+    shared.mask(scores, Int32(0), work, place, constants)
     soften(scores, parts, work[0])
     to_operand(scores, p)
     state.advance()
@@ -190,15 +154,13 @@ def next_block(ring, mmas, parts, where, context, constants: cutlass.Constexpr, 
     tile = constants[0]
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((64, tile.n)), Float32)
     ring.consumer_wait(state)
-    if cutlass.const_expr(tile.overlap):
-        wait_turn(NamedBarrier.MMA_ORDER, group)
+    shared.wait_turn(tile, group)
     issue_product(mmas[0], scores, q, k[None, None, None, state.index], False)
     issue_product(mmas[1], out, p, v[None, None, None, behind.index], True)
-    if cutlass.const_expr(tile.overlap):
-        give_turn(NamedBarrier.MMA_ORDER, (group + 1) % (tile.m // 64))
+    shared.give_turn(tile, group)
     warpgroup.wait_group(1 if tile.overlap else 0)  # the scores are there; the output need not be
     if cutlass.const_expr(masked):
-        mask(scores, i, work, place, constants)
+        shared.mask(scores, i, work, place, constants)
     soften(scores, parts, work[0])
     warpgroup.wait_group(0)
     ring.consumer_release(behind)
@@ -209,40 +171,18 @@ def next_block(ring, mmas, parts, where, context, constants: cutlass.Constexpr, 
     return state, behind
 
 
-# Not jitted: Python runs the loops of these functions while it traces, so that they are unrolled.
-
-
-def mask(scores: cute.Tensor, i: Int32, work: tuple, place: tuple, constants: tuple) -> None:
-    """Keys of block i that a row does not see get the score -inf."""
-    (tile, visit), (_, keys, extra), (plan, at, row, column) = constants, work, place
-    first = visit.block(i, plan, at, extra) * tile.n + column
-    view = rows_and_columns(scores)  # (2, columns of this thread): step 5's picture as two rows
-    for r in range(2):
-        low, high = (edge - first for edge in visit.span(row + 8 * r, keys, extra))
-        for c in range(tile.n // 4):
-            offset = 8 * (c // 2) + c % 2
-            view[r, c] = choose((low <= offset) & (offset < high), view[r, c], -math.inf)
-
-
-def fold(values: list, combine) -> Float32:
-    """Combines pairs, then pairs of pairs: no operation waits for the one before it."""
-    while len(values) > 1:
-        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2])]
-        values = pairs + values[2 * len(pairs) :]
-    return values[0]
-
-
 def soften(scores: cute.Tensor, parts: tuple, scale_log2: Float32) -> None:
-    """The online softmax: scores become exp(s - m'), and m, l and c follow."""
+    """The online softmax: scores become exp(s - m'), and m, l and c follow. Not jitted: Python unrolls."""
     view, (row_max, row_sum, correction) = rows_and_columns(scores), parts[5]
     columns = range(cute.size(view) // 2)
     for r in range(2):
-        new = quad_max(fold([row_max[r], *(view[r, c] for c in columns)], cute.arch.fmax))
+        new = quad_max(shared.fold([row_max[r], *(view[r, c] for c in columns)], cute.arch.fmax))
         base = choose(new == -math.inf, 0.0, new) * scale_log2  # no key so far: nothing to subtract
         for c in columns:
             view[r, c] = cute.math.exp2(view[r, c] * scale_log2 - base, fastmath=True)
         correction[r] = cute.math.exp2(row_max[r] * scale_log2 - base, fastmath=True)  # first block: 0
-        row_sum[r] = row_sum[r] * correction[r] + fold([view[r, c] for c in columns], lambda x, y: x + y)
+        total = shared.fold([view[r, c] for c in columns], lambda x, y: x + y)
+        row_sum[r] = row_sum[r] * correction[r] + total
         row_max[r] = new
 
 
@@ -262,27 +202,19 @@ def attention(
     """O = softmax(scale Q K^T) V in bfloat16, all (rows, d, L) with d = tile.d contiguous."""
     major, dtype, keys = OperandMajorMode, cutlass.BFloat16, mK.shape[0]
     mV = cute.make_tensor(mV.iterator, cute.select(mV.layout, mode=[1, 0, 2]))  # (d, keys, L): B of P V
-    q = staged_smem_layout(dtype, (tile.m, tile.d), 1, major.K)
-    k = staged_smem_layout(dtype, (tile.n, tile.d), tile.stages, major.K)
-    v = staged_smem_layout(dtype, (tile.d, tile.n), tile.stages, major.MN)
-    boxes = ((mQ, q, (tile.m, tile.d)), (mK, k, (tile.n, tile.d)), (mV, v, (tile.d, tile.n)))
-    loads = tuple(tma.make_load_atom(*box) for box in boxes)
+    loads, layouts = shared.set_up((mQ, mK, mV), tile)
     mma_qk = make_warpgroup_mma(dtype, major.K, major.K, tile.n)
     mma_pv = make_warpgroup_mma(dtype, major.K, major.MN, tile.d, warpgroup.OperandSource.RMEM)
     work = (scale * math.log2(math.e), keys, extra)
-    kernel = attention_kernel((mma_qk, mma_pv), loads, (q, k, v), mO, work, (tile, visit))
-    kernel.launch(
-        grid=(cute.ceil_div(mQ.shape[0], tile.m), mQ.shape[2], 1),
-        block=(2 * tile.m + WARPGROUP, 1, 1),
-        min_blocks_per_mp=1,
-        stream=stream,
-    )
+    kernel = attention_kernel((mma_qk, mma_pv), loads, layouts, mO, work, (tile, visit))
+    grid = (cute.ceil_div(mQ.shape[0], tile.m), mQ.shape[2], 1)
+    kernel.launch(grid=grid, block=(2 * tile.m + WARPGROUP, 1, 1), min_blocks_per_mp=1, stream=stream)
 
 
 # ---- check, measure ----------------------------------------------------------------------------------------
 
 
-def call(q, k, v, o, extra=None, *, tile: Tile, visit: Visit = EVERYTHING) -> torch.Tensor:
+def call(q, k, v, o, extra=None, *, tile: Tile, visit: shared.Visit = shared.EVERYTHING) -> torch.Tensor:
     """Attention of (1, rows, heads, d) tensors into `o`."""
     views = [x[0].transpose(1, 2) for x in (q, k, v, o)]
     attention(*views, 1.0 / math.sqrt(tile.d), extra, tile=tile, visit=visit)
@@ -299,29 +231,20 @@ def check(lab: common.Lab) -> None:
 
 
 def measure(bench: common.Bench) -> None:
-    """What overlap brings; the peers; what separate kernels cost in time and memory; errors."""
+    """What overlap brings, and 192 queries; the peers; what separate kernels cost; memory and errors."""
     for length, heads, d in ((4096, 64, 128), (16384, 16, 128), (4096, 128, 64)):
+        tiles = {"one after the other": Tile(d=d, overlap=False), "overlap": Tile(d=d)}
+        if d == 64:
+            tiles["192 queries"] = Tile(d=d, m=192)
         q, k, v = shared.problem(length, heads, d)
-        out = torch.empty_like(q)
-        calls = {
-            "step 10, one after the other": partial(call, q, k, v, out, tile=Tile(d=d, overlap=False)),
-            "step 10, overlap": partial(call, q, k, v, out, tile=Tile(d=d)),
-            **(
-                {"step 10, 192 queries": partial(call, q, k, v, out, tile=Tile(d=d, m=192))}
-                if d == 64
-                else {}
-            ),
-            **shared.peers(q, k, v),
-        }
+        own = partial(call, q, k, v, torch.empty_like(q))
+        calls = {f"step 10, {name}": partial(own, tile=tile) for name, tile in tiles.items()}
+        calls.update(shared.peers(q, k, v))
         if length == 4096:
             calls["separate kernels"] = partial(shared.separate, q, k, v)
         title = f"{heads} heads, {length} × {length}, D {d}, bfloat16"
         bench.compare(title, calls, flops=4.0 * heads * length**2 * d, baseline="cuDNN")
-    q, k, v = shared.problem(4096, 8, 128)
-    calls = {"step 10": lambda: call(q, k, v, torch.empty_like(q), tile=Tile()), **shared.peers(q, k, v)}
-    calls["separate kernels"] = partial(shared.separate, q, k, v)
-    bench.remark(shared.memory(calls, "8 heads, 4096 × 4096"))
-    bench.remark(shared.errors(calls, (q, k, v)))
+    shared.costs(bench, lambda q, k, v: call(q, k, v, torch.empty_like(q), tile=Tile()))
 
 
 # ---- takeaways ---------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from cutlass import Int32
 from reference.attention import Masking, allowed_by_lists
 
 shared, step10 = common.load("shared_attention"), common.load("10_flash_attention")
-Tile, Visit = step10.Tile, step10.Visit
+Tile, Visit = step10.Tile, shared.Visit
 WINDOW = 2048
 
 # ---- kernel ------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def everything_masked(span: Callable) -> Visit:
         count = cute.ceil_div(keys, tile.n)
         return count, count, count
 
-    return Visit(plan, step10.EVERYTHING.block, span)
+    return Visit(plan, shared.EVERYTHING.block, span)
 
 
 def listed(at: tuple, keys: Int32, extra: tuple, tile: Tile) -> tuple:
@@ -105,7 +105,7 @@ def listed(at: tuple, keys: Int32, extra: tuple, tile: Tile) -> tuple:
 
 CAUSAL, SLIDING, PACKED = (ranges(span) for span in (causal_span, window_span, packed_span))
 # Only whole blocks are listed: keys are a multiple of a block, and nothing is masked.
-LISTS = Visit(listed, lambda i, plan, at, extra: extra[1][at[1], at[0], i], step10.EVERYTHING.span)
+LISTS = Visit(listed, lambda i, plan, at, extra: extra[1][at[1], at[0], i], shared.EVERYTHING.span)
 
 
 # ---- host --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import common
+import traffic
 
 README = Path(__file__).resolve().parent / "README.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -70,6 +71,8 @@ def render(folder: Path) -> list[str]:
             lines += attention_summary(folder)
         for stored in run["tables"]:
             lines += common.Table(**stored).lines()
+        for table in run.get("counters", []):
+            lines += traffic.lines(table)
         for remark in run["remarks"]:
             lines += ["", remark]
     return lines

@@ -7,7 +7,9 @@ On the host: tensors are (1, rows, heads, d).
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +18,60 @@ import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode
 
-from kernels_dsl.blocks import tma
+from kernels_dsl.blocks import barriers, tma
+from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.pipeline import make_tma_ring
+from kernels_dsl.blocks.softmax import choose, rows_and_columns
 from reference.attention import Masking, attention
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 WARPGROUP = 128
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Which key blocks a tile of queries visits, and which keys of them a row sees: three traced functions.
+
+    `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i,
+    plan, at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: the row sees the keys from low to
+    high; this is looked at for i < cut and i >= whole only.
+    """
+
+    plan: Callable
+    block: Callable
+    span: Callable
+
+
+def all_blocks(at: tuple, keys: Int32, extra: tuple | None, tile: Any) -> tuple:
+    """The last block comes first, and is cut: it may reach over the end of the keys."""
+    count = cute.ceil_div(keys, tile.n)
+    return count, Int32(1), count
+
+
+EVERYTHING = Visit(
+    all_blocks, lambda i, plan, at, extra: plan[0] - 1 - i, lambda row, keys, extra: (Int32(0), keys)
+)
+
+
+def registers(tile: Any) -> tuple[int, int]:
+    """Of a thread of the producer and of a consumer: 65536 in all, for two consumer warpgroups or three."""
+    return (24, 240) if tile.m == 128 else (32, 160)
+
+
+def set_up(operands: tuple, tile: Any) -> tuple:
+    """(TMA loads, swizzled layouts in shared memory) of Q (queries, d, L), K (keys, d, L), V (d, keys, L).
+
+    As `set_up` of step 7: boxes (m, d), and (n, d), (d, n) in `stages`.
+    """
+    boxes, stages = ((tile.m, tile.d), (tile.n, tile.d), (tile.d, tile.n)), (1, tile.stages, tile.stages)
+    majors = OperandMajorMode.K, OperandMajorMode.K, OperandMajorMode.MN
+    layouts = tuple(
+        staged_smem_layout(cutlass.BFloat16, box, count, major)
+        for box, count, major in zip(boxes, stages, majors)
+    )
+    return tuple(tma.make_load_atom(*each) for each in zip(operands, layouts, boxes)), layouts
 
 
 def allocate(layouts: tuple, tile: Any) -> tuple:
@@ -59,7 +108,10 @@ def load(ring, state, parts: tuple, number: Int32):
 
 
 def fragments(mmas: tuple, s_tiles: tuple, tile: Any, group: Int32) -> tuple:
-    """Descriptors of Q's 64 rows, of K and V; registers of O, P and (m, l, c) of a thread's two rows."""
+    """Descriptors of Q's 64 rows, of K and V; registers of O, P and (m, l, c) of a thread's two rows.
+
+    No key was seen yet: O and l are 0, m is -inf.
+    """
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     sQ = cute.local_tile(s_tiles[0], (64, tile.d), (group, 0, None))  # (64, d, 1)
     qk, pv = (mma.get_slice(thread) for mma in mmas)
@@ -70,7 +122,55 @@ def fragments(mmas: tuple, s_tiles: tuple, tile: Any, group: Int32) -> tuple:
     # 16 columns of operand A: (neighbour, row + 8, column + 8), in the order that accumulators have.
     p = cute.make_layout(((2, 2, 2), 1, tile.n // 16), stride=((1, 2, 4), 0, 8))
     rows = tuple(cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    out.fill(0.0)
+    rows[0].fill(-math.inf)
+    rows[1].fill(0.0)
     return q, k, v, out, cute.make_rmem_tensor(p, cutlass.BFloat16), rows
+
+
+@cute.jit
+def first_turn(tile: cutlass.Constexpr, group: Int32):
+    """Turns as in step 9, where products overlap: group 0 begins."""
+    if cutlass.const_expr(tile.overlap):
+        if group == tile.m // 64 - 1:
+            barriers.give_turn(barriers.NamedBarrier.MMA_ORDER, Int32(0))
+
+
+@cute.jit
+def wait_turn(tile: cutlass.Constexpr, group: Int32):
+    """Until the group before this one has issued its products."""
+    if cutlass.const_expr(tile.overlap):
+        barriers.wait_turn(barriers.NamedBarrier.MMA_ORDER, group)
+
+
+@cute.jit
+def give_turn(tile: cutlass.Constexpr, group: Int32):
+    """To the next group."""
+    if cutlass.const_expr(tile.overlap):
+        barriers.give_turn(barriers.NamedBarrier.MMA_ORDER, (group + 1) % (tile.m // 64))
+
+
+# Not jitted: Python runs the loops of these functions while it traces, so that they are unrolled.
+
+
+def mask(scores: cute.Tensor, i: Int32, work: tuple, place: tuple, constants: tuple) -> None:
+    """Keys of block i that a row does not see get the score -inf."""
+    (tile, visit), (_, keys, extra), (plan, at, row, column) = constants, work, place
+    first = visit.block(i, plan, at, extra) * tile.n + column
+    view = rows_and_columns(scores)  # (2, columns of this thread): step 5's picture as two rows
+    for r in range(2):
+        low, high = (edge - first for edge in visit.span(row + 8 * r, keys, extra))
+        for c in range(tile.n // 4):
+            offset = 8 * (c // 2) + c % 2
+            view[r, c] = choose((low <= offset) & (offset < high), view[r, c], -math.inf)
+
+
+def fold(values: list, combine) -> Float32:
+    """Combines pairs, then pairs of pairs: no operation waits for the one before it."""
+    while len(values) > 1:
+        pairs = [combine(x, y) for x, y in zip(values[::2], values[1::2])]
+        values = pairs + values[2 * len(pairs) :]
+    return values[0]
 
 
 def inputs(lab: common.Lab, rows: int, keys: int, heads: int, d: int) -> Tensors:
@@ -142,6 +242,15 @@ def errors(calls: Mapping[str, Callable[[], Any]], tensors: Tensors) -> str:
         error = float((out.double() - expected).square().mean().sqrt())
         found.append(f"{name} {error:.3g}")
     return f"Root mean square error against float64: {', '.join(found)}."
+
+
+def costs(bench: common.Bench, own: Callable[..., torch.Tensor]) -> None:
+    """Memory and errors of `own(q, k, v)`, of its peers and of separate kernels."""
+    tensors = problem(4096, 8, 128)
+    calls = {"step 10": partial(own, *tensors), **peers(*tensors)}
+    calls["separate kernels"] = partial(separate, *tensors)
+    bench.remark(memory(calls, "8 heads, 4096 × 4096"))
+    bench.remark(errors(calls, tensors))
 
 
 def window_peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -> dict[str, Any]:
