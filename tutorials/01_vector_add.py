@@ -164,6 +164,7 @@ def first_calls(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * A layout maps coordinates to offsets; a TV layout says who holds what; kernels are written against them.
 # * Wide accesses need neighbours *and* alignment; `jit` knows the alignment of the tensors it is given.
+#   Here they gain nothing, neither from memory nor from L2: bytes are the limit, not instructions.
 # * Predicate the edge with a coordinate tensor, and let whole tiles go without.
 # * exercise: python tutorials/exercises/01.py
 

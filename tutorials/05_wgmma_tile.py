@@ -216,7 +216,8 @@ def measure(bench: common.Bench) -> None:
 # * fence, issue, commit, wait; peel the first product instead of clearing accumulators.
 # * Wide N pays. Shared memory delivers 128 bytes a cycle: A's 64 x 16 take 16 cycles, B's N x 16 take N / 4,
 #   and the multiplication N / 2. Below N = 64 reading takes longer (N = 32: 24 cycles against 16), and A in
-#   registers is what helps. From 64 on it makes no difference.
+#   registers is what helps. From 64 on it makes no difference. Below 32 nothing helps: N = 8 from registers
+#   takes as long as N = 16.
 # * exercise: python tutorials/exercises/05.py
 
 if __name__ == "__main__":

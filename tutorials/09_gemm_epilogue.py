@@ -249,6 +249,7 @@ def show(lab: common.Lab) -> None:
 # ---- takeaways ---------------------------------------------------------------------------------------------
 # * One warpgroup multiplies while the other stores; turns are named barriers that count 256 threads.
 # * Threads write, fence, barrier, then TMA reads: the order that the two proxies need.
+# * The shorter K is, the more of a tile's time is its store: 1.07 times step 8 at K = 8192, 1.5 at K = 1024.
 # * A fused function costs a line of Python. `kernels_dsl.gemm` is this kernel with more choices.
 # * exercise: python tutorials/exercises/09.py
 

@@ -26,7 +26,7 @@ def test_one_kernel_too_many():
     """Which call a row belongs to is known by its number alone."""
     import traffic
 
-    with pytest.raises(ValueError, match="3 kernels .* saw 2: .*kernel_b"):
+    with pytest.raises(ValueError, match=r"3 kernels .* saw 2: .*kernel_b"):
         traffic.parse(CSV, 3)
 
 
@@ -44,7 +44,7 @@ def test_calls_are_the_measured_ones(monkeypatch):
     import traffic
 
     step8 = common.load("08_gemm_persistent")
-    empty = (torch.empty(0),) * 3
+    empty = (torch.empty(0, 0),) * 3
     monkeypatch.setattr(step8.step6, "problem", lambda m, n, k: empty)
     names = [(shape, name) for shape in step8.SHAPES for name in step8.variants(*shape)]
     assert traffic.expected() == names
