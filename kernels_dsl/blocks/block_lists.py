@@ -10,18 +10,34 @@ LANES = 32
 
 
 class BlockLists(NamedTuple):
-    """The pattern, by blocks along D's blocked mode: int32 vectors.
+    """The pattern, by blocks along D's blocked mode: int32.
 
-    `order` (R): the lists, longest first. List r has the entries first[r] .. first[r + 1] - 1: `dense` is
-    the number of the dense matrix' block along K, `kept` that of the kept block. `heavy` (1): how many lists
-    at the start of `order` are much longer than the mean.
+    `table` (R, 4): number, first entry, entry behind the last, and 0, of each list, longest first. An entry
+    has `dense`, the number of the dense matrix' block along K, and `kept`, that of the kept block. `heavy`
+    (1): how many lists at the start of `table` are much longer than the mean.
     """
 
-    order: cute.Tensor
-    first: cute.Tensor
+    table: cute.Tensor
     dense: cute.Tensor
     kept: cute.Tensor
     heavy: cute.Tensor
+
+
+HEADER = 4
+"""Words before the table in the one tensor of a pattern's lists: `heavy`, and what aligns the table."""
+
+
+def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32) -> BlockLists:
+    """The parts of one int32 vector: `heavy` and three zeros, table, dense, kept; 16-byte aligned."""
+    base = packed.iterator
+    dense = base + HEADER + lists * 4
+    table = cute.make_layout((lists, 4), stride=(4, 1))
+    return BlockLists(
+        cute.make_tensor(base + HEADER, table),
+        cute.make_tensor(dense, cute.make_layout(entries)),
+        cute.make_tensor(dense + entries, cute.make_layout(entries)),
+        cute.make_tensor(base, cute.make_layout(1)),
+    )
 
 
 class ListGrid(NamedTuple):
@@ -42,41 +58,31 @@ class ListGrid(NamedTuple):
 
 
 class ListItem(NamedTuple):
-    """A work item: cluster tile along the blocked and the dense mode, batch, entries of its list."""
+    """A work item: cluster tile along the blocked mode (negative: there is none), panel of the dense mode
+    counted through all batches, entries of its list.
+    """
 
     tile: Int32
     panel: Int32
-    batch: Int32
     begin: Int32
     end: Int32
 
 
 @cute.jit
-def work_number(turn: Int32, cluster: Int32, clusters: Int32) -> Int32:
-    """The item that `cluster` of `clusters` works on in its turn number `turn`: dealt out and back again.
-
-    Items come longest first, so whoever got the longest of one round gets the shortest of the next, and
-    lists of uneven length add up to about the same for all. Only the last round may be short.
-    """
-    place = cluster
-    if turn % 2 == 1:
-        place = clusters - 1 - cluster
-    return turn * clusters + place
-
-
-@cute.jit
-def list_item(work: Int32, grid: ListGrid, lists: BlockLists, sub_tiles: cutlass.Constexpr) -> ListItem:
-    """Work item number `work`; past the end, the last one again, so that it may be fetched ahead.
+def list_item(
+    work: Int32, grid: ListGrid, lists: BlockLists, heavy: Int32, sub_tiles: cutlass.Constexpr
+) -> ListItem:
+    """Work item number `work`; none past the end. `heavy` is lists.heavy[0], read beforehand.
 
     Heavy lists first, with all panels: nobody should begin one when the others are about to end. Then, as
     among the heavy ones, chunk by chunk of panels, and in a chunk longest list first. The panels of one list
     are neighbours, then the `sub_tiles` tiles of one block.
     """
-    work = cutlass.min(work, grid.size - 1)
+    inside = cutlass.min(work, grid.size - 1)
     plane = grid.tiles * grid.panels
-    batch = work // plane
-    rest = work - batch * plane
-    start, tiles = Int32(0), lists.heavy[0] * sub_tiles
+    batch = inside // plane
+    rest = inside - batch * plane
+    start, tiles = Int32(0), heavy * sub_tiles
     if rest >= tiles * grid.panels:
         rest -= tiles * grid.panels
         start = tiles
@@ -89,9 +95,10 @@ def list_item(work: Int32, grid: ListGrid, lists: BlockLists, sub_tiles: cutlass
     panel = chunk * grid.chunk + rest - position * width
     position += start
     place = position // sub_tiles
-    block = lists.order[place]
-    tile = block * sub_tiles + position - place * sub_tiles
-    return ListItem(tile, panel, batch, lists.first[block], lists.first[block + 1])
+    tile = lists.table[place, 0] * sub_tiles + position - place * sub_tiles
+    if work >= grid.size:
+        tile = Int32(-1)
+    return ListItem(tile, panel + batch * grid.panels, lists.table[place, 1], lists.table[place, 2])
 
 
 @cute.jit

@@ -62,33 +62,39 @@ def prefetch_descriptors(atoms: tuple, warp: Int32):
                 cpasync.prefetch_descriptor(atom)
 
 
-def start(spec, atoms: tuple, dtypes: tuple, layouts: tuple, cluster: tuple[int, int]) -> tuple:
+def start(
+    spec, atoms: tuple, dtypes: tuple, layouts: tuple, cluster: tuple[int, int], extra: tuple | None = None
+) -> tuple:
     """What every warp does first. Returns the ring, the tensors of `allocate`, and the warp's number.
 
+    `extra`: (8-byte words of shared memory, function of a pointer to them that is called before the cluster
+    syncs); what it returns comes last then.
     `spec` has stages, stage_bytes, consumers and wgs_per_tile. With programmatic dependent launch all of this
     runs beside the tail of the kernel before this one, and the next one may do so too, on SMs whose CTAs are
     gone. Global memory is touched only behind it.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     prefetch_descriptors(atoms, warp)
-    barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts)
+    words, set_up = extra or (0, None)
+    barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts, words)
     ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, cluster)
+    more = () if set_up is None else (set_up(barriers + 2 * spec.stages),)
     sync_after_init(cluster)
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
-    return ring, tensors, warp
+    return ring, tensors, warp, *more
 
 
-def allocate(stages: int, consumers: int, dtypes: tuple, layouts: tuple) -> tuple:
+def allocate(stages: int, consumers: int, dtypes: tuple, layouts: tuple, words: int) -> tuple:
     """mbarriers of the ring, and the tensors A (M, K, slots), B (N, K, slots) and the staging of D.
 
-    `layouts`: of A, B and one warpgroup's staging; each consumer warpgroup has its own: (64, epi_n, stages,
-    consumers).
+    `words`: 8-byte words to keep free behind the mbarriers. `layouts`: of A, B and one warpgroup's staging;
+    each consumer warpgroup has its own: (64, epi_n, stages, consumers).
     """
 
     @cute.struct
     class SharedStorage:
-        barriers: cute.struct.MemRange[cutlass.Int64, stages * 2]
+        barriers: cute.struct.MemRange[cutlass.Int64, stages * 2 + words]
         a: cute.struct.Align[cute.struct.MemRange[dtypes[0], cute.cosize(layouts[0])], 1024]
         b: cute.struct.Align[cute.struct.MemRange[dtypes[1], cute.cosize(layouts[1])], 1024]
         d: cute.struct.Align[cute.struct.MemRange[dtypes[2], cute.cosize(layouts[2]) * consumers], 1024]

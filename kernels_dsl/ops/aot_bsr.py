@@ -42,10 +42,10 @@ def bsr_kernel(
     hopper = choose(problem) if family == "sm90" else None
     config: BsrConfig = hopper or choose_sm80(problem)
     kind = _DTYPES[dtype]
-    lists = (_meta(8), _meta(9), _meta(_KEPT), _meta(_KEPT), _meta(1))
+    lists = (_meta(4 + 8 * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None)
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None
-    args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), lists, operands, _SMS)
+    args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), *lists, operands, _SMS)
     layout = BsrLayout(block, by_column, dense_left, ("n",) if bias else ())
     form = "dense @ bsr" if dense_left else "bsr @ dense"
     words = [

@@ -14,27 +14,32 @@ from typing import Any
 import torch
 
 _MAX_PATTERNS = 64
+HEAVY_LENGTH = 1.5
+"""Lists longer than so many times the mean go first."""
+_HEADER = 4  # words before the table: `heavy`, and zeros
 
 
 @dataclass(frozen=True)
 class Lists:
     """Kept blocks list by list, int32, on the indices' device.
 
-    `order` (lists,): the lists, longest first, equal ones in ascending order. List r has the entries
-    first[r] .. first[r + 1] - 1 of `across` (number of the block along the other mode) and of `kept` (number
-    among the values). `heavy` (1,): how many lists are more than half as long again as the mean.
+    `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
+    ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
+    block along the other mode) and of `kept` (number among the values). `heavy` (1,): how many lists are
+    longer than HEAVY_LENGTH times the mean.
     """
 
-    order: torch.Tensor
+    table: torch.Tensor
     first: torch.Tensor
     across: torch.Tensor
     kept: torch.Tensor
     heavy: torch.Tensor
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """In the order in which kernels take them."""
-        return self.order, self.first, self.across, self.kept, self.heavy
+    @cached_property
+    def packed(self) -> torch.Tensor:
+        """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
+        head = torch.nn.functional.pad(self.heavy, (0, _HEADER - 1))
+        return torch.cat((head, self.table.flatten(), self.across, self.kept))
 
 
 class Pattern:
@@ -114,11 +119,14 @@ class Pattern:
 
 def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:
     lengths = first.diff()
-    order = torch.argsort(lengths, descending=True, stable=True).to(torch.int32)
-    heavy = (lengths > 1.5 * kept.shape[0] / max(1, lengths.shape[0])).sum(dtype=torch.int32).view(1)
+    order = torch.argsort(lengths, descending=True, stable=True)
+    begin = first[order]
+    end = begin + lengths[order]
+    table = torch.stack((order.to(torch.int32), begin, end, torch.zeros_like(begin)), dim=1)
+    heavy = (lengths > HEAVY_LENGTH * kept.shape[0] / max(1, lengths.shape[0])).sum(dtype=torch.int32).view(1)
     if kept.shape[0] == 0:  # kernels get no empty tensors; no list reaches the entry
         across, kept = across.new_zeros(1), kept.new_zeros(1)
-    return Lists(order, first, across, kept, heavy)
+    return Lists(table, first, across, kept, heavy)
 
 
 _PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()

@@ -15,7 +15,7 @@ from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.ops.bsr_pattern import Lists, Pattern
+from kernels_dsl.ops.bsr_pattern import Pattern
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm_arguments import (
     DTYPE_NAMES,
@@ -33,6 +33,7 @@ from kernels_dsl.ops.gemm_plan import operand_maker, preparation
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import tile_counter
 
 _FOLDER = "kernels_dsl.kernels.bsr"
 FUNCTIONS = {
@@ -198,7 +199,7 @@ def build(
         prepare = _one_block(problem.block_k, call.dense_left)
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
-    launch = _Launch(FUNCTIONS[chosen.family], target, lists, constexprs)
+    launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
     run = _prepared(launch, _values_step(call.sparse), prepare, _allocator(gemm))
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 
@@ -228,19 +229,32 @@ def _values_step(sparse: BsrTensor) -> Callable[[torch.Tensor], torch.Tensor] | 
 
 
 class _Launch:
-    """Launches one plan's kernel; compiles it at the first call."""
+    """Launches one plan's kernel; compiles it at the first call. `lists` is a tensor or a tuple of them.
 
-    def __init__(self, function: Any, target: Target, lists: Lists | Any, constexprs: dict[str, Any]) -> None:
+    `queued`: None for a kernel that takes no counter of work items, else whether it uses it.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        target: Target,
+        lists: Any,
+        constexprs: dict[str, Any],
+        queued: bool | None = None,
+    ) -> None:
         self.function, self.target, self.constexprs = function, target, constexprs
-        self.lists = lists.tensors if isinstance(lists, Lists) else lists
+        self.lists, self.queued = lists, queued
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
+        lists: tuple[Any, ...] = (self.lists,)
+        if self.queued is not None:
+            lists += (tile_counter(self.target.index) if self.queued else None,)
+        args = (first, second, out, *lists, operands, self.max_ctas)
         if self._kernel is None:
-            args = (first, second, out, self.lists, operands, self.max_ctas)
             self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
-        self._kernel(first, second, out, self.lists, operands, self.max_ctas)
+        self._kernel(*args)
 
     def direct(self) -> Callable[..., Any] | None:
         """The bare launch for calls like the first one; None in the emulator, which looks at each call."""
@@ -251,7 +265,7 @@ def _prepared(
     launch: _Launch, values_step: Any, dense_step: Any, allocate: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
-    lists, max_ctas = launch.lists, launch.max_ctas
+    lists, max_ctas, queued, index = launch.lists, launch.max_ctas, launch.queued, launch.target.index
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
 
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
@@ -266,7 +280,8 @@ def _prepared(
             launch(values, dense, out, operands)
             kernel = launch.direct()
         else:
-            kernel(values, dense, out, lists, operands, max_ctas)
+            counter = tile_counter(index) if queued else None
+            kernel(values, dense, out, lists, counter, operands, max_ctas)
         return out
 
     return run

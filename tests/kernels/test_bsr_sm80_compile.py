@@ -22,7 +22,7 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def _compile(block: tuple[int, int], transposed: bool, left: bool, config=None):
-    index = [_meta(n, dtype=torch.int32) for n in (4, 5, 9, 9, 1)]
+    lists = _meta(4 + 4 * 4 + 2 * 9, dtype=torch.int32)
     mn, k = block[::-1] if transposed else block
     size = (256, 4 * mn) if left else (4 * mn, 256)
     problem = BsrProblem(*size, 8 * k, 9, mn, k, dense_left=left)
@@ -30,7 +30,7 @@ def _compile(block: tuple[int, int], transposed: bool, left: bool, config=None):
     whole, row = _meta(*size), _meta(size[1])
     dense = _meta(256, 8 * k) if left else _meta(8 * k, 256)
     return FUNCTIONS["sm80"].compile(
-        _meta(9, *block), dense, whole, tuple(index), (0.5, 2.0, whole, row, whole), 132, arch="sm_89",
+        _meta(9, *block), dense, whole, lists, None, (0.5, 2.0, whole, row, whole), 132, arch="sm_89",
         config=config, epilogue=EVERYTHING, layout=BsrLayout(block, transposed, left, MODES),
     )  # fmt: skip
 

@@ -84,9 +84,13 @@ def test_lists(pattern: str) -> None:
         ]
     for lists, mode, count in ((found.by_row, 0, 5), (found.by_column, 1, 7)):
         lengths = lists.first.diff()
-        assert lengths.sum() == len(cells) and len(lists.order) == count
-        assert sorted(lists.order.tolist()) == list(range(count))
-        assert lengths[lists.order.long()].diff().le(0).all()
+        assert lengths.sum() == len(cells) and lists.table.shape == (count, 4)
+        order = lists.table[:, 0]
+        assert sorted(order.tolist()) == list(range(count)) and not lists.table[:, 3].any()
+        assert torch.equal(lists.table[:, 1:3], torch.stack((lists.first[order], lists.first[order + 1]), 1))
+        assert lengths[order].diff().le(0).all()
+        parts = (lists.heavy, lists.heavy.new_zeros(3), lists.table.flatten(), lists.across, lists.kept)
+        assert torch.equal(lists.packed, torch.cat(parts))
         for number in range(count):
             entries = range(int(lists.first[number]), int(lists.first[number + 1]))
             got = [(int(lists.across[e]), int(lists.kept[e])) for e in entries]

@@ -3,7 +3,6 @@
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.block_lists import BlockLists
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.kernels.bsr.entry_views import views_of
@@ -14,7 +13,8 @@ def bsr_sm80_entry(
     values: cute.Tensor,
     b: cute.Tensor,
     d: cute.Tensor,
-    lists: tuple,
+    lists: cute.Tensor,
+    counter: None,
     operands: tuple | None,
     max_ctas: cutlass.Int32,
     stream,
@@ -22,9 +22,9 @@ def bsr_sm80_entry(
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the cp.async + mma.sync kernel. `lists`: those of `BlockLists`; `max_ctas` is not used."""
+    """Launch the cp.async + mma.sync kernel. `lists`: int32, see `block_lists.unpack_lists`."""
     views = views_of(values, b, d, operands, layout)
     bsr_sm80(
-        views.s, views.x, views.d, BlockLists(*lists), views.operands, stream, config=config,
+        views.s, views.x, views.d, views.lists(lists, layout), views.operands, stream, config=config,
         epilogue=epilogue, dense_left=layout.dense_left,
     )  # fmt: skip

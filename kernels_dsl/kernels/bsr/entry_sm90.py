@@ -3,7 +3,6 @@
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.block_lists import BlockLists
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.kernels.bsr.entry_views import views_of
@@ -21,7 +20,8 @@ def bsr_sm90_entry(
     values: cute.Tensor,
     b: cute.Tensor,
     d: cute.Tensor,
-    lists: tuple,
+    lists: cute.Tensor,
+    counter: cute.Tensor,
     operands: tuple | None,
     max_ctas: cutlass.Int32,
     stream,
@@ -29,11 +29,14 @@ def bsr_sm90_entry(
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the TMA + WGMMA kernel. `lists`: order, first, dense, kept, heavy."""
+    """Launch the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
+    int32 (1,), 0, see `item_queue`.
+    """
     views = views_of(values, b, d, operands, layout)
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
         mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
     bsr_sm90(
-        views.s, views.x, mD, BlockLists(*lists), extra, max_ctas, stream, config=config, epilogue=epilogue
+        views.s, views.x, mD, (views.lists(lists, layout), counter), extra, max_ctas, stream, config=config,
+        epilogue=epilogue,
     )  # fmt: skip

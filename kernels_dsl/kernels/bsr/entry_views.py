@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.block_lists import BlockLists, unpack_lists
 from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
 from kernels_dsl.config.bsr_layout import BsrLayout
 
@@ -16,6 +17,11 @@ class Views:
     x: cute.Tensor
     d: cute.Tensor
     operands: tuple
+
+    def lists(self, packed: cute.Tensor, layout: BsrLayout) -> BlockLists:
+        """The lists, one for each block along D's blocked mode."""
+        blocked = self.d.shape[1 if layout.dense_left else 0]
+        return unpack_lists(packed, blocked // self.s.shape[0], self.s.shape[2])
 
 
 def views_of(values, b, d, operands, layout: BsrLayout) -> Views:

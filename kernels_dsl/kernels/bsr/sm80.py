@@ -67,7 +67,7 @@ def bsr_sm80(
     pipeline = make_multistage_plan(config, mS.element_type, pair, mD)
     blocked, other = (config.tile_n, config.tile_m) if dense_left else (config.tile_m, config.tile_n)
     plan = BsrPlan(pipeline, block_mn, -(-block_mn // blocked), dense_left)
-    rows = cute.size(lists.order) * plan.sub_tiles
+    rows = cute.size(lists.table, mode=[0]) * plan.sub_tiles
     tiles = cute.ceil_div(mX.shape[0], other)
     bsr_sm80_kernel(mS, mX, mD, lists, operands, rows, plan, epilogue).launch(
         grid=[rows, tiles, mD.shape[2]],
@@ -99,10 +99,10 @@ def bsr_sm80_kernel(
     config = pipeline.config
     tidx, _, _ = cute.arch.thread_idx()
     place, x_tile, batch = cute.arch.block_idx()
-    row = lists.order[place // plan.sub_tiles]
+    number = place // plan.sub_tiles
     sub = place % plan.sub_tiles
-    first = lists.first[row]
-    entries = lists.first[row + 1] - first
+    row, first = lists.table[number, 0], lists.table[number, 1]
+    entries = lists.table[number, 2] - first
 
     smem = cutlass.memory.SmemAllocator().allocate(pipeline.smem_bytes, byte_alignment=SMEM_ALIGN)
     sA, sB = stages_of(smem, pipeline)

@@ -10,7 +10,7 @@ Either operand may be WGMMA's M. Blocks of 64 rows and more go there; smaller on
 and the dense matrix on M, so that no lane is wasted: D is then computed transposed.
 
 Heavy lists go first. Items go by chunks of panels of the dense matrix that stay in L2, longest lists first;
-they are dealt out to the CTAs and back (`block_lists.work_number`), so that uneven lists even out.
+clusters take them as they become free (`item_queue`), so that uneven lists even out.
 
 Roles and timeline are those of the dense kernel: a producer warp, two consumer warpgroups that share a tile
 (cooperative) or own one each (ping-pong), an epilogue that overlaps the next item's loads.
@@ -22,7 +22,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.block_lists import BlockLists, ListGrid
+from kernels_dsl.blocks.block_lists import ListGrid
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from kernels_dsl.config.bsr import Sm90BsrConfig
@@ -39,7 +39,7 @@ def bsr_sm90(
     mS: cute.Tensor,  # (block, block_k, blocks, L)
     mX: cute.Tensor,  # (X, block_k, K / block_k, L)
     mD: cute.Tensor,  # (M, N, L) in the kernel's sense: the blocked mode is M where config.sparse_on_m
-    lists: BlockLists,
+    lists: tuple,  # (BlockLists, counter of `item_queue`)
     operands,  # () or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
     max_ctas: Int32,
     stream: cuda.CUstream,
@@ -71,7 +71,7 @@ def bsr_sm90(
     panel = config.tile_x * config.cluster_x
     panel_bytes = cute.size(mX, mode=[1]) * cute.size(mX, mode=[2]) * (panel * spec.dtype.width // 8)
     grid = ListGrid(
-        cute.size(lists.order) * spec.sub_clusters,
+        cute.size(lists[0].table, mode=[0]) * spec.sub_clusters,
         cute.ceil_div(cute.size(mX, mode=[0]), panel),
         cute.size(mD, mode=[2]),
         cutlass.max(Int32(PANELS_BYTES) // panel_bytes, Int32(1)),
@@ -82,7 +82,7 @@ def bsr_sm90(
     kernel = bsr_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
         (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands),
-        (lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2])), grid,
+        (*lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2])), grid,
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),
