@@ -12,6 +12,8 @@ from bsr_cases import FORMS, Case
 from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.target import Target, target_of
+from kernels_dsl.ops.tile_counter import tile_counter
 from lowering import emulator
 from reference.bsr import matmul, random_bsr, to_dense
 from reference.inputs import integers
@@ -22,6 +24,7 @@ EXACT = [
     Case("one_heavy_row", (4, 5), (32, 16), 136, index_dtype=torch.int64),
     Case("empty_rows", (4, 7), (64, 32), 21, linear=True),
     Case("none", (2, 3), (16, 32), 24, linear=True),
+    Case("power_law", (2, 3), (64, 48), 264),
     Case("full", (2, 2), (128, 112), 16, dtype=torch.float16, out_dtype=torch.float32),
     Case("uniform", (2, 3), (16, 16), 13, columns_contiguous=True, pad=3),
     Case("uniform", (2, 3), (16, 16), 24, batch=(True, True)),
@@ -49,6 +52,37 @@ def test_integers_match_bit_for_bit_on_hopper(case: Case) -> None:
     with emulator.run(arch="sm_90a") as session:
         bsr_cases.run(replace(case, family="sm90"), "cpu")
     assert not session.reports
+
+
+@pytest.mark.parametrize(
+    ("case", "ctas"),
+    [
+        (Case("power_law", (4, 5), (64, 64), 600), 4),  # pairs of CTAs, ping-pong
+        (Case("one_heavy_row", (3, 36), (128, 16), 520, kept=33), 2),  # one pair, lists of two fetches
+        (Case("power_law", (4, 5), (32, 80), 300, form="b at", batch=(True, True)), 3),  # one by one
+    ],
+    ids=str,
+)
+def test_clusters_take_items_until_there_are_none(
+    case: Case, ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far fewer CTAs than items; the counter is 0 again at the end, ready for the next launch."""
+    counters: list[torch.Tensor] = []
+
+    def few(dense: torch.Tensor) -> Target:
+        target = target_of(dense)
+        return replace(target, device=replace(target.device, sm_count=ctas))
+
+    def counter(index: int) -> torch.Tensor:
+        counters.append(tile_counter(index))
+        return counters[-1]
+
+    monkeypatch.setattr("kernels_dsl.ops.bsr.target_of", few)
+    monkeypatch.setattr("kernels_dsl.ops.bsr_plan.tile_counter", counter)
+    with emulator.run(arch="sm_90a", seed=ctas) as session:
+        bsr_cases.run(replace(case, family="sm90"), "cpu")
+    assert not session.reports
+    assert [int(x) for x in counters] == [0]
 
 
 @pytest.mark.parametrize("block", [(16, 16), (48, 64), (128, 32)], ids=str)
