@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.bsr_lists import pack, pack_groups
+
 _MAX_PATTERNS = 64
-HEAVY_LENGTH = 1.5
-"""Lists longer than so many times the mean go first."""
-_HEADER = 4  # words before the table: `heavy`, and zeros
 
 
 @dataclass(frozen=True)
@@ -25,21 +24,18 @@ class Lists:
 
     `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
     ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
-    block along the other mode) and of `kept` (number among the values). `heavy` (1,): how many lists are
-    longer than HEAVY_LENGTH times the mean.
+    block along the other mode) and of `kept` (number among the values).
     """
 
     table: torch.Tensor
     first: torch.Tensor
     across: torch.Tensor
     kept: torch.Tensor
-    heavy: torch.Tensor
 
     @cached_property
     def packed(self) -> torch.Tensor:
         """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
-        head = torch.nn.functional.pad(self.heavy, (0, _HEADER - 1))
-        return torch.cat((head, self.table.flatten(), self.across, self.kept))
+        return pack(self.table, self.across, self.kept)
 
 
 class Pattern:
@@ -50,6 +46,7 @@ class Pattern:
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
         self._chunks: dict[tuple[int, int], Any] = {}
+        self._packed: dict[tuple[bool, int], torch.Tensor] = {}
 
     @property
     def nnz(self) -> int:
@@ -81,6 +78,20 @@ class Pattern:
         columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
         first = torch.searchsorted(ordered, columns, out_int32=True)
         return _lists(first, self.row_of[kept], kept.to(torch.int32))
+
+    def packed(self, by_column: bool, together: int) -> torch.Tensor:
+        """Lists of `together` block rows (or columns) each, chosen to share what they can; for kernels.
+
+        See `kernels_dsl.blocks.block_lists`.
+        """
+        lists = self.by_column if by_column else self.by_row
+        if together == 1:
+            return lists.packed
+        key = (by_column, together)
+        if key not in self._packed:
+            extent = self.rows if by_column else self.columns
+            self._packed[key] = pack_groups(lists, extent, together)
+        return self._packed[key]
 
     def chunks(
         self, units: int, group: int = 0
@@ -123,10 +134,9 @@ def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lis
     begin = first[order]
     end = begin + lengths[order]
     table = torch.stack((order.to(torch.int32), begin, end, torch.zeros_like(begin)), dim=1)
-    heavy = (lengths > HEAVY_LENGTH * kept.shape[0] / max(1, lengths.shape[0])).sum(dtype=torch.int32).view(1)
     if kept.shape[0] == 0:  # kernels get no empty tensors; no list reaches the entry
         across, kept = across.new_zeros(1), kept.new_zeros(1)
-    return Lists(table, first, across, kept, heavy)
+    return Lists(table, first, across, kept)
 
 
 _PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()

@@ -179,7 +179,6 @@ def build(
     if 0 in gemm.d_shape:
         make = _allocator(gemm)
         return Plan(lambda values, dense, out, _: make(dense) if out is None else out, None, None, extents)
-    lists = pattern.by_column if call.by_column else pattern.by_row
     layout = matrix_layout(dense)
     copy = None
     if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
@@ -199,7 +198,9 @@ def build(
         prepare = _one_block(problem.block_k, call.dense_left)
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
-    launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
+    together = chosen.lists if isinstance(chosen, Sm90BsrConfig) else 1
+    packed = pattern.packed(call.by_column, together)
+    launch = _Launch(FUNCTIONS[chosen.family], target, packed, constexprs, chosen.family == "sm90")
     run = _prepared(launch, _values_step(call.sparse), prepare, _allocator(gemm))
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 

@@ -54,16 +54,18 @@ def bsr_sm90(
     spec = make_spec(config, mS, mD)
     mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
     a_major, b_major = major_mode(mA), major_mode(mB)
-    tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.tile_n)
+    tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.wg_n)
     tiled_mma_epi = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.epilogue.epi_n)
-    slots = spec.stages * spec.units
-    a_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.unit_k), slots, a_major)
-    b_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.unit_k), slots, b_major)
+    a_tile, b_tile = ((rows, spec.unit_k) for rows in spec.unit_rows)
+    slots = [spec.stages * spec.units] * 2
+    slots[0 if spec.sparse_on_m else 1] *= spec.lists
+    a_layout = staged_smem_layout(spec.dtype, a_tile, slots[0], a_major)
+    b_layout = staged_smem_layout(spec.dtype, b_tile, slots[1], b_major)
     d_layout = staged_smem_layout(
         mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
     )
-    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, spec.unit_k), spec.cluster[1])
-    b_atom, tma_b = tma.make_load_atom(mB, b_layout, (spec.tile_n, spec.unit_k), spec.cluster[0])
+    a_atom, tma_a = tma.make_load_atom(mA, a_layout, a_tile, spec.cluster[1])
+    b_atom, tma_b = tma.make_load_atom(mB, b_layout, b_tile, spec.cluster[0])
     d_atom, tma_d = None, mD
     if cutlass.const_expr(spec.epilogue.use_tma):
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
