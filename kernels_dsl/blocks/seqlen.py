@@ -6,6 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+V_STEP = 16
+"""Keys whose values an 8-bit operand holds in an order of its own: where transposed values may begin."""
+
 
 class SeqInfo(NamedTuple):
     """Rows before a sequence in the packed tensors, and its lengths."""
@@ -27,6 +30,14 @@ class SeqExtent(NamedTuple):
     k_len: Int32
     cu: tuple | None
     used_k: cute.Tensor | None
+
+
+def padded_start(start: Int32, sequence: Int32) -> Int32:
+    """Where a packed sequence begins in a tensor whose sequences begin at multiples of V_STEP.
+
+    There is room for each, rounded up to V_STEP.
+    """
+    return start // V_STEP * V_STEP + sequence * V_STEP
 
 
 @cute.jit

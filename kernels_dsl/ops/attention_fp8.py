@@ -34,6 +34,9 @@ from kernels_dsl.ops.tile_counter import tile_counter
 ATTENTION = lowering.jit(
     "kernels_dsl.kernels.attention.sm90_fp8:attention_sm90_fp8", name="attention_sm90_fp8"
 )
+TRANSPOSE_PACKED = lowering.jit(
+    "kernels_dsl.kernels.quantize.packed:transpose_packed", name="transpose_packed"
+)
 TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
 DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
@@ -67,7 +70,7 @@ def attention_fp8(
     to 256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and
     v, as FlashAttention-3 has them, or with two more modes of 1, as
     `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. The other arguments are those of
-    `kernels_dsl.attention`; there is no `mask`, `score_mod`, `mask_mod`, `out`, and no packed sequences.
+    `kernels_dsl.attention`; there is no `mask`, `score_mod`, `mask_mod`, `out`.
 
     Scores and the softmax are float32; the probabilities, which are at most 1 as the second product takes
     them, are multiplied by 256 and rounded to e4m3: a relative error of at most 1/16 down to 2⁻¹⁴, below that
@@ -79,14 +82,61 @@ def attention_fp8(
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
-    descales = (q_descale, k_descale, v_descale)
+    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+
+
+def attention_fp8_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    blocks: BlockLists | None = None,
+    return_lse: bool = False,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """`attention_fp8` of packed sequences, each to itself, arguments as there and in `attention_varlen`.
+
+    q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
+    from 0. max_seqlen_q: no sequence has more queries. seqused_k: int32 (sequences,). The batch of descales
+    and of `blocks` is the sequences.
+
+    Returns (Tq, H, Dv) bf16, and with `return_lse` float32 (H, Tq).
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
+    extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(int(max_seqlen_q), None))
+    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+
+
+def _dispatched(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> Any:
+    """A call by itself, or as an operator where something must see it as one. As `run_direct`."""
+    return_lse, config = rest
     if _is_compiling() or _dispatch_modes():
         from kernels_dsl.ops import attention_fp8_register
 
         if config is not None:
             raise TypeError("config is given, must be None under torch.compile or a mode")
-        return attention_fp8_register.call((q, k, v), descales, options, extras, return_lse)
-    return run_direct((q, k, v), descales, options, extras, (return_lse, config))
+        return attention_fp8_register.call(tensors, descales, options, extras, return_lse)
+    return run_direct(tensors, descales, options, extras, rest)
 
 
 def run_direct(
@@ -98,9 +148,13 @@ def run_direct(
 ) -> Any:
     """A call past the dispatcher. `tensors`: q, k, v; `options`: (causal, window, alignment, scale, softcap);
     `rest`: (return_lse, config)."""
-    key = None
-    if extras is NO_EXTRAS and all(isinstance(x, torch.Tensor) for x in tensors):
+    key: Any = None
+    known = extras.blocks is None or isinstance(extras.blocks, BlockLists)
+    if known and all(isinstance(x, torch.Tensor) for x in tensors):
         key = (*map(_signature, (*tensors, *descales)), options, rest)
+        if extras is not NO_EXTRAS:
+            others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
+            key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
     plan = _PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
@@ -113,7 +167,10 @@ def run_direct(
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
-    """Why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing."""
+    """Why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
+
+    With `cu_seqlens_q`, `cu_seqlens_k`, `max_seqlen_q` and perhaps `seqused_k`: `attention_fp8_varlen`.
+    """
     names = ("q_descale", "k_descale", "v_descale")
     descales = tuple(options.pop(name, None) for name in names)
     values = tuple(
@@ -123,7 +180,15 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
             ("softcap", 0.0),
         )
     )  # fmt: skip
-    extras = Extras(sinks=options.pop("sinks", None), blocks=options.pop("blocks", None))
+    seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+    longest = (options.pop("max_seqlen_q", 0), None)
+    packed = seqlens[0] is not None or seqlens[1] is not None
+    extras = Extras(
+        sinks=options.pop("sinks", None),
+        blocks=options.pop("blocks", None),
+        seqlens=seqlens if packed else None,
+        max_seqlens=longest if packed else None,
+    )
     rest = (options.pop("return_lse", False), options.pop("config", None))
     if options:
         return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
@@ -171,9 +236,10 @@ def described(
     causal, window, alignment, scale, softcap = options
     if extras.blocks is not None and not isinstance(extras.blocks, BlockLists):
         raise TypeError(f"blocks is a {type(extras.blocks).__name__}, must be BlockLists")
+    layout = "bshd" if extras.seqlens is None else "thd"
     call = describe(
-        *tensors, causal=causal, window=window, alignment=alignment, scale=scale, softcap=softcap,
-        extras=extras, dtypes=(torch.float8_e4m3fn,),
+        *tensors, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
+        softcap=softcap, extras=extras, dtypes=(torch.float8_e4m3fn,),
     )  # fmt: skip
     for name, size in (("q", call.dim), ("v", call.dim_v)):
         if size % DIM_STEP:
@@ -206,7 +272,8 @@ def _plan(
         chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
         variant = replace(variant, lists=split)
     else:
-        extent = Extent(call.q_len, call.k_len, call.batch * call.heads, target.device.sm_count)
+        rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
+        extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
         chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent)
     return_lse, config = rest
     if config is not None:
@@ -219,17 +286,20 @@ def _plan(
         zeros = without_keys(call, return_lse, torch.bfloat16)
         return lambda q, k, v, _, extras: zeros(q, k, v, None, extras)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
-    steps = (*map(prepared_for_tma, tensors[:2]), _transposer(call, target))
+    transposer = _packed_transposer if call.packed else _transposer
+    steps = (*map(prepared_for_tma, tensors[:2]), transposer(call, tensors[2], target))
     return _run(call, Launch(ATTENTION, target, constexprs), steps, return_lse)
 
 
-def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
+def _transposer(
+    call: AttentionCall, v: torch.Tensor, target: Target
+) -> Callable[[torch.Tensor, Extras], torch.Tensor]:
     """What makes V (B, Hk, Dv, keys) of V (B, Sk, Hk, Dv): keys in the kernel's order, in whole 16 bytes, the
     ones behind the last 0."""
     launch = Launch(quantize_plan.FUNCTIONS["tile"], target, {"spec": TRANSPOSE})
     shape = (call.batch, call.kv_heads, call.dim_v, -(-call.k_len // PITCH) * PITCH)
 
-    def transpose(v: torch.Tensor) -> torch.Tensor:
+    def transpose(v: torch.Tensor, extras: Extras) -> torch.Tensor:
         out = torch.empty(shape, dtype=v.dtype, device=v.device)
         v = v if v.stride(-1) == 1 else v.contiguous()
         launch(v.transpose(1, 2), None, None, out, None, None)
@@ -238,17 +308,34 @@ def _transposer(call: AttentionCall, target: Target) -> Callable[[torch.Tensor],
     return transpose
 
 
+def _packed_transposer(
+    call: AttentionCall, v: torch.Tensor, target: Target
+) -> Callable[[torch.Tensor, Extras], torch.Tensor]:
+    """The same of packed V (Tk, Hk, Dv): (Hk, Dv, keys), sequences at `blocks.seqlen.padded_start`."""
+    launch = Launch(TRANSPOSE_PACKED, target, {"spec": TRANSPOSE})
+    prepare = prepared_for_tma(v)
+    shape = (call.kv_heads, call.dim_v, (-(-call.k_len // PITCH) + call.batch) * PITCH)
+
+    def transpose(v: torch.Tensor, extras: Extras) -> torch.Tensor:
+        assert extras.seqlens is not None
+        out = torch.empty(shape, dtype=v.dtype, device=v.device)
+        launch(v if prepare is None else prepare(v), out, *extras.seqlens[1:])
+        return out
+
+    return transpose
+
+
 def _run(
     call: AttentionCall,
     launch: Launch,
-    steps: tuple[Callable[[torch.Tensor], torch.Tensor] | None, ...],
+    steps: tuple[Callable[..., torch.Tensor] | None, ...],
     return_lse: bool,
 ) -> Callable[..., Any]:
     """`steps`: what prepares q, k and v."""
     prepare_q, prepare_k, transpose = steps
     assert transpose is not None
     scalars = (call.scale, call.softcap, call.left, call.right)
-    queued = call.block is not None or call.variant.uneven
+    queued = call.packed or call.block is not None or call.variant.uneven
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     shape, shape_of_lse = out_shape(call), lse_shape(call)
     heads = (call.heads, call.kv_heads, call.kv_heads)
@@ -260,8 +347,10 @@ def _run(
         out = torch.empty(shape, dtype=torch.bfloat16, device=q.device)
         lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if return_lse else None
         counter = tile_counter(index) if queued else None
-        tensors = (q, k, transpose(v), out, lse)
-        launch(*tensors, *scalars, factors, *lists_and_sinks(call, extras), counter, max_ctas)
+        tensors = (q, k, transpose(v, extras), out, lse)
+        max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
+        rest = (extras.seqlens, max_q, factors, *lists_and_sinks(call, extras), counter, max_ctas)
+        launch(*tensors, *scalars, *rest)
         return out, lse
 
     return run

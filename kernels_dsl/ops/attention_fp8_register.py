@@ -14,12 +14,14 @@ from kernels_dsl.ops.attention_plan import lse_shape, out_shape
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
+_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
+_NAMES = (*_DESCALES, "sinks", *_LISTS, *_SEQLENS)
 LIBRARY.define(
     "attention_fp8(Tensor q, Tensor k, Tensor v, "
-    + ", ".join(f"Tensor? {name}=None" for name in (*_DESCALES, "sinks", *_LISTS))
+    + ", ".join(f"Tensor? {name}=None" for name in _NAMES)
     + ", *, bool causal=False, int? window_left=None, int? window_right=None, str alignment='bottom_right', "
-    "float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, bool return_lse=False) "
-    "-> (Tensor, Tensor)",
+    "float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, int max_seqlen_q=0, "
+    "bool return_lse=False) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -28,9 +30,8 @@ def _parts(
     tensors: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Extras]:
     """(descales, options, extras) of an operator call; `tensors`: those behind q, k and v."""
-    names = (*_DESCALES, "sinks", *_LISTS)
-    padded = tensors + tuple(given.get(name) for name in names[len(tensors) :])
-    descales, sinks, lists = padded[:3], padded[3], padded[4:]
+    padded = tensors + tuple(given.get(name) for name in _NAMES[len(tensors) :])
+    descales, sinks, lists, seqlens = padded[:3], padded[3], padded[4:8], padded[8:]
     blocks = None
     if any(x is not None for x in lists):
         block = (given.get("block_q", 128), given.get("block_k", 128))
@@ -41,7 +42,10 @@ def _parts(
         given.get("causal", False), None if window == (None, None) else window,
         given.get("alignment", "bottom_right"), given.get("scale"), given.get("softcap", 0.0),
     )  # fmt: skip
-    return descales, options, Extras(sinks=sinks, blocks=blocks)
+    if seqlens[0] is None:
+        return descales, options, Extras(sinks=sinks, blocks=blocks)
+    longest = (given.get("max_seqlen_q", 0), None)
+    return descales, options, Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=longest)
 
 
 def _attention(
@@ -86,5 +90,9 @@ def call(
     if extras.blocks is not None:
         keywords.update(zip(_LISTS, extras.blocks.tensors))
         keywords["block_q"], keywords["block_k"] = extras.blocks.block
+    if extras.seqlens is not None:
+        keywords.update(zip(_SEQLENS, extras.seqlens))
+    if extras.max_seqlens is not None:
+        keywords["max_seqlen_q"] = extras.max_seqlens[0]
     out, lse = torch.ops.kernels_dsl.attention_fp8(*tensors, *descales, **keywords)
     return (out, lse) if return_lse else out

@@ -24,7 +24,7 @@ def test_products(dim, name):
     counter = _meta(1, dtype=torch.int32) if variant.uneven else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
     tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512), out, None)
-    rest = (1.0, 1.0, 0, 0, descales, None, None, counter, 132)
+    rest = (1.0, 1.0, 0, 0, None, 0, descales, None, None, counter, 132)
     constexprs = {"layout": "bshd", "config": config, "variant": variant}
     kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
     (found,) = kernel.resources()

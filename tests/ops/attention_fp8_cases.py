@@ -36,12 +36,51 @@ def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **optio
         return_lse=True,
         **options,
     )
-    exact = [part[2] for part in parts]
-    scale = options.get("scale")
+    compare((out, lse), [part[2] for part in parts], masking, options.get("scale"))
+    return out
+
+
+def packed(lengths: tuple[int, ...], gap: int, heads: int, dim: int, seed: int, device: str) -> tuple:
+    """(fp8 values (T, H, D), scales (sequences, H), float64 values of each sequence, prefix sums): `gap` rows
+    of NaN lie behind each sequence."""
+    ends = torch.tensor([0, *(n + gap for n in lengths)]).cumsum(0)
+    values = torch.full((int(ends[-1]), heads, dim), torch.nan, device=device).to(torch.float8_e4m3fn)
+    scales, exact = torch.ones(len(lengths), heads, device=device), []
+    for n, length in enumerate(lengths):
+        exact.append(torch.zeros(1, 0, heads, dim, dtype=torch.float64, device=device))
+        if length:
+            part, scale, exact[n] = quantised((1, length, heads, dim), seed + n, device)
+            values.view(torch.uint8)[int(ends[n]) : int(ends[n]) + length] = part[0].view(torch.uint8)
+            scales[n] = scale[0]
+    return values, scales, exact, ends.int().to(device)
+
+
+def run_packed(
+    q_lens: tuple[int, ...], k_lens: tuple[int, ...], gap: int, seed: int, device: str = "cpu", **options
+) -> None:
+    """Call `kernels_dsl.attention_fp8_varlen` and compare each sequence. options: heads, dim, causal."""
+    heads, dim, causal = options.get("heads", (2, 1)), options.get("dim", 64), options["causal"]
+    q = packed(q_lens, 0, heads[0], dim, seed, device)
+    k, v = (packed(k_lens, gap, heads[1], dim, seed + 50 * i, device) for i in (1, 2))
+    out, lse = kernels_dsl.attention_fp8_varlen(
+        q[0], k[0], v[0], q[3], k[3], max(q_lens), causal=causal, return_lse=True, q_descale=q[1],
+        k_descale=k[1], v_descale=v[1], seqused_k=torch.tensor(k_lens).int().to(device) if gap else None,
+    )  # fmt: skip
+    for n, length in enumerate(q_lens):
+        if length:
+            rows = slice(int(q[3][n]), int(q[3][n]) + length)
+            found = out[None, rows], lse[None, :, rows]
+            compare(found, [x[2][n] for x in (q, k, v)], Masking(right=0 if causal else None))
+
+
+def compare(
+    found: tuple[torch.Tensor, torch.Tensor], exact: list, masking: Masking, scale: float | None = None
+) -> None:
+    """Output and log-sum-exp against float64 on `exact`: the q, k, v (B, S, H, D) that fp8 values are."""
+    out, lse = found
     expected, expected_lse = attention(*exact, masking, scale=scale)
     peer = attention_fp8_weights(*exact, masking, scale=scale).bfloat16()
     assert out.dtype == torch.bfloat16
     check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0)
     same = lse.double() == expected_lse  # -inf among them
     assert bool((same | ((lse - expected_lse).abs() < LSE_TOLERANCE)).all())
-    return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_fp8_cases import quantised, run
+from attention_fp8_cases import quantised, run, run_packed
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
@@ -124,3 +124,9 @@ def test_what_is_not_there():
     assert "mask_mod" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE, mask_mod=lambda *a: True)
     with emulator.run(arch="sm_89"):
         assert "must be 9.0" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE)
+
+
+@pytest.mark.parametrize(("gap", "causal"), [(0, True), (13, False)])
+def test_packed(gap, causal, seed):
+    """Empty and one-token sequences, starts at any key, NaN behind what counts."""
+    run_packed((70, 0, 1, 90), (150, 5, 1, 101), gap, seed, causal=causal)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from attention_fp8_cases import quantised, run
+from attention_fp8_cases import quantised, run, run_packed
 
 import kernels_dsl
 import lowering
@@ -119,3 +119,11 @@ def test_a_first_call_in_a_capture(seed):
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(lowering.CaptureError, match="warm-up"), torch.cuda.graph(graph):
         kernels_dsl.attention_fp8(q, q, q, config=config, alignment="top_left", window=(3, 9))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed(causal, seed):
+    """Empty and one-token sequences, starts at any key, NaN behind what counts, many sequences."""
+    run_packed((700, 0, 1, 1300, 129), (1500, 5, 1, 1001, 300), 13, seed, "cuda", dim=128, causal=causal)
+    lengths = tuple(range(1, 200, 7))
+    run_packed(lengths, lengths[::-1], 0, seed, "cuda", heads=(8, 4), dim=128, causal=causal)

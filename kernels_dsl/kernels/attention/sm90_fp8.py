@@ -21,13 +21,15 @@ from .sm90 import Call, launch
 def attention_sm90_fp8(
     q: cute.Tensor,
     k: cute.Tensor,
-    v: cute.Tensor,  # (B, Hk, Dv, keys), whatever the layout of the others
+    v: cute.Tensor,  # (B, Hk, Dv, keys); packed (Hk, Dv, keys), sequences at `seqlen.padded_start`
     o: cute.Tensor,
     lse: cute.Tensor | None,
     scale: Float32,
     softcap: Float32,
     left: Int32,
     right: Int32,
+    seqlens: tuple | None,  # (cu_q, cu_k, used_k or None), int32
+    max_q: Int32,  # rows of the longest sequence where packed
     descales: tuple,  # of q (B, H), of k (B, Hk), of v (B, Hk), float32 or None
     lists: tuple | None,
     sinks: cute.Tensor | None,
@@ -40,9 +42,9 @@ def attention_sm90_fp8(
 ):
     """Launches the kernel; arguments as those of `attention_sm90`."""
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
-    mV = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[2, 3, 1, 0]))  # (Dv, keys, head, batch)
+    mV = rows_first(v, (1, 2, 0, None) if layout == "thd" else (2, 3, 1, 0))  # (Dv, keys, head, batch)
     call = Call(
-        lse, ScoreOperands(scale, softcap, None, None), Window(left, right), None, max_q=Int32(0),
+        lse, ScoreOperands(scale, softcap, None, None), Window(left, right), seqlens, max_q=max_q,
         lists=lists, sinks=sinks, counter=counter, descales=descales,
     )  # fmt: skip
     launch((mQ, mK, mV, mO), call, max_ctas, stream, config, variant)

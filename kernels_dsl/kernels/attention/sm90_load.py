@@ -10,7 +10,7 @@ from kernels_dsl.blocks.gqa import kv_head
 from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
 from kernels_dsl.blocks.pipeline import producer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.seqlen import seq_info
+from kernels_dsl.blocks.seqlen import padded_start, seq_info
 
 
 @cute.jit
@@ -92,7 +92,8 @@ def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:
         batch = Int32(0)
         mQ = cute.domain_offset((seq.q_start, 0, 0, 0), mQ)
         mK = cute.domain_offset((seq.k_start, 0, 0, 0), mK)
-        mV = cute.domain_offset((0, seq.k_start, 0, 0), mV)
+        v_start = padded_start(seq.k_start, at.batch) if spec.dtype.width == 8 else seq.k_start
+        mV = cute.domain_offset((0, v_start, 0, 0), mV)
     gQ = cute.local_tile(mQ[None, None, at.head, batch], (spec.tile_m, spec.dim), (None, 0))  # (bM, D, restM)
     gK = cute.local_tile(mK[None, None, head, batch], (spec.tile_n, spec.dim), (None, 0))  # (bN, D, restN)
     gV = cute.local_tile(mV[None, None, head, batch], (spec.dim_v, spec.tile_n), (0, None))  # (Dv, bN, restN)

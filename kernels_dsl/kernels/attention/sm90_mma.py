@@ -15,7 +15,7 @@ from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.pipeline import consumer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.score_tile import Tile, descaled, finish_rows, soften, start_rows, to_operand
-from kernels_dsl.blocks.seqlen import seq_info
+from kernels_dsl.blocks.seqlen import V_STEP, seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
 
 
@@ -247,12 +247,16 @@ def clear_tail(spec: cutlass.Constexpr, v_state: pipeline.PipelineState, place: 
     if cutlass.const_expr(spec.clears_each_block):
         block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
     first = cutlass.max(tile.visit.k_len - block * spec.tile_n, 0)
+    zero = spec.dtype(0.0)
+    if cutlass.const_expr(spec.dtype.width == 8):
+        # Up to a multiple of V_STEP the transpose has zeros, in the order of its own.
+        first = (first + V_STEP - 1) // V_STEP * V_STEP
     if first < spec.tile_n:
         for key in cutlass.range(first + group, spec.tile_n, spec.consumers, unroll=1):
             for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
                 column = thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
-                    sV[column, key, v_state.index] = spec.dtype(0.0)
+                    sV[column, key, v_state.index] = zero
         cute.arch.fence_proxy("async.shared", space="cta")
         sync_consumers(spec.consumers)
 

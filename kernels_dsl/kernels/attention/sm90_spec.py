@@ -85,7 +85,7 @@ def make_spec(
 ) -> AttentionSpec:
     """Completes an `Sm90AttentionConfig`; `dtypes`: (operands, output). ValueError says what is wrong."""
     dtype, out_dtype = dtypes
-    if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale or varlen):
+    if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale):
         raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")
     if config.tile_m not in (64, 128, 192):
         raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")

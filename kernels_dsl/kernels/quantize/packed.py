@@ -1,0 +1,93 @@
+"""The transpose of packed sequences of fp8 values, for the second product of attention."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.seqlen import padded_start
+from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR
+
+from .tile import store_turned
+from .views import LANES, ROWS, load_tile
+
+
+def transpose_packed(
+    x: cute.Tensor,
+    out: cute.Tensor,
+    starts: cute.Tensor,
+    used: cute.Tensor | None,
+    stream,
+    spec: cutlass.Constexpr,
+):
+    """Launch the transpose of each sequence of x (T, H, D), D contiguous, into out (H, D, P), by itself.
+
+    starts int32 (sequences + 1,): where sequences lie in x; in out they begin at `seqlen.padded_start`.
+    used: int32 (sequences,), rows of each that count, or None. Columns of out from there to a multiple of 16
+    are 0, what lies behind is not written. `spec`: a `TileQuantization` with `turned` "one".
+    """
+    sequences = cute.size(starts) - 1
+    slots = x.shape[0] // TILE + sequences  # each sequence adds at most one tile that is not whole
+    transpose_packed_kernel(x, out, (starts, used), spec).launch(
+        grid=[slots * x.shape[1] * cute.ceil_div(x.shape[2], TILE), 1, 1],
+        block=[THREADS, 1, 1],
+        min_blocks_per_mp=CTAS_PER_SM[1],
+        preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
+        stream=stream,
+    )
+
+
+@entry_name("transpose_packed")
+@cute.kernel
+def transpose_packed_kernel(x: cute.Tensor, out: cute.Tensor, lengths: tuple, spec: cutlass.Constexpr):
+    """Device side of `transpose_packed`: a tile of 128 x 128 of one head and sequence."""
+    starts, used = lengths
+    thread = cute.arch.thread_idx()[0]
+    number = cute.arch.block_idx()[0]
+    tiles_d = cute.ceil_div(x.shape[2], TILE)
+    n, rest = number % tiles_d, number // tiles_d
+    head, slot = rest % x.shape[1], rest // x.shape[1]
+    sequence = sequence_of_slot(starts, slot)
+    start = starts[sequence]
+    length = starts[sequence + 1] - start
+    if cutlass.const_expr(used is not None):
+        length = cutlass.min(length, used[sequence])
+    row = (slot - first_slot(starts, sequence)) * TILE
+    if row < length:
+        shape = (1, x.shape[1], length, x.shape[2])
+        rows = _view(x, start * x.stride[0], shape, (0, x.stride[1], x.stride[0], 1))
+        shape = (1, x.shape[1], x.shape[2], out.shape[2])
+        columns = _view(out, padded_start(start, sequence), shape, (0, out.stride[0], out.stride[1], 1))
+        word, lane = thread // LANES, thread % LANES
+        elements = cute.make_rmem_tensor(ROWS * VECTOR, x.element_type)
+        at, origin = (Int32(0), head), (row, n * TILE)
+        load_tile(rows, at, origin, (word, lane * VECTOR), elements, spec.key_order)
+        tile = cutlass.memory.SmemAllocator().allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
+        store_turned(spec, rows, columns, elements, (None, tile), (at, origin, word, lane))
+
+
+def _view(tensor: cute.Tensor, offset: Int32, shape: tuple, stride: tuple) -> cute.Tensor:
+    """What begins `offset` elements further on, as aligned as the tensor is."""
+    pointer = tensor.iterator
+    moved = cute.make_ptr(
+        tensor.element_type, (pointer + offset).toint(), pointer.memspace, assumed_align=pointer.alignment
+    )
+    return cute.make_tensor(moved, cute.make_layout(shape, stride=stride))
+
+
+def first_slot(starts: cute.Tensor, sequence: Int32) -> Int32:
+    """The first of a sequence's tiles in the grid: it has room for as many as it needs."""
+    return starts[sequence] // TILE + sequence
+
+
+@cute.jit
+def sequence_of_slot(starts: cute.Tensor, slot: Int32) -> Int32:
+    """The sequence whose tiles `slot` is one of."""
+    low, high = Int32(0), cute.size(starts) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first_slot(starts, middle) <= slot:
+            low = middle
+        else:
+            high = middle
+    return low
