@@ -35,8 +35,11 @@ class EpiloguePlan:
 
 
 def epilogue_columns(tile_n: int, dtype: type[cutlass.Numeric]) -> int:
-    """Columns of a subtile: 64 bytes of D where that divides the tile (measured best), else less."""
-    columns = 512 // dtype.width
+    """Columns of a subtile: 64 bytes of D where that divides the tile (measured best), else less.
+
+    32 columns of 8 bits: 64 of them, with their accumulators copied, take too many registers.
+    """
+    columns = 512 // max(dtype.width, 16)
     while tile_n % columns:
         columns //= 2
     return columns

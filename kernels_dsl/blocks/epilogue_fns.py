@@ -121,16 +121,20 @@ class LinearEpilogue:
 
 @dataclass(frozen=True)
 class ScaledEpilogue:
-    """inner(acc * scale_a * scale_b, *operands): the scales of quantised operands, then any other epilogue.
+    """inner(acc * scale_a * scale_b, *operands) * scale_result: any other epilogue between the scales of
+    quantised operands and that of a quantised result.
 
-    The first `scales` operands are the scales, those of `inner` follow.
+    The first `scales` operands are those of A and B; with `result`, that of the result comes next; those of
+    `inner` follow.
     """
 
     inner: Any
     scales: int = 2
+    result: bool = False
 
     def __call__(self, acc: Any, *operands: Any) -> Any:
         """Apply to `acc`; operands as the class says."""
         for scale in operands[: self.scales]:
             acc = acc * scale
-        return self.inner(acc, *operands[self.scales :])
+        value = self.inner(acc, *operands[self.scales + self.result :])
+        return value * operands[self.scales] if self.result else value

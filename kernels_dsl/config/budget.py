@@ -65,8 +65,8 @@ def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
 
 
 def sm90_staging_bytes(config: Sm90GemmConfig, d_bytes: int) -> int:
-    """Shared memory of one staging buffer of D for each consumer: 64 rows of at most 64 bytes."""
-    columns = 64 // d_bytes
+    """Shared memory of one staging buffer of D for each consumer: 64 rows of at most 64 bytes, 32 columns."""
+    columns = 64 // max(d_bytes, 2)
     while config.tile_n % columns:
         columns //= 2
     return sm90_consumers(config) * 64 * columns * d_bytes

@@ -13,8 +13,8 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 class GemmProblem:
     """D (M, N, L) = epilogue(A (M, K, L) @ B (N, K, L)) in the kernel's orientation.
 
-    `ab_type` and `d_type` are "bf16", "fp16" or "fp32" (fp32 operands are multiplied as tf32); `ab_type`
-    may be "fp8", which stands for e4m3 and e5m2, mixed or not. `a_k_major` and `b_k_major` say that K is
+    `ab_type` and `d_type` are "bf16", "fp16", "fp32" (fp32 operands are multiplied as tf32) or "fp8", which
+    stands for e4m3 and e5m2, mixed or not. `a_k_major` and `b_k_major` say that K is
     the operand's contiguous mode. `*_align` are the bytes (1 to 16) that divide every row's address.
     `operand_bytes` is what the epilogue reads for each element of D, such as 2 for a bf16 residual;
     broadcast operands count 0. `promotion`: how partial sums of fp8 products are added, None for the tensor

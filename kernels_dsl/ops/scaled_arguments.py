@@ -13,6 +13,7 @@ from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm_arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
+    INPUT_DTYPES,
     GemmCall,
     OperandSpec,
     batch_of,
@@ -25,8 +26,10 @@ from kernels_dsl.ops.gemm_arguments import (
     describe_epilogue,
 )
 
-SCALES = 2
-"""What `scaled_gemm` has beyond the arguments of `gemm`, in the order of `OperandSpec.index`: the scales."""
+OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
+SCALES = 3
+"""What `scaled_gemm` has beyond the arguments of `gemm`: the scales of a, b and the result, which have these
+numbers as their `OperandSpec.index`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def describe(
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     *,
+    scale_result: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
@@ -126,9 +130,12 @@ def describe(
     shifted = tuple(replace(x, index=x.index + SCALES) if x.source == "args" else x for x in operands)
     if out_dtype is None:
         out_dtype = torch.bfloat16 if out is None else out.dtype
-    check_dtype("out" if out is not None else "out_dtype", out_dtype)
-    in_epilogue = bool(scales) and scales[0].modes != BLOCK_SCALE
-    function = ScaledEpilogue(inner, SCALES) if in_epilogue else inner
+    check_dtype("out" if out is not None else "out_dtype", out_dtype, OUT_DTYPES)
+    in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in scales)
+    if scale_result is not None:
+        scales = (*scales, _result_spec(scale_result, out_dtype, a.device))
+    scaled = in_epilogue or scale_result is not None
+    function = ScaledEpilogue(inner, in_epilogue, scale_result is not None) if scaled else inner
     call = GemmCall(
         m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted),
         promotion=promotion,
@@ -136,6 +143,18 @@ def describe(
     if out is not None:
         check_out(out, call, a.device)
     return call
+
+
+def _result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
+    """The scale of an fp8 result as an operand of the epilogue."""
+    check_tensor("scale_result", scale)
+    check_dtype("scale_result", scale.dtype, (torch.float32,))
+    check_device("scale_result", scale, device)
+    if out_dtype not in FP8_DTYPES:
+        raise ValueError(f"scale_result is given and the result is {out_dtype}, must be fp8 then")
+    if scale.numel() != 1:
+        raise ValueError(f"scale_result has shape {tuple(scale.shape)}, must be one element")
+    return OperandSpec("args", "1" * max(scale.dim(), 1), 2, expand=None if scale.dim() else (1,))
 
 
 def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:

@@ -26,6 +26,7 @@ def scaled_gemm(
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     *,
+    scale_result: torch.Tensor | None = None,
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
@@ -56,7 +57,8 @@ def scaled_gemm(
     (N / 128, K / 128).
 
     The other arguments are those of `kernels_dsl.gemm`, after the scaling. out_dtype: bf16 (the default),
-    fp16 or fp32.
+    fp16, fp32, or an fp8 dtype, which the result saturates to. scale_result: float32, one element, a factor
+    of an fp8 result, behind everything else: the reciprocal of what dequantises it.
 
     use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add. Otherwise, and with
     scales of 128 elements of K, they sum 128 of K at a time, and those sums are added in float32.
@@ -65,7 +67,7 @@ def scaled_gemm(
     Raises TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the
     same reasons as text.
     """
-    extras = (c, bias, residual, scale_a, scale_b, *epilogue_args)
+    extras = (c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
     if (
         _is_compiling()
@@ -89,8 +91,8 @@ def run_direct(
 ) -> torch.Tensor:
     """`scaled_gemm` past the dispatcher.
 
-    `extras`: c, bias, residual, scale_a, scale_b and the epilogue's arguments; `options`: alpha, beta,
-    bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration and family.
+    `extras`: c, bias, residual, the scales of a, b and the result, the epilogue's arguments; `options`: alpha,
+    beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration and family.
     """
     key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
     plan = _PLANS.get(key)
@@ -101,9 +103,9 @@ def run_direct(
                 _PLANS.clear()
             _PLANS[key] = plan
     if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
-        names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b")
+        names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b", "scale_result")
         inputs = {name: x for name, x in zip(names, (a, b, *extras)) if x is not None}
-        inputs.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[5:]))
+        inputs.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[6:]))
         overlap.check_overlap(out, {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)})
     make = plan.operands
     operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
@@ -118,11 +120,11 @@ def described(
     out: torch.Tensor | None,
 ) -> Any:
     """The checked call; arguments as those of `run_direct`."""
-    c, bias, residual, scale_a, scale_b, *epilogue_args = extras
+    c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args = extras
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
     return scaled_arguments.describe(
-        a, b, scale_a, scale_b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
-        beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+        a, b, scale_a, scale_b, scale_result=scale_result, c=c, bias=bias, bias_axis=bias_axis,
+        residual=residual, alpha=alpha, beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
         out_dtype=out_dtype, use_fast_accum=use_fast_accum,
     )  # fmt: skip
 
@@ -178,7 +180,7 @@ def plan_for(
     """The plan that `scaled_gemm` with these arguments would follow: for tests and benchmarks."""
     extras = (
         *(arguments.pop(name, None) for name in ("c", "bias", "residual")), scale_a, scale_b,
-        *arguments.pop("epilogue_args", ()),
+        arguments.pop("scale_result", None), *arguments.pop("epilogue_args", ()),
     )  # fmt: skip
     options = tuple(arguments.pop(name, default) for name, default in OPTIONS.items())
     if arguments:

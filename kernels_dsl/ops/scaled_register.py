@@ -13,8 +13,8 @@ from kernels_dsl.ops.register import config_text, epilogue_name
 from kernels_dsl.ops.scaled_gemm import OPTIONS, described, run_direct
 
 _ARGUMENTS = (
-    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? c=None, Tensor? bias=None, "
-    "Tensor? residual=None, Tensor[]? epilogue_args=None, *, "
+    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? scale_result=None, "
+    "Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Tensor[]? epilogue_args=None, *, "
     'float alpha=1.0, float beta=1.0, str bias_axis="n", str? activation=None, str? epilogue=None, '
     "ScalarType? out_dtype=None, bool use_fast_accum=False, str? config=None, str? family=None"
 )
@@ -25,12 +25,13 @@ LIBRARY.define(f"scaled_gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()", tags=(tor
 
 def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     """(a, b, extras, options, out, forced) of an operator call, as `run_direct` takes them."""
-    names = ("scale_a", "scale_b", "c", "bias", "residual", "epilogue_args")
+    names = ("scale_a", "scale_b", "scale_result", "c", "bias", "residual", "epilogue_args")
     a, b, *rest = tensors
     given = dict(zip(names, rest))
     given.update((name, keywords[name]) for name in names if name in keywords)
     epilogue_args: Sequence[torch.Tensor] = given.get("epilogue_args") or ()
-    extras = (*(given.get(name) for name in ("c", "bias", "residual", "scale_a", "scale_b")), *epilogue_args)
+    order = ("c", "bias", "residual", "scale_a", "scale_b", "scale_result")
+    extras = (*map(given.get, order), *epilogue_args)
     options = tuple(keywords.get(name, default) for name, default in OPTIONS.items())
     config = keywords.get("config")
     forced = (None if config is None else config_from_json(json.loads(config)), keywords.get("family"))
@@ -87,7 +88,7 @@ def call(
     Raises TypeError where the operator's schema cannot express an argument, ValueError where gradients are
     asked for with `out`.
     """
-    c, bias, residual, scale_a, scale_b, *epilogue_args = extras
+    c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args = extras
     named = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
     for name, value in named.items():
@@ -103,7 +104,7 @@ def call(
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])
     config, keywords["family"] = forced
     keywords["config"] = None if config is None else config_text(config)
-    positional = (a, b, scale_a, scale_b, c, bias, residual, epilogue_args or None)
+    positional = (a, b, scale_a, scale_b, scale_result, c, bias, residual, epilogue_args or None)
     if out is None:
         return torch.ops.kernels_dsl.scaled_gemm(*positional, **keywords)
     torch.ops.kernels_dsl.scaled_gemm_out(*positional, out=out, **keywords)

@@ -15,6 +15,7 @@ from reference import scaled_gemm as reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+RESULT_SCALE = 4.0
 _MN = (1, 2, 7, 16, 17, 33, 64, 65, 127, 128, 129, 191, 255, 257, 320, 513)
 _K = (1, 3, 16, 31, 64, 65, 100, 127, 128, 129, 256, 511, 768)
 _EMPTY_ODDS = 0.04
@@ -22,10 +23,13 @@ _EMPTY_ODDS = 0.04
 
 @dataclass(frozen=True)
 class Case:
-    """One call. `exact`: integers and scales that are powers of two, compared bit for bit; else quantised
-    normal values, by the tolerance rule. `pads`: gaps behind the rows of a and b, None for one that does not
-    run along K. `kinds`: the scales of a and of b's transpose, as `quantize` names them. `fast`:
-    use_fast_accum."""
+    """One call.
+
+    `exact`: integers and scales that are powers of two, compared bit for bit, as fp8 outputs always are; else
+    quantised normal values, by the tolerance rule. `pads`: gaps behind the rows of a and b, None for one that
+    does not run along K. `kinds`: the scales of a and of b's transpose, as `quantize` names them. `fast`:
+    use_fast_accum.
+    """
 
     number: int
     m: int
@@ -71,12 +75,13 @@ def generate(number: int) -> Case:
     draw = random.Random(inputs.case_seed("scaled_gemm", number))
     m, n, k = (0 if draw.random() < _EMPTY_ODDS else draw.choice(pool) for pool in (_MN, _MN, _K))
     a_batch, b_batch = draw.choice(((None, None), (None, None), (3, 3), (3, None), (None, 2), (1, 3)))
-    exact = draw.random() < 0.5
+    out_dtype = draw.choice((*OUTPUTS, *OUTPUTS, E4M3, E5M2))
+    exact = draw.random() < 0.5 or out_dtype not in OUTPUTS
     kinds = draw.choice((("tensor", "matrix", "row"), ("tensor", "matrix", "row"), ("1x128", "128x128")))
     return Case(
         number, m, n, k, a_batch=a_batch, b_batch=b_batch,
         dtypes=(draw.choice((E4M3, E4M3, E5M2)), draw.choice((E4M3, E4M3, E5M2))),
-        out_dtype=draw.choice(OUTPUTS), pads=(draw.choice((0, 16, 5, None)), draw.choice((0, 16, 5, None))),
+        out_dtype=out_dtype, pads=(draw.choice((0, 16, 5, None)), draw.choice((0, 16, 5, None))),
         kinds=(draw.choice(kinds), draw.choice(kinds)), fast=draw.random() < 0.5,
         out_contiguous=draw.choice((-1, -1, -2)), out_pad=draw.choice((0, 8, 3)),
         bias=draw.random() < 0.5, residual=draw.random() < 0.3,
@@ -111,11 +116,12 @@ def arguments(case: Case, device: str) -> tuple[list[torch.Tensor], dict[str, An
         made.append(values if name == "a" else values.mT)
         scales.append(scale.mT if name == "b" and scale.dim() > 1 else scale)
     options: dict[str, Any] = {"activation": case.activation}  # of the epilogue
+    dtype = case.out_dtype if case.out_dtype in OUTPUTS else torch.bfloat16
     make = inputs.integers if case.exact else inputs.normal
     for name, given, shape in (("bias", case.bias, (case.n,)), ("residual", case.residual, case.shape)):
         if given:
             seed = inputs.case_seed("scaled_gemm values", case.number, name)
-            options[name] = buffers.embed(make(shape, case.out_dtype, seed=seed, device=device))
+            options[name] = buffers.embed(make(shape, dtype, seed=seed, device=device))
     return made + scales, options
 
 
@@ -125,10 +131,16 @@ def run(case: Case, device: str, **forced: Any) -> None:
     out = buffers.poisoned(
         case.shape, case.out_dtype, device=device, contiguous=case.out_contiguous, pad=case.out_pad
     )
+    if case.out_dtype not in OUTPUTS:
+        forced["scale_result"] = torch.full((1,), RESULT_SCALE, device=device)
     result = scaled_gemm(*tensors, **options, use_fast_accum=case.fast, out=out.tensor, **forced)
     assert result is out.tensor
     buffers.check_output(out)
     exact = reference.scaled_gemm(*tensors, **options, groups=case.groups)
+    if case.out_dtype not in OUTPUTS:
+        expected = quantization.to_fp8(exact * RESULT_SCALE, case.out_dtype)
+        assert torch.equal(result.contiguous().view(torch.uint8), expected.view(torch.uint8)), str(case)
+        return
     if case.exact:
         tolerance.check_exact(result, exact, case=str(case))
         return

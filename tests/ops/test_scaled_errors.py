@@ -45,6 +45,12 @@ CASES = [
     ),
     (_call(bias=torch.ones(12)), ValueError, r"bias has shape \(12,\), must be \(20,\)"),
     (_call(activation="tanh"), ValueError, "activation is 'tanh', must be None or one of gelu"),
+    (_call(scale_result=ONE), ValueError, "scale_result is given and the result is torch.bfloat16"),
+    (
+        _call(scale_result=torch.ones(2), out_dtype=E4M3),
+        ValueError,
+        r"scale_result has shape \(2,\), must be one element",
+    ),
     (_call(out_dtype=torch.int8), TypeError, "out_dtype has dtype torch.int8, must be one of"),
     (_call(out=torch.ones(20, 12)), ValueError, r"out has shape \(20, 12\), must be \(12, 20\)"),
     (
