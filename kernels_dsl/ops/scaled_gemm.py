@@ -91,8 +91,8 @@ def run_direct(
 ) -> torch.Tensor:
     """`scaled_gemm` past the dispatcher.
 
-    `extras`: c, bias, residual, the scales of a, b and the result, the epilogue's arguments; `options`: alpha,
-    beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration and family.
+    `extras`: c, bias, residual, the scales of a, b and the result, the epilogue's arguments; `options`:
+    alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
     key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
     plan = _PLANS.get(key)
@@ -124,8 +124,8 @@ def described(
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
     return scaled_arguments.describe(
         a, b, scale_a, scale_b, scale_result=scale_result, c=c, bias=bias, bias_axis=bias_axis,
-        residual=residual, alpha=alpha, beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-        out_dtype=out_dtype, use_fast_accum=use_fast_accum,
+        residual=residual, alpha=alpha, beta=beta, activation=activation, epilogue=epilogue,
+        epilogue_args=epilogue_args, out=out, out_dtype=out_dtype, use_fast_accum=use_fast_accum,
     )  # fmt: skip
 
 
