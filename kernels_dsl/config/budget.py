@@ -107,7 +107,7 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         return f"fp8 operands need compute capability 8.9, {device.name} has {major}.{minor}"
     reason = specific(config, problem)  # type: ignore[arg-type]
     if reason is None and isinstance(config, Sm80GemmConfig):
-        reason = _why_not_widened(config, problem, device)
+        reason = _why_not_fp8(config, problem, device)
     if reason:
         return reason
     tile_k = config.tile_k_for(problem.ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
@@ -202,16 +202,25 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
     return None
 
 
-def _why_not_widened(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -> str | None:
-    """Fragments of fp8 that are widened to fp16 take twice the registers."""
-    if problem.ab_type != "fp8" or not device.widens_fp8:
+def _why_not_fp8(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -> str | None:
+    """Fragments of fp8 that are widened to fp16 take twice the registers; scales take some as well."""
+    if problem.ab_type != "fp8":
         return None
     registers = accumulator_registers(config)
-    limit = SM80_WIDENED_LIMIT if config.tile_k <= 64 else SM80_WIDENED_LIMIT // 2
-    if registers > limit:
+    if device.widens_fp8:
+        limit = SM80_WIDENED_LIMIT if config.tile_k <= 64 else SM80_WIDENED_LIMIT // 2
+        if registers > limit:
+            return (
+                f"{registers} accumulator registers a thread, at most {limit} leave no spills where mma.sync "
+                f"of fp8 is done in fp16, as on {device.name}"
+            )
+    # ptxas needs a few more registers for other GPUs than sm_89.
+    finest = problem.promotion is not None and problem.promotion.rows_a == problem.promotion.rows_b == 1
+    limit = SM80_WIDENED_LIMIT // 2
+    if finest and device.capability != (8, 9) and registers > limit:
         return (
-            f"{registers} accumulator registers a thread, at most {limit} leave no spills where mma.sync of "
-            f"fp8 is done in fp16, as on {device.name}"
+            f"{registers} accumulator registers a thread, at most {limit} leave no spills beside scales of "
+            f"rows and columns on {device.name}"
         )
     return None
 

@@ -58,7 +58,7 @@ CASES = [
         ValueError,
         "out shares memory with scale_a",
     ),
-    (_call(config=Sm80GemmConfig(128, 128, 64, 4, 2, 2)), ValueError, "fp8 is done in fp16, as on H200"),
+    (_call(config=Sm80GemmConfig(128, 128, 64, 4, 2, 2)), ValueError, "of fp8 is done in fp16, as on H200"),
     (_call(config=Sm90GemmConfig(128, 256, tile_k=16)), ValueError, "tile_k is 16, must cover whole WGMMA"),
 ]  # fmt: skip
 
