@@ -27,6 +27,8 @@ class EpiloguePlan:
     stages: int
     dtype: type[cutlass.Numeric]
     use_tma: bool
+    m_major: bool = False
+    """D is contiguous along M, so staging is too. With TMA stores only: others take any strides."""
 
     @property
     def subtile(self) -> tuple[int, int]:
@@ -46,11 +48,14 @@ def epilogue_columns(tile_n: int, dtype: type[cutlass.Numeric]) -> int:
 
 
 def register_to_smem_copy(
-    tiled_mma: cute.TiledMma, dtype: type[cutlass.Numeric], epi_n: int
+    tiled_mma: cute.TiledMma, dtype: type[cutlass.Numeric], epi_n: int, m_major: bool = False
 ) -> cute.TiledCopy:
-    """Copy from a WGMMA accumulator fragment to row-major shared memory: stmatrix for 16-bit types."""
+    """Copy from a WGMMA accumulator fragment to shared memory, contiguous along N or, `m_major`, along M.
+
+    stmatrix for 16-bit types, which turns its matrices for the latter.
+    """
     matrices = 4 if epi_n % 16 == 0 else 2
-    stmatrix = warp.StMatrix8x8x16bOp(False, matrices)
+    stmatrix = warp.StMatrix8x8x16bOp(m_major, matrices)
     if dtype.width == 16:
         atom = cute.make_copy_atom(stmatrix, dtype)
     else:
@@ -74,7 +79,7 @@ def store_tile(
     warpgroup: Int32,
 ):
     """Runs the epilogue of one tile, subtile by subtile."""
-    copy_r2s = register_to_smem_copy(tiled_mma_epi, plan.dtype, plan.epi_n)
+    copy_r2s = register_to_smem_copy(tiled_mma_epi, plan.dtype, plan.epi_n, plan.m_major)
     thr_copy = copy_r2s.get_slice(thread)
     tRS_sD = thr_copy.partition_D(sD)  # (R2S, R2S_M, R2S_N, stages)
     thr_mma = tiled_mma_epi.get_slice(thread)

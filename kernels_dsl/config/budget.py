@@ -137,6 +137,11 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         return f"tile_m is {config.tile_m}, must be one of {rows} in a {config.schedule.value} schedule"
     if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
         return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256 (the N of WGMMA)"
+    if problem.ab_type == "fp32" and config.tile_n % 32 and config.tile_n != 16:
+        return (
+            f"tile_n is {config.tile_n}, must be 16 or a multiple of 32 with tf32: at others the compiler (CuTe "
+            "DSL 4.8.1) ends the process"
+        )
     registers = accumulator_registers(config)
     limit = _sm90_accumulator_limit(config, problem)
     if registers > limit:
@@ -151,6 +156,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"
+    if config.turned and config.split_k > 1:
+        return "turned tiles would write the partial sums of a split K the wrong way round: turned or split_k"
     if problem.ab_type in ("fp32", "fp8") and not (problem.a_k_major and problem.b_k_major):
         kind = "tf32" if problem.ab_type == "fp32" else "fp8"
         return f"{kind} WGMMA reads A and B with K contiguous only"

@@ -32,6 +32,8 @@ class Sm90GemmConfig:
     `tile_*` are elements of a CTA's tile; `tile_k` 0 stands for 128 bytes of K, the width of the
     widest swizzle. `stages` 0 takes as many pipeline stages as shared memory holds.
     `epi_tma` False stores D with predicated global stores, which any alignment allows.
+    `turned` computes Dᵀ = Bᵀ Aᵀ: tile_m and cluster_m then go along the columns of D. M may only be
+    64 rows times 1 to 4 in a tile, N any multiple of 16, so this may cut a D better.
     `raster_group` is the number of tiles (along the other mode) that are visited together so that
     their operands stay in L2; `raster_along_m` says that M is the mode that varies within a group.
     """
@@ -47,6 +49,7 @@ class Sm90GemmConfig:
     raster_group: int = 8
     raster_along_m: bool = True
     split_k: int = 1
+    turned: bool = False
 
     family = "sm90"
 

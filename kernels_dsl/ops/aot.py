@@ -64,6 +64,7 @@ def config_label(config: GemmConfig) -> str:
         if config.cluster_m * config.cluster_n > 1:
             words.append(f"cluster {config.cluster_m}x{config.cluster_n}")
         words += ["pingpong"] * (config.schedule is Schedule.PINGPONG)
+        words += ["turned"] * config.turned
         words += ["along-n"] * (not config.raster_along_m)
         words += ["plain-store"] * (not config.epi_tma)
     else:
@@ -78,6 +79,8 @@ def _configs(family: str, problem: GemmProblem, device: Device, plain: bool) -> 
     """The table's configurations; for a plain epilogue in both directions of raster and with a split of K."""
     for candidate in TABLES[family]:
         for split in (1, _SPLIT) if plain else (1,):
+            if split > 1 and getattr(candidate.config, "turned", False):
+                continue
             if split > 1 and candidate.config.tile_m * candidate.config.tile_n > 128 * 128:
                 continue  # a split is for few tiles, which are small ones
             config = adapted(replace(candidate.config, split_k=split), problem)
@@ -103,7 +106,8 @@ def gemm_kernel(config: GemmConfig, kind: OperandKind, align: int = 16) -> Kerne
     if isinstance(config, Sm90GemmConfig) and not config.epi_tma:
         d = matrix(_EXTENT, _EXTENT, pitch=_EXTENT + 1)
     operands: tuple[Any, ...] | None = (matrix(_EXTENT),) if kind.epilogue.bias else None
-    epilogue, layout = kind.epilogue, EntryLayout(("n",) if kind.epilogue.bias else ())
+    turned = isinstance(config, Sm90GemmConfig) and config.turned
+    epilogue, layout = kind.epilogue, EntryLayout(("n",) if kind.epilogue.bias else (), swap=turned)
     if config.split_k > 1:
         d = matrix(config.split_k, _EXTENT, _EXTENT, dtype=torch.float32)
         operands, epilogue, layout = None, _PLAIN, EntryLayout()

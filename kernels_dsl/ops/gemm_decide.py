@@ -21,8 +21,9 @@ from kernels_dsl.ops.target import Target
 
 @dataclass(frozen=True)
 class Decision:
-    """What to run: the problem in the kernel's orientation, its configuration, and the copies of a and b.
+    """What to run: the problem, its configuration, orientation, and the copies of a and b.
 
+    `problem` is in the kernel's orientation before the configuration turns it; `swap` after.
     `copy_a`, `copy_b`: the contiguous mode ("row" or "column") of the copy, None to use the tensor itself.
     """
 
@@ -197,4 +198,5 @@ def decide(
             name = "sm80"
     copies, problem = options[name]
     chosen = _pick(problem, target, name) if config is None else fit_to_problem(config, problem, target)
-    return Decision(problem, chosen, transposed(call, layouts[2], name), *copies)
+    swap = transposed(call, layouts[2], name) != getattr(chosen, "turned", False)
+    return Decision(problem, chosen, swap, *copies)

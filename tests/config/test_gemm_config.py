@@ -114,6 +114,8 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(128, 128, tile_k=8), {}, "tile_k is 8"),
         (Sm90GemmConfig(128, 128, cluster_m=3), {}, "a cluster of 3 x 1"),
         (Sm90GemmConfig(128, 128), {"ab_type": "fp32"}, "tf32 WGMMA reads A and B with K contiguous"),
+        (Sm90GemmConfig(128, 144), {"ab_type": "fp32", "b_k_major": True}, "tile_n is 144, must be 16 or"),
+        (Sm90GemmConfig(128, 128, turned=True, split_k=2), {}, "turned or split_k"),
         (Sm90GemmConfig(128, 128), {"a_align": 8}, "TMA loads need"),
         (Sm90GemmConfig(128, 128), {"d_align": 2}, "TMA stores need"),
         (Sm90GemmConfig(128, 128, stages=20), {}, "bytes of shared memory"),
@@ -159,8 +161,10 @@ def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
             if budget.why_not(candidate.config, problem, H200) is not None:
                 continue
             a = SimpleNamespace(element_type=types[ab_type])
-            d = SimpleNamespace(element_type=types[d_type])
+            turned = candidate.config.turned
+            d = SimpleNamespace(element_type=types[d_type], stride=(1, 512, 0) if turned else (512, 1, 0))
             spec = make_spec(candidate.config, a, a, d)
+            assert spec.epilogue.m_major == turned
             assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
 
 

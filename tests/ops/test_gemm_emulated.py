@@ -6,11 +6,12 @@ import gemm_cases
 import pytest
 import torch
 
+from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
 from kernels_dsl.ops.gemm import gemm
 from lowering import emulator
 from reference import gemm as reference
 from reference import tolerance
-from reference.inputs import normal
+from reference.inputs import integers, normal
 
 SMALL = 40_000  # multiply-adds
 ARCH = {"sm90": "sm_90a", "sm80": "sm_89"}
@@ -33,6 +34,33 @@ def test_generated_cases_in_the_emulator(family: str) -> None:
         with emulator.run(arch=ARCH[family]) as session:
             gemm_cases.run(case, "cpu")
         assert not session.reports, str(case)
+
+
+TURNED = (
+    Sm90GemmConfig(64, 32, turned=True),
+    Sm90GemmConfig(128, 160, cluster_m=2, turned=True),
+    Sm90GemmConfig(128, 64, schedule=Schedule.PINGPONG, turned=True),
+    Sm90GemmConfig(128, 64, epi_tma=False, turned=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.float32, torch.float32)],
+)
+@pytest.mark.parametrize("config", TURNED, ids=str)
+def test_turned_tiles(config: Sm90GemmConfig, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    """The kernel computes the transpose, and stores row-major D with M contiguous, clipped at its edges."""
+    a, b = integers((72, 64), dtype, seed=1), integers((200, 64), dtype, seed=2).t()
+    bias, residual = integers((200,), dtype, seed=3), integers((72, 200), out_dtype, seed=4)
+    wide = torch.full((80, 208), float("nan"), dtype=out_dtype)
+    out = wide[:72, :200]
+    with emulator.run(arch="sm_90a") as session:
+        gemm(a, b, config=config, bias=bias, residual=residual, out=out)
+    assert not session.reports
+    exact = a.double() @ b.double() + bias.double() + residual.double()
+    tolerance.check_exact(out, exact.to(out_dtype))
+    assert wide[72:].isnan().all() and wide[:, 200:].isnan().all()
 
 
 @pytest.mark.parametrize("family", ["sm90", "sm80"])

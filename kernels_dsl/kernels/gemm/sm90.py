@@ -46,7 +46,7 @@ def gemm_sm90(
 ):
     """Launches the GEMM. A and B: 16-byte aligned base and strides, contiguous in mode 0 or 1.
 
-    D is contiguous in mode 1 and 16-byte aligned where `config.epi_tma`, else of any strides.
+    D is contiguous in mode 0 or 1 and 16-byte aligned where `config.epi_tma`, else of any strides.
     `epilogue(acc, *operands)` maps float32 TensorSSA values to the output. `max_ctas` is the number
     of CTAs that run at one time. With `config.split_k` > 1, D holds the partial sums of each split.
     `promotion`: fp8 products are summed by the tensor cores over 128 of K at a time, `blocks.promotion`.
@@ -59,9 +59,8 @@ def gemm_sm90(
     tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
     a_layout = staged_smem_layout(a_dtype, (spec.tile_m, spec.tile_k), spec.stages, a_major)
     b_layout = staged_smem_layout(b_dtype, (spec.tile_n, spec.tile_k), spec.stages, b_major)
-    d_layout = staged_smem_layout(
-        mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
-    )
+    d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
+    d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)
 
     a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, spec.tile_k), spec.cluster[1])
     b_atom, tma_b = tma.make_load_atom(mB, b_layout, (spec.tile_n, spec.tile_k), spec.cluster[0])

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.budget import promoted_columns
 from kernels_dsl.config.promotion import GROUP, Promotion
@@ -63,7 +64,8 @@ def make_spec(
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes)
-    plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
+    plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
