@@ -139,8 +139,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256 (the N of WGMMA)"
     if problem.ab_type == "fp32" and config.tile_n % 32 and config.tile_n != 16:
         return (
-            f"tile_n is {config.tile_n}, must be 16 or a multiple of 32 with tf32: at others the compiler (CuTe "
-            "DSL 4.8.1) ends the process"
+            f"tile_n is {config.tile_n}, must be 16 or a multiple of 32 with tf32: at others the compiler "
+            "(CuTe DSL 4.8.1) ends the process"
         )
     registers = accumulator_registers(config)
     limit = _sm90_accumulator_limit(config, problem)
