@@ -13,7 +13,7 @@ is decided by one thing: which thread touches which element. CuTe has a word for
 
 A *layout* is a function from coordinates to offsets, written shape:stride. Coordinate (i, j) of the layout
 (R, C):(p, q) is at offset i*p + j*q. That is all. (4, 8):(8, 1) is a row-major 4 x 8 matrix, (4, 8):(1, 4)
-the column-major one, and (4, 8):(0, 1) is one row that is shown four times.
+the column-major one, and (4, 8):(0, 1) is one row that is shown four times. Dimensions are called *modes*.
 
 A *thread-value layout* (TV layout) is a layout whose coordinates are (thread, value): "where is value v of
 thread t?". Here are two for 4 threads with 4 values each, 16 elements in all. The numbers are threads:
@@ -25,6 +25,10 @@ thread t?". Here are two for 4 threads with 4 values each, 16 elements in all. T
 
 Either way a warp (32 threads) touches whole 128-byte lines, so both are *coalesced*; but the first needs a
 quarter of the instructions. The kernel below takes the layout as an argument and does not change otherwise.
+
+*Names* are CuTe's, here and in other people's kernels: mA is the whole tensor in memory, gA the tile of it
+that this CTA (thread block) has, sA a copy in shared memory, rA one in registers; tAgA is what a partition
+named A leaves to this thread of gA. Comments say what the modes are: # (bM, bK, stages).
 """
 
 import tempfile
@@ -119,7 +123,7 @@ def check(lab: common.Lab) -> None:
 
 
 def measure(bench: common.Bench) -> None:
-    """Rates from memory and from L2; then what a first call costs."""
+    """Rates from memory and from L2 (the cache that the whole GPU shares); then what a first call costs."""
     names = {False: "step 1, blocked (128-bit)", True: "step 1, interleaved (32-bit)"}
     for exponent, where in ((26, "memory"), (21, "L2")):
         n = 1 << exponent

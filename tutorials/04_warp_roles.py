@@ -137,7 +137,7 @@ def fold(
     fold_kernel(load, tma_x, mY, smem_layout, mX.shape[1] // TILE[1], setmaxnreg).launch(
         grid=(mX.shape[0] // TILE[0], 1, 1),
         block=(CONSUMERS + 128, 1, 1),
-        min_blocks_per_mp=1,  # ptxas must know how many CTAs share the registers, else setmaxnreg is ignored
+        min_blocks_per_mp=1,  # the assembler must know who shares the registers, else setmaxnreg is ignored
         stream=stream,
     )
 

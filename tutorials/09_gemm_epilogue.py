@@ -25,9 +25,9 @@ so now the proxy fence that step 2 did not need comes between the two:
 
     wait until this buffer's last store was read | stmatrix | fence | barrier (128) | one warp: TMA store
 
-*Fusion.* What is done to the accumulators before they are rounded is a function, float32 in and out, given
-as a Constexpr: `def bias_gelu(acc, bias): return gelu_tanh(acc + bias)`. A second kernel would read and
-write D once more.
+*Fusion.* What comes after the products is the *epilogue*; what it does to the accumulators before they are
+rounded is a function, float32 in and out, given as a Constexpr: `def bias_gelu(acc, bias): return
+gelu_tanh(acc + bias)`. A second kernel would read and write D once more.
 
 *PDL* (programmatic dependent launch) lets the set-up of one kernel run beside the end of the one before it,
 if both say so: two `griddepcontrol` instructions here, `use_pdl=True` at the launch; 2-3 µs a launch.

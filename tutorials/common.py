@@ -235,6 +235,7 @@ def draw_timeline(lab: Lab, path: Path | None) -> None:
         for event in select(lab.timeline.events, cta=corner)
     ]
     print("\nTimeline of CTA (0, 0, 0), in emulated steps (order is real, durations are not):")
+    print("L load, S store, W WGMMA under way; | a phase of the barrier at that address ends; . a warp waits")
     print(draw_text(events))
     if path is not None:
         draw_plot(events, str(path))
@@ -261,6 +262,8 @@ def main(
     if lab.where == EMULATOR and timeline is not None:
         timeline(lab)
         draw_timeline(lab, args.plot)
+    elif args.plot and lab.where != GPU:
+        print(f"\n{args.plot} is not drawn: this step has no timeline, and its tables need a Hopper GPU")
     if lab.where != GPU:
         print("\nmeasure: left out, it needs a Hopper GPU")
         return

@@ -16,9 +16,8 @@ import traffic
 
 README = Path(__file__).resolve().parent / "README.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-
-
 CLAIM = ("8192³ bfloat16", "8192×8192×8192 bfloat16")  # titles of the tables that the summary is made from
+DENSE = "cuBLAS, dense"  # the baseline of step 12's tables
 
 
 def summary(folder: Path) -> list[str]:
@@ -58,6 +57,20 @@ def attention_summary(folder: Path) -> list[str]:
     return lines
 
 
+def against_dense(tables: list[dict]) -> list[str]:
+    """Step 12's tables of two rows, of a share of blocks kept each, as one."""
+    lines = []
+    for table in (common.Table(**stored) for stored in tables if stored["baseline"] == DENSE):
+        if not lines:
+            lines = ["", f"| | µs | TFLOPS of kept blocks | {DENSE}, µs | × dense |", "|---|--:|--:|--:|--:|"]
+        (own,) = (name for name in table.microseconds if name != DENSE)
+        sparse, dense = table.microseconds[own], table.microseconds[DENSE]
+        lines.append(
+            f"| {table.title} | {sparse:.0f} | {table.rate(own):.0f} | {dense:.0f} | {dense / sparse:.2f} |"
+        )
+    return lines
+
+
 def render(folder: Path) -> list[str]:
     """Markdown lines: the machine, the summary, then the tables and remarks of each step."""
     lines: list[str] = []
@@ -69,8 +82,10 @@ def render(folder: Path) -> list[str]:
         lines += ["", f"### [{step.name}]({step.name})"]
         if path.stem == "10":
             lines += attention_summary(folder)
+        lines += against_dense(run["tables"])
         for stored in run["tables"]:
-            lines += common.Table(**stored).lines()
+            if stored["baseline"] != DENSE:
+                lines += common.Table(**stored).lines()
         for table in run.get("counters", []):
             lines += traffic.lines(table)
         for remark in run["remarks"]:
