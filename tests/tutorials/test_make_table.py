@@ -27,6 +27,17 @@ def test_shares_of_blocks_become_one_table(monkeypatch):
     assert every == "| all | 250 | 16 | 200 | 0.80 |"
 
 
+def test_overview_names_what_a_step_is_compared_with(tmp_path):
+    import json
+
+    import make_table
+
+    rows = {"step_7": 2.0, "step_1": 9.0, "step_6": 4.0, "step_7,_slow": 3.0, "cp.async": 0.5, "mine": 2.5}
+    (tmp_path / "07.json").write_text(json.dumps({"tables": [_table("T", "mine", **rows)]}))
+    line = make_table.overview(tmp_path)[-1]
+    assert line == "| step 7 | T | 2000 TFLOPS | 2.00, step 6 | 1.25, mine |  |"
+
+
 def test_sections_of_a_partial_run_replace_theirs_alone():
     import make_table
 
