@@ -21,6 +21,7 @@ _PUBLIC = {
     "attention_varlen": "kernels_dsl.ops.attention",
     "attention_fp8": "kernels_dsl.ops.attention_fp8",
     "attention_fp8_varlen": "kernels_dsl.ops.attention_fp8",
+    "quantize_qkv": "kernels_dsl.ops.attention_fp8_inputs",
     "attention_fp8_supports": "kernels_dsl.ops.attention_fp8",
     "attention_supports": "kernels_dsl.ops.attention",
     "scaled_dot_product_attention": "kernels_dsl.ops.attention",

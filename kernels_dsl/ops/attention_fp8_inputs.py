@@ -1,0 +1,61 @@
+"""From bf16 or fp16 Q, K and V to the arguments of `attention_fp8`: quantisation, and rotations before it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from kernels_dsl.ops.quantize import quantize
+
+INPUT_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def quantize_qkv(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, rotate: bool = False
+) -> dict[str, torch.Tensor]:
+    """The tensor arguments of `attention_fp8`, by name, for q, k, v (B, S, H, D), bf16 or fp16.
+
+    Each head of each batch gets one scale. With `rotate`, Q and K are multiplied by an orthogonal matrix
+    along the head dimension first, which leaves Q Kᵀ as it is and spreads single large elements over their
+    rows: a Hadamard matrix with random signs, as FlashAttention-3's 'incoherent processing' (Shah et al.,
+    2024). V is not rotated. What it is worth depends on the data (docs/fp8.md): e4m3 is floating point, so
+    that large elements do not cost the small ones their digits, as they would with int8.
+
+    The rotation is rounded to the inputs' dtype. Use: `attention_fp8(**quantize_qkv(q, k, v), causal=True)`.
+    No gradients. Raises TypeError and ValueError as `quantize` does, and for tensors without four modes.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+        if x.dtype not in INPUT_DTYPES:
+            raise TypeError(f"{name} is {x.dtype}, must be torch.bfloat16 or torch.float16")
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 4 modes")
+    if rotate:
+        first, second = rotations(q.shape[-1], q.dtype, q.device)
+        q, k = q @ first, k @ second
+    found = {}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        values, scale = quantize(x.transpose(1, 2), scaling="matrix")
+        found[name], found[f"{name}_descale"] = values.transpose(1, 2), scale
+    return found
+
+
+@lru_cache(maxsize=64)
+def rotations(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(D, D) matrices for Q and K whose product with each other's transpose is the identity, exactly.
+
+    Block-diagonal: Hadamard matrices as large as the largest power of two that divides D, rows with random
+    signs, always the same ones. All elements are 0 or powers of two, divided so between the two that they
+    are exact in any dtype.
+    """
+    size = dim & -dim
+    block = torch.ones(1, 1)
+    while block.shape[0] < size:
+        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+    signs = torch.randint(0, 2, (dim, 1), generator=torch.Generator().manual_seed(dim)) * 2 - 1
+    matrix = signs * torch.block_diag(*[block] * (dim // size))
+    half = (size.bit_length() - 1) // 2
+    first, second = matrix * 2.0**-half, matrix * (2.0**half / size)
+    return first.to(device, dtype), second.to(device, dtype)

@@ -1,0 +1,63 @@
+"""Quantising Q, K and V for fp8 attention, with and without rotations; kernels run in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels_dsl
+from kernels_dsl.ops.attention_fp8_inputs import rotations
+from lowering import emulator
+from reference.attention import Masking, attention
+from reference.quantize import signal_to_noise
+
+
+@pytest.mark.parametrize("dim", [16, 64, 96, 128, 208, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_are_exact(dim, dtype):
+    first, second = rotations(dim, dtype, torch.device("cpu"))
+    assert torch.equal(first.double() @ second.double().T, torch.eye(dim, dtype=torch.float64))
+    spread = first.double() @ first.double().T
+    assert torch.equal(spread, torch.eye(dim, dtype=torch.float64) * spread[0, 0])
+
+
+def _with_outliers(seed, length=128, heads=8, dim=64):
+    """N(0, 1), and N(0, 100) added to one element in a thousand of Q and K."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [torch.randn(1, length, heads, dim, generator=generator) for _ in range(3)]
+    for x in found[:2]:
+        chosen = torch.rand(x.shape, generator=generator) < 1e-3
+        x += 10 * torch.randn(x.shape, generator=generator) * chosen
+    return tuple(x.bfloat16() for x in found)
+
+
+def test_rotated_outliers_cost_less(seed):
+    """Both products being exact, and V too."""
+    q, k, v = _with_outliers(seed)
+    expected, _ = attention(q, k, v)
+    found = {}
+    for rotate in (False, True):
+        with emulator.run(arch="sm_90a", check=False):
+            made = kernels_dsl.quantize_qkv(q, k, v, rotate=rotate)
+        exact = (made[x].double() * made[f"{x}_descale"].transpose(1, 2) for x in "qk")
+        found[rotate] = signal_to_noise(attention(*exact, v.double())[0], expected)
+    assert found[True] > found[False] + 0.3
+
+
+def test_from_bf16_to_the_output(seed):
+    q, k, v = _with_outliers(seed, length=40, heads=2, dim=64)
+    expected, _ = attention(q, k, v, Masking(right=0))
+    with emulator.run(arch="sm_90a"):
+        out = kernels_dsl.attention_fp8(**kernels_dsl.quantize_qkv(q, k, v, rotate=True), causal=True)
+    assert signal_to_noise(out, expected) > 22
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"q": 3}, "q is a int"), ({"k": torch.zeros(1, 2, 3, 16)}, "k is torch.float32, must be torch.bf"),
+     ({"v": torch.zeros(2, 3, 16).half()}, r"v has shape \(2, 3, 16\), must have 4 modes")],
+)  # fmt: skip
+def test_errors_name_the_argument(change, message):
+    good = dict.fromkeys("qkv", torch.zeros(1, 2, 3, 16).bfloat16())
+    with pytest.raises((TypeError, ValueError), match=message):
+        kernels_dsl.quantize_qkv(**{**good, **change})
