@@ -1,6 +1,7 @@
-"""fp8: quantisation against a copy of as many bytes, attention against 16 bits, and what 8 bits cost.
+"""fp8: quantisation against a copy of as many bytes, GEMM against cuBLASLt, attention against 16 bits.
 
-    python -m benchmarks.fp8 [--suite quantize] [--suite attention] [--suite error] [--suite host]
+    python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite attention] [--suite error]
+                             [--suite gemm_error] [--suite host]
 
 In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
 attention, ours and cuDNN's. Making the fp8 tensors is not in it; "quantise" is that, for Q, K and V.
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine
+from benchmarks import fp8_gemm, harness, machine
 from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, ours, sdpa, tensors
 from benchmarks.harness import OURS, Case
 from kernels_dsl.measure import Call, host_us, interleaved
@@ -152,18 +153,26 @@ def host_rows() -> list[dict[str, Any]]:
     calls["quantize, tensor with a scale"] = lambda: kernels_dsl.quantize(x, scale=one)
     calls["quantize, 1x128, both"] = lambda: kernels_dsl.quantize(x, scaling="1x128", transpose="both")
     values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
+    for recipe in (fp8_gemm.RECIPES[0], fp8_gemm.BLOCK):
+        arguments = fp8_gemm.operands(x, x, recipe.scaling)
+        calls[f"scaled_gemm, {recipe.name}"] = partial(
+            kernels_dsl.scaled_gemm, *arguments, use_fast_accum=recipe.fast
+        )
     calls["attention_fp8"] = lambda: kernels_dsl.attention_fp8(*values, **descales)
     return [{"name": name, "host_us": host_us(call)} for name, call in calls.items()]
 
 
-LISTED = {"quantize": quantize_rows, "error": error_rows, "host": host_rows}
-SUITES = ("attention", *LISTED)
+LISTED = {
+    "quantize": quantize_rows, "error": error_rows, "gemm_error": fp8_gemm.error_rows, "host": host_rows,
+}  # fmt: skip
+CASES = {"attention": attention_cases, "gemm": fp8_gemm.cases}
+SUITES = (*CASES, *LISTED)
 
 
 def run(suite: str, results: Path) -> None:
     """Run one suite; writes its file."""
-    if suite == "attention":
-        harness.run_suite("fp8_attention", attention_cases(), rounds=20, seconds=0.3, results=results)
+    if suite in CASES:
+        harness.run_suite(f"fp8_{suite}", CASES[suite](), rounds=20, seconds=0.3, results=results)
         return
     rows = LISTED[suite]()
     for row in rows:
