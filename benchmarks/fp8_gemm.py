@@ -1,4 +1,4 @@
-"""The fp8 GEMM against cuBLASLt (`torch._scaled_mm`): same operands, scales, accumulation; suites of `fp8`."""
+"""The fp8 GEMM against cuBLASLt (`torch._scaled_mm`), same operands, scales, accumulation: suites of `fp8`."""
 
 from __future__ import annotations
 
@@ -57,12 +57,8 @@ def cases() -> Iterator[Case]:
                 return kernels_dsl.scaled_gemm(*sets[i], out=outs[i], use_fast_accum=fast)  # noqa: B023
 
             def cublas(i: int, fast: bool = recipe.fast) -> Any:
-                return torch._scaled_mm(  # noqa: B023
-                    *sets[i],
-                    out_dtype=torch.bfloat16,
-                    use_fast_accum=fast,
-                    out=outs[i],  # noqa: B023
-                )
+                options: dict[str, Any] = {"use_fast_accum": fast, "out": outs[i]}  # noqa: B023
+                return torch._scaled_mm(*sets[i], out_dtype=torch.bfloat16, **options)  # noqa: B023
 
             def verify(fast: bool = recipe.fast) -> None:
                 found = kernels_dsl.scaled_gemm(*sets[0], use_fast_accum=fast).float()  # noqa: B023
@@ -87,10 +83,8 @@ def error_rows() -> list[dict[str, Any]]:
     rows = []
     for k in (1024, 16384):
         for fraction in (0.0, 1e-3):
-            a, b = (
-                outliers((1024, k), torch.bfloat16, seed=seed, device=DEVICE, fraction=fraction)
-                for seed in (1, 2)
-            )
+            options: dict[str, Any] = {"device": DEVICE, "fraction": fraction}
+            a, b = (outliers((1024, k), torch.bfloat16, seed=seed, **options) for seed in (1, 2))
             exact = a.double() @ b.double().mT
             row: dict[str, Any] = {"name": f"1024×1024×{k}, {'with outliers' if fraction else 'N(0, 1)'}"}
             for recipe in RECIPES:
