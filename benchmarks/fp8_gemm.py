@@ -1,4 +1,4 @@
-"""The fp8 GEMM against cuBLASLt (`torch._scaled_mm`), same operands, scales, accumulation: suites of `fp8`."""
+"""The fp8 GEMM against cuBLASLt (`torch._scaled_mm`) with the same scales and sums: suites of `fp8`."""
 
 from __future__ import annotations
 
