@@ -270,15 +270,19 @@ def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]],
     if not specs:
         return None
     places = [_PLACES[spec.source] + spec.index for spec in specs]
-    custom = any(spec.source == "args" for spec in specs)
-    if not custom and all(spec.expand is None for spec in specs):
+    steps = [_operand_step(spec) for spec in specs]
+    if not any(steps):
         if len(places) > 1:
             return operator.itemgetter(*places)  # the quickest way to pick values of a tuple
         return lambda values: (values[places[0]],)
+    both = list(zip(places, steps))
+    return lambda values: tuple([values[at] if step is None else step(values[at]) for at, step in both])
 
-    def one(spec: OperandSpec, value: Any) -> Any:
-        if not spec.modes:
-            return float(value)  # an int would be another signature
-        return value if spec.expand is None else value.expand(spec.expand)
 
-    return lambda values: tuple(one(spec, values[place]) for spec, place in zip(specs, places))
+def _operand_step(spec: OperandSpec) -> Callable[[Any], Any] | None:
+    """What makes the operand of an argument; None for nothing."""
+    if not spec.modes:
+        return float if spec.source == "args" else None  # an int would be another signature
+    if spec.expand == (1,):
+        return torch.ravel  # of a tensor without modes, which kernels do not take; the quickest way
+    return None if spec.expand is None else operator.methodcaller("expand", spec.expand)
