@@ -21,7 +21,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LENGTH, _HEADS, _BATCH = 512, 4, 2  # only strides and alignment count
 _SMS = 132
 _BLOCK = (128, 128)
-_WINDOW_ENTRIES = 18  # of a window of 2048; how many bytes a row of entries is a multiple of is what counts
+# Of a window of 2048, cut and whole blocks; how many bytes a row of entries is a multiple of is what counts.
+_WINDOW_ENTRIES = (4, 18)
 _EXTENTS = tuple(
     Extent(length, length, heads, _SMS) for length in (128, 512, 1024, 4096, 16384) for heads in (8, 64, 1536)
 )
@@ -101,12 +102,13 @@ def _arguments(kind: AttentionKind, family: str, queued: bool) -> tuple[Any, ...
     if kind.lists is not None:
         rows = _LENGTH // _BLOCK[0]
         lead = (1, 1) if kind.lists == "both" else (_BATCH, _HEADS)
-        entries = _WINDOW_ENTRIES if kind.lists == "both" else rows
-        pair = tuple(
-            x.expand(-1, _HEADS, *x.shape[2:]) for x in (empty(*lead, rows), empty(*lead, rows, entries))
+        entries = _WINDOW_ENTRIES if kind.lists == "both" else (rows, rows)
+        masked, whole = (
+            tuple(x.expand(-1, _HEADS, *x.shape[2:]) for x in (empty(*lead, rows), empty(*lead, rows, n)))
+            for n in entries
         )
         none = (None, None)
-        lists = {"full": (*none, *pair), "partial": (*pair, *none), "both": (*pair, *pair)}[kind.lists]
+        lists = {"full": (*none, *whole), "partial": (*masked, *none), "both": (*masked, *whole)}[kind.lists]
     scalars = (1.0, 1.0, 0, 0)  # scale, softcap, left, right
     arguments = (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None)
     if family == "sm80":
