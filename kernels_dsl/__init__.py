@@ -38,6 +38,8 @@ _PUBLIC = {
     "bsr_gemm": "kernels_dsl.ops.bsr",
     "bsr_sddmm": "kernels_dsl.ops.bsr",
     "bsr_supports": "kernels_dsl.ops.bsr",
+    "bsr_scaled_gemm": "kernels_dsl.ops.bsr_scaled",
+    "bsr_scaled_supports": "kernels_dsl.ops.bsr_scaled",
     "BsrTensor": "kernels_dsl.ops.bsr_tensor",
     "BsrLinear": "kernels_dsl.ops.bsr_linear",
     "register_epilogue": "kernels_dsl.ops.epilogues",

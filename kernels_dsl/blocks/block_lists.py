@@ -1,10 +1,11 @@
 """Lists of kept blocks, and the order in which their products are worked on."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 LANES = 32
 
@@ -143,3 +144,42 @@ def kept_in_warp(lists: BlockLists, member: Int32, at: Int32, end: Int32, absent
     if mine < end:
         kept = lists.kept[mine, member]
     return cute.arch.vote_ballot_sync(kept != absent)
+
+
+@dataclass(frozen=True)
+class ListScales:
+    """The scales of an item's kept blocks, in its list's order: 32 are held, one a lane, 32 are ahead."""
+
+    kept: cute.Tensor
+    scales: cute.Tensor  # (blocks) float32
+    begin: Int32
+    end: Int32
+    held: cute.Tensor  # (2) float32 registers
+
+    @cute.jit
+    def fetch(self, at: Int32) -> Float32:
+        """The scale of entry `at` + this lane; 0 behind the list's end."""
+        scale = Float32(0.0)
+        if at + cute.arch.lane_idx() < self.end:
+            scale = self.scales[self.kept[at + cute.arch.lane_idx(), 0]]
+        return scale
+
+    @cute.jit
+    def of(self, number: Int32, unit: cutlass.Constexpr) -> Float32:
+        """The scale of entry `number` + `unit` of the list; to be called for 0, 1, 2, ... by whole warps.
+
+        A group of `unit`s begins at a `number` that is a multiple of their count, a divisor of 32.
+        """
+        if cutlass.const_expr(unit == 0):
+            if number % LANES == 0:
+                self.held[0] = self.held[1]
+                self.held[1] = self.fetch(self.begin + number + LANES)
+        return cute.arch.shuffle_sync(self.held[0], number % LANES + unit)
+
+
+def list_scales(lists: BlockLists, scales: cute.Tensor, item: ListItem) -> ListScales:
+    """The scales of the kept blocks of an item, of all of which are in `scales`."""
+    held = cute.make_rmem_tensor(2, Float32)
+    found = ListScales(lists.kept, scales, item.begin, item.end, held)
+    held[1] = found.fetch(item.begin)
+    return found

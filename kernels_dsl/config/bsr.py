@@ -13,6 +13,8 @@ SMALL_BLOCK = 64
 """Blocks with fewer rows than WGMMA's M go on its N."""
 LONG_LIST = 1400
 """Elements of K of a list from which on a large cooperative tile beats a ping-pong of smaller ones."""
+PROMOTED_TILE = 192
+"""Largest extent on WGMMA's N of a tile whose warpgroups hold a second set of accumulators for 64 rows."""
 MAX_TILE = {True: 128, False: 256}
 """Largest extent of a tile along a block, where it lies on WGMMA's M and on its N."""
 
@@ -66,20 +68,48 @@ def tile_along_block(extent: int, sparse_on_m: bool) -> int:
 
 def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     """The configuration for a problem; None where this family has none (the caller takes the SM80 one)."""
+    if problem.dtype == "fp8":
+        return _choose_fp8(problem)
     if problem.dtype not in ("bf16", "fp16") or problem.nnz == 0:
         return None
     on_m = problem.block_mn % SMALL_BLOCK == 0
     tile_s = tile_along_block(problem.block_mn, on_m)
     unit_k = min(problem.block_k, STAGE_K)
-    # D's contiguous mode is its columns: TMA stores need it on the kernel's N, aligned.
-    columns_on_n = on_m != problem.dense_left
-    row = problem.n * (4 if problem.d_dtype == "fp32" else 2)
-    epi_tma = columns_on_n and problem.d_align >= 16 and row % 16 == 0
     blocked = problem.n if problem.dense_left else problem.m
     kept_k = problem.nnz * problem.block_k * problem.block_mn // max(1, blocked)
     return replace(
-        _tiles(problem, on_m, tile_s, kept_k), unit_k=unit_k, units=_units(unit_k, on_m), epi_tma=epi_tma
+        _tiles(problem, on_m, tile_s, kept_k),
+        unit_k=unit_k,
+        units=_units(unit_k, on_m),
+        epi_tma=_stores_by_tma(problem, on_m),
     )
+
+
+def _stores_by_tma(problem: BsrProblem, on_m: bool) -> bool:
+    """D's contiguous mode is its columns: TMA stores need it on the kernel's N, aligned."""
+    columns_on_n = on_m != problem.dense_left
+    row = problem.n * (4 if problem.d_dtype == "fp32" else 2)
+    return columns_on_n and problem.d_align >= 16 and row % 16 == 0
+
+
+def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
+    """Tiles of 64 rows a warpgroup, which hold two sets of accumulators; two warpgroups that take turns."""
+    on_m = problem.block_mn % SMALL_BLOCK == 0
+    unit_k = min(-(-problem.block_k // 32) * 32, 2 * STAGE_K)
+    epi_tma = _stores_by_tma(problem, on_m)
+    if not on_m:
+        steps = range(16, PROMOTED_TILE + 1, 16)
+        tile_s = max(t for t in steps if problem.block_mn % t == 0)
+        tile_x = 128 if problem.other <= 128 or tile_s > 48 else 256
+        # A set of accumulators for each block of a stage: 32 registers in all, beside the sums'.
+        units = 1 if problem.block_k > STAGE_K else max(1, min(4, 2 * STAGE_K // unit_k))
+        while units > 1 and (units + 1) * tile_s * tile_x // 256 > PROMOTED_TILE:
+            units //= 2
+        return Sm90BsrConfig(tile_s, tile_x, False, unit_k, units=units, epi_tma=epi_tma)
+    tile_s = tile_along_block(problem.block_mn, on_m)
+    tile_x = 128 if problem.other <= 128 else PROMOTED_TILE
+    schedule = Schedule.PINGPONG if tile_s == 64 else Schedule.COOPERATIVE
+    return Sm90BsrConfig(tile_s, tile_x, True, unit_k, schedule=schedule, epi_tma=epi_tma)
 
 
 def _units(unit_k: int, on_m: bool) -> int:

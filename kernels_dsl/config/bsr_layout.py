@@ -14,12 +14,14 @@ class BsrLayout:
     matrix and its blocks are used as they are; True, a list is a block column and its blocks are
     transposed. `dense_left`: the dense matrix is the left factor, so the lists are those of the result's
     block columns. `operand_modes`: as in `kernels_dsl.config.gemm.EntryLayout`.
+    `scaled`: a scale a kept block comes before the epilogue's operands.
     """
 
     block: tuple[int, int]
     transposed: bool = False
     dense_left: bool = False
     operand_modes: tuple[str, ...] = ()
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class BsrProblem:
     """One product: D (m, n) over l batches, of nnz blocks of (block_mn, block_k) and a dense matrix.
 
     `block_mn` is a block's extent along D's blocked mode, `block_k` along the contraction, of extent k.
-    `sparse_k_major`, `dense_k_major`: K is the contiguous mode. dtypes: "bf16", "fp16", "fp32".
+    `sparse_k_major`, `dense_k_major`: K is the contiguous mode. dtypes: "bf16", "fp16", "fp32", and "fp8" of
+    the factors, which have a scale a block then.
     `d_align`: bytes that D's address and row pitch are aligned to. `operand_bytes`: of elementwise operands.
     """
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
@@ -18,10 +18,13 @@ from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops.bsr_pattern import Pattern
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm_arguments import (
+    BLOCK_SCALE,
     DTYPE_NAMES,
+    FP8_DTYPES,
     INPUT_DTYPES,
     MAX_EXTENT,
     GemmCall,
+    OperandSpec,
     check_device,
     check_dtype,
     check_out,
@@ -32,6 +35,7 @@ from kernels_dsl.ops.gemm_decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm_plan import operand_maker, preparation
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
+from kernels_dsl.ops.scaled_arguments import _Operand
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -81,13 +85,16 @@ def describe(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     **options: Any,
 ) -> BsrCall:
-    """Check a product's arguments; TypeError or ValueError says what is wrong."""
+    """Check a product's arguments; TypeError or ValueError says what is wrong.
+
+    `scales`: of the kept blocks and of the dense factor, for fp8.
+    """
     name = "a" if dense_left else "b"
     check_tensor(name, dense)
-    if dense.dtype != sparse.dtype:
-        raise TypeError(f"{name} has dtype {dense.dtype}, must be the sparse matrix' dtype, {sparse.dtype}")
+    _check_dtypes(name, sparse, dense, scales)
     if dense.dim() not in (2, 3):
         raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")
     if dense.device != sparse.device:
@@ -109,13 +116,63 @@ def describe(
     batch = _batch(name, sparse, dense)
     d_shape = (m, n) if batch is None else (batch, m, n)
     function, operands = describe_epilogue(d_shape, sparse.device, **options)
+    if scales is not None:
+        shifted = (replace(x, index=x.index + 2) if x.source == "args" else x for x in operands)
+        operands = (*_scale_specs(sparse, scales, (m, n), dense_left, batch), *shifted)
+        function = ScaledEpilogue(function, 1)
     if out_dtype is None:
-        out_dtype = sparse.dtype if out is None else out.dtype
+        out_dtype = torch.bfloat16 if scales is not None else sparse.dtype
+        out_dtype = out_dtype if out is None else out.dtype
     check_dtype("out" if out is not None else "out_dtype", out_dtype, INPUT_DTYPES)
     call = GemmCall(m, n, k, batch, sparse.dtype, out_dtype, function, operands)
     if out is not None:
         check_out(out, call, sparse.device)
     return BsrCall(call, sparse, dense_left)
+
+
+def _check_dtypes(
+    name: str, sparse: BsrTensor, dense: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None
+) -> None:
+    """TypeError where the factors' dtypes do not go together."""
+    if scales is not None:
+        for what, dtype in (("the sparse matrix", sparse.dtype), (name, dense.dtype)):
+            check_dtype(what, dtype, FP8_DTYPES)
+        return
+    if sparse.dtype.itemsize == 1:
+        raise TypeError(f"the sparse matrix has dtype {sparse.dtype}, must be 16 bits: see bsr_scaled_gemm")
+    if dense.dtype != sparse.dtype:
+        raise TypeError(f"{name} has dtype {dense.dtype}, must be the sparse matrix' dtype, {sparse.dtype}")
+
+
+def _scale_specs(
+    sparse: BsrTensor,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    extents: tuple[int, int],
+    dense_left: bool,
+    batch: int | None,
+) -> tuple[OperandSpec, OperandSpec]:
+    """The scales as operands: of the kept blocks, which the main loop takes, and of the dense factor."""
+    names = ("scale_b", "scale_a") if dense_left else ("scale_a", "scale_b")
+    for name, scale in zip(names, scales):
+        check_tensor(name, scale)
+        check_dtype(name, scale.dtype, (torch.float32,))
+        check_device(name, scale, sparse.device)
+    blocks = tuple(sparse.values.shape[:-2])
+    if tuple(scales[0].shape) not in (blocks, (*blocks, 1, 1)):
+        raise ValueError(
+            f"{names[0]} has shape {tuple(scales[0].shape)}, must be {blocks} or {(*blocks, 1, 1)}: one of "
+            "each kept block"
+        )
+    side = 0 if dense_left else 1
+    spec = _Operand(names[1], side, tuple(scales[1].shape), extents[side], 0, batch).broadcast()
+    if spec is None:
+        single = (extents[0], 1) if dense_left else (1, extents[1])
+        lead = "" if batch is None else f", with a batch of {batch} before it or without"
+        raise ValueError(
+            f"{names[1]} has shape {tuple(scales[1].shape)}, must be one element or {single}, a scale a "
+            f"{'row' if dense_left else 'column'}{lead}"
+        )
+    return OperandSpec("args", BLOCK_SCALE, 0), replace(spec, index=1)
 
 
 def _batch(name: str, sparse: BsrTensor, dense: torch.Tensor) -> int | None:
@@ -176,41 +233,56 @@ def build(
     spans = (out, dense, call.sparse.values, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     families = target.families(family if config is None else config.family)
+    fp8 = gemm.ab_dtype.itemsize == 1
+    if fp8 and "sm90" not in families:
+        major, minor = target.device.capability
+        raise ValueError(
+            f"the sparse matrix has dtype {gemm.ab_dtype}, must be 16 bits on {target.device.name} of "
+            f"compute capability {major}.{minor}: fp8 blocks need 9.0 (TMA and WGMMA)"
+        )
     if 0 in gemm.d_shape:
         make = _allocator(gemm)
         return Plan(lambda values, dense, out, _: make(dense) if out is None else out, None, None, extents)
     layout = matrix_layout(dense)
     copy = None
+    k_mode = "row" if call.dense_left else "column"
     if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
         copy = layout.contiguous or "row"
+    if fp8 and (copy is not None or layout.contiguous != k_mode):
+        copy = k_mode  # fp8 matrix instructions read along K only
     contiguous = copy or layout.contiguous
     d_align = _output_align(gemm.d_shape, gemm.d_dtype, out)
     problem = _problem(call, (contiguous == "row") == call.dense_left, d_align)
     chosen = config or _pick(problem, families)
     modes = tuple(spec.modes for spec in gemm.operands)
+    turned = fp8 and call.by_column  # blocks are transposed beforehand
+    stored = call.sparse.block[::-1] if turned else call.sparse.block
+    by_column = call.by_column and not turned
     constexprs = {
         "config": chosen,
         "epilogue": gemm.epilogue,
-        "layout": BsrLayout(call.sparse.block, call.by_column, call.dense_left, modes),
+        "layout": BsrLayout(stored, by_column, call.dense_left, modes[1:] if fp8 else modes, fp8),
     }
     prepare: Callable[[torch.Tensor], torch.Tensor] | None
     if gemm.k == 0:
-        prepare = _one_block(problem.block_k, call.dense_left)
+        prepare = _one_block(problem.block_k, call.dense_left, k_mode if fp8 else "row")
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     together = chosen.lists if isinstance(chosen, Sm90BsrConfig) else 1
     packed = pattern.packed(call.by_column, together)
     launch = _Launch(FUNCTIONS[chosen.family], target, packed, constexprs, chosen.family == "sm90")
-    run = _prepared(launch, _values_step(call.sparse), prepare, _allocator(gemm))
+    run = _prepared(launch, _values_step(call.sparse, turned), prepare, _allocator(gemm))
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 
 
-def _one_block(block_k: int, dense_left: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """For K = 0: a dense matrix of one block of zeros along K, which no list names."""
 
     def zeros(dense: torch.Tensor) -> torch.Tensor:
         shape = list(dense.shape)
         shape[-1 if dense_left else -2] = block_k
+        if contiguous == "column":
+            return dense.new_zeros(*shape[:-2], shape[-1], shape[-2]).mT
         # Rows that end on 16 bytes: the padding is cut off again by the view.
         wide = -(-shape[-1] // 8) * 8
         return dense.new_zeros(*shape[:-1], wide)[..., : shape[-1]]
@@ -218,12 +290,15 @@ def _one_block(block_k: int, dense_left: bool) -> Callable[[torch.Tensor], torch
     return zeros
 
 
-def _values_step(sparse: BsrTensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What is done to the values before the launch; None for nothing."""
+def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What is done to the values before the launch; None for nothing. `turned`: blocks are transposed."""
     values = sparse.values
     if sparse.nnz == 0:
-        shape = (*values.shape[:-3], 1, *sparse.block)
+        block = sparse.block[::-1] if turned else sparse.block
+        shape = (*values.shape[:-3], 1, *block)
         return lambda x: x.new_zeros(shape)
+    if turned:
+        return lambda x: x.mT.contiguous()
     if values.is_contiguous() and values.data_ptr() % ALIGN == 0:
         return None
     return lambda x: x.clone(memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 BLOCK_STEP = 16
 MAX_BLOCK = 512
-VALUE_DTYPES = (torch.bfloat16, torch.float16)
+VALUE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +19,10 @@ class BsrTensor:
 
     crow_indices (R + 1,) and col_indices (nnz,), int32 or int64: block row r keeps the entries
     crow_indices[r] .. crow_indices[r + 1] - 1, entry e stands in block column col_indices[e]. values
-    (nnz, bm, bk), or (L, nnz, bm, bk) for L matrices of one pattern; bf16 or fp16; bm and bk multiples of 16
-    up to 512. shape: (rows, columns) = (R · bm, C · bk). `transposed`: the object stands for the transpose
-    of that, of shape (columns, rows), without a copy: what `t()` makes.
+    (nnz, bm, bk), or (L, nnz, bm, bk) for L matrices of one pattern; bf16 or fp16, or e4m3 or e5m2 for
+    `bsr_scaled_gemm`; bm and bk multiples of 16 up to 512. shape: (rows, columns) = (R · bm, C · bk).
+    `transposed`: the object stands for the transpose of that, of shape (columns, rows), without a copy: what
+    `t()` makes.
 
     Columns of a row may be in any order. Blocks that occur twice in a row are summed in products and in
     `to_dense`, and each gets the gradient. Indices must not be changed in place: what products derive from
@@ -113,7 +114,12 @@ class BsrTensor:
         return self
 
     def to_dense(self) -> torch.Tensor:
-        """The matrix (or L of them) with zeros where no block is kept. Differentiable in the values."""
+        """The matrix (or L of them) with zeros where no block is kept. Differentiable in the values.
+
+        TypeError for fp8 values, whose scales are not part of the matrix.
+        """
+        if self.dtype.itemsize == 1:
+            raise TypeError(f"values has dtype {self.dtype}, must be torch.bfloat16 or torch.float16")
         rows, columns = self.shape[0] // self.block[0], self.shape[1] // self.block[1]
         lead = self.values.shape[:-3]
         row = torch.repeat_interleave(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.config.bsr import choose
+from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.ops.aot_bsr import bsr_kernel, iter_bsr, sampled_kernel
+from kernels_dsl.ops.bsr_plan import FUNCTIONS
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,56 @@ def test_instructions_and_spills(block: tuple[int, int], by_column: bool, left: 
     assert entry.entry == "bsr_sm90_0"
     assert entry.count("HGMMA") and entry.count("UTMALDG") and not entry.count("HMMA")
     assert bool(entry.count("UTMASTG")) == constexprs["config"].epi_tma
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@pytest.mark.parametrize(
+    ("block", "left", "dtypes"),
+    [
+        ((128, 128), False, (E4M3, E4M3)),  # 64 x 192 a warpgroup, twice
+        ((64, 64), True, (E5M2, E4M3)),
+        ((48, 80), False, (E4M3, E5M2)),
+        ((32, 32), False, (E4M3, E4M3)),  # four blocks a stage, each with accumulators of its own
+    ],
+    ids=str,
+)
+def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool, dtypes: tuple) -> None:
+    """Two sets of accumulators, an epilogue with everything, and no spills."""
+    size, inner = (4096, 8 * block[0]) if left else (8 * block[0], 4096), 8 * block[1]
+    problem = BsrProblem(*size, inner, 9, *block, dtype="fp8", dense_k_major=True, dense_left=left)
+    config = choose(problem)
+    epilogue = ScaledEpilogue(LinearEpilogue(bias=True, residual=True, activation="gelu"), 1)
+    layout = BsrLayout(block, False, left, ("1", "n", "mn"), scaled=True)
+
+    def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    dense = meta(4096, inner, dtype=dtypes[1])
+    f32, bf16 = torch.float32, torch.bfloat16
+    operands = (
+        meta(9, 1, 1, dtype=f32),
+        meta(1, dtype=f32),
+        meta(size[1], dtype=bf16),
+        meta(*size, dtype=bf16),
+    )
+    args = (
+        meta(9, *block, dtype=dtypes[0]), dense if left else dense.t(), meta(*size, dtype=bf16),
+        meta(54, dtype=torch.int32), meta(1, dtype=torch.int32), operands, 132,
+    )  # fmt: skip
+    compiled = FUNCTIONS["sm90"].compile(
+        *args, arch="sm_90a", config=config, epilogue=epilogue, layout=layout
+    )
+    (entry,) = compiled.resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0
+    names = {E4M3: "E4M3", E5M2: "E5M2"}
+    kinds = [names[dtype] for dtype in (dtypes if config.sparse_on_m else dtypes[::-1])]
+    (product,) = [name for name in entry.instructions if "GMMA" in name]
+    assert product.startswith("QGMMA") and product.endswith(".".join(kinds))
+    steps = -(-block[1] // 32)
+    waves = config.tile[0] // 128 if config.tile[0] > 64 else 1  # of 64 rows of a warpgroup
+    assert entry.instructions[product] == steps * config.units * waves  # one group, no peeled copy of it
 
 
 @pytest.mark.parametrize(

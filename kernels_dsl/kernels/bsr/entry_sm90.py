@@ -16,6 +16,14 @@ def _swapped(tensor):
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0, 2]))
 
 
+def _scales_view(scales: cute.Tensor, batch) -> cute.Tensor:
+    """Scales (blocks) or (L, blocks), or these with two modes of size 1 behind, as (blocks, L)."""
+    if cute.rank(scales) in (1, 3):
+        layout = cute.make_layout((scales.shape[0], batch), stride=(scales.stride[0], 0))
+        return cute.make_tensor(scales.iterator, layout)
+    return cute.make_tensor(scales.iterator, cute.select(scales.layout, [1, 0]))
+
+
 def bsr_sm90_entry(
     values: cute.Tensor,
     b: cute.Tensor,
@@ -30,13 +38,18 @@ def bsr_sm90_entry(
     layout: cutlass.Constexpr[BsrLayout],
 ):
     """Launch the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
-    int32 (1,), 0, see `item_queue`.
+    int32 (1,), 0, see `item_queue`. With `layout.scaled` the first of the operands is float32 (blocks) or
+    (L, blocks), or (blocks, 1, 1) or (L, blocks, 1, 1): what each kept block is multiplied by.
     """
+    scales = None
+    if layout.scaled:
+        scales, operands = operands[0], operands[1:]
     views = views_of(values, b, d, operands, layout)
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
         mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
     work = (views.lists(lists, layout, config.lists), counter)
     bsr_sm90(
-        views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue
+        views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue,
+        scales=_scales_view(scales, mD.shape[2]) if layout.scaled else None,
     )  # fmt: skip

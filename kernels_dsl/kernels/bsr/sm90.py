@@ -45,22 +45,24 @@ def bsr_sm90(
     stream: cuda.CUstream,
     config: cutlass.Constexpr[Sm90BsrConfig],
     epilogue: cutlass.Constexpr,
+    scales=None,  # None, or (blocks, L) float32: what each kept block is multiplied by
 ):
     """Launches D = epilogue(sum over each list of kept block @ its part of the dense matrix).
 
     S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. D is contiguous in mode 1 and
     16-byte aligned where `config.epi_tma`, else of any strides. `max_ctas`: CTAs that run at one time.
     """
-    spec = make_spec(config, mS, mD)
+    spec = make_spec(config, mS, mX, mD, scales is not None)
     mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
     a_major, b_major = major_mode(mA), major_mode(mB)
-    tiled_mma = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.wg_n)
-    tiled_mma_epi = make_warpgroup_mma(spec.dtype, a_major, b_major, spec.epilogue.epi_n)
+    a_dtype, b_dtype = spec.dtypes
+    tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.wg_n, b_dtype=b_dtype)
+    tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
     a_tile, b_tile = ((rows, spec.unit_k) for rows in spec.unit_rows)
     slots = [spec.stages * spec.units] * 2
     slots[0 if spec.sparse_on_m else 1] *= spec.lists
-    a_layout = staged_smem_layout(spec.dtype, a_tile, slots[0], a_major)
-    b_layout = staged_smem_layout(spec.dtype, b_tile, slots[1], b_major)
+    a_layout = staged_smem_layout(a_dtype, a_tile, slots[0], a_major)
+    b_layout = staged_smem_layout(b_dtype, b_tile, slots[1], b_major)
     d_layout = staged_smem_layout(
         mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
     )
@@ -71,7 +73,7 @@ def bsr_sm90(
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
 
     panel = config.tile_x * config.cluster_x
-    panel_bytes = cute.size(mX, mode=[1]) * cute.size(mX, mode=[2]) * (panel * spec.dtype.width // 8)
+    panel_bytes = cute.size(mX, mode=[1]) * cute.size(mX, mode=[2]) * (panel * a_dtype.width // 8)
     grid = ListGrid(
         cute.size(lists[0].table, mode=[0]) * spec.sub_clusters,
         cute.ceil_div(cute.size(mX, mode=[0]), panel),
@@ -84,7 +86,7 @@ def bsr_sm90(
     kernel = bsr_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
         (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands),
-        (*lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2])), grid,
+        (*lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2]), scales), grid,
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),

@@ -16,10 +16,17 @@ from kernels_dsl.blocks.block_lists import (
     group_count,
     kept_in_warp,
     list_item,
+    list_scales,
 )
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
+from kernels_dsl.blocks.operand_ring import (
+    main_loop,
+    pass_turn,
+    start,
+    warpgroup_share,
+)
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.promoted_blocks import promoted_blocks
 from kernels_dsl.blocks.wgmma import issue_k_tile
 
 
@@ -32,11 +39,11 @@ def bsr_kernel(
     smem_layouts: tuple,  # of A, B and the epilogue's staging
     loads: tuple,  # (atom A, coordinates of A, atom B, coordinates of B), each (MN, block_k, blocks, L)
     output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands)
-    pattern: tuple,  # (BlockLists, counter of items, (kept blocks, dense blocks), extent of D)
+    pattern: tuple,  # (BlockLists, counter of items, (kept blocks, dense blocks), extent of D, scales)
     grid: ListGrid,
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
+    dtypes = (*spec.dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
     receivers, size = spec.consumers * 4, spec.cluster[0] * spec.cluster[1]
     extra = (item_queue.QUEUE_WORDS, lambda words: item_queue.make_item_queue(words, receivers, size))
@@ -50,7 +57,7 @@ def bsr_kernel(
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(
             spec, epilogue, (ring, queue), mmas, (sA, sB, sD), (*output, pattern[3]),
-            (pattern[0], pattern[2][0], grid.panels), group,
+            (pattern[0], pattern[2][0], pattern[4], grid.panels), group,
         )  # fmt: skip
 
 
@@ -81,7 +88,7 @@ def produce(
     """
     ring, queue = rings
     a_atom, tma_a, b_atom, tma_b = loads
-    lists, counter, ends, _ = pattern
+    lists, counter, ends, _, _ = pattern
     rank_m, rank_n, cluster = cute.arch.block_idx()
     gA = cute.local_tile(tma_a, (spec.unit_rows[0], spec.unit_k), (None, None, None, None))
     gB = cute.local_tile(tma_b, (spec.unit_rows[1], spec.unit_k), (None, None, None, None))
@@ -258,12 +265,12 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,  # (atom of D or None, D or its coordinates, epilogue operands, extent of D)
-    schedule: tuple,  # (BlockLists, kept blocks, panels)
+    schedule: tuple,  # (BlockLists, kept blocks, their scales (blocks, L) or None, panels)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
     ring, queue = rings
-    lists, kept_blocks, panels = schedule
+    lists, kept_blocks, scales, panels = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row, block = Int32(0), Int32(0)
@@ -292,10 +299,17 @@ def consume(
             wait_turn(NamedBarrier.MMA_ORDER, group)
         m, n, batch = tile_numbers(spec, item, panels)
         m, n = m * spec.tile_m + row, n * spec.tile_n
-        if cutlass.const_expr(spec.lists == 1):
+        next_turn = pass_turn(group) if cutlass.const_expr(spec.pingpong) else None
+        if cutlass.const_expr(spec.promoted):
+            factors = list_scales(lists, scales[None, batch], item)
+            state = promoted_blocks(
+                ring, state, mmas[0], fragments, group_count(item, spec.units),
+                shape=(spec.pieces, spec.units), factor=factors.of, next_turn=next_turn,
+            )  # fmt: skip
+        elif cutlass.const_expr(spec.lists == 1):
             state = main_loop(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),
-                pieces=spec.pieces, units=spec.units, next_turn=pass_turn(group) if spec.pingpong else None,
+                pieces=spec.pieces, units=spec.units, next_turn=next_turn,
             )  # fmt: skip
         else:
             block = lists.members[item.tile, group]

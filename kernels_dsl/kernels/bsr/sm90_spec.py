@@ -9,8 +9,8 @@ from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
-MMA_K = 16
-"""Elements of K in a 16-bit WGMMA."""
+MMA_K_BYTES = 32
+"""Bytes of K in a WGMMA."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class BsrSpec(Warpgroups):
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D. `lists`:
     lists that are followed together; where more than one, each warpgroup computes its own member's block.
+    `promoted`: each block's sum is scaled and added to a second set of accumulators.
     """
 
     tile_m: int
@@ -36,7 +37,8 @@ class BsrSpec(Warpgroups):
     sub_clusters: int
     lists: int
     stages: int
-    dtype: type[cutlass.Numeric]
+    dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
+    promoted: bool
     epilogue: EpiloguePlan
 
     @property
@@ -49,7 +51,7 @@ class BsrSpec(Warpgroups):
     @property
     def stage_bytes(self) -> int:
         """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
-        return (self.tile_m + self.tile_n) * self.unit_k * self.units * self.dtype.width // 8
+        return (self.tile_m + self.tile_n) * self.unit_k * self.units * self.dtypes[0].width // 8
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -57,8 +59,14 @@ class BsrSpec(Warpgroups):
         return {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}[self.consumers]
 
 
-def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpec:
+def make_spec(
+    config: Sm90BsrConfig, mS: cute.Tensor, mX: cute.Tensor, mD: cute.Tensor, promoted: bool
+) -> BsrSpec:
     """Completes a configuration for kept blocks mS (block, K, blocks, L). ValueError: what does not fit."""
+    dtypes = (mS.element_type, mX.element_type)
+    if dtypes[0] is not dtypes[1] and not dtypes[0].width == dtypes[1].width == 8:
+        raise ValueError(f"both factors must have one dtype, or both 8 bits; they have {dtypes}")
+    element_bytes = dtypes[0].width // 8
     block, block_k = cute.size(mS, mode=[0]), cute.size(mS, mode=[1])
     tile_m, tile_n = config.tile
     if block % (config.tile_s * config.cluster_s):
@@ -69,10 +77,13 @@ def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpe
         raise ValueError("epi_tma is True, must be False where the tile's N is not the contiguous mode of D")
     if config.lists > 1 and (config.units > 1 or config.tile_s != block):
         raise ValueError(f"lists is {config.lists}, must be 1 where tiles are not blocks, or units not 1")
+    if config.lists > 1 and promoted:
+        raise ValueError(f"lists is {config.lists}, must be 1 where blocks have scales")
     count = -(-block_k // config.unit_k)
     if count > 1 and config.units > 1:
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
-    pieces = tuple(min(config.unit_k, block_k - i * config.unit_k) // MMA_K for i in range(count))
+    step = MMA_K_BYTES // element_bytes
+    pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"
     if pingpong and config.lists > 1:
         raise ValueError("schedule is PINGPONG, must be COOPERATIVE for several lists")
@@ -82,7 +93,7 @@ def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpe
         consumers = config.lists
         wg_m, wg_n = (config.tile_s, tile_n) if config.sparse_on_m else (tile_m, config.tile_s)
     epi_n = epilogue_columns(wg_n, mD.element_type)
-    stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * 2
+    stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
     plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
@@ -90,5 +101,5 @@ def make_spec(config: Sm90BsrConfig, mS: cute.Tensor, mD: cute.Tensor) -> BsrSpe
         tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, wg_n=wg_n, consumers=consumers,
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
         sub_clusters=block // (config.tile_s * config.cluster_s), lists=config.lists, stages=stages,
-        dtype=mS.element_type, epilogue=plan,
+        dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
     )  # fmt: skip

@@ -1,0 +1,158 @@
+"""`bsr_scaled_gemm`: block-sparse products of fp8 factors, with a scale a kept block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.ops import bsr_plan, overlap
+from kernels_dsl.ops.bsr import _check_overlap, _pattern
+from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.gemm import _plain, _signature
+from kernels_dsl.ops.target import target_of
+
+_MAX_PLANS = 256  # of one matrix
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+
+
+def bsr_scaled_gemm(
+    a: BsrTensor | torch.Tensor,
+    b: BsrTensor | torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    residual: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    epilogue: str | Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Sm90BsrConfig | None = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """activation(alpha · (a · scale_a) @ (b · scale_b) + beta · c + bias) + residual of fp8 factors.
+
+    One of a and b is a `BsrTensor` (or its `t()`) with e4m3 or e5m2 values, the other dense, (M, K) or
+    (L, M, K), (K, N) or (L, K, N), e4m3 or e5m2. The scale of the sparse one is float32 (nnz,), or
+    (L, nnz) where the values have a batch, or these with two modes of size 1 behind, as
+    `kernels_dsl.quantize(values, scaling="matrix")` returns them. That of the dense one is a single element,
+    or one a row of a, (M, 1), or a column of b, (1, N), with a batch before it or without.
+
+    Sums of a block are the tensor cores'; they are multiplied by the block's scale and added in float32. The
+    instructions read along K only: a dense factor whose K is not contiguous, in rows at multiples of 16
+    bytes, is copied first, and so are the values where their rows do not run along K (w.t() @ x, x @ w).
+
+    The other arguments are those of `bsr_gemm`. out_dtype: bf16 (the default), fp16 or fp32. Compute
+    capability 9.0. No gradients. Raises TypeError and ValueError before any launch, naming the argument.
+    """
+    sparse, dense, left = _factors(a, b)
+    blocks, other = (scale_b, scale_a) if left else (scale_a, scale_b)
+    if check:
+        sparse.check()
+    extras = (c, bias, residual, blocks, other, *epilogue_args)
+    options = (alpha, beta, bias_axis, activation, epilogue, out_dtype)
+    plain = (sparse.values, dense, out, *extras)
+    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not _plain(plain):
+        from kernels_dsl.ops import bsr_scaled_register
+
+        return bsr_scaled_register.call(sparse, dense, left, extras, options, out, config)
+    return run_direct(sparse, dense, left, extras, options, out, config)
+
+
+def run_direct(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    left: bool,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+    config: Sm90BsrConfig | None,
+) -> torch.Tensor:
+    """`bsr_scaled_gemm` past the dispatcher.
+
+    `extras`: c, bias, residual, scales of the blocks and of the dense factor, the epilogue's arguments;
+    `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype.
+    """
+    signatures = (*map(_signature, (sparse.values, dense, out)), *map(_signature, extras))
+    key = ("scaled", left, sparse.transposed, options, config, signatures)
+    plan = sparse._kept.get(key)
+    if plan is None:
+        call = described(sparse, dense, left, extras, options, out)
+        if out is not None and overlap.self_overlaps(out):
+            raise ValueError(
+                f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
+            )
+        target = target_of(dense)
+        plan = bsr_plan.build(call, dense, out, target, _pattern(sparse), config=config, extras=extras)
+        if not target.emulated:  # the emulator may be another one next time
+            if len(sparse._kept) >= _MAX_PLANS:
+                sparse._kept.clear()
+            sparse._kept[key] = plan
+    if out is not None and overlap.ranges_meet(out, (dense, sparse.values, *extras), plan.extents):
+        scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
+        factor = "a" if left else "b"
+        named = {factor: dense, "the values": sparse.values}
+        named.update(zip(("c", "bias", "residual", *scales), extras))
+        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[5:]))
+        _check_overlap(out, named, (factor, "the values", *scales))
+    make = plan.operands
+    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
+    return plan.run(sparse.values, dense, out, operands)
+
+
+def described(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    left: bool,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+) -> bsr_plan.BsrCall:
+    """The checked call; arguments as those of `run_direct`."""
+    c, bias, residual, blocks, other, *epilogue_args = extras
+    alpha, beta, bias_axis, activation, epilogue, out_dtype = options
+    return bsr_plan.describe(
+        sparse, dense, left, out=out, out_dtype=out_dtype, scales=(blocks, other), c=c, bias=bias,
+        bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta, activation=activation,
+        epilogue=epilogue, epilogue_args=epilogue_args,
+    )  # fmt: skip
+
+
+def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
+    """(sparse, dense, whether the dense one is on the left)."""
+    sparse = [isinstance(x, BsrTensor) for x in (a, b)]
+    if sum(sparse) != 1:
+        raise TypeError(f"a and b are {type(a).__name__} and {type(b).__name__}, one must be a BsrTensor")
+    return (b, a, True) if sparse[1] else (a, b, False)
+
+
+def bsr_scaled_supports(
+    a: BsrTensor | torch.Tensor,
+    b: BsrTensor | torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    config: Sm90BsrConfig | None = None,
+    out: torch.Tensor | None = None,
+    **arguments: Any,
+) -> str | None:
+    """Why `bsr_scaled_gemm` with these arguments cannot run here; None if it can. Compiles nothing."""
+    arguments.pop("check", None)
+    try:
+        sparse, dense, left = _factors(a, b)
+        scales = (scale_b, scale_a) if left else (scale_a, scale_b)
+        call = bsr_plan.describe(sparse, dense, left, out=out, scales=scales, **arguments)
+        bsr_plan.build(call, dense, out, target_of(dense), _pattern(sparse), config=config)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None

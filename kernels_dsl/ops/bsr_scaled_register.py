@@ -1,0 +1,119 @@
+"""`bsr_scaled_gemm` as operators of PyTorch: schema, fake implementation, and what autograd is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.bsr_pattern import pattern_of
+from kernels_dsl.ops.bsr_register import _matrix
+from kernels_dsl.ops.bsr_scaled import described, run_direct
+from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.register import LIBRARY, epilogue_name
+
+_ARGUMENTS = (
+    "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor scales, Tensor dense_scale, "
+    "Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Tensor[]? epilogue_args=None, *, "
+    "SymInt[] shape, bool transposed=False, bool dense_left=False, float alpha=1.0, float beta=1.0, "
+    'str bias_axis="n", str? activation=None, str? epilogue=None, ScalarType? out_dtype=None'
+)
+_OPTIONS = {
+    "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
+}  # fmt: skip
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+LIBRARY.define(f"bsr_scaled_gemm({_ARGUMENTS}) -> Tensor", tags=_TAGS)
+LIBRARY.define(f"bsr_scaled_gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()", tags=_TAGS)
+
+
+def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any], plans: dict[Any, Any]) -> tuple[Any, ...]:
+    """(sparse, dense, left, extras, options, out) of an operator call, as `described` takes them."""
+    names = ("c", "bias", "residual", "epilogue_args")
+    crow, col, values, dense, blocks, other, *rest = tensors
+    given = dict(zip(names, rest))
+    given.update((name, keywords[name]) for name in names if name in keywords)
+    extras = (*(given.get(name) for name in names[:3]), blocks, other, *(given.get("epilogue_args") or ()))
+    options = tuple(keywords.get(name, default) for name, default in _OPTIONS.items())
+    sparse = _matrix((crow, col, values), keywords["shape"], keywords.get("transposed", False), plans)
+    return sparse, dense, keywords.get("dense_left", False), extras, options, keywords.get("out")
+
+
+def _run(*tensors: Any, **keywords: Any) -> torch.Tensor:
+    crow, col, values = tensors[:3]
+    rows, columns = keywords["shape"][0] // values.shape[-2], keywords["shape"][1] // values.shape[-1]
+    plans = pattern_of(crow, col, rows, columns).plans
+    sparse, dense, left, extras, options, out = _parts(tensors, keywords, plans)
+    return run_direct(sparse, dense, left, extras, options, out, None)
+
+
+def _run_out(*tensors: Any, **keywords: Any) -> None:
+    _run(*tensors, **keywords)
+
+
+def _fake(*tensors: Any, **keywords: Any) -> torch.Tensor:
+    call = described(*_parts(tensors, keywords, {})).gemm
+    return tensors[3].new_empty(call.d_shape, dtype=call.d_dtype)
+
+
+def _fake_out(*tensors: Any, **keywords: Any) -> None:
+    described(*_parts(tensors, keywords, {}))
+
+
+def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    """Nothing to keep: there is no backward."""
+
+
+def _backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "kernels_dsl::bsr_scaled_gemm has no gradient: use torch.no_grad(), or detach what requires grad"
+    )
+
+
+for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
+    LIBRARY.impl("bsr_scaled_gemm", _run, _key)
+    LIBRARY.impl("bsr_scaled_gemm_out", _run_out, _key)
+torch.library.register_fake("kernels_dsl::bsr_scaled_gemm", _fake, lib=LIBRARY)
+torch.library.register_fake("kernels_dsl::bsr_scaled_gemm_out", _fake_out, lib=LIBRARY)
+torch.library.register_autograd(
+    "kernels_dsl::bsr_scaled_gemm", _backward, setup_context=_setup_context, lib=LIBRARY
+)
+
+
+def call(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    left: bool,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+    config: Any,
+) -> torch.Tensor:
+    """A call as an operator; arguments as those of `bsr_scaled.run_direct`.
+
+    Raises TypeError where the operator's schema cannot express an argument, ValueError for a `config` and
+    where gradients are asked for with `out`.
+    """
+    c, bias, residual, blocks, other, *epilogue_args = extras
+    scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
+    named = {"a" if left else "b": dense, **dict(zip(scales, (blocks, other)))}
+    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    if config is not None:
+        raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
+    tensors = (sparse.values, *named.values(), c, bias, residual, out)
+    grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+    if grad and out is not None:
+        raise ValueError("out is given and a tensor requires grad, must not: use torch.no_grad(), or no out")
+    keywords: dict[str, Any] = dict(zip(_OPTIONS, options))
+    keywords["epilogue"] = epilogue_name(keywords["epilogue"])
+    keywords.update(shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left)
+    positional = (
+        sparse.crow_indices, sparse.col_indices, sparse.values, dense, blocks, other, c, bias, residual,
+        epilogue_args or None,
+    )  # fmt: skip
+    if out is None:
+        return torch.ops.kernels_dsl.bsr_scaled_gemm(*positional, **keywords)
+    torch.ops.kernels_dsl.bsr_scaled_gemm_out(*positional, out=out, **keywords)
+    return out
