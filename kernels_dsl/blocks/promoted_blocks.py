@@ -1,7 +1,8 @@
 """Main loop of a warp-specialised fp8 GEMM in which every kept block has a scale: sums of two levels.
 
-The counterpart of `operand_ring.main_loop`. The tensor cores sum one block into partial accumulators, which
-are then scaled and added to the float32 set. While one warpgroup adds, another's WGMMAs run.
+The counterpart of `operand_ring.main_loop`. The tensor cores sum one block, or one stage of a long one, into
+partial accumulators, which are then scaled and added to the float32 set. While one warpgroup adds, another's
+WGMMAs run.
 """
 
 import cutlass
@@ -23,7 +24,7 @@ def promoted_blocks(
     factor: cutlass.Constexpr,
     next_turn: cutlass.Constexpr,
 ) -> pipeline.PipelineState:
-    """total = sum over blocks of the sum of A @ B over the block, times factor(number of the block).
+    """total = sum over blocks of A @ B of the block, times factor(first block of a group, number in it).
 
     A group is one block of `len(pieces)` stages, or `units` blocks in one stage, each with a partial set of
     accumulators of its own. `next_turn`: None, or what to call once the last WGMMA is done.
@@ -32,30 +33,22 @@ def promoted_blocks(
     pieces, units = shape
     partials = [cute.make_rmem_tensor(total.shape, cutlass.Float32) for _ in range(units)]
     total.fill(0.0)
-    release = state.clone()
     for group in cutlass.range(groups, unroll=1):
         factors = [factor(group * units, unit) for unit in range(units)]
         for piece in cutlass.range_constexpr(len(pieces)):
             ring.consumer_wait(state)
             if cutlass.const_expr(units == 1):
-                issue_k_tile(
-                    tiled_mma, partials[0], tCrA, tCrB, state.index, accumulate=piece > 0, steps=pieces[piece]
-                )
+                issue_k_tile(tiled_mma, partials[0], tCrA, tCrB, state.index, False, steps=pieces[piece])
             else:
                 for unit in cutlass.range_constexpr(units):
                     slot = state.index * units + unit
                     a, b = tCrA[None, None, None, slot], tCrB[None, None, None, slot]
                     issue_product(tiled_mma, partials[unit], a, b, False)
+            warpgroup.wait_group(0)
+            ring.consumer_release(state)
             state.advance()
-            if cutlass.const_expr(piece > 0):
-                warpgroup.wait_group(1)
-                ring.consumer_release(release)
-                release.advance()
-        warpgroup.wait_group(0)
-        ring.consumer_release(release)
-        release.advance()
-        for unit in cutlass.range_constexpr(units):
-            total.store(total.load() + partials[unit].load() * factors[unit])
+            for unit in cutlass.range_constexpr(units):
+                total.store(total.load() + partials[unit].load() * factors[unit])
     if cutlass.const_expr(next_turn is not None):
         next_turn()
     return state

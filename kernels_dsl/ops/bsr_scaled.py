@@ -48,9 +48,10 @@ def bsr_scaled_gemm(
     `kernels_dsl.quantize(values, scaling="matrix")` returns them. That of the dense one is a single element,
     or one a row of a, (M, 1), or a column of b, (1, N), with a batch before it or without.
 
-    Sums of a block are the tensor cores'; they are multiplied by the block's scale and added in float32. The
-    instructions read along K only: a dense factor whose K is not contiguous, in rows at multiples of 16
-    bytes, is copied first, and so are the values where their rows do not run along K (w.t() @ x, x @ w).
+    Sums of a block, of 128 of K at most, are the tensor cores'; they are multiplied by the block's scale and
+    added in float32. The instructions read along K only: a dense factor whose K is not contiguous, in rows at
+    multiples of 16 bytes, is copied first, and so are the values where their rows do not run along K
+    (w.t() @ x, x @ w).
 
     The other arguments are those of `bsr_gemm`. out_dtype: bf16 (the default), fp16 or fp32. Compute
     capability 9.0. No gradients. Raises TypeError and ValueError before any launch, naming the argument.
