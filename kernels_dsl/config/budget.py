@@ -149,9 +149,12 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     tile_k = config.tile_k_for(problem.ab_bytes)
     if tile_k * problem.ab_bytes % 32:
         return f"tile_k is {tile_k}, must cover whole WGMMA steps of 32 bytes"
-    if problem.promotion is not None and tile_k != GROUP:
+    promotion = problem.promotion
+    if promotion is not None and tile_k != GROUP:
         return f"tile_k is {tile_k}, must be {GROUP} where partial sums are promoted"
-    if problem.promotion is not None and not promoted_columns(config, problem.promotion):
+    if promotion is not None and not promoted_columns(
+        config, promotion.swapped() if config.turned else promotion
+    ):
         return f"{registers} accumulator registers a thread leave too few for partial sums"
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):

@@ -193,6 +193,7 @@ def oriented(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
     return replace(
         problem, m=problem.n, n=problem.m, a_k_major=problem.b_k_major, b_k_major=problem.a_k_major,
         a_align=problem.b_align, b_align=problem.a_align,
+        promotion=None if problem.promotion is None else problem.promotion.swapped(),
     )  # fmt: skip
 
 
