@@ -21,8 +21,8 @@ class Work(NamedTuple):
     `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
     `v_dim` columns of the output are real.
     `counter` is None for a static schedule, or that of `blocks.tile_queue`.
-    `descales` is None or float32 factors of fp8 operands: of Q (B, H), of K and of V (B, Hk), each of
-    which may be None.
+    `descales` is None or float32 factors of fp8 operands: of Q (B, H), of K and of V (B, Hk), or (B, Hk,
+    blocks of DESCALE_KEYS keys), each of which may be None.
     """
 
     tiles: QueryTiles

@@ -12,17 +12,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from kernels_dsl.config.attention import DESCALE_KEYS
+
 from . import softmax
 from .attention_work import Work
 from .gqa import kv_head
-from .kv_blocks import Visit
+from .kv_blocks import Visit, block_at
 from .mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range, row_offset
 from .query_tiles import QueryTile
 from .seqlen import SeqInfo
 
 
 class Rows(Protocol):
-    """A thread's rows: running maxima and sums, and what older outputs must be multiplied by."""
+    """A thread's rows: running maxima and sums, and what older outputs must be multiplied by.
+
+    `scales`, where fp8 operands have factors a block of keys: those of K and V of the last block (2,).
+    """
 
     @property
     def row_max(self) -> cute.Tensor: ...
@@ -30,6 +35,8 @@ class Rows(Protocol):
     def row_sum(self) -> cute.Tensor: ...
     @property
     def correction(self) -> cute.Tensor: ...
+    @property
+    def scales(self) -> cute.Tensor | None: ...
 
 
 class Tile(NamedTuple):
@@ -66,9 +73,48 @@ def descaled(work: Work, at: QueryTile) -> Work:
     scale = work.scores.scale
     if q_scale is not None:
         scale = scale * q_scale[at.batch, at.head]
-    if k_scale is not None:
+    if k_scale is not None and cute.rank(k_scale) == 2:
         scale = scale * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
     return work._replace(scores=work.scores._replace(scale=scale))
+
+
+def block_descales(spec, tile: Tile, work: Work, position: Int32) -> tuple[Float32, Float32]:
+    """The factors of K and V for the key block at `position` of a visit; 1 where there is none a block."""
+    block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
+    found = []
+    for scale in work.descales[1:]:
+        if scale is None or cute.rank(scale) == 2:
+            found.append(Float32(1.0))
+        else:
+            head = kv_head(tile.at.head, work.heads_per_kv)
+            found.append(scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS])
+    return found[0], found[1]
+
+
+def of_block(work: Work, rows: Rows) -> Work:
+    """`work` with the scale of the scores of the block that `rows.scales` are of."""
+    return work._replace(scores=work.scores._replace(scale=work.scores.scale * rows.scales[0]))
+
+
+def enter_block(spec, rows: Rows, work: Work, descales: tuple[Float32, Float32]) -> Work:
+    """`of_block` for the next block, of factors `descales`; maxima so far are taken into its units.
+
+    Outputs are in units of V's last factor: the caller gives `take_values` what this leaves in `scales`.
+    """
+    if not spec.variant.changes_scores:
+        ratio = rows.scales[0] / descales[0]
+        for r in range(cute.size(rows.row_max)):
+            rows.row_max[r] = rows.row_max[r] * ratio
+    rows.scales[0] = descales[0]
+    return of_block(work, rows)
+
+
+def take_values(rows: Rows, descale: Float32) -> None:
+    """Outputs change to units of the factor `descale` of V's next block, with the next correction."""
+    ratio = rows.scales[1] / descale
+    for r in range(cute.size(rows.correction)):
+        rows.correction[r] = rows.correction[r] * ratio
+    rows.scales[1] = descale
 
 
 def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
@@ -184,7 +230,10 @@ def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: 
     view = softmax.rows_and_columns(output)
     softmax.finish(view, rows.row_max, rows.row_sum, scale_of_scores(spec, work), probability_offset(spec))
     if cutlass.const_expr(work.descales is not None and work.descales[2] is not None):
-        rows.correction.fill(work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)])
+        if cutlass.const_expr(cute.rank(work.descales[2]) == 3):
+            rows.correction.fill(rows.scales[1])
+        else:
+            rows.correction.fill(work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)])
         softmax.rescale(view, rows.correction)
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:

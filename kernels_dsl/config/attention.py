@@ -93,6 +93,8 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
+DESCALE_KEYS = 128
+"""Keys that share a factor where fp8 K or V have one a block of keys."""
 TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
 """Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
 

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, sm90_fp8_config, sm90_list_config
+from kernels_dsl.config.attention import (
+    DESCALE_KEYS,
+    Extent,
+    Sm90AttentionConfig,
+    sm90_fp8_config,
+    sm90_list_config,
+)
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH, TileQuantization
 from kernels_dsl.ops import quantize_plan
@@ -69,8 +75,10 @@ def attention_fp8(
     q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), torch.float8_e4m3fn, D and Dv multiples of 16 up
     to 256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and
     v, as FlashAttention-3 has them, or with two more modes of 1, as
-    `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. The other arguments are those of
-    `kernels_dsl.attention`; there is no `mask`, `score_mod`, `mask_mod`, `out`.
+    `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. For k and v also a factor for
+    every 128 keys, (B, Hk, ceil(Sk / 128)) or with one more mode of 1, as "128x128" returns them up to D =
+    128; they must be greater than 0. The other arguments are those of `kernels_dsl.attention`; there is no
+    `mask`, `score_mod`, `mask_mod`, `out`.
 
     Scores and the softmax are float32; the probabilities, which are at most 1 as the second product takes
     them, are multiplied by 256 and rounded to e4m3: a relative error of at most 1/16 down to 2⁻¹⁴, below that
@@ -205,13 +213,18 @@ def _signature(x: Any) -> Any:
     return type(x)
 
 
-def _check_descale(name: str, x: Any, batch: int, heads: tuple[int, ...], device: torch.device) -> None:
+def _check_descale(
+    name: str, x: Any, batch: int, heads: tuple[int, ...], device: torch.device, blocks: int | None = None
+) -> None:
+    """`blocks`: key blocks that may have a factor each; None: only heads may."""
     if x is None:
         return
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, must be a float32 torch.Tensor")
-    shapes = [(batch, h) for h in dict.fromkeys(heads)]
-    fits = x.numel() == 1 or tuple(x.shape) in [s + tail for s in shapes for tail in ((), (1, 1))]
+    shapes: list[tuple[int, ...]] = [(batch, h) for h in dict.fromkeys(heads)]
+    if _of_blocks(x) and blocks is not None:
+        shapes = [(batch, heads[0], blocks)]
+    fits = x.numel() == 1 or tuple(x.shape) in [s + tail for s in shapes for tail in ((), (1,), (1, 1))]
     if x.dtype != torch.float32 or x.device != device or not fits:
         raise ValueError(
             f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, must be torch.float32 of one element or "
@@ -219,10 +232,17 @@ def _check_descale(name: str, x: Any, batch: int, heads: tuple[int, ...], device
         )
 
 
+def _of_blocks(x: torch.Tensor | None) -> bool:
+    """Whether a descale has a factor for each block of keys."""
+    return x is not None and x.dim() >= 3 and x.shape[2] > 1
+
+
 def _of_heads(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
-    """A descale as (B, heads)."""
+    """A descale as (B, heads), or (B, heads, key blocks)."""
     if x is None:
         return None
+    if _of_blocks(x):
+        return x.reshape(x.shape[:3])
     if x.numel() == 1:
         return x.reshape(1, 1).expand(batch, heads)
     x = x.reshape(x.shape[:2])
@@ -245,8 +265,9 @@ def described(
         if size % DIM_STEP:
             raise ValueError(f"{name} has head dimension {size}, must be a multiple of {DIM_STEP} with fp8")
     heads = ((call.heads, call.kv_heads), (call.kv_heads,), (call.kv_heads,))
-    for name, x, allowed in zip(("q", "k", "v"), descales, heads):
-        _check_descale(f"{name}_descale", x, call.batch, allowed, tensors[0].device)
+    blocks = None if call.packed else -(-call.k_len // DESCALE_KEYS)
+    for name, x, allowed, parts in zip(("q", "k", "v"), descales, heads, (None, blocks, blocks)):
+        _check_descale(f"{name}_descale", x, call.batch, allowed, tensors[0].device, parts)
     return call
 
 
@@ -275,10 +296,15 @@ def _plan(
         rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
         extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
         chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent)
+    by_block = any(map(_of_blocks, descales[1:]))
+    if by_block:
+        chosen = replace(chosen, tile_n=DESCALE_KEYS if chosen.tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2)
     return_lse, config = rest
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
+        if by_block and DESCALE_KEYS % config.tile_n:
+            reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         chosen = config

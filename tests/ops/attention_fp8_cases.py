@@ -22,13 +22,27 @@ def quantised(shape: tuple[int, int, int, int], seed: int, device: str = "cpu"):
     return values.transpose(1, 2), scale[..., 0, 0], exact
 
 
+def quantised_blocks(shape: tuple[int, int, int, int], seed: int, device: str = "cpu"):
+    """As `quantised`, with a scale for every 128 rows, (B, H, blocks), of data whose size changes from block
+    to block, by up to 2^8."""
+    x = normal(shape, torch.float32, seed=seed, device=device).transpose(1, 2)
+    block = torch.arange(shape[1], device=device) // 128
+    x = (x * 2.0 ** -(5 * block % 9)[:, None]).bfloat16()
+    values, scale = ref.quantize(x, scaling="128x128")
+    exact = ref.dequantize(values, scale, "128x128").transpose(1, 2)
+    return values.transpose(1, 2), scale[..., 0], exact
+
+
 def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **options) -> torch.Tensor:
     """Call `kernels_dsl.attention_fp8` with `options`, which must mean `masking`, and compare; the output.
 
-    shapes: of q, k, v, (B, S, H, D). The error against float64 on the very fp8 values is at most twice that
-    of weights rounded to e4m3 once.
+    shapes: of q, k, v, (B, S, H, D). by_block: which of "kv" have a scale for every 128 keys. The
+    error against float64 on the very fp8 values is at most twice that of weights rounded to e4m3 once.
     """
-    parts = [quantised(shape, seed + i, device) for i, shape in enumerate(shapes)]
+    by_block = options.pop("by_block", ())
+    parts = []
+    for i, (name, shape) in enumerate(zip("qkv", shapes)):
+        parts.append((quantised_blocks if name in by_block else quantised)(shape, seed + i, device))
     names = ("q_descale", "k_descale", "v_descale")
     out, lse = kernels_dsl.attention_fp8(
         *(part[0] for part in parts),

@@ -9,6 +9,7 @@ from attention_fp8_cases import quantised, run, run_packed
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.ops import attention_blocks
+from kernels_dsl.ops.attention_blocks import BlockLists
 from lowering import emulator
 from reference import quantize as ref
 from reference.attention import Masking
@@ -130,3 +131,22 @@ def test_what_is_not_there():
 def test_packed(gap, causal, seed):
     """Empty and one-token sequences, starts at any key, NaN behind what counts."""
     run_packed((70, 0, 1, 90), (150, 5, 1, 101), gap, seed, causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("by_block", "options", "masking"),
+    [("kv", {"causal": True}, Masking(right=0)), ("v", {}, Masking()),
+     ("k", {"softcap": 3.0, "window": (200, 9)}, Masking(left=200, right=9, softcap=3.0))],
+)  # fmt: skip
+def test_descales_of_blocks_of_keys(by_block, options, masking, seed):
+    run(_shapes((2, 1), (40, 420), (64, 64)), seed, masking, by_block=by_block, **options)
+
+
+def test_descales_of_blocks_with_lists_and_sinks(seed):
+    """Blocks in an order of their own; a sink counts in the units of whichever comes first."""
+    sinks = torch.tensor([0.5])
+    counts, indices = torch.tensor([[[2]]]).int(), torch.tensor([[[[2, 0, 1]]]]).int()
+    lists = BlockLists(None, None, counts, indices, (64, 128))
+    hidden = (torch.arange(420) // 128 == 1) | (torch.arange(420) // 128 == 3)
+    masking = Masking(allowed=~hidden.expand(1, 1, 40, 420), sinks=sinks)
+    run(_shapes((1, 1), (40, 420), (64, 64)), seed, masking, by_block="kv", blocks=lists, sinks=sinks)

@@ -122,6 +122,13 @@ def test_a_first_call_in_a_capture(seed):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_descales_of_blocks_of_keys(causal, seed):
+    masking = Masking(right=0 if causal else None)
+    run(_shapes((4, 2), (701, 1500), (128, 128)), seed, masking, "cuda", by_block="kv", causal=causal)
+    run(_shapes((2, 2), (301, 700), (64, 128)), seed, masking, "cuda", by_block="v", causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_packed(causal, seed):
     """Empty and one-token sequences, starts at any key, NaN behind what counts, many sequences."""
     run_packed((700, 0, 1, 1300, 129), (1500, 5, 1, 1001, 300), 13, seed, "cuda", dim=128, causal=causal)

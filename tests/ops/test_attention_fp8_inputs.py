@@ -52,9 +52,22 @@ def test_from_bf16_to_the_output(seed):
     assert signal_to_noise(out, expected) > 22
 
 
+@pytest.mark.parametrize(("dim", "length"), [(64, 150), (160, 256)])
+def test_scales_of_blocks(dim, length, seed):
+    """A block of tiny values keeps its digits beside one of large ones."""
+    q, k, v = _with_outliers(seed, length, heads=1, dim=dim)
+    v[:, 128:] *= 2.0**-18
+    with emulator.run(arch="sm_90a", check=False):
+        made = kernels_dsl.quantize_qkv(q, k, v, scaling="block")
+    assert made["k_descale"].shape == made["v_descale"].shape == (1, 1, -(-length // 128), 1)
+    again = made["v"].double() * made["v_descale"].repeat_interleave(128, 2)[:, :, :length].transpose(1, 2)
+    assert signal_to_noise(again[:, 128:], v[:, 128:].double()) > 25
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"q": 3}, "q is a int"), ({"k": torch.zeros(1, 2, 3, 16)}, "k is torch.float32, must be torch.bf"),
+    [({"scaling": "tensor"}, "scaling is 'tensor', must be one of"),
+     ({"q": 3}, "q is a int"), ({"k": torch.zeros(1, 2, 3, 16)}, "k is torch.float32, must be torch.bf"),
      ({"v": torch.zeros(2, 3, 16).half()}, r"v has shape \(2, 3, 16\), must have 4 modes")],
 )  # fmt: skip
 def test_errors_name_the_argument(change, message):

@@ -45,6 +45,8 @@ class Registers(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     correction: cute.Tensor
+    scales: None = None
+    """Of fp8 operands, which this kernel has not."""
 
 
 class Memory(NamedTuple):

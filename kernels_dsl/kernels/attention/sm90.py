@@ -95,7 +95,8 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
     """
     mQ, mK, mV, mO = tensors
     dtypes = (mQ.element_type, mO.element_type)
-    spec = make_spec(config, variant, dtypes, call.seqlens is not None)
+    scales_blocks = any(s is not None and cute.rank(s) == 3 for s in call.descales or ())
+    spec = make_spec(config, variant, dtypes, call.seqlens is not None, scales_blocks)
     source = warpgroup.OperandSource
     major = OperandMajorMode
     v_major = major.K if spec.dtype.width == 8 else major.MN

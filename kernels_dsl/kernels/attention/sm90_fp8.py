@@ -30,7 +30,7 @@ def attention_sm90_fp8(
     right: Int32,
     seqlens: tuple | None,  # (cu_q, cu_k, used_k or None), int32
     max_q: Int32,  # rows of the longest sequence where packed
-    descales: tuple,  # of q (B, H), of k (B, Hk), of v (B, Hk), float32 or None
+    descales: tuple,  # of q (B, H), of k and v (B, Hk) or (B, Hk, blocks of keys), float32 or None
     lists: tuple | None,
     sinks: cute.Tensor | None,
     counter: cute.Tensor | None,

@@ -14,7 +14,18 @@ from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.pipeline import consumer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.score_tile import Tile, descaled, finish_rows, soften, start_rows, to_operand
+from kernels_dsl.blocks.score_tile import (
+    Tile,
+    block_descales,
+    descaled,
+    enter_block,
+    finish_rows,
+    of_block,
+    soften,
+    start_rows,
+    take_values,
+    to_operand,
+)
 from kernels_dsl.blocks.seqlen import V_STEP, seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
 
@@ -35,6 +46,8 @@ class Fragments(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     correction: cute.Tensor
+    scales: cute.Tensor | None
+    """Factors of the last block's K and V, where they have one a block."""
 
 
 @cute.jit
@@ -94,6 +107,8 @@ def work_tile(
     q_ring, q_state = rings[0], states[0]
     if cutlass.const_expr(not spec.stage_in_q):
         q_ring.consumer_release(q_state)
+    if cutlass.const_expr(spec.scales_blocks):
+        work = of_block(work, parts)
     finish_rows(spec, parts.out, parts, tile, work)
     sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
     store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
@@ -115,13 +130,17 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
     p_layout = cute.make_layout(((2, 2, 2), 1, spec.tile_n // 16), stride=((1, 2, 4), 0, 8))
     if spec.dtype.width == 8:
         p_layout = cute.make_layout(((4, 2, 2), 1, spec.tile_n // 32), stride=((1, 4, 8), 0, 16))
+    row_max, row_sum, correction = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
     return Fragments(
         mmas[0].make_fragment_A(thr_qk.partition_A(sQ))[None, None, None, 0],
         mmas[0].make_fragment_B(thr_qk.partition_B(sK)),
         mmas[1].make_fragment_B(thr_pv.partition_B(sV)),
         cute.make_rmem_tensor(p_layout, spec.dtype),
         out,
-        *(cute.make_rmem_tensor(rows, Float32) for _ in range(3)),
+        row_max,
+        row_sum,
+        correction=correction,
+        scales=cute.make_rmem_tensor(2, Float32) if spec.scales_blocks else None,
     )
 
 
@@ -140,6 +159,9 @@ def attend(
     q_state, k_state, v_state = states
     visit = tile.visit
     parts.out.fill(0.0)
+    if cutlass.const_expr(spec.scales_blocks):
+        parts.scales[0], parts.scales[1] = block_descales(spec, tile, work, Int32(0))
+        work = of_block(work, parts)
     start_rows(spec, parts, tile, work)
 
     q_ring.consumer_wait(q_state)
@@ -198,6 +220,8 @@ def step(
     if cutlass.const_expr(spec.clears_each_block):
         v_ring.consumer_wait(v_state)
         clear_tail(spec, v_state, (tile, work, group, values, position - 1))
+    if cutlass.const_expr(spec.scales_blocks):
+        descales = block_descales(spec, tile, work, position)
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
@@ -211,8 +235,12 @@ def step(
     warpgroup.wait_group(1)
     k_ring.consumer_release(k_state)
     k_state.advance()
+    if cutlass.const_expr(spec.scales_blocks):
+        work = enter_block(spec, parts, work, descales)
     block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
     soften(spec, scores, parts, (tile, work, block), masked=masked, first=False)
+    if cutlass.const_expr(spec.scales_blocks):
+        take_values(parts, descales[1])
     warpgroup.wait_group(0)
     v_ring.consumer_release(v_state)
     v_state.advance()

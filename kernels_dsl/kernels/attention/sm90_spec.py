@@ -9,6 +9,7 @@ from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.operand_ring import BARRIER_BYTES, SMEM_BYTES
 from kernels_dsl.blocks.wgmma import WGMMA_M
+from kernels_dsl.config.attention import DESCALE_KEYS
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class AttentionSpec:
     out_dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
     variant: Any  # AttentionVariant
+    scales_blocks: bool = False
+    """fp8 K or V have factors a block of keys."""
 
     @property
     def plain_epilogue(self) -> EpiloguePlan:
@@ -81,12 +84,18 @@ class AttentionSpec:
 
 
 def make_spec(
-    config: Any, variant: Any, dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]], varlen: bool
+    config: Any,
+    variant: Any,
+    dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]],
+    varlen: bool,
+    scales_blocks: bool = False,
 ) -> AttentionSpec:
     """Completes an `Sm90AttentionConfig`; `dtypes`: (operands, output). ValueError says what is wrong."""
     dtype, out_dtype = dtypes
     if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale):
         raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")
+    if scales_blocks and DESCALE_KEYS % config.tile_n:
+        raise ValueError(f"tile_n must divide {DESCALE_KEYS}, of which a factor is; it is {config.tile_n}")
     if config.tile_m not in (64, 128, 192):
         raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")
     if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
@@ -113,6 +122,6 @@ def make_spec(
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        ctas_per_sm=config.ctas_per_sm,        varlen=varlen, stage_in_q=stage_in_q,
-        dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant,
+        ctas_per_sm=config.ctas_per_sm, varlen=varlen, stage_in_q=stage_in_q,
+        dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
     )  # fmt: skip
