@@ -1,0 +1,40 @@
+"""The kernels that make block lists as compiled: rows in registers, loads under way together, no spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
+from kernels_dsl.ops.attention_lists import FUNCTIONS
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _found(name: str, *args, arch: str, spec):
+    (found,) = FUNCTIONS[name].compile(*args, arch=arch, spec=spec).resources()
+    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0, found
+    return found
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("columns", "causal"), [(256, True), (1024, False), (4096, True), (32768, False)])
+def test_topk(columns, causal, arch):
+    spec = topk_spec(columns, causal, (128, 128))
+    scores = _meta(1, 8, 64, columns, dtype=torch.float32)
+    lists = _meta(1, 8, 64), _meta(1, 8, 64, 32)
+    found = _found("topk", scores, *lists, 8192, 0, arch=arch, spec=spec)
+    assert found.registers <= 96
+    assert sum(n for name, n in found.instructions.items() if name.startswith("LDG")) == spec.per_lane
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_ranges(arch):
+    spec = WindowSpec((128, 128), True, True)
+    lists = (_meta(64), _meta(64, 4), _meta(64), _meta(64, 18))
+    assert _found("window", *lists, 8192, 8192, 0, 2047, 0, arch=arch, spec=spec).registers <= 48
+    spec = DocumentSpec((128, 128), True)
+    args = _meta(1, 8192, dtype=torch.int64), _meta(1, 64), _meta(1, 64, 33)
+    assert _found("documents", *args, arch=arch, spec=spec).registers <= 48
