@@ -25,6 +25,9 @@ SHAPES = [
     Shape(4, 16, 4096, 128), Shape(1, 16, 16384, 128), Shape(4, 32, 4096, 64), Shape(1, 32, 16384, 64),
     Shape(4, 8, 4096, 256), Shape(1, 8, 16384, 256),
 ]  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ours_dB": {}, "rotated_dB": {"rotate": True}, "blocks_dB": {"scaling": "block"},
+}  # fmt: skip
 SETS = 3
 """Inputs that rotate, so that a call does not find its input in L2."""
 # (scaling, transpose) -> how often x is read.
@@ -65,13 +68,12 @@ def quantize_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def quantised(q: Any, k: Any, v: Any) -> tuple[list[Any], dict[str, Any]]:
-    """fp8 tensors (B, S, H, D) with a scale a head, and the keywords that pass the scales."""
+def quantised(q: Any, k: Any, v: Any, **options: Any) -> tuple[list[Any], dict[str, Any]]:
+    """fp8 tensors (B, S, H, D), and the keywords that pass the scales; `options` of `quantize_qkv`."""
     import kernels_dsl
 
-    pairs = [kernels_dsl.quantize(x.transpose(1, 2), scaling="matrix") for x in (q, k, v)]
-    names = ("q_descale", "k_descale", "v_descale")
-    return [values.transpose(1, 2) for values, _ in pairs], dict(zip(names, (scale for _, scale in pairs)))
+    found = kernels_dsl.quantize_qkv(q, k, v, **options)
+    return [found.pop(name) for name in "qkv"], found
 
 
 def attention_cases() -> Iterator[Case]:
@@ -84,13 +86,19 @@ def attention_cases() -> Iterator[Case]:
         q, k, v = tensors(shape)
         values, descales = quantised(q, k, v)
         values = [x.contiguous() for x in values]
+        by_block, of_blocks = quantised(q, k, v, scaling="block")
+        by_block = [x.contiguous() for x in by_block]
         for causal in (False, True):
 
             def call(_set: int, c: bool = causal) -> Any:
                 return kernels_dsl.attention_fp8(*values, **descales, causal=c)  # noqa: B023
 
+            def blocks(_set: int, c: bool = causal) -> Any:
+                return kernels_dsl.attention_fp8(*by_block, **of_blocks, causal=c)  # noqa: B023
+
             calls: dict[str, Call] = {
                 OURS: call,
+                "scales_of_blocks": blocks,
                 "bf16": ours(q, k, v, causal=causal),
                 "cudnn_bf16": sdpa(q, k, v, "cudnn", causal),
                 "quantise": lambda _set: quantised(q, k, v),  # noqa: B023
@@ -104,7 +112,8 @@ def error_rows() -> list[dict[str, Any]]:
     """Error of fp8 attention against float64 on the unquantised tensors: decibels of signal over noise.
 
     "weights" is what rounding the weights alone to e4m3 leaves, in float64; "values" adds nothing but the
-    rounding of Q, K and V; ours has both.
+    rounding of Q, K and V; ours has both. "rotated": ours on rotated Q and K; "blocks": ours with a scale for
+    every 128 keys.
     """
     import torch
 
@@ -125,9 +134,11 @@ def error_rows() -> list[dict[str, Any]]:
                 values, descales = quantised(q, k, v)
                 scales = [scale.transpose(1, 2).double() for scale in descales.values()]
                 bq, bk, bv = (reference.from_fp8(x) * s for x, s in zip(values, scales))
-                out = kernels_dsl.attention_fp8(*values, **descales, causal=causal)
-                found = {
-                    "ours_dB": out,
+                found = {}
+                for name, options in OPTIONS.items():
+                    arguments = kernels_dsl.quantize_qkv(q, k, v, **options)
+                    found[name] = kernels_dsl.attention_fp8(**arguments, causal=causal)
+                found |= {
                     "values_dB": attention(bq, bk, bv, masking)[0],
                     "weights_dB": attention_fp8_weights(q, k, v, masking),
                     "bf16_dB": kernels_dsl.attention(q, k, v, causal=causal),
