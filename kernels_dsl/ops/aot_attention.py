@@ -21,8 +21,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LENGTH, _HEADS, _BATCH = 512, 4, 2  # only strides and alignment count
 _SMS = 132
 _BLOCK = (128, 128)
-# Of a window of 2048, cut and whole blocks; how many bytes a row of entries is a multiple of is what counts.
-_WINDOW_ENTRIES = (4, 18)
+_WINDOW_ENTRIES = (4, 20)  # of cut and whole blocks; that a row of entries is a multiple of 16 bytes counts
 _EXTENTS = tuple(
     Extent(length, length, heads, _SMS) for length in (128, 512, 1024, 4096, 16384) for heads in (8, 64, 1536)
 )

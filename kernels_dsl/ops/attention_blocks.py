@@ -118,7 +118,8 @@ def window_blocks(
     if left is not None and right is not None:
         width = min(blocks, (left + right + bq) // bk + 2)
     edges = (left is not None) + (right is not None)
-    widths = (max(1, min(width, edges * ((bq + 2 * bk - 3) // bk))), max(1, width))
+    cut = min(width, edges * ((bq + 2 * bk - 3) // bk))
+    widths = (attention_lists.padded(max(1, cut)), attention_lists.padded(max(1, width)))
     device = torch.device(device)
     if attention_lists.usable(device) and q_len > 0:
         spec = WindowSpec((bq, bk), left is not None, right is not None)

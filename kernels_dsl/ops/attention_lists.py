@@ -25,10 +25,15 @@ def usable(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
 
 
+def padded(entries: int) -> int:
+    """`entries` rounded up to 16 bytes, so that kernels that read lists are compiled for one alignment."""
+    return -(-entries // 4) * 4
+
+
 def _empty(device: torch.device, lead: tuple[int, ...], entries: int) -> Pair:
     """Counts and indices, not yet written."""
     counts = torch.empty(lead, dtype=torch.int32, device=device)
-    return counts, torch.empty((*lead, entries), dtype=torch.int32, device=device)
+    return counts, torch.empty((*lead, padded(entries)), dtype=torch.int32, device=device)[..., :entries]
 
 
 def window_lists(
