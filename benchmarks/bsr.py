@@ -5,7 +5,8 @@
 
 Suites: `rows` (8192 x 8192 x 8192 with random kept blocks), `density` (time against density for each block
 size, and where dense cuBLAS becomes faster), `patterns` (power law against uniform), `backward` (gradients
-of the values and of the dense factor), `host` (host time of an eager call).
+of the values and of the dense factor), `fp8` (e4m3 factors with a scale a block, against the same pattern in
+bf16 and against dense products of both types), `host` (host time of an eager call).
 Operations counted: 2 · kept blocks · rows · columns of a block · N, the useful ones, for dense cuBLAS too. B
 is (K, N) with N contiguous. `bmm`: cuBLAS over tiles gathered for each row, in one batch, gathering included;
 it needs rows of equal length.
@@ -39,7 +40,7 @@ WIDE_BLOCK = ((512, 112), 16)
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 BLOCKS = (16, 32, 64, 128)
 PEERS = ("torch", "addmm", "dense", "bmm", "sm80")
-SUITES = ("rows", "density", "patterns", "backward", "host")
+SUITES = ("rows", "density", "patterns", "backward", "fp8", "host")
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,40 @@ def case(shape: Shape, peers: Sequence[str]) -> Case:
             out.fill_(float("nan"))
             calls[name](0)
             verify(sparse, b, out)
+
+    return Case(shape.name, shape.flops, calls, verify=check)
+
+
+def fp8_case(shape: Shape) -> Case:
+    """One row: e4m3 factors, a scale a kept block; bf16 factors of the same pattern; dense products."""
+    import torch
+
+    from kernels_dsl import bsr_gemm, bsr_scaled_gemm, quantize
+
+    sparse, b = operands(shape)
+    values, scales = quantize(sparse.values, scaling="matrix")
+    b8, b_scale = quantize(b.mT, scaling="tensor")  # (N, K): fp8 instructions read along K
+    small, small_b = sparse.with_values(values), b8.mT
+    dense = sparse.to_dense()
+    dense8, dense_scale = quantize(dense, scaling="tensor")
+    out = torch.empty(sparse.shape[0], shape.n, dtype=b.dtype, device=DEVICE)
+
+    def scaled_mm(i: int) -> object:
+        return torch._scaled_mm(dense8, small_b, dense_scale, b_scale, out_dtype=b.dtype, use_fast_accum=True)
+
+    calls: dict[str, Call] = {
+        OURS: lambda i: bsr_scaled_gemm(small, small_b, scales, b_scale, out=out),
+        "bf16": lambda i: bsr_gemm(sparse, b, out=out),
+        "dense": lambda i: torch.mm(dense, b, out=out),
+        "dense_fp8": scaled_mm,
+    }
+
+    def check() -> None:
+        out.fill_(float("nan"))
+        calls[OURS](0)
+        # What is left is the tensor cores' sum of 128 of K and the output's rounding.
+        exact = sparse.with_values((values.float() * scales).to(torch.bfloat16))
+        verify(exact, (b8.float() * b_scale).mT.to(torch.bfloat16), out)
 
     return Case(shape.name, shape.flops, calls, verify=check)
 
@@ -266,6 +301,9 @@ def run(suites: Sequence[str], rounds: int, results: Path) -> None:
         harness.run_suite("bsr_patterns", cases(shapes, ("torch",)), rounds=rounds, results=results)
     if "density" in suites:
         harness.write("bsr_density", machine.header(), density_rows(rounds), results)
+    if "fp8" in suites:
+        shapes = [square(block, kept) for block, kept in (*ROWS, ((128, 128), 32))]
+        harness.run_suite("bsr_fp8", map(fp8_case, shapes), rounds=rounds, results=results)
     if "backward" in suites:
         harness.write("bsr_backward", machine.header(), backward_rows(rounds), results)
     if "host" in suites:

@@ -29,6 +29,14 @@ def test_a_case_checks_itself(on_cpu, monkeypatch):
     case.verify()
 
 
+def test_an_fp8_case_checks_itself(on_cpu, monkeypatch):
+    case = bsr.fp8_case(Shape((32, 32), 2, (2, 4), 24))
+    assert sorted(case.calls) == sorted((OURS, "bf16", "dense", "dense_fp8"))
+    assert case.flops == 2 * 2 * 2 * 32 * 32 * 24 and case.name == "32x32, 2 of 4"
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: a.float() @ b.float())  # torch on CPUs lacks it
+    case.verify()
+
+
 def test_a_wrong_result_is_refused(on_cpu, monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: a.float() @ b.float())
     sparse, b = bsr.operands(Shape((16, 16), 2, (3, 4), 24))
