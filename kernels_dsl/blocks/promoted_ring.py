@@ -27,12 +27,14 @@ from .wgmma import WGMMA_M
 class ChunkScales:
     """The scales of a stage that a thread's accumulators need: of each chunk's rows, and of its columns.
 
-    Those of the next stage are loaded while the tensor cores work on this one's products.
+    Those of the next stage are loaded while the tensor cores work on this one's products, and first touched
+    when this one's sums are added: whatever waits for a load, if only to copy a register, has to be there.
     """
 
     rows: tuple[TileScales, ...]  # one for each 64 rows of the warpgroup's tile; (2) values or (1)
     columns: tuple[TileScales, ...]  # one for each chunk of columns; (columns / 4) values or (1)
-    now: tuple[cute.Tensor, ...]  # this stage's values of each of these
+    factors: cute.Tensor  # (2, waves, chunks) of this stage: of rows, times the columns' if they share one
+    across: cute.Tensor | None  # (columns / 4, chunks) of this stage, where each column has its own
 
     def fetch(self, group: Int32) -> None:
         """Start the loads for elements 128 * group ... of K."""
@@ -41,17 +43,22 @@ class ChunkScales:
 
     def take(self) -> None:
         """What was fetched is now this stage's."""
-        for scales, now in zip((*self.rows, *self.columns), self.now):
-            now.store(scales.tCrS.load())
+        for chunk, columns in enumerate(self.columns):
+            for wave, rows in enumerate(self.rows):
+                for j in range(2):
+                    factor = rows.of(j) if self.across is not None else rows.of(j) * columns.of(0)
+                    self.factors[j, wave, chunk] = pinned(factor)
+            if self.across is not None:
+                for i in range(cute.size(columns.tCrS)):
+                    self.across[i, chunk] = pinned(columns.of(i))
 
     def add(self, total: cute.Tensor, partial: cute.Tensor, wave: int, chunk: int) -> None:
         """total += partial, ((2, 2, columns / 8)), each element times its row's and its column's scale."""
-        row, column = self.now[wave], self.now[len(self.rows) + chunk]
-        last_row, single = cute.size(row) - 1, cute.size(column) == 1
-        factors = [row[min(j, last_row)] * column[0] if single else row[min(j, last_row)] for j in range(2)]
         for i in range(cute.size(partial)):
             j, v, p = i // 2 % 2, i % 2, i // 4
-            factor = factors[j] if single else factors[j] * column[v + 2 * p]
+            factor = self.factors[j, wave, chunk]
+            if self.across is not None:
+                factor = factor * self.across[v + 2 * p, chunk]
             total[i] = pinned(total[i] + partial[i] * factor)
 
 
@@ -80,8 +87,10 @@ def chunk_scales(
         tile_scales(mSB, [n + start + x for x in column], promotion.rows_b, columns)
         for start in range(0, tile[1], columns)
     )
-    now = tuple(cute.make_rmem_tensor(scales.tCrS.shape, Float32) for scales in (*of_rows, *of_columns))
-    return ChunkScales(of_rows, of_columns, now)
+    factors = cute.make_rmem_tensor((2, len(of_rows), len(of_columns)), Float32)
+    each = cute.size(of_columns[0].tCrS)
+    across = cute.make_rmem_tensor((each, len(of_columns)), Float32) if each > 1 else None
+    return ChunkScales(of_rows, of_columns, factors, across)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -110,9 +119,9 @@ def promoted_loop(
     partial = cute.make_rmem_tensor(tiled_mma.partition_shape_C((WGMMA_M, columns)), Float32)  # (MMA, 1, 1)
     if const_expr(scales is not None):
         scales.fetch(stages[0])
+        scales.take()
     for stage in cutlass.range(stages[0], stages[1], unroll=1):
         if const_expr(scales is not None):
-            scales.take()
             scales.fetch(cutlass.min(stage + 1, stages[1] - 1))
         ring.consumer_wait(state)
         for wave in range_constexpr(waves):
@@ -128,6 +137,8 @@ def promoted_loop(
                 else:
                     for i in range_constexpr(cute.size(total)):
                         total[i] = pinned(total[i] + partial[i])
+        if const_expr(scales is not None):
+            scales.take()
         state.advance()
     if const_expr(next_turn is not None):
         next_turn()

@@ -45,6 +45,18 @@ class Model:
     beyond_l2: float = 1.0
 
 
+_FP8_MODEL = Model(
+    sm_flops=7.862e12,
+    chip_flops=6.5e14,
+    bandwidth=3.847e12,
+    sm_bandwidth=8.186e10,
+    launch=1e-06,
+    epilogue=2.343e10,
+    tile_start=0.0,
+    reduce=1.237e-06,
+    split_lines=1.48,
+    beyond_l2=1.233,
+)
 MODELS = {
     # Fitted to 74 configurations, with splits of K, at 44 shapes on H200s: of what was measured at a shape in
     # one run, the choice is within 4 % of the fastest.
@@ -60,6 +72,8 @@ MODELS = {
         split_lines=1.48,
         beyond_l2=1.233,
     ),
+    "sm90 fp8": _FP8_MODEL,
+    "sm90 fp8 promoted": _FP8_MODEL,
     "sm80": Model(
         sm_flops=3.3e12,
         chip_flops=450e12,
@@ -151,7 +165,47 @@ SM80_CANDIDATES = (
     Candidate(Sm80GemmConfig(16, 64, 128, 4, 1, 4), 0.33, 0.21),
 )
 
-TABLES = {"sm90": SM90_CANDIDATES, "sm80": SM80_CANDIDATES}
+SM90_FP8_CANDIDATES = (
+    Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.793),
+    Candidate(Sm90GemmConfig(128, 192, schedule=_PINGPONG), 0.791),
+    Candidate(Sm90GemmConfig(128, 192, cluster_m=2, schedule=_PINGPONG), 0.783),
+    Candidate(Sm90GemmConfig(128, 176, cluster_m=2, schedule=_PINGPONG), 0.787),
+    Candidate(Sm90GemmConfig(128, 160, cluster_m=2, schedule=_PINGPONG), 0.785),
+    Candidate(Sm90GemmConfig(128, 128, schedule=_PINGPONG), 0.783),
+    Candidate(Sm90GemmConfig(128, 128, cluster_m=2, schedule=_PINGPONG), 0.781),
+    Candidate(Sm90GemmConfig(256, 128), 0.766),
+    Candidate(Sm90GemmConfig(192, 128), 0.768),
+    Candidate(Sm90GemmConfig(64, 256, cluster_m=2, schedule=_PINGPONG), 0.760),
+    Candidate(Sm90GemmConfig(64, 256), 0.687),
+    Candidate(Sm90GemmConfig(128, 64, cluster_n=2, schedule=_PINGPONG), 0.695),
+    Candidate(Sm90GemmConfig(64, 128, cluster_m=2, schedule=_PINGPONG), 0.638),
+    Candidate(Sm90GemmConfig(64, 64), 0.393),
+    Candidate(Sm90GemmConfig(64, 32), 0.259),
+    Candidate(Sm90GemmConfig(64, 16), 0.150),
+)
+# Where sums are promoted, while one warpgroup adds, the others' products run: cooperative tiles alone.
+SM90_FP8_PROMOTED_CANDIDATES = (
+    Candidate(Sm90GemmConfig(192, 128, cluster_n=2), 0.863),
+    Candidate(Sm90GemmConfig(192, 128), 0.794),
+    Candidate(Sm90GemmConfig(128, 192), 0.792),
+    Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.790),
+    Candidate(Sm90GemmConfig(256, 128), 0.766),
+    Candidate(Sm90GemmConfig(128, 160, cluster_m=2), 0.768),
+    Candidate(Sm90GemmConfig(128, 128), 0.753),
+    Candidate(Sm90GemmConfig(128, 256, cluster_n=2), 0.724),
+    Candidate(Sm90GemmConfig(64, 256), 0.447),
+    Candidate(Sm90GemmConfig(64, 128, cluster_n=2), 0.421),
+    Candidate(Sm90GemmConfig(64, 64), 0.322),
+    Candidate(Sm90GemmConfig(64, 32), 0.200),
+    Candidate(Sm90GemmConfig(64, 16), 0.100),
+)
+
+TABLES = {
+    "sm90": SM90_CANDIDATES,
+    "sm90 fp8": SM90_FP8_CANDIDATES,
+    "sm90 fp8 promoted": SM90_FP8_PROMOTED_CANDIDATES,
+    "sm80": SM80_CANDIDATES,
+}
 
 
 def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
@@ -169,9 +223,16 @@ def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     )
 
 
+def kind_of(problem: GemmProblem, family: str) -> str:
+    """Which of `TABLES` and `MODELS` a problem takes."""
+    if family != "sm90" or problem.ab_type != "fp8":
+        return family
+    return "sm90 fp8" if problem.promotion is None else "sm90 fp8 promoted"
+
+
 def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Candidate]:
     """Every feasible configuration of a family for this problem, with each split of K worth a try."""
-    for candidate in TABLES[family]:
+    for candidate in TABLES[kind_of(problem, family)]:
         if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config)):
             continue
         for split in SPLITS if not getattr(candidate.config, "turned", False) else (1,):
@@ -214,7 +275,7 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     """Seconds that the model gives `candidate` on `problem`."""
     config = candidate.config
     problem = oriented(problem, config)
-    model = MODELS[config.family]
+    model = MODELS[kind_of(problem, config.family)]
     chip = device.sm_count / 132  # rates of the whole chip were measured on 132 SMs
     cluster_m, cluster_n = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
     tiles_m = _ceil_div(_ceil_div(problem.m, config.tile_m), cluster_m) * cluster_m

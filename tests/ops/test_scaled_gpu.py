@@ -12,7 +12,8 @@ import scaled_cases
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.gemm_table import SM90_CANDIDATES
+from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.gemm_table import SM90_FP8_CANDIDATES, SM90_FP8_PROMOTED_CANDIDATES
 from kernels_dsl.ops.scaled_gemm import scaled_gemm, scaled_gemm_supports
 from reference import scaled_gemm as reference
 from reference import tolerance
@@ -29,29 +30,32 @@ def test_generated_cases(number: int) -> None:
     scaled_cases.run(scaled_cases.generate(number), "cuda")
 
 
-@pytest.mark.parametrize("index", range(len(SM90_CANDIDATES)))
-@pytest.mark.parametrize("scales", ["fast", "promoted", "block", "rows"])
-def test_every_configuration_is_exact(index: int, scales: str) -> None:
-    config = SM90_CANDIDATES[index].config
-    for m, n, k in ((1000, 776, 528), (129, 2056, 272), (16, 8, 144)):
-        a = integers((m, k), E4M3, seed=1, device="cuda")
-        b = integers((n, k), E5M2, seed=2, device="cuda").mT
-        groups, of_n = -(-k // 128), -(-n // 128) if scales == "block" else n
-        shapes = ((m, groups), (groups, of_n)) if scales in ("block", "rows") else ((m, 1), (1, n))
-        scale_a, scale_b = (
-            torch.full(shapes[0], 0.5, device="cuda"),
-            torch.full(shapes[1], 4.0, device="cuda"),
-        )
-        scale_a[::3] = 2.0
-        options = {"config": config, "use_fast_accum": scales == "fast"}
-        reason = scaled_gemm_supports(a, b, scale_a, scale_b, **options)
-        if reason is not None:
-            assert scales != "fast" and "partial sums" in reason
-            continue
-        out = poisoned((m, n), torch.float32, device="cuda")
-        scaled_gemm(a, b, scale_a, scale_b, out=out.tensor, **options)
-        check_output(out)
-        tolerance.check_exact(out.tensor, 4 * scale_a[:, :1].double() * (a.double() @ b.double()))
+def _table() -> list:
+    made = [(f"fast {i}", c.config, "fast") for i, c in enumerate(SM90_FP8_CANDIDATES)]
+    for i, c in enumerate(SM90_FP8_PROMOTED_CANDIDATES):
+        made += [(f"promoted {i}", c.config, "promoted"), (f"block {i}", c.config, "block")]
+    made.append(("a scale a column", Sm90GemmConfig(128, 128), "columns"))
+    return [pytest.param(config, scales, id=name) for name, config, scales in made]
+
+
+@pytest.mark.parametrize(("config", "scales"), _table())
+def test_every_configuration_is_exact(config: Sm90GemmConfig, scales: str) -> None:
+    m, n, k = 1000, 776, 528
+    a = integers((m, k), E4M3, seed=1, device="cuda")
+    b = integers((n, k), E5M2, seed=2, device="cuda").mT
+    groups, of_n = -(-k // 128), -(-n // 128) if scales == "block" else n
+    shapes = ((m, groups), (groups, of_n)) if scales in ("block", "columns") else ((m, 1), (1, n))
+    scale_a, scale_b = torch.full(shapes[0], 0.5, device="cuda"), torch.full(shapes[1], 4.0, device="cuda")
+    scale_a[::3] = 2.0
+    options = {"config": config, "use_fast_accum": scales == "fast"}
+    reason = scaled_gemm_supports(a, b, scale_a, scale_b, **options)
+    if reason is not None:
+        assert scales == "block" and "partial sums" in reason
+        return
+    out = poisoned((m, n), torch.float32, device="cuda")
+    scaled_gemm(a, b, scale_a, scale_b, out=out.tensor, **options)
+    check_output(out)
+    tolerance.check_exact(out.tensor, 4 * scale_a[:, :1].double() * (a.double() @ b.double()))
 
 
 @pytest.mark.parametrize("fast", [True, False])
