@@ -88,15 +88,10 @@ def test_operator_and_its_fake(seed):
 
 
 def test_the_whole_way_from_bf16(seed):
-    """Quantised by the op a head at a time; 8-bit values cost what they cost."""
+    """Quantised by the op a head at a time, Q and K rotated; 8-bit values cost what they cost."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, 60, 2, 64, generator=generator).bfloat16() for _ in range(3))
-    (q8, qs), (k8, ks), (v8, vs) = (
-        kernels_dsl.quantize(x.transpose(1, 2), scaling="matrix") for x in (q, k, v)
-    )
-    out = kernels_dsl.attention_fp8(
-        *(x.transpose(1, 2) for x in (q8, k8, v8)), q_descale=qs, k_descale=ks, v_descale=vs
-    )
+    q, k, v = (torch.randn(1, 40, 1, 64, generator=generator).bfloat16() for _ in range(3))
+    out = kernels_dsl.attention_fp8(**kernels_dsl.quantize_qkv(q, k, v, rotate=True))
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(1, 2).double() for x in (q, k, v))
     ).transpose(1, 2)
@@ -130,16 +125,16 @@ def test_what_is_not_there():
 @pytest.mark.parametrize(("gap", "causal"), [(0, True), (13, False)])
 def test_packed(gap, causal, seed):
     """Empty and one-token sequences, starts at any key, NaN behind what counts."""
-    run_packed((70, 0, 1, 90), (150, 5, 1, 101), gap, seed, causal=causal)
+    run_packed((40, 0, 1, 30), (150, 5, 1, 21), gap, seed, heads=(1, 1), causal=causal)
 
 
 @pytest.mark.parametrize(
     ("by_block", "options", "masking"),
-    [("kv", {"causal": True}, Masking(right=0)), ("v", {}, Masking()),
+    [("kv", {"causal": True}, Masking(right=0)),
      ("k", {"softcap": 3.0, "window": (200, 9)}, Masking(left=200, right=9, softcap=3.0))],
 )  # fmt: skip
 def test_descales_of_blocks_of_keys(by_block, options, masking, seed):
-    run(_shapes((2, 1), (40, 420), (64, 64)), seed, masking, by_block=by_block, **options)
+    run(_shapes((1, 1), (20, 300), (64, 64)), seed, masking, by_block=by_block, **options)
 
 
 def test_descales_of_blocks_with_lists_and_sinks(seed):
@@ -148,5 +143,5 @@ def test_descales_of_blocks_with_lists_and_sinks(seed):
     counts, indices = torch.tensor([[[2]]]).int(), torch.tensor([[[[2, 0, 1]]]]).int()
     lists = BlockLists(None, None, counts, indices, (64, 128))
     hidden = (torch.arange(420) // 128 == 1) | (torch.arange(420) // 128 == 3)
-    masking = Masking(allowed=~hidden.expand(1, 1, 40, 420), sinks=sinks)
-    run(_shapes((1, 1), (40, 420), (64, 64)), seed, masking, by_block="kv", blocks=lists, sinks=sinks)
+    masking = Masking(allowed=~hidden.expand(1, 1, 20, 420), sinks=sinks)
+    run(_shapes((1, 1), (20, 420), (64, 64)), seed, masking, by_block="v", blocks=lists, sinks=sinks)

@@ -42,7 +42,7 @@ def _emulated():
         yield
 
 
-def _tensors(seed, length=70):
+def _tensors(seed, length=40):
     return inputs((1, length, 2, 64), (1, length, 1, 64), 64, seed)
 
 
@@ -90,12 +90,8 @@ def test_closures_are_told_apart(seed):
     for step in (2, 5):
         mask = kernels_dsl.kernel_function(_every(step))
         check_close(compiled(mask, *tensors), tensors, Masking(mask_mod=_every(step)))
-
-
-def test_a_handle_in_eager(seed):
-    tensors = _tensors(seed)
-    found = kernels_dsl.attention(*tensors, mask_mod=kernels_dsl.kernel_function(_every(3)), return_lse=True)
-    check_close(found, tensors, Masking(mask_mod=_every_third))
+    eager = kernels_dsl.attention(*tensors, mask_mod=mask, return_lse=True)
+    check_close(eager, tensors, Masking(mask_mod=_every(5)))
 
 
 @pytest.mark.parametrize("mask", [_every(2), _with_default], ids=["closure", "default"])
@@ -112,8 +108,8 @@ def test_numbers_in_aux_are_refused(seed):
 
 
 def test_opcheck(seed):
-    documents = torch.zeros(1, 70, dtype=torch.int32)
-    tensors = (*_tensors(seed), *(None,) * 9, [documents])
+    documents = torch.zeros(1, 10, dtype=torch.int32)
+    tensors = (*_tensors(seed, 10), *(None,) * 9, [documents])
     name = kernels_dsl.kernel_function(document_mask).name
     options = {"mask_mod": name, "return_lse": True}
     torch.library.opcheck(torch.ops.kernels_dsl.attention.default, tensors, options)
