@@ -1,7 +1,7 @@
-"""fp8: quantisation against a copy of as many bytes, GEMM against cuBLASLt, attention against 16 bits.
+"""fp8: quantisation against a copy of as many bytes, GEMM against cuBLASLt, the rest against 16 bits.
 
-    python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite attention] [--suite error]
-                             [--suite gemm_error] [--suite host]
+    python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite linear] [--suite attention]
+                             [--suite error] [--suite gemm_error] [--suite host]
 
 In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
 attention, ours and cuDNN's. Making the fp8 tensors is not in it; "quantise" is that, for Q, K and V.
@@ -21,6 +21,9 @@ from benchmarks.harness import OURS, Case
 from kernels_dsl.measure import Call, host_us, interleaved
 
 MATRICES = [(8192, 8192), (16384, 7168), (4096, 4096)]
+LONG_ROWS = [(4096, 16384), (2048, 32768), (1024, 65536), (512, 131072), (256, 262144)]
+LAYERS = [(8192, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192), (16384, 2048, 2048)]
+"""Rows, in and out features."""
 SHAPES = [
     Shape(4, 16, 4096, 128), Shape(1, 16, 16384, 128), Shape(4, 32, 4096, 64), Shape(1, 32, 16384, 64),
     Shape(4, 8, 4096, 256), Shape(1, 8, 16384, 256),
@@ -34,38 +37,88 @@ SETS = 3
 PASSES: dict[tuple[str, bool | str], int] = {
     ("tensor", False): 2, ("row", False): 1, ("1x128", False): 1, ("128x128", False): 1,
     ("tensor", "both"): 2, ("1x128", True): 1, ("1x128", "both"): 1, ("128x128", "both"): 1,
-    ("row", True): 2,
+    ("row", True): 2, ("row", "both"): 3,
 }  # fmt: skip
+NAMES: dict[bool | str, str] = {False: "", True: ", transpose", "both": ", both"}
+
+
+def copies(traffic: int) -> dict[str, Call]:
+    """Two ways to read half of `traffic` bytes and write as many: the driver's copy, a kernel of PyTorch's.
+    Which is the faster one depends on the size."""
+    import torch
+
+    words = traffic // 8 // 4096 * 4096
+    half = [torch.empty(words, dtype=torch.int32, device=DEVICE) for _ in range(SETS + 1)]
+    return {
+        "copy/driver": lambda i: half[SETS].copy_(half[i]),
+        "copy/kernel": lambda i: torch.bitwise_not(half[i], out=half[SETS]),
+    }
 
 
 def quantize_rows() -> list[dict[str, Any]]:
-    """Time and rate of quantisation, and the time of a copy of as many bytes in the same run."""
+    """Time and rate of quantisation, and of the faster copy of as many bytes in the same run.
+
+    `traffic` counts x as often as it is read, `once` one time: what must be moved at the least. Of a second
+    read L2 serves a part, all of it where x is small.
+    """
     import torch
 
     import kernels_dsl
 
     rows = []
-    for shape in MATRICES:
+    cases = [(shape, form) for shape in MATRICES for form in PASSES]
+    cases += [(shape, ("row", False)) for shape in LONG_ROWS]
+    for shape, (scaling, transpose) in cases:
         x = [torch.randn(shape, device=DEVICE).bfloat16() for _ in range(SETS)]
-        for (scaling, transpose), passes in PASSES.items():
 
-            def call(i: int, s: str = scaling, t: bool | str = transpose) -> Any:
-                return kernels_dsl.quantize(x[i], scaling=s, transpose=t)  # noqa: B023
+        def call(i: int, x: Any = x, s: str = scaling, t: bool | str = transpose) -> Any:
+            return kernels_dsl.quantize(x[i], scaling=s, transpose=t)
 
-            written = sum(t.numel() * t.element_size() for t in call(0))
-            traffic = passes * x[0].numel() * x[0].element_size() + written
-            # Half of the bytes are read and half written; PyTorch's copy is slow at odd sizes.
-            words = traffic // 8 // 4096 * 4096
-            half = [torch.empty(words, dtype=torch.int32, device=DEVICE) for _ in range(SETS + 1)]
-            calls: dict[str, Call] = {OURS: call, "copy": lambda i: half[SETS].copy_(half[i])}  # noqa: B023
-            timed = interleaved(calls, sets=SETS, rounds=30, graph=True)
-            what = {False: "", True: ", transpose", "both": ", both"}[transpose]
-            rows.append({
-                "name": f"{shape[0]}×{shape[1]}, {scaling}{what}", "reads_of_x": passes,
-                "us": timed[OURS].ms * 1e3, "TB_per_s": traffic / timed[OURS].ms / 1e9,
-                "rate_of_a_copy": timed["copy"].ms / timed[OURS].ms,
-            })  # fmt: skip
+        written = sum(t.numel() * t.element_size() for t in call(0))
+        once = x[0].numel() * x[0].element_size() + written
+        passes = PASSES[scaling, transpose]
+        traffic = once + (passes - 1) * x[0].numel() * x[0].element_size()
+        found, _ = harness.best_of(
+            interleaved({OURS: call, **copies(traffic)}, sets=SETS, rounds=30, graph=True)
+        )
+        ms, copied = found[OURS].ms, found["copy"].ms
+        rows.append({
+            "name": f"{shape[0]}×{shape[1]}, {scaling}{NAMES[transpose]}",
+            "reads_of_x": passes, "us": ms * 1e3,
+            "TB_per_s": traffic / ms / 1e9, "of_a_copy": copied / ms, "once_TB_per_s": once / ms / 1e9,
+        })  # fmt: skip
+        torch.cuda.empty_cache()
     return rows
+
+
+def linear_cases() -> Iterator[Case]:
+    """Linear layers, forward, and forward and backward, against `torch.nn.functional.linear` in bf16."""
+    import torch
+
+    import kernels_dsl
+
+    for rows, k, n in LAYERS:
+        x = torch.randn(rows, k, device=DEVICE).bfloat16().requires_grad_()
+        weight = torch.randn(n, k, device=DEVICE).bfloat16().requires_grad_()
+        gradient = torch.randn(rows, n, device=DEVICE).bfloat16()
+        layers: dict[str, Callable[[], Any]] = {
+            OURS: lambda: kernels_dsl.scaled_linear(x, weight),  # noqa: B023
+            "tensor": lambda: kernels_dsl.scaled_linear(x, weight, recipe="tensor"),  # noqa: B023
+            "bf16": lambda: torch.nn.functional.linear(x, weight),  # noqa: B023
+        }
+        for backward in (False, True):
+
+            def call(_set: int, layer: Any, both: bool = backward) -> Any:
+                if not both:
+                    with torch.no_grad():
+                        return layer()
+                return torch.autograd.grad(layer(), (x, weight), gradient)  # noqa: B023
+
+            calls: dict[str, Call] = {name: partial(call, layer=layer) for name, layer in layers.items()}
+            products = 3 if backward else 1
+            name = f"{rows}×{k}→{n}{', forward and backward' if backward else ', forward'}"
+            yield Case(name, 2.0 * rows * k * n * products, calls, notes="ours: row")
+        torch.cuda.empty_cache()
 
 
 def quantised(q: Any, k: Any, v: Any, **options: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -162,7 +215,11 @@ def host_rows() -> list[dict[str, Any]]:
         for scaling in ("row", "1x128", "128x128", "tensor")
     }
     calls["quantize, tensor with a scale"] = lambda: kernels_dsl.quantize(x, scale=one)
-    calls["quantize, 1x128, both"] = lambda: kernels_dsl.quantize(x, scaling="1x128", transpose="both")
+    for scaling in ("row", "1x128", "tensor"):
+        both = partial(kernels_dsl.quantize, x, scaling=scaling, transpose="both")
+        calls[f"quantize, {scaling}, both"] = both
+    layer = kernels_dsl.ScaledLinear(256, 128, device=DEVICE, dtype=torch.bfloat16)
+    calls["ScaledLinear, forward"] = torch.no_grad()(partial(layer, x))
     values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
     for recipe in (fp8_gemm.RECIPES[0], fp8_gemm.BLOCK):
         arguments = fp8_gemm.operands(x, x, recipe.scaling)
@@ -176,7 +233,7 @@ def host_rows() -> list[dict[str, Any]]:
 LISTED = {
     "quantize": quantize_rows, "error": error_rows, "gemm_error": fp8_gemm.error_rows, "host": host_rows,
 }  # fmt: skip
-CASES = {"attention": attention_cases, "gemm": fp8_gemm.cases}
+CASES = {"attention": attention_cases, "gemm": fp8_gemm.cases, "linear": linear_cases}
 SUITES = (*CASES, *LISTED)
 
 

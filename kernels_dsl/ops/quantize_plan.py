@@ -16,7 +16,7 @@ _FOLDER = "kernels_dsl.kernels.quantize"
 FUNCTIONS = {
     "tile": lowering.jit(f"{_FOLDER}.tile:quantize_tile", name="quantize_tile"),
     "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
-    "amax": lowering.jit(f"{_FOLDER}.amax:amax_parts", name="quantize_amax"),
+    "maxima": lowering.jit(f"{_FOLDER}.maxima:quantize_by_maxima", name="quantize_by_maxima"),
 }
 MANY_PARTS = 4096
 """More maxima than this become fewer before every CTA reads all of them."""
@@ -63,8 +63,11 @@ class Kernels:
         """Kernel `name`, of which a plan has one form."""
         return Launch(FUNCTIONS[name], self.target, constants)
 
+    def _tile_spec(self, plain: str | None, turned: str | None) -> TileQuantization:
+        return TileQuantization(self.format, plain, turned, early=self.early)
+
     def _tile(self, plain: str | None, turned: str | None) -> Callable[..., Any]:
-        return self._kernel("tile", spec=TileQuantization(self.format, plain, turned, early=self.early))
+        return self._kernel("tile", spec=self._tile_spec(plain, turned))
 
     def _given(self, plain: Place, turned: Place) -> Sequence:
         """With a scale of all that is there."""
@@ -79,44 +82,41 @@ class Kernels:
 
         return run
 
-    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
-        """With scales of matrices or of all, from maxima of parts."""
-        parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
-        shape = (self.matrices, parts)
-        amax = self._kernel("amax", columns=False, early=self.early)
-        many = kind == "whole" and self.matrices * parts > MANY_PARTS
-        amax_of_maxima = self._kernel("amax", columns=False, early=self.early) if many else None
-        tile = self._tile(kind if plain else None, kind if turned else None)
+    def _by_maxima(
+        self,
+        plain: Place,
+        turned: Place,
+        shape: tuple[int, ...],
+        spec: TileQuantization,
+        row_spec: Any = None,
+    ) -> Sequence:
+        """With scales made of maxima of parts, which are (*shape) before the pass that writes values."""
+        kernel = self._kernel("maxima", spec=spec, row_spec=row_spec)
+        many = len(shape) == 2 and "whole" in (spec.plain, spec.turned) and shape[0] * shape[1] > MANY_PARTS
+        empty = torch.empty
 
         def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
-            maxima = torch.empty(shape, dtype=torch.float32, device=x.device)
-            amax(x, maxima)
-            if amax_of_maxima is not None:
-                fewer = torch.empty((1, FEW_PARTS), dtype=torch.float32, device=x.device)
-                amax_of_maxima(maxima, fewer)
-                maxima = fewer
+            maxima = empty(shape, dtype=torch.float32, device=x.device)
+            fewer = empty((1, FEW_PARTS), dtype=torch.float32, device=x.device) if many else None
             first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
             second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
-            tile(x, *first, *second, maxima)
+            kernel(x, *first, *second, maxima, fewer)
 
         return run
+
+    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
+        """With scales of matrices or of all."""
+        parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
+        kinds = (kind if plain else None, kind if turned else None)
+        return self._by_maxima(plain, turned, (self.matrices, parts), self._tile_spec(*kinds))
 
     def _rows(self, plain: Place, turned: Place) -> Sequence:
         """With scales of rows: of x in one kernel, of its columns from maxima of parts."""
-        rows = self._kernel("rows", spec=row_quantization(self.format, self.columns, self.early))
+        row_spec = row_quantization(self.format, self.columns, self.early)
         if turned is None:
+            rows = self._kernel("rows", spec=row_spec)
             return lambda x, made, _: rows(x, made[0], made[1])
-        values, scales = turned
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
         shape = (self.matrices, parts, self.columns)
-        amax = self._kernel("amax", columns=True, early=self.early)
-        tile = self._tile(None, "lines")
-
-        def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
-            if plain:
-                rows(x, made[plain[0]], made[plain[1]])
-            maxima = torch.empty(shape, dtype=torch.float32, device=x.device)
-            amax(x, maxima)
-            tile(x, None, None, made[values], made[scales], maxima)
-
-        return run
+        spec = self._tile_spec(None, "lines")
+        return self._by_maxima(plain, turned, shape, spec, row_spec if plain else None)

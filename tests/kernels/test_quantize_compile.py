@@ -38,18 +38,20 @@ def test_both_outputs_of_a_tile(arch, format):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_scales_of_maxima(dtype):
-    registers = 64 if dtype == torch.float16 else 128
+@pytest.mark.parametrize("kinds", [("whole", "whole"), (None, "lines")])
+def test_scales_of_maxima(dtype, kinds):
     x, values = _meta(N, N, dtype=dtype), _meta(N, N, dtype=torch.float8_e4m3fn)
-    for columns, parts in ((False, _meta(1, 528)), (True, _meta(1, 4, N))):
-        maxima = FUNCTIONS["amax"].compile(x, parts, arch="sm_90a", columns=columns, early=True)
-        assert _instructions(maxima, "LDG.E.128", registers) >= 8
-    args = (x, values, _meta(1), values, _meta(1), _meta(1, 528))
-    spec = TileQuantization("e4m3", "whole", "whole", early=True)
-    assert _instructions(FUNCTIONS["tile"].compile(*args, arch="sm_90a", spec=spec), "F2FP", registers) > 0
-    args = (x, None, None, values, _meta(N, 1), _meta(1, 4, N))
-    spec = TileQuantization("e4m3", None, "lines", early=True)
-    assert _instructions(FUNCTIONS["tile"].compile(*args, arch="sm_90a", spec=spec), "F2FP", registers) > 0
+    plain = (values, _meta(1)) if kinds[0] else (None, None)
+    turned, maxima = (_meta(1), _meta(1, 528)) if kinds[0] else (_meta(N, 1), _meta(1, 4, N))
+    compiled = FUNCTIONS["maxima"].compile(
+        x, *plain, values, turned, maxima, None, arch="sm_90a",
+        spec=TileQuantization("e4m3", *kinds, early=True), row_spec=None,
+    )  # fmt: skip
+    found = {kernel.entry.rpartition("_")[0]: kernel for kernel in compiled.resources()}
+    assert set(found) == {"quantize_amax", "quantize_tile"}
+    for kernel in found.values():
+        assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
+        assert kernel.registers <= (64 if dtype == torch.float16 else 128), kernel
 
 
 @pytest.mark.parametrize("columns", [1024, 8192, 16384, 65536])
