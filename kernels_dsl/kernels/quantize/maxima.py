@@ -1,4 +1,4 @@
-"""Quantisation with scales that must be known before, of all, matrices or columns: several kernels at once."""
+"""Quantisation with scales that must be known before, of all, matrices or columns: its kernels together."""
 
 import cutlass
 import cutlass.cute as cute
