@@ -10,7 +10,8 @@ import torch
 from kernels_dsl.ops.quantize import quantize
 from kernels_dsl.ops.scaled_gemm import scaled_gemm
 
-RECIPES = ("tensor", "row")
+RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x128", "128x128")}
+"""Recipe -> how activations and gradients, and how weights are scaled, as `quantize` says it."""
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _is_compiling = torch.compiler.is_compiling
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -23,6 +24,7 @@ def scaled_linear(
     *,
     recipe: str = "row",
     grad_dtype: torch.dtype = torch.float8_e5m2,
+    use_fast_accum: bool = True,
 ) -> torch.Tensor:
     """x Wᵀ + bias, multiplied in fp8; as `torch.nn.functional.linear`, with both gradients.
 
@@ -32,22 +34,32 @@ def scaled_linear(
     x and weight are quantised to e4m3 in each call, the output's gradient to grad_dtype (torch.float8_e5m2 or
     torch.float8_e4m3fn), by `kernels_dsl.quantize`, and multiplied by `kernels_dsl.scaled_gemm`. recipe:
     "tensor", one scale an operand; "row", a scale for each row of the left operand and each column of the
-    right one, which are other scales in each of the three products. With G the gradient of the output:
+    right one, which are other scales in each of the three products; "block", scales of 128 elements along the
+    summed mode, of W of 128 × 128. With G the gradient of the output:
 
         y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
 
+    use_fast_accum: as in `scaled_gemm`, of the output alone; gradients, and "block", are summed in float32.
     Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x. A gradient has its input's
     dtype; that of the bias is summed in float32. Differentiable once. Compute capability as `scaled_gemm`.
     Raises TypeError and ValueError that name the argument.
     """
-    _check(x, weight, bias, recipe, grad_dtype)
+    _check(x, weight, bias)
+    _check_options(recipe, grad_dtype)
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype)
+    return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
 
 
-def _check(x: Any, weight: Any, bias: Any, recipe: Any, grad_dtype: Any) -> None:
+def _check_options(recipe: Any, grad_dtype: Any) -> None:
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}, must be one of {tuple(RECIPES)}")
+    if grad_dtype not in _FP8:
+        raise TypeError(f"grad_dtype is {grad_dtype}, must be torch.float8_e5m2 or torch.float8_e4m3fn")
+
+
+def _check(x: Any, weight: Any, bias: Any) -> None:
     for name, tensor, modes in (("x", x, None), ("weight", weight, 2), ("bias", bias, 1)):
         if name == "bias" and tensor is None:
             continue
@@ -69,22 +81,19 @@ def _check(x: Any, weight: Any, bias: Any, recipe: Any, grad_dtype: Any) -> None
         raise ValueError(
             f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},) as weight has rows"
         )
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, must be one of {RECIPES}")
-    if grad_dtype not in _FP8:
-        raise TypeError(f"grad_dtype is {grad_dtype}, must be torch.float8_e5m2 or torch.float8_e4m3fn")
 
 
 def _quantized(
-    x: torch.Tensor, dtype: torch.dtype, recipe: str, plain: bool, turned: bool
+    x: torch.Tensor, dtype: torch.dtype, scaling: str, plain: bool, turned: bool
 ) -> tuple[torch.Tensor, ...]:
     """Values and scales of x, of x.mT, or of both."""
+    transpose = "both" if plain and turned else turned
     if not _is_compiling():
-        return quantize(x, dtype, scaling=recipe, transpose="both" if plain and turned else turned)
+        return quantize(x, dtype, scaling=scaling, transpose=transpose)
     from kernels_dsl.ops import quantize_register
 
     # The checks of `quantize` ask a tensor for what may not be traced in a backward pass.
-    return quantize_register.operator(x, dtype, recipe, "both" if plain and turned else turned)
+    return quantize_register.operator(x, dtype, scaling, transpose)
 
 
 def _product(
@@ -93,15 +102,15 @@ def _product(
     recipe: str,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
+    fast: bool = False,
 ) -> torch.Tensor:
-    """left @ rightᵀ + bias, each (values, scales of rows or of all)."""
-    a, scale_a = left
-    b, scale_b = right[0].mT, right[1].mT if recipe == "row" else right[1]
+    """left @ rightᵀ + bias, each (values, scales of rows, of groups in rows, or of all)."""
+    tensors = (left[0], right[0].mT, left[1], right[1] if recipe == "tensor" else right[1].mT)
     if not _is_compiling():
-        return scaled_gemm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype)
+        return scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
     from kernels_dsl.ops import scaled_register  # noqa: F401
 
-    return torch.ops.kernels_dsl.scaled_gemm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype)
+    return torch.ops.kernels_dsl.scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 class _Product(torch.autograd.Function):
@@ -114,12 +123,13 @@ class _Product(torch.autograd.Function):
         recipe: str,
         grad_dtype: torch.dtype,
         dtype: torch.dtype,
+        fast: bool,
     ) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        rows = _quantized(flat, torch.float8_e4m3fn, recipe, True, needs_weight)
-        columns = _quantized(weight, torch.float8_e4m3fn, recipe, True, needs_x)
-        y = _product(rows[:2], columns[:2], recipe, dtype, bias)
+        rows = _quantized(flat, torch.float8_e4m3fn, RECIPES[recipe][0], True, needs_weight)
+        columns = _quantized(weight, torch.float8_e4m3fn, RECIPES[recipe][1], True, needs_x)
+        y = _product(rows[:2], columns[:2], recipe, dtype, bias, fast)
         nothing = (None, None)
         ctx.save_for_backward(
             *(rows[2:] if needs_weight else nothing), *(columns[2:] if needs_x else nothing)
@@ -137,7 +147,7 @@ class _Product(torch.autograd.Function):
         flat = gradient.reshape(-1, gradient.shape[-1])
         d_x = d_weight = d_bias = None
         if needs_x or needs_weight:
-            parts = _quantized(flat, ctx.grad_dtype, ctx.recipe, needs_x, needs_weight)
+            parts = _quantized(flat, ctx.grad_dtype, RECIPES[ctx.recipe][0], needs_x, needs_weight)
             if needs_x:
                 d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.recipe, ctx.dtypes[0])
                 d_x = d_x.view(ctx.shape)
@@ -145,7 +155,7 @@ class _Product(torch.autograd.Function):
                 d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.recipe, ctx.dtypes[1])
         if needs_bias:
             d_bias = flat.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
-        return d_x, d_weight, d_bias, None, None, None
+        return d_x, d_weight, d_bias, None, None, None, None
 
 
 class ScaledLinear(torch.nn.Linear):
@@ -164,24 +174,27 @@ class ScaledLinear(torch.nn.Linear):
         *,
         recipe: str = "row",
         grad_dtype: torch.dtype = torch.float8_e5m2,
+        use_fast_accum: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe is {recipe!r}, must be one of {RECIPES}")
-        if grad_dtype not in _FP8:
-            raise TypeError(f"grad_dtype is {grad_dtype}, must be torch.float8_e5m2 or torch.float8_e4m3fn")
+        _check_options(recipe, grad_dtype)
         self.recipe = recipe
         self.grad_dtype = grad_dtype
+        self.use_fast_accum = use_fast_accum
 
     @staticmethod
     def from_linear(
-        linear: torch.nn.Linear, *, recipe: str = "row", grad_dtype: torch.dtype = torch.float8_e5m2
+        linear: torch.nn.Linear,
+        *,
+        recipe: str = "row",
+        grad_dtype: torch.dtype = torch.float8_e5m2,
+        use_fast_accum: bool = True,
     ) -> ScaledLinear:
         """The layer with `linear`'s own parameters, which the two then share: an optimizer that has them goes
         on with them."""
         made = ScaledLinear(
             linear.in_features, linear.out_features, linear.bias is not None, "meta", linear.weight.dtype,
-            recipe=recipe, grad_dtype=grad_dtype,
+            recipe=recipe, grad_dtype=grad_dtype, use_fast_accum=use_fast_accum,
         )  # fmt: skip
         made.weight, made.bias = linear.weight, linear.bias
         return made.train(linear.training)
@@ -190,24 +203,26 @@ class ScaledLinear(torch.nn.Linear):
     def replace(
         model: torch.nn.Module,
         where: Callable[[str, torch.nn.Linear], bool] | None = None,
-        *,
-        recipe: str = "row",
-        grad_dtype: torch.dtype = torch.float8_e5m2,
+        **options: Any,
     ) -> list[str]:
         """Put a `ScaledLinear` in the place of each `torch.nn.Linear` inside of `model`, or of those for
-        which `where(name, layer)` is true; returns their names. Layers of derived classes stay."""
+        which `where(name, layer)` is true; returns their names. Layers of derived classes stay. options:
+        those of `from_linear`."""
         found = [
             (name, layer)
             for name, layer in model.named_modules()
             if type(layer) is torch.nn.Linear and name and (where is None or where(name, layer))
         ]
         for name, layer in found:
-            model.set_submodule(name, ScaledLinear.from_linear(layer, recipe=recipe, grad_dtype=grad_dtype))
+            model.set_submodule(name, ScaledLinear.from_linear(layer, **options))
         return [name for name, _ in found]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, in_features) to (…, out_features)."""
-        return scaled_linear(x, self.weight, self.bias, recipe=self.recipe, grad_dtype=self.grad_dtype)
+        return scaled_linear(
+            x, self.weight, self.bias,
+            recipe=self.recipe, grad_dtype=self.grad_dtype, use_fast_accum=self.use_fast_accum,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """What `print` shows."""

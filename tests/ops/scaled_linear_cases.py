@@ -23,12 +23,20 @@ def product(
     bias: torch.Tensor | None = None,
 ) -> None:
     """`found` is left @ rightᵀ + bias of quantised operands, by the tolerance rule."""
+    scalings = ("1x128", "1x128" if what == "gradient of weight" else "128x128")
+    scalings = scalings if recipe == "block" else (recipe, recipe)
     (a, scale_a), (b, scale_b) = (
-        quantization.quantize(x, dtype, scaling=recipe) for x, dtype in (left, right)
+        quantization.quantize(x, dtype, scaling=scaling)
+        for (x, dtype), scaling in zip((left, right), scalings)
     )
-    arguments = (a, b.mT, scale_a, scale_b.mT if recipe == "row" else scale_b)
-    exact = reference.scaled_gemm(*arguments, bias=bias)
-    peer = reference.as_tensor_cores(*arguments, bias=bias, out_dtype=found.dtype)
+    arguments = (a, b.mT, scale_a, scale_b if recipe == "tensor" else scale_b.mT)
+    groups = None
+    if recipe == "block":
+        groups = ((1, 128), (128, 1 if what == "gradient of weight" else 128))
+    exact = reference.scaled_gemm(*arguments, bias=bias, groups=groups)
+    peer = reference.as_tensor_cores(
+        *arguments, bias=bias, groups=groups, fast=what == "output", out_dtype=found.dtype
+    )
     tolerance.check(found, exact, peer, case=what)
 
 
