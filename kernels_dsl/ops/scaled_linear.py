@@ -29,12 +29,13 @@ def scaled_linear(
     """x Wᵀ + bias, multiplied in fp8; as `torch.nn.functional.linear`, with both gradients.
 
     x: (…, K), weight: (N, K), bias: (N,) or None; bf16, fp16 or fp32 each. Returns (…, N) of x's dtype, or
-    of autocast's where that is on.
+    of autocast's where that is on. Or groups of equal size, each with a weight of its own: x (L, M, K),
+    weight (L, N, K), no bias; returns (L, M, N).
 
     x and weight are quantised to e4m3 in each call, the output's gradient to grad_dtype (torch.float8_e5m2 or
     torch.float8_e4m3fn), by `kernels_dsl.quantize`, and multiplied by `kernels_dsl.scaled_gemm`. recipe:
-    "tensor", one scale an operand; "row", a scale for each row of the left operand and each column of the
-    right one, which are other scales in each of the three products; "block", scales of 128 elements along the
+    "tensor", one scale an operand (of a group); "row", a scale for each row of the left operand and each
+    column of the right one, which are other scales in each of the three products; "block", scales of 128 elements along the
     summed mode, of W of 128 × 128. With G the gradient of the output:
 
         y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
@@ -60,7 +61,7 @@ def _check_options(recipe: Any, grad_dtype: Any) -> None:
 
 
 def _check(x: Any, weight: Any, bias: Any) -> None:
-    for name, tensor, modes in (("x", x, None), ("weight", weight, 2), ("bias", bias, 1)):
+    for name, tensor, modes in (("x", x, ()), ("weight", weight, (2, 3)), ("bias", bias, (1,))):
         if name == "bias" and tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
@@ -71,12 +72,20 @@ def _check(x: Any, weight: Any, bias: Any) -> None:
             )
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, must be on {x.device}, where x is")
-        if modes is not None and tensor.dim() != modes:
-            raise ValueError(f"{name} has {tensor.dim()} modes, must have {modes}")
-    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        if modes and tensor.dim() not in modes:
+            raise ValueError(f"{name} has {tensor.dim()} modes, must have {' or '.join(map(str, modes))}")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)}, must be (…, {weight.shape[1]}) as weight has columns"
+            f"x has shape {tuple(x.shape)}, must be (…, {weight.shape[-1]}) as weight has columns"
         )
+    if weight.dim() == 3:
+        if x.dim() != 3 or x.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, must be ({weight.shape[0]}, M, {weight.shape[2]}): a matrix "
+                "for each weight"
+            )
+        if bias is not None:
+            raise ValueError("bias is given, must be None with a weight for each group")
     if bias is not None and bias.shape[0] != weight.shape[0]:
         raise ValueError(
             f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},) as weight has rows"
@@ -99,13 +108,13 @@ def _quantized(
 def _product(
     left: tuple[torch.Tensor, ...],
     right: tuple[torch.Tensor, ...],
-    recipe: str,
+    scaling: str,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     fast: bool = False,
 ) -> torch.Tensor:
     """left @ rightᵀ + bias, each (values, scales of rows, of groups in rows, or of all)."""
-    tensors = (left[0], right[0].mT, left[1], right[1] if recipe == "tensor" else right[1].mT)
+    tensors = (left[0], right[0].mT, left[1], right[1] if scaling == "tensor" else right[1].mT)
     if not _is_compiling():
         return scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
     from kernels_dsl.ops import scaled_register  # noqa: F401
@@ -125,34 +134,36 @@ class _Product(torch.autograd.Function):
         dtype: torch.dtype,
         fast: bool,
     ) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+        groups = weight.dim() == 3
+        flat = x if groups else x.reshape(-1, x.shape[-1])
+        scalings = ("matrix", "matrix") if groups and recipe == "tensor" else RECIPES[recipe]
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        rows = _quantized(flat, torch.float8_e4m3fn, RECIPES[recipe][0], True, needs_weight)
-        columns = _quantized(weight, torch.float8_e4m3fn, RECIPES[recipe][1], True, needs_x)
-        y = _product(rows[:2], columns[:2], recipe, dtype, bias, fast)
+        rows = _quantized(flat, torch.float8_e4m3fn, scalings[0], True, needs_weight)
+        columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
+        y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast)
         nothing = (None, None)
         ctx.save_for_backward(
             *(rows[2:] if needs_weight else nothing), *(columns[2:] if needs_x else nothing)
         )
-        ctx.recipe, ctx.grad_dtype = recipe, grad_dtype
+        ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, groups
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.shape = x.shape
-        return y.view(*x.shape[:-1], weight.shape[0])
+        return y if groups else y.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x_turned, x_scale, weight_turned, weight_scale = ctx.saved_tensors
-        flat = gradient.reshape(-1, gradient.shape[-1])
+        flat = gradient if ctx.groups else gradient.reshape(-1, gradient.shape[-1])
         d_x = d_weight = d_bias = None
         if needs_x or needs_weight:
-            parts = _quantized(flat, ctx.grad_dtype, RECIPES[ctx.recipe][0], needs_x, needs_weight)
+            parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight)
             if needs_x:
-                d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.recipe, ctx.dtypes[0])
+                d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.scaling, ctx.dtypes[0])
                 d_x = d_x.view(ctx.shape)
             if needs_weight:
-                d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.recipe, ctx.dtypes[1])
+                d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.scaling, ctx.dtypes[1])
         if needs_bias:
             d_bias = flat.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
         return d_x, d_weight, d_bias, None, None, None, None

@@ -77,3 +77,25 @@ def check(
     clean = (rows.double() @ w.double().T + b.double(), g.double() @ w.double(), g.double().T @ rows.double())
     for found, exact, least in zip((flat, d_x, d_w), clean, (DECIBELS[0], DECIBELS[1], DECIBELS[1])):
         assert quantization.signal_to_noise(found, exact) > least
+
+
+def check_groups(
+    lead: tuple[int, int], features: tuple[int, int], recipe: str, *, seed: int, device: str = "cpu"
+) -> None:
+    """A matrix for each weight, lead (L, M): what each pair gives by itself, bit for bit."""
+    generator = torch.Generator().manual_seed(seed)
+    k, n = features
+    x, weight, gradient = (
+        torch.randn(shape, generator=generator).to(device, torch.bfloat16)
+        for shape in ((*lead, k), (lead[0], n, k), (*lead, n))
+    )
+    x.requires_grad_()
+    weight.requires_grad_()
+    y = kernels_dsl.scaled_linear(x, weight, recipe=recipe)
+    y.backward(gradient)
+    for group in range(lead[0]):
+        pair = [t[group].detach().requires_grad_() for t in (x, weight)]
+        alone = kernels_dsl.scaled_linear(*pair, recipe=recipe)
+        alone.backward(gradient[group])
+        assert torch.equal(y[group], alone)
+        assert all(torch.equal(t.grad[group], p.grad) for t, p in zip((x, weight), pair))

@@ -33,6 +33,10 @@ def test_weights_of_another_dtype_and_other_gradients(seed):
     scaled_linear_cases.check((5,), (24, 17), "row", dtypes, seed=seed, grad_dtype=E4M3)
 
 
+def test_groups_of_equal_size(seed):
+    scaled_linear_cases.check_groups((2, 9), (40, 24), "tensor", seed=seed)
+
+
 def test_only_what_is_needed_is_made(seed):
     """One gradient alone, or none: the same bits, and nothing is kept for the others."""
     generator = torch.Generator().manual_seed(seed)
@@ -129,7 +133,8 @@ def test_second_derivatives_are_refused():
     [
         ({"x": torch.ones(4, 15)}, r"x has shape \(4, 15\), must be \(…, 16\)"),
         ({"x": torch.ones(4, 16).int()}, "x is torch.int32"),
-        ({"weight": torch.ones(8, 16, 1)}, "weight has 3 modes, must have 2"),
+        ({"weight": torch.ones(8)}, "weight has 1 modes, must have 2 or 3"),
+        ({"weight": torch.ones(2, 8, 16)}, r"x has shape \(4, 16\), must be \(2, M, 16\)"),
         ({"bias": torch.ones(7)}, r"bias has shape \(7,\), must be \(8,\)"),
         ({"bias": 1.0}, "bias is a float"),
         ({"recipe": "rows"}, "recipe is 'rows', must be one of"),

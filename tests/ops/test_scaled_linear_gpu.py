@@ -20,6 +20,11 @@ def test_output_and_gradients(recipe, lead, features, seed):
     scaled_linear_cases.check(lead, features, recipe, seed=seed, device="cuda")
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_groups_of_equal_size(recipe, seed):
+    scaled_linear_cases.check_groups((3, 200), (264, 384), recipe, seed=seed, device="cuda")
+
+
 def test_master_weights_in_float32(seed):
     dtypes = (torch.bfloat16, torch.float32)
     scaled_linear_cases.check((512,), (256, 384), "row", dtypes, seed=seed, device="cuda")
