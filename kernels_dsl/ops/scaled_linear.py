@@ -35,8 +35,8 @@ def scaled_linear(
     x and weight are quantised to e4m3 in each call, the output's gradient to grad_dtype (torch.float8_e5m2 or
     torch.float8_e4m3fn), by `kernels_dsl.quantize`, and multiplied by `kernels_dsl.scaled_gemm`. recipe:
     "tensor", one scale an operand (of a group); "row", a scale for each row of the left operand and each
-    column of the right one, which are other scales in each of the three products; "block", scales of 128 elements along the
-    summed mode, of W of 128 × 128. With G the gradient of the output:
+    column of the right one, which are other scales in each of the three products; "block", scales of 128
+    elements along the summed mode, of W of 128 × 128. With G the gradient of the output:
 
         y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
 

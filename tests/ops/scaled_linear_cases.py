@@ -82,7 +82,11 @@ def check(
 def check_groups(
     lead: tuple[int, int], features: tuple[int, int], recipe: str, *, seed: int, device: str = "cpu"
 ) -> None:
-    """A matrix for each weight, lead (L, M): what each pair gives by itself, bit for bit."""
+    """A matrix for each weight, lead (L, M): what each pair gives by itself, but for the order of sums."""
+
+    def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return float((found.double() - expected.double()).norm() / expected.double().norm()) < 2e-3
+
     generator = torch.Generator().manual_seed(seed)
     k, n = features
     x, weight, gradient = (
@@ -97,5 +101,5 @@ def check_groups(
         pair = [t[group].detach().requires_grad_() for t in (x, weight)]
         alone = kernels_dsl.scaled_linear(*pair, recipe=recipe)
         alone.backward(gradient[group])
-        assert torch.equal(y[group], alone)
-        assert all(torch.equal(t.grad[group], p.grad) for t, p in zip((x, weight), pair))
+        assert same(y[group], alone)
+        assert all(same(t.grad[group], p.grad) for t, p in zip((x, weight), pair))
