@@ -23,9 +23,8 @@ CTAS_PER_SM = {1: 4, 2: 4, 4: 2}
 class TileQuantization:
     """One pass over tiles of 128 x 128. `plain` and `turned` say where the scales of x and of its transpose
     come from: None (there is no such output), "one" (all 1), "given" (a scale of all, which is there),
-    "whole" and "matrix" (of all, or of each matrix, made from maxima of parts), "lines" (`turned` alone: of
-    each of its rows, made from maxima of parts), "group" (of each row's 128 elements in the tile) or "block"
-    (of the tile).
+    "whole", "matrix" and "lines" (of all, of each matrix or of each row of the output, made from maxima of
+    parts), "group" (of each row's 128 elements in the tile) or "block" (of the tile).
     """
 
     format: str

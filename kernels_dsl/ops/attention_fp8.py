@@ -328,7 +328,7 @@ def _transposer(
     def transpose(v: torch.Tensor, extras: Extras) -> torch.Tensor:
         out = torch.empty(shape, dtype=v.dtype, device=v.device)
         v = v if v.stride(-1) == 1 else v.contiguous()
-        launch(v.transpose(1, 2), None, None, out, None, None)
+        launch(v.transpose(1, 2), None, None, out, None, None, None)
         return out
 
     return transpose

@@ -28,6 +28,8 @@ Sequence = Callable[[torch.Tensor, list[torch.Tensor], "torch.Tensor | None"], N
 """Launches on (what the kernels read, the buffers to be written, given scale)."""
 Place = tuple[int, int] | None
 """Where among the buffers an output's values and scales are."""
+MaximaShapes = tuple[tuple[int, ...] | None, ...]
+"""Of `quantize_by_maxima`'s maxima, row_maxima and fewer."""
 
 
 class Kernels:
@@ -38,8 +40,8 @@ class Kernels:
         self.target = target
         self.early = target.device.capability >= (9, 0)
         self.matrices = read.shape[:-2].numel()
-        self.columns = read.shape[-1]
-        self.tiles = (-(-read.shape[-2] // TILE), -(-self.columns // TILE))
+        self.rows, self.columns = read.shape[-2:]
+        self.tiles = (-(-self.rows // TILE), -(-self.columns // TILE))
         self.resident = CTAS_PER_SM[read.element_size()] * target.device.sm_count
 
     def sequence(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sequence:
@@ -53,11 +55,11 @@ class Kernels:
         kind = "group" if scaling == "1x128" else "block"
         tile = self._tile(kind if plain else None, kind if turned else None)
         if turned is None:
-            return lambda x, made, _: tile(x, made[0], made[1], None, None, None)
+            return lambda x, made, _: tile(x, made[0], made[1], None, None, None, None)
         if plain is None:
-            return lambda x, made, _: tile(x, None, None, made[0], made[1], None)
+            return lambda x, made, _: tile(x, None, None, made[0], made[1], None, None)
         order = (*plain, *turned)
-        return lambda x, made, _: tile(x, *[made[n] for n in order], None)
+        return lambda x, made, _: tile(x, *[made[n] for n in order], None, None)
 
     def _kernel(self, name: str, **constants: Any) -> Callable[..., Any]:
         """Kernel `name`, of which a plan has one form."""
@@ -78,45 +80,42 @@ class Kernels:
             one = scale.view(1)
             first = (made[plain[0]], one) if plain else (None, None)
             second = (made[turned[0]], one) if turned else (None, None)
-            tile(x, *first, *second, None)
+            tile(x, *first, *second, None, None)
 
         return run
 
     def _by_maxima(
-        self,
-        plain: Place,
-        turned: Place,
-        shape: tuple[int, ...],
-        spec: TileQuantization,
-        row_spec: Any = None,
+        self, plain: Place, turned: Place, shapes: MaximaShapes, spec: TileQuantization
     ) -> Sequence:
-        """With scales made of maxima of parts, which are (*shape) before the pass that writes values."""
-        kernel = self._kernel("maxima", spec=spec, row_spec=row_spec)
-        many = len(shape) == 2 and "whole" in (spec.plain, spec.turned) and shape[0] * shape[1] > MANY_PARTS
+        """With scales made of maxima, kept in tensors of these shapes before the pass that writes values."""
+        kernel = self._kernel("maxima", spec=spec)
         empty = torch.empty
 
         def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
-            maxima = empty(shape, dtype=torch.float32, device=x.device)
-            fewer = empty((1, FEW_PARTS), dtype=torch.float32, device=x.device) if many else None
+            device = x.device
+            maxima = [None if s is None else empty(s, dtype=torch.float32, device=device) for s in shapes]
             first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
             second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
-            kernel(x, *first, *second, maxima, fewer)
+            kernel(x, *first, *second, *maxima)
 
         return run
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
         """With scales of matrices or of all."""
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
+        many = kind == "whole" and self.matrices * parts > MANY_PARTS
+        shapes = ((self.matrices, parts), None, (1, FEW_PARTS) if many else None)
         kinds = (kind if plain else None, kind if turned else None)
-        return self._by_maxima(plain, turned, (self.matrices, parts), self._tile_spec(*kinds))
+        return self._by_maxima(plain, turned, shapes, self._tile_spec(*kinds))
 
     def _rows(self, plain: Place, turned: Place) -> Sequence:
-        """With scales of rows: of x in one kernel, of its columns from maxima of parts."""
-        row_spec = row_quantization(self.format, self.columns, self.early)
+        """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
-            rows = self._kernel("rows", spec=row_spec)
+            rows = self._kernel("rows", spec=row_quantization(self.format, self.columns, self.early))
             return lambda x, made, _: rows(x, made[0], made[1])
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
-        shape = (self.matrices, parts, self.columns)
-        spec = self._tile_spec(None, "lines")
-        return self._by_maxima(plain, turned, shape, spec, row_spec if plain else None)
+        maxima = (self.matrices, parts, self.columns)
+        if plain is None:
+            return self._by_maxima(None, turned, (maxima, None, None), self._tile_spec(None, "lines"))
+        shapes = (maxima, (self.matrices, self.tiles[1], self.rows), (self.matrices, 1, self.rows))
+        return self._by_maxima(plain, turned, shapes, self._tile_spec("lines", "lines"))

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, choose, group_scale, reciprocal
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
 from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR
 
 from .views import (
@@ -23,6 +23,7 @@ from .views import (
     maxima_of_columns,
     maxima_of_rows,
     maximum,
+    maximum_of_row,
     row_of_tile,
     tile_place,
 )
@@ -39,6 +40,7 @@ def quantize_tile(
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
     parts: cute.Tensor | None,
+    row_parts: cute.Tensor | None,
     stream,
     spec: cutlass.Constexpr,
 ):
@@ -46,16 +48,17 @@ def quantize_tile(
 
     values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
     written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
-    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, K, 1), "group"
+    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, M, 1) and (…, K, 1), "group"
     (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its
     transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" any L.
+    row_parts: (L, P, M) for "lines" of x's own rows.
     """
     x = four_modes(x)
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, outputs, parts, spec).launch(
+    quantize_tile_kernel(x, outputs, (parts, row_parts), spec).launch(
         grid=[tiles * x.shape[0] * x.shape[1], 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
@@ -67,13 +70,14 @@ def quantize_tile(
 
 @entry_name("quantize_tile")
 @cute.kernel
-def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spec: cutlass.Constexpr):
+def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, maxima_of: tuple, spec: cutlass.Constexpr):
     """Device side of `quantize_tile`.
 
     The kernel that made `parts` ended with the last tiles, so this one begins with those: L2 still has them.
     They may be read before that kernel has ended, since it let this one start after the kernels before it.
     """
     values, scales, turned_values, turned_scales = outputs
+    parts, row_parts = maxima_of
     thread = cute.arch.thread_idx()[0]
     word, lane = thread // LANES, thread % LANES
     number = cute.arch.block_idx()[0]
@@ -102,7 +106,7 @@ def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spe
     if const_expr("matrix" in (spec.plain, spec.turned)):
         shared = scale_of_parts(parts, at[0] * x.shape[1] + at[1], maxima[0, None], thread, spec.format)
     if const_expr(spec.plain is not None):
-        factors = row_factors(spec, x, scales, elements, shared, place)
+        factors = row_factors(spec, x, scales, elements, (shared, row_parts), place)
         store_rows(spec, x, values, elements, factors, place)
     if const_expr(spec.turned is not None):
         factors = column_factors(spec, x, turned_scales, elements, (shared, maxima, parts), place)
@@ -143,46 +147,40 @@ def row_factors(
     x: cute.Tensor,
     scales: cute.Tensor,
     elements: cute.Tensor,
-    shared: Float32,
+    shared: tuple,
     place: tuple,
 ) -> cute.Tensor:
     """1 / scale of each of this thread's rows (ROWS,); stores the scales that are not given."""
     at, origin, word, lane = place
+    scale, row_parts = shared
     factors = cute.make_rmem_tensor(ROWS, Float32)
     if const_expr(spec.plain in ("block", "matrix", "whole")):
-        store_scale(spec.plain, scales, shared, (origin[0] // TILE, origin[1] // TILE), place)
-        factors.fill(reciprocal(shared))
+        store_scale(spec.plain, scales, scale, (origin[0] // TILE, origin[1] // TILE), place)
+        factors.fill(reciprocal(scale))
     elif const_expr(spec.plain == "given"):
         factors.fill(reciprocal(scales[0, 0, 0, 0]))
     else:
-        amax = maxima_of_rows(elements)
-        # A lane ends up with one row, number lane // 2, so that it makes one scale instead of eight.
-        mine = group_scale(maximum_of_row(amax, lane), spec.format)
+        # A lane has one row, number lane // 2, so that it makes one scale instead of eight.
         row = origin[0] + row_of_tile(word, lane // 2, spec.key_order)
+        largest = Float32(0.0)
+        if const_expr(spec.plain == "lines"):
+            matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(row, x.shape[2] - 1)
+            for p in cutlass.range(row_parts.shape[1]):
+                largest = cute.arch.fmax(largest, row_parts[matrix, p, line])
+        else:
+            largest = maximum_of_row(maxima_of_rows(elements), lane)
+        mine = group_scale(largest, spec.format)
+        group = origin[1] // TILE
         if (lane % 2 == 0) & (row < x.shape[2]):
-            scales[at[0], at[1], row, origin[1] // TILE] = mine
+            if const_expr(spec.plain == "group"):
+                scales[at[0], at[1], row, group] = mine
+            elif group == 0:
+                scales[at[0], at[1], row, 0] = mine
         factor = reciprocal(mine)
         first = cute.arch.lane_idx() // LANES * LANES
         for i in range_constexpr(ROWS):
             factors[i] = cute.arch.shuffle_sync(factor, first + 2 * i)
     return factors
-
-
-def maximum_of_row(amax: cute.Tensor, lane: Int32) -> Float32:
-    """The maximum of amax[lane // 2] over the LANES neighbouring lanes; amax: (ROWS,), one for each row.
-
-    Each exchange halves the rows that a lane has to do with: eight shuffles, not four for each row.
-    """
-    values = [amax[i] for i in range(ROWS)]
-    for offset in (8, 4, 2):
-        upper = (lane & offset) != 0
-        half = len(values) // 2
-        keep = [choose(upper, values[half + i], values[i]) for i in range(half)]
-        give = [choose(upper, values[i], values[half + i]) for i in range(half)]
-        values = [
-            cute.arch.fmax(k, cute.arch.shuffle_sync_bfly(g, offset=offset)) for k, g in zip(keep, give)
-        ]
-    return cute.arch.fmax(values[0], cute.arch.shuffle_sync_bfly(values[0], offset=1))
 
 
 @cute.jit

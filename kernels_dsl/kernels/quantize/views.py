@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, range_constexpr
 
-from kernels_dsl.blocks.fp8 import halves, largest_finite, largest_finite_pairs
+from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs
 from kernels_dsl.config.quantize import THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
@@ -134,6 +134,23 @@ def maxima_of_columns(elements: cute.Tensor) -> cute.Tensor:
     words, found = cute.recast_tensor(elements, Int32), cute.make_rmem_tensor(VECTOR // 2, Int32)
     largest_finite_pairs(_grouped(words, (VECTOR // 2, ROWS), (1, VECTOR // 2)), found, elements.element_type)
     return halves(found, elements.element_type)
+
+
+def maximum_of_row(amax: cute.Tensor, lane: Int32) -> Float32:
+    """The maximum of amax[lane // 2] over the LANES neighbouring lanes; amax: (ROWS,), one for each row.
+
+    Each exchange halves the rows that a lane has to do with: eight shuffles, not four for each row.
+    """
+    values = [amax[i] for i in range(ROWS)]
+    for offset in (8, 4, 2):
+        upper = (lane & offset) != 0
+        half = len(values) // 2
+        keep = [choose(upper, values[half + i], values[i]) for i in range(half)]
+        give = [choose(upper, values[i], values[half + i]) for i in range(half)]
+        values = [
+            cute.arch.fmax(k, cute.arch.shuffle_sync_bfly(g, offset=offset)) for k, g in zip(keep, give)
+        ]
+    return cute.arch.fmax(values[0], cute.arch.shuffle_sync_bfly(values[0], offset=1))
 
 
 def tile_place(number: Int32, x: cute.Tensor) -> tuple:
