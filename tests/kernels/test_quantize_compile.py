@@ -52,9 +52,9 @@ def test_scales_of_maxima(dtype, kinds):
     assert found.count("quantize_tile") == 1 and found.count("quantize_amax") == (1 if more[0] is None else 2)
     for kernel in compiled.resources():
         assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
-        of_maxima = kernel.entry == "quantize_amax_1"  # which are float32
+        second = kernel.entry == "quantize_amax_1"  # of maxima, which are float32
         both = more[0] is not None and kernel.entry == "quantize_amax_0"
-        assert kernel.registers <= (128 if dtype == torch.float32 or of_maxima else 80 if both else 64), kernel
+        assert kernel.registers <= (128 if dtype == torch.float32 or second else 80 if both else 64), kernel
 
 
 @pytest.mark.parametrize("columns", [1024, 8192, 16384, 65536])

@@ -5,21 +5,23 @@ Parts are written once and read once, so there is nothing to clear before, and n
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr, range_constexpr
+from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import block_max
+from kernels_dsl.blocks.fp8 import block_max, halves
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR
 
 from .views import (
     LANES,
     ROWS,
+    clear,
     four_modes,
+    larger_pairs,
     load_tile,
-    maxima_of_columns,
     maxima_of_rows,
     maximum,
     maximum_of_row,
+    pairs_of_columns,
     row_of_tile,
 )
 
@@ -77,8 +79,9 @@ def amax_parts_kernel(
         band, rest = number % tiles_k, number // tiles_k
         part, matrix = rest % parts.shape[1], rest // parts.shape[1]
         at, k0 = (matrix // x.shape[1], matrix % x.shape[1]), band * TILE
-        largest = cute.make_rmem_tensor(VECTOR, Float32)
-        largest.fill(0.0)
+        narrow = const_expr(x.element_type is not Float32)
+        most = cute.make_rmem_tensor(VECTOR // (1 + narrow), Int32 if narrow else Float32)
+        clear(most)
         for m in cutlass.range(part, tiles_m, parts.shape[1], unroll=1):
             load_tile(x, at, (m * TILE, k0), (word, lane * VECTOR), elements, False)
             if const_expr(row_parts is not None):
@@ -86,9 +89,8 @@ def amax_parts_kernel(
                 row = m * TILE + row_of_tile(word, lane // 2, False)
                 if (lane % 2 == 0) & (row < x.shape[2]):
                     row_parts[matrix, band, row] = own
-            found = maxima_of_columns(elements)
-            for v in range_constexpr(VECTOR):
-                largest[v] = cute.arch.fmax(largest[v], found[v])
+            larger_pairs(most, pairs_of_columns(elements), x.element_type)
+        largest = halves(most, x.element_type) if const_expr(narrow) else most
         for v in range_constexpr(VECTOR):
             other = cute.arch.shuffle_sync_bfly(largest[v], offset=LANES)
             maxima[lane * VECTOR + v, word // 2] = cute.arch.fmax(largest[v], other)

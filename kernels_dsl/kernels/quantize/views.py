@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, range_constexpr
 
-from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs
+from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs, pair_max
 from kernels_dsl.config.quantize import THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
@@ -125,15 +125,31 @@ def maxima_of_rows(elements: cute.Tensor) -> cute.Tensor:
     return amax
 
 
-def maxima_of_columns(elements: cute.Tensor) -> cute.Tensor:
-    """The largest finite magnitude of each of a thread's columns of a tile, float32 (VECTOR,)."""
+def pairs_of_columns(elements: cute.Tensor) -> cute.Tensor:
+    """The largest finite magnitude of each of a thread's columns of a tile: pairs of x's dtype as Int32
+    (VECTOR / 2,), or float32 (VECTOR,)."""
     if elements.element_type is Float32:
         amax = cute.make_rmem_tensor(VECTOR, Float32)
         largest_finite(_grouped(elements, (VECTOR, ROWS), (1, VECTOR)), amax)
         return amax
     words, found = cute.recast_tensor(elements, Int32), cute.make_rmem_tensor(VECTOR // 2, Int32)
     largest_finite_pairs(_grouped(words, (VECTOR // 2, ROWS), (1, VECTOR // 2)), found, elements.element_type)
-    return halves(found, elements.element_type)
+    return found
+
+
+def larger_pairs(most: cute.Tensor, found: cute.Tensor, dtype) -> None:
+    """most = the larger of both; of what `pairs_of_columns` gives."""
+    for n in range(cute.size(most)):
+        if most.element_type is Float32:
+            most[n] = cute.arch.fmax(most[n], found[n])
+        else:
+            most[n] = pair_max(most[n], found[n], dtype)
+
+
+def maxima_of_columns(elements: cute.Tensor) -> cute.Tensor:
+    """The largest finite magnitude of each of a thread's columns of a tile, float32 (VECTOR,)."""
+    found = pairs_of_columns(elements)
+    return found if elements.element_type is Float32 else halves(found, elements.element_type)
 
 
 def maximum_of_row(amax: cute.Tensor, lane: Int32) -> Float32:
