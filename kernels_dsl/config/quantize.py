@@ -60,16 +60,16 @@ class RowQuantization:
         return THREADS // self.threads
 
 
-def row_quantization(format: str, columns: int, hopper: bool) -> RowQuantization:
-    """The division of rows of `columns` elements among threads; `hopper`: clusters can be had, early launches
-    too."""
+def row_quantization(format: str, columns: int, hopper: bool, bytes_each: int = 4) -> RowQuantization:
+    """The division of rows of `columns` elements of that many bytes among threads; `hopper`: clusters can be
+    had, early launches too."""
     for threads, most in ((32, 4), (THREADS, 8)):
         for vectors in (1, 2, 4, 8):
             if vectors <= most and columns <= threads * vectors * VECTOR:
                 return RowQuantization(format, threads, vectors, 1, hopper)
     if not hopper:
         return RowQuantization(format, THREADS, 0)
-    for cluster in (2, 4, 8):
-        if columns <= THREADS * 8 * cluster * VECTOR:
-            return RowQuantization(format, THREADS, 8, cluster, True)
+    for cluster, vectors in ((2, 8), (4, 8), (8, 8), (8, 16)):
+        if columns <= THREADS * vectors * cluster * VECTOR and vectors * bytes_each <= 32:
+            return RowQuantization(format, THREADS, vectors, cluster, True)
     return RowQuantization(format, THREADS, 0, 8, True)

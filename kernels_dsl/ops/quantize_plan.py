@@ -42,7 +42,8 @@ class Kernels:
         self.matrices = read.shape[:-2].numel()
         self.rows, self.columns = read.shape[-2:]
         self.tiles = (-(-self.rows // TILE), -(-self.columns // TILE))
-        self.resident = CTAS_PER_SM[read.element_size()] * target.device.sm_count
+        self.bytes_each = read.element_size()
+        self.resident = CTAS_PER_SM[self.bytes_each] * target.device.sm_count
 
     def sequence(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sequence:
         """What launches the kernels of a call."""
@@ -111,7 +112,8 @@ class Kernels:
     def _rows(self, plain: Place, turned: Place) -> Sequence:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
-            rows = self._kernel("rows", spec=row_quantization(self.format, self.columns, self.early))
+            spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
+            rows = self._kernel("rows", spec=spec)
             return lambda x, made, _: rows(x, made[0], made[1])
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
         maxima = (self.matrices, parts, self.columns)

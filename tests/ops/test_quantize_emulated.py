@@ -53,7 +53,7 @@ def test_rows_that_a_cluster_holds(seed):
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 def test_rows_longer_than_all_registers(seed, arch, monkeypatch):
-    def read_twice(format, columns, hopper):
+    def read_twice(format, columns, hopper, bytes_each):
         return RowQuantization(format, 256, 0, 2 if hopper else 1, hopper)
 
     monkeypatch.setattr(quantize_plan, "row_quantization", read_twice)

@@ -83,6 +83,23 @@ def test_graph_compile_and_stream(scaling, seed):
         assert_same(c, a, "graph")
 
 
+@pytest.mark.parametrize("columns", [16400, 40000, 100004, 262144, 300001])
+def test_rows_of_clusters(columns, seed):
+    check(awkward((5, columns), seed, torch.bfloat16).cuda(), scaling="row")
+    check(awkward((3, columns), seed, torch.float32).cuda(), torch.float8_e5m2, scaling="row")
+
+
+def test_repeated_calls_of_two_passes(seed):
+    """Kernels that start beside the end of those before, many times over changing data."""
+    for scaling in ("tensor", "row"):
+        for n in range(20):
+            x = torch.full((1024, 1536), float(n + 1), device="cuda").bfloat16()
+            values, scales, _, turned = kernels_dsl.quantize(x, scaling=scaling, transpose="both")
+            expected = ref.scale_of(torch.tensor(float(n + 1)), values.dtype)
+            assert bool((scales.cpu() == expected).all()) and bool((turned.cpu() == expected).all())
+            assert bool((values.float() == 448).all())
+
+
 def test_more_than_two_to_the_31_elements():
     x = torch.ones((1 << 18, 8192 + 128), dtype=torch.bfloat16, device="cuda")
     x[-1, -128:] = 3.0

@@ -32,7 +32,7 @@ def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stre
         grid=[cute.ceil_div(rows, spec.rows) * spec.cluster, 1, 1],
         block=[THREADS, 1, 1],
         cluster=[spec.cluster, 1, 1] if spec.cluster > 1 else None,
-        min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
+        min_blocks_per_mp=2 if spec.vectors > 8 else CTAS_PER_SM[x.element_type.width // 8],
         preferred_smem_carveout=0,  # in percent; without it the compiler asks a GPU, and there may be none
         stream=stream,
         use_pdl=spec.early,

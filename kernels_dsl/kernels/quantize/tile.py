@@ -105,11 +105,14 @@ def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, maxima_of: tuple, spec:
         shared = scale_of_parts(parts, Int32(0), maxima[0, None], thread, spec.format)
     if const_expr("matrix" in (spec.plain, spec.turned)):
         shared = scale_of_parts(parts, at[0] * x.shape[1] + at[1], maxima[0, None], thread, spec.format)
+    if const_expr(spec.turned in ("group", "lines")):
+        # Before the rows' work, so that nobody waits for it.
+        column_scales(spec, x, turned_scales, elements, (maxima, parts), place)
     if const_expr(spec.plain is not None):
         factors = row_factors(spec, x, scales, elements, (shared, row_parts), place)
         store_rows(spec, x, values, elements, factors, place)
     if const_expr(spec.turned is not None):
-        factors = column_factors(spec, x, turned_scales, elements, (shared, maxima, parts), place)
+        factors = column_factors(spec, turned_scales, (shared, maxima), place)
         tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
         store_turned(spec, x, turned_values, elements, (factors, tile), place)
 
@@ -184,17 +187,52 @@ def row_factors(
 
 
 @cute.jit
-def column_factors(
+def column_scales(
     spec: cutlass.Constexpr,
     x: cute.Tensor,
     scales: cute.Tensor,
     elements: cute.Tensor,
     shared: tuple,
     place: tuple,
-) -> cute.Tensor:
-    """1 / scale of each of this thread's columns (VECTOR,); stores the scales that are not given."""
+):
+    """A scale for each column of the tile, stored; maxima[0, :] = 1 / scale, for whom synchronises next."""
     at, origin, word, lane = place
-    scale, maxima, parts = shared
+    maxima, parts = shared
+    thread = word * LANES + lane
+    if const_expr(spec.turned == "group"):
+        amax = maxima_of_columns(elements)
+        for v in range_constexpr(VECTOR):
+            # The other row of the warp; the other warps through shared memory.
+            other = cute.arch.shuffle_sync_bfly(amax[v], offset=LANES)
+            maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
+    else:
+        column, first = thread % TILE, thread // TILE
+        matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(origin[1] + column, x.shape[3] - 1)
+        found, last = Float32(0.0), parts.shape[1] - 1
+        step = cutlass.const_expr(THREADS // TILE)
+        for p in cutlass.range(first, parts.shape[1], step * PARTS_AT_ONCE, unroll=1):
+            for n in range_constexpr(PARTS_AT_ONCE):
+                found = cute.arch.fmax(found, parts[matrix, cutlass.min(p + n * step, last), line])
+        maxima[first, column] = found
+    cute.arch.sync_threads()
+    if thread < TILE:
+        largest = maxima[0, thread]
+        for warp in range_constexpr(1, WARPS if spec.turned == "group" else THREADS // TILE):
+            largest = cute.arch.fmax(largest, maxima[warp, thread])
+        own = group_scale(largest, spec.format)
+        if origin[1] + thread < x.shape[3]:
+            if const_expr(spec.turned == "group"):
+                scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = own
+            elif origin[0] == 0:
+                scales[at[0], at[1], origin[1] + thread, 0] = own
+        maxima[0, thread] = reciprocal(own)
+
+
+@cute.jit
+def column_factors(spec: cutlass.Constexpr, scales: cute.Tensor, shared: tuple, place: tuple) -> cute.Tensor:
+    """1 / scale of each of this thread's columns (VECTOR,); stores a scale of all of them."""
+    _, origin, _, lane = place
+    scale, maxima = shared
     factors = cute.make_rmem_tensor(VECTOR, Float32)
     factors.fill(1.0)
     if const_expr(spec.turned in ("block", "matrix", "whole")):
@@ -203,34 +241,6 @@ def column_factors(
     elif const_expr(spec.turned == "given"):
         factors.fill(reciprocal(scales[0, 0, 0, 0]))
     elif const_expr(spec.turned in ("group", "lines")):
-        thread = word * LANES + lane
-        if const_expr(spec.turned == "group"):
-            amax = maxima_of_columns(elements)
-            for v in range_constexpr(VECTOR):
-                # The other row of the warp; the other warps through shared memory.
-                other = cute.arch.shuffle_sync_bfly(amax[v], offset=LANES)
-                maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
-        else:
-            column, first = thread % TILE, thread // TILE
-            matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(origin[1] + column, x.shape[3] - 1)
-            found, last = Float32(0.0), parts.shape[1] - 1
-            step = cutlass.const_expr(THREADS // TILE)
-            for p in cutlass.range(first, parts.shape[1], step * PARTS_AT_ONCE, unroll=1):
-                for n in range_constexpr(PARTS_AT_ONCE):
-                    found = cute.arch.fmax(found, parts[matrix, cutlass.min(p + n * step, last), line])
-            maxima[first, column] = found
-        cute.arch.sync_threads()
-        if thread < TILE:
-            largest = maxima[0, thread]
-            for warp in range_constexpr(1, WARPS if spec.turned == "group" else THREADS // TILE):
-                largest = cute.arch.fmax(largest, maxima[warp, thread])
-            own = group_scale(largest, spec.format)
-            if origin[1] + thread < x.shape[3]:
-                if const_expr(spec.turned == "group"):
-                    scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = own
-                elif origin[0] == 0:
-                    scales[at[0], at[1], origin[1] + thread, 0] = own
-            maxima[0, thread] = reciprocal(own)
         cute.arch.sync_threads()
         cute.autovec_copy(
             cute.make_tensor((maxima.iterator + lane * VECTOR).align(16), cute.make_layout(VECTOR)), factors
