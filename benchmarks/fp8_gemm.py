@@ -66,9 +66,8 @@ def cases() -> Iterator[Case]:
                 assert float((found - exact).norm() / exact.norm()) < 0.05
 
             calls: dict[str, Call] = {OURS: ours, "cublas": cublas}
-            yield Case(
-                f"{m}×{n}×{k}, {recipe.name}", 2 * m * n * k, calls, sets=count, verify=verify, graph=True
-            )
+            name = f"{m}×{n}×{k}, {recipe.name}"
+            yield Case(name, 2 * m * n * k, calls, sets=count, verify=verify)
         torch.cuda.empty_cache()
 
 
