@@ -14,6 +14,7 @@ import torch
 from kernels_dsl.config.attention import AttentionVariant, Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import choose, choose_for_lists
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
+from kernels_dsl.ops.aot_lists import iter_lists
 from kernels_dsl.ops.attention_plan import FUNCTIONS
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -140,6 +141,7 @@ def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
 
 
 def iter_attention(arch: str) -> Iterator[Kernel]:
-    """The attention kernels of an architecture, a key of `DEVICES_BY_ARCH`."""
+    """The attention kernels of an architecture, a key of `DEVICES_BY_ARCH`, and those that make lists."""
+    yield from iter_lists()
     for kind in kinds():
         yield from attention_kernels(kind, DEVICES_BY_ARCH[arch])

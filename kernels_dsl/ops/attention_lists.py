@@ -32,7 +32,8 @@ def padded(entries: int) -> int:
 
 def _empty(device: torch.device, lead: tuple[int, ...], entries: int) -> Pair:
     """Counts and indices, not yet written."""
-    counts = torch.empty(lead, dtype=torch.int32, device=device)
+    rows = lead[-1]
+    counts = torch.empty((*lead[:-1], padded(rows)), dtype=torch.int32, device=device)[..., :rows]
     return counts, torch.empty((*lead, padded(entries)), dtype=torch.int32, device=device)[..., :entries]
 
 

@@ -7,8 +7,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.cli.main import main
-from kernels_dsl.ops import aot, attention_plan
-from kernels_dsl.ops.attention_blocks import causal_blocks, topk_blocks, window_blocks
+from kernels_dsl.ops import aot, attention_lists, attention_plan
+from kernels_dsl.ops.attention_blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
 from lowering import emulator
 
 REAL = attention_plan.FUNCTIONS["sm90"]
@@ -27,7 +27,8 @@ def looked_up(monkeypatch):
 def _shipped():
     return [
         (REAL.signature(*args), constexprs)
-        for _, _, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
+        for _, function, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
+        if function is attention_plan.FUNCTIONS["sm90"]
     ]
 
 
@@ -70,6 +71,29 @@ def test_other_calls_do_not(looked_up):
     assert all(call not in shipped for call in looked_up) and len(looked_up) == 2
 
 
+def test_builders_find_shipped_kernels(monkeypatch):
+    real, calls = dict(attention_lists.FUNCTIONS), []
+    monkeypatch.setattr(attention_lists, "usable", lambda device: True)
+    for name, function in real.items():
+        recorder = lambda *a, f=function, **c: calls.append((f.name, f.signature(*a), c))  # noqa: E731
+        monkeypatch.setitem(attention_lists.FUNCTIONS, name, recorder)
+    for length in (1024, 5000):
+        window_blocks(length, length, left=2047, device="cpu")
+        causal_blocks(length, length, device="cpu")
+        document_blocks(torch.zeros(2, 8 * length, dtype=torch.int64), max_blocks=33)
+    for blocks in (8, 256, 1000, 4096):
+        for causal in (False, True):
+            topk_blocks(torch.zeros(1, 3, 4, blocks), 7, causal=causal)
+    monkeypatch.undo()
+    shipped = [
+        (function.name, function.signature(*args), constexprs)
+        for _, function, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
+        if function in real.values()
+    ]
+    assert len(calls) == 14
+    assert [call for call in calls if call not in shipped] == []
+
+
 def test_names_are_unique():
     for arch in ("sm_90a", "sm_89"):
         names = [name for name, *_ in aot.iter_kernels(arch, ("gemm", "attention"))]
@@ -98,7 +122,8 @@ def test_calls_without_wgmma_find_shipped_kernels(monkeypatch):
             kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=True)
         shipped = [
             (function.signature(*args), constexprs)
-            for _, _, args, constexprs in aot.iter_kernels(arch, ("attention",))
+            for _, found, args, constexprs in aot.iter_kernels(arch, ("attention",))
+            if found is attention_plan.FUNCTIONS["sm80"]
         ]
         assert len(calls) == 11
         assert [call for call in calls if call not in shipped] == []
