@@ -153,7 +153,8 @@ def accumulate(
 ):
     """Sum A @ B.T over the K tiles of `k_range`. Every thread of the CTA takes part.
 
-    `promoted`: None, or the second level of sums (`promotion.PromotedSum`), to which each K tile's is added.
+    `promoted`: None, or the second level of sums (`PromotedSum` or `ListSum` of `promotion`), to which each
+    K tile's are added.
     Returns the accumulator ((2, 2), MMA_M, MMA_N) and the tiled MMA. Afterwards the stages are free.
     """
     config = const_expr(plan.config)
@@ -207,7 +208,7 @@ def mainloop(
 ) -> None:
     """acc = sum over K tiles of A @ B.T; timeline in the module's docstring.
 
-    With `promoted` acc is a K tile's sum, and is added to promoted.total after each.
+    With `promoted` acc is the sum of one of `promoted.parts` of a K tile, added to promoted.total after each.
     """
     a, b = fragments
     k_blocks = cute.size(a.tCrX, mode=[2])
@@ -220,9 +221,10 @@ def mainloop(
     for k_tile in cutlass.range(k_range[0], k_range[1], unroll=1):
         ahead = k_tile + stages - 1
         if const_expr(promoted is not None):
-            acc.fill(0.0)
             promoted.fetch(k_tile - 1 if k_tile > k_range[0] else k_range[1] - 1)
         for block in range_constexpr(k_blocks):
+            if const_expr(promoted is not None and block % (k_blocks // promoted.parts) == 0):
+                acc.fill(0.0)
             if cutlass.const_expr(block == k_blocks - 1):
                 # After the last tile there is no next one: its own fragments are read again, and not used.
                 if k_tile + 1 < k_range[1]:
@@ -237,8 +239,8 @@ def mainloop(
                         load.fetch(ahead - 1, write, False)
                 cute.arch.cp_async_commit_group()
             mma_k_block(tiled_mma, acc, a, b, block)
-        if const_expr(promoted is not None):
-            promoted.add(acc)
+            if const_expr(promoted is not None and (block + 1) % (k_blocks // promoted.parts) == 0):
+                promoted.add(acc, block * promoted.parts // k_blocks)
         if ahead < k_range[1]:
             for load in loaders:
                 load.put(write)

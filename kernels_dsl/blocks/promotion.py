@@ -2,11 +2,12 @@
 
 The first level is a K tile, within one group of 128 of K, so that scales of such groups (1x128 of either
 operand, 128x128 of either) are factors of a whole partial sum. Their loads start with the K tile's first
-product and are used after its last.
+product and are used after its last. In block-sparse products the groups are the kept blocks (`ListSum`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,11 @@ class PromotedSum:
             self.a.fetch(group)
             self.b.fetch(group)
 
+    parts = 1
+    """Partial sums of a K tile."""
+
     @cute.jit
-    def add(self, acc: cute.Tensor) -> None:
+    def add(self, acc: cute.Tensor, part: cutlass.Constexpr) -> None:
         """total += acc, each element times the scales of its row and its column."""
         m_steps, n_steps = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
         for i in range_constexpr(m_steps):
@@ -107,3 +111,63 @@ def promoted_sum(
     a = tile_scales(scales[0][None, None, coord[2]], rows, promotion.rows_a, tile[0])
     b = tile_scales(scales[1][None, None, coord[2]], columns, promotion.rows_b, tile[1])
     return PromotedSum(total, a, b, tile[2])
+
+
+@dataclass(frozen=True)
+class ListSum:
+    """The second level where kept blocks put end to end are the K axis, and each has a scale.
+
+    A K tile has `parts` partial sums, each of which lies within one block.
+    """
+
+    total: cute.Tensor  # ((2, 2), MMA_M, MMA_N) float32
+    kept: cute.Tensor  # (entries): the blocks of the list
+    scales: cute.Tensor  # (blocks) float32
+    held: cute.Tensor  # (parts) float32: the scales of a K tile's partial sums
+    block_k: int
+    tile_k: int
+
+    @property
+    def parts(self) -> int:
+        """Partial sums of a K tile."""
+        return self.tile_k // math.gcd(self.tile_k, self.block_k)
+
+    @cute.jit
+    def fetch(self, k_tile: Int32) -> None:
+        """Start the loads of the scales of K tile `k_tile`; 0 behind the list's end."""
+        kept, scales = self.kept, self.scales
+        parts, tile_k, block_k = self.parts, self.tile_k, self.block_k
+        for part in range_constexpr(parts):
+            entry = (k_tile * tile_k + part * (tile_k // parts)) // block_k
+            scale = Float32(0.0)
+            if entry < cute.size(kept):  # no `self` in here: its integers would become values of the GPU's
+                scale = scales[kept[entry]]
+            self.held[part] = scale
+
+    @cute.jit
+    def add(self, acc: cute.Tensor, part: cutlass.Constexpr) -> None:
+        """total += acc times the scale of partial sum `part` of the K tile."""
+        for i in range_constexpr(cute.size(acc)):
+            self.total[i] = self.total[i] + acc[i] * self.held[part]
+
+
+def list_sum(
+    tiled_mma: cute.TiledMma,
+    tile: tuple[int, int, int],
+    kept: cute.Tensor,
+    scales: cute.Tensor,
+    block_k: int,
+    step_k: int,
+) -> ListSum:
+    """The second level for one output tile, zeroed. `step_k`: elements of K of a matrix instruction.
+
+    ValueError where an instruction would not lie within one block.
+    """
+    if block_k % step_k:
+        raise ValueError(
+            f"blocks have {block_k} elements along K; with scales it must be a multiple of {step_k}"
+        )
+    total = cute.make_rmem_tensor(tiled_mma.partition_shape_C(tile[:2]), Float32)
+    total.fill(0.0)
+    held = cute.make_rmem_tensor(tile[2] // math.gcd(tile[2], block_k), Float32)
+    return ListSum(total, kept, scales, held, block_k, tile[2])

@@ -20,6 +20,13 @@ _NARROW_TILES = {
     16: (128, 64, 3, 1, 4),
 }
 """Where the dense mode is short, and for the sampled product."""
+_FP8_TILES = {
+    128: (128, 64, 4, 2, 4),
+    64: (128, 64, 4, 2, 2),
+    32: (256, 64, 4, 1, 4),
+    16: (128, 128, 3, 1, 4),
+}
+"""The same for fp8: two sets of accumulators, 64 a thread at most. Not measured."""
 NARROW = 128
 """Extent of the dense mode up to which the narrow tiles are taken."""
 _RATES = {128: 1.0, 64: 0.9, 32: 0.6, 16: 0.35}
@@ -34,6 +41,8 @@ def choose_sm80(problem: BsrProblem) -> Sm80GemmConfig:
     """The configuration for a problem; it fits the 99 KB of shared memory that sm_86 and sm_89 have."""
     blocked = tile_for(problem.block_mn)
     tiles = _NARROW_TILES if problem.other <= NARROW else _TILES
+    if problem.dtype == "fp8":
+        tiles = _FP8_TILES
     dense, tile_k, stages, warps_blocked, warps_dense = tiles[blocked]
     if problem.dense_left:
         return Sm80GemmConfig(dense, blocked, tile_k, stages, warps_dense, warps_blocked)

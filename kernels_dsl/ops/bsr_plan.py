@@ -47,6 +47,8 @@ FUNCTIONS = {
     "sddmm_sm80": lowering.jit(f"{_FOLDER}.sddmm_sm80:sddmm_sm80_entry", name="bsr_sddmm_sm80"),
 }
 ALIGN = 16
+MMA_K_FP8 = 32
+"""Elements of K of an fp8 mma.sync."""
 BsrConfig = Sm90BsrConfig | Sm80GemmConfig
 
 
@@ -214,6 +216,23 @@ def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
     return choose_sm80(problem)
 
 
+def _fp8_families(call: BsrCall, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
+    """The family for fp8 blocks; ValueError where there is none."""
+    if not target.device.has_fp8:
+        major, minor = target.device.capability
+        raise ValueError(
+            f"the sparse matrix has dtype {call.gemm.ab_dtype}, must be 16 bits on {target.device.name} of "
+            f"compute capability {major}.{minor}: fp8 matrix instructions need 8.9"
+        )
+    block_k = call.sparse.block[0 if call.by_column else 1]
+    if families[0] == "sm80" and block_k % MMA_K_FP8:
+        raise ValueError(
+            f"the sparse matrix has blocks of {call.sparse.block}, {block_k} along the summed mode, must be "
+            f"a multiple of {MMA_K_FP8} for fp8 in the sm80 family: what an instruction sums has one scale"
+        )
+    return families[:1]
+
+
 def build(
     call: BsrCall,
     dense: torch.Tensor,
@@ -234,12 +253,8 @@ def build(
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     families = target.families(family if config is None else config.family)
     fp8 = gemm.ab_dtype.itemsize == 1
-    if fp8 and "sm90" not in families:
-        major, minor = target.device.capability
-        raise ValueError(
-            f"the sparse matrix has dtype {gemm.ab_dtype}, must be 16 bits on {target.device.name} of "
-            f"compute capability {major}.{minor}: fp8 blocks need 9.0 (TMA and WGMMA)"
-        )
+    if fp8:
+        families = _fp8_families(call, target, families)
     if 0 in gemm.d_shape:
         make = _allocator(gemm)
         return Plan(lambda values, dense, out, _: make(dense) if out is None else out, None, None, extents)

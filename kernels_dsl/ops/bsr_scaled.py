@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.ops import bsr_plan, overlap
 from kernels_dsl.ops.bsr import _check_overlap, _pattern
+from kernels_dsl.ops.bsr_plan import BsrConfig
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm import _plain, _signature
 from kernels_dsl.ops.target import target_of
@@ -37,7 +37,8 @@ def bsr_scaled_gemm(
     epilogue_args: Sequence[Any] = (),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Sm90BsrConfig | None = None,
+    config: BsrConfig | None = None,
+    family: str | None = None,
     check: bool = False,
 ) -> torch.Tensor:
     """activation(alpha · (a · scale_a) @ (b · scale_b) + beta · c + bias) + residual of fp8 factors.
@@ -54,7 +55,9 @@ def bsr_scaled_gemm(
     (w.t() @ x, x @ w).
 
     The other arguments are those of `bsr_gemm`. out_dtype: bf16 (the default), fp16 or fp32. Compute
-    capability 9.0. No gradients. Raises TypeError and ValueError before any launch, naming the argument.
+    capability 9.0; from 8.9 on where blocks have a multiple of 32 along the summed mode (family "sm80"), in
+    which an instruction then has one scale. No gradients. Raises TypeError and ValueError before any launch,
+    naming the argument.
     """
     sparse, dense, left = _factors(a, b)
     blocks, other = (scale_b, scale_a) if left else (scale_a, scale_b)
@@ -66,8 +69,8 @@ def bsr_scaled_gemm(
     if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not _plain(plain):
         from kernels_dsl.ops import bsr_scaled_register
 
-        return bsr_scaled_register.call(sparse, dense, left, extras, options, out, config)
-    return run_direct(sparse, dense, left, extras, options, out, config)
+        return bsr_scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
+    return run_direct(sparse, dense, left, extras, options, out, (config, family))
 
 
 def run_direct(
@@ -77,15 +80,16 @@ def run_direct(
     extras: tuple[Any, ...],
     options: tuple[Any, ...],
     out: torch.Tensor | None,
-    config: Sm90BsrConfig | None,
+    forced: tuple[BsrConfig | None, str | None],
 ) -> torch.Tensor:
     """`bsr_scaled_gemm` past the dispatcher.
 
     `extras`: c, bias, residual, scales of the blocks and of the dense factor, the epilogue's arguments;
-    `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype.
+    `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype; `forced`: configuration, family.
     """
+    config, family = forced
     signatures = (*map(_signature, (sparse.values, dense, out)), *map(_signature, extras))
-    key = ("scaled", left, sparse.transposed, options, config, signatures)
+    key = ("scaled", left, sparse.transposed, options, forced, signatures)
     plan = sparse._kept.get(key)
     if plan is None:
         call = described(sparse, dense, left, extras, options, out)
@@ -94,7 +98,9 @@ def run_direct(
                 f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
             )
         target = target_of(dense)
-        plan = bsr_plan.build(call, dense, out, target, _pattern(sparse), config=config, extras=extras)
+        plan = bsr_plan.build(
+            call, dense, out, target, _pattern(sparse), config=config, family=family, extras=extras
+        )
         if not target.emulated:  # the emulator may be another one next time
             if len(sparse._kept) >= _MAX_PLANS:
                 sparse._kept.clear()
@@ -143,7 +149,8 @@ def bsr_scaled_supports(
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     *,
-    config: Sm90BsrConfig | None = None,
+    config: BsrConfig | None = None,
+    family: str | None = None,
     out: torch.Tensor | None = None,
     **arguments: Any,
 ) -> str | None:
@@ -153,7 +160,8 @@ def bsr_scaled_supports(
         sparse, dense, left = _factors(a, b)
         scales = (scale_b, scale_a) if left else (scale_a, scale_b)
         call = bsr_plan.describe(sparse, dense, left, out=out, scales=scales, **arguments)
-        bsr_plan.build(call, dense, out, target_of(dense), _pattern(sparse), config=config)
+        pattern = _pattern(sparse)
+        bsr_plan.build(call, dense, out, target_of(dense), pattern, config=config, family=family)
     except (TypeError, ValueError) as error:
         return str(error)
     return None

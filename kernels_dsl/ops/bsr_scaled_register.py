@@ -16,7 +16,8 @@ _ARGUMENTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor scales, Tensor dense_scale, "
     "Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Tensor[]? epilogue_args=None, *, "
     "SymInt[] shape, bool transposed=False, bool dense_left=False, float alpha=1.0, float beta=1.0, "
-    'str bias_axis="n", str? activation=None, str? epilogue=None, ScalarType? out_dtype=None'
+    'str bias_axis="n", str? activation=None, str? epilogue=None, ScalarType? out_dtype=None, '
+    "str? family=None"
 )
 _OPTIONS = {
     "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
@@ -43,7 +44,7 @@ def _run(*tensors: Any, **keywords: Any) -> torch.Tensor:
     rows, columns = keywords["shape"][0] // values.shape[-2], keywords["shape"][1] // values.shape[-1]
     plans = pattern_of(crow, col, rows, columns).plans
     sparse, dense, left, extras, options, out = _parts(tensors, keywords, plans)
-    return run_direct(sparse, dense, left, extras, options, out, None)
+    return run_direct(sparse, dense, left, extras, options, out, (None, keywords.get("family")))
 
 
 def _run_out(*tensors: Any, **keywords: Any) -> None:
@@ -86,7 +87,7 @@ def call(
     extras: tuple[Any, ...],
     options: tuple[Any, ...],
     out: torch.Tensor | None,
-    config: Any,
+    forced: tuple[Any, str | None],
 ) -> torch.Tensor:
     """A call as an operator; arguments as those of `bsr_scaled.run_direct`.
 
@@ -100,6 +101,7 @@ def call(
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    config, family = forced
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
     tensors = (sparse.values, *named.values(), c, bias, residual, out)
@@ -108,7 +110,7 @@ def call(
         raise ValueError("out is given and a tensor requires grad, must not: use torch.no_grad(), or no out")
     keywords: dict[str, Any] = dict(zip(_OPTIONS, options))
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])
-    keywords.update(shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left)
+    keywords.update(shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left, family=family)
     positional = (
         sparse.crow_indices, sparse.col_indices, sparse.values, dense, blocks, other, c, bias, residual,
         epilogue_args or None,

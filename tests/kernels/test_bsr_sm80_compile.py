@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S
@@ -53,6 +53,31 @@ def test_no_spills_with_every_operand_of_the_epilogue(
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, "registers are spilled"
     assert entry.count("HMMA") and entry.count("LDGSTS") and entry.count("LDSM")
     assert entry.entry == "bsr_sm80_0"
+
+
+@pytest.mark.parametrize(
+    ("block", "left"), [((128, 160), False), ((64, 64), True), ((32, 32), False)], ids=str
+)
+def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool) -> None:
+    """Two sets of accumulators, an epilogue with everything, no spills; e4m3 blocks, an e5m2 dense factor."""
+    size, inner = (256, 4 * block[0]) if left else (4 * block[0], 256), 8 * block[1]
+    config = choose_sm80(BsrProblem(*size, inner, 9, *block, dtype="fp8", dense_left=left))
+    dense = _meta(256, inner, dtype=torch.float8_e5m2)
+    scales, whole = _meta(9, 1, 1, dtype=torch.float32), _meta(*size)
+    operands = (scales, _meta(1, dtype=torch.float32), _meta(size[1]), whole)
+    compiled = FUNCTIONS["sm80"].compile(
+        _meta(9, *block, dtype=torch.float8_e4m3fn), dense if left else dense.t(), whole,
+        _meta(4 + 4 * 4 + 2 * 9, dtype=torch.int32), None, operands, 132, arch="sm_89", config=config,
+        epilogue=ScaledEpilogue(LinearEpilogue(bias=True, residual=True, activation="gelu"), 1),
+        layout=BsrLayout(block, False, left, ("1", "n", "mn"), scaled=True),
+    )  # fmt: skip
+    (entry,) = compiled.resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, "registers are spilled"
+    assert entry.dynamic_smem <= L40S.smem_bytes
+    kind = "E5M2.E4M3" if left else "E4M3.E5M2"
+    products = config.tile_m * config.tile_n * config.tile_k // (16 * 8 * 32 * config.threads // 32)
+    matrix = {name: count for name, count in entry.instructions.items() if "MMA" in name}
+    assert matrix == {f"QMMA.16832.F32.{kind}": products}  # one K tile, and nothing else
 
 
 @pytest.mark.parametrize("block", [(16, 16), (128, 128)], ids=str)

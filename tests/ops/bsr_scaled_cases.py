@@ -50,6 +50,11 @@ class Case:
         return self.form.startswith("b")
 
     @property
+    def block_k(self) -> int:
+        """A block's extent along the summed mode."""
+        return self.block[0 if self.transposed != self.left else 1]
+
+    @property
     def transposed(self) -> bool:
         """The sparse factor is used transposed."""
         return self.form.endswith("t") or self.form.startswith("at")

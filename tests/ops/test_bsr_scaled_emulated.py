@@ -21,6 +21,17 @@ def test_against_float64(case: Case) -> None:
     assert not session.reports
 
 
+SM80 = [case for case in CASES if case.block_k % 32 == 0]
+
+
+@pytest.mark.parametrize("case", SM80[:3] + SM80[4:6] + SM80[7:9], ids=str)
+def test_against_float64_on_ada(case: Case) -> None:
+    """The SM80-class kernel: K tiles within a block, and several blocks a tile."""
+    with emulator.run(arch="sm_89") as session:
+        run(case, "cpu")
+    assert not session.reports
+
+
 def _sparse(dtype: torch.dtype = E4M3) -> BsrTensor:
     """(32, 48) of blocks of ones, of which the diagonal and one more are kept."""
     crow, col = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([0, 1, 2], dtype=torch.int32)
@@ -118,6 +129,7 @@ def test_supports() -> None:
         assert "one of each kept block" in bsr_scaled_supports(X, W.t(), ONE, ONE)
     with emulator.run(arch="sm_89"):
         reason = bsr_scaled_supports(X, W.t(), ONE, SCALES)
-    assert (
-        reason is not None and "must be 16 bits on L40S of compute capability 8.9: fp8 blocks need" in reason
-    )
+    assert reason is not None and "16 along the summed mode, must be a multiple of 32 for fp8" in reason
+    with emulator.run(arch="sm_86"):
+        reason = bsr_scaled_supports(X, W.t(), ONE, SCALES)
+    assert reason is not None and "must be 16 bits on A40 of compute capability 8.6: fp8 matrix" in reason

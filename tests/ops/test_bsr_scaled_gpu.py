@@ -28,6 +28,11 @@ def test_against_float64(case: Case) -> None:
     run(case, "cuda")
 
 
+@pytest.mark.parametrize("case", [case for case in CASES + LARGE if case.block_k % 32 == 0], ids=str)
+def test_the_sm80_family_against_float64(case: Case) -> None:
+    run(case, "cuda", family="sm80")
+
+
 def test_the_same_call_gives_the_same_bits() -> None:
     """Which cluster takes which work item differs from run to run; the result does not."""
     from kernels_dsl.ops.bsr_scaled import bsr_scaled_gemm

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.kernels.bsr.entry_views import views_of
+from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
 from kernels_dsl.kernels.bsr.sm80 import bsr_sm80
 
 
@@ -22,9 +22,16 @@ def bsr_sm80_entry(
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the cp.async + mma.sync kernel. `lists`: int32, see `block_lists.unpack_lists`."""
+    """Launch the cp.async + mma.sync kernel. `lists`: int32, see `block_lists.unpack_lists`.
+
+    With `layout.scaled` the first of the operands are the scales, as in `bsr_sm90_entry`.
+    """
+    scales = None
+    if layout.scaled:
+        scales, operands = operands[0], operands[1:]
     views = views_of(values, b, d, operands, layout)
     bsr_sm80(
         views.s, views.x, views.d, views.lists(lists, layout), views.operands, stream, config=config,
         epilogue=epilogue, dense_left=layout.dense_left,
+        scales=scales_view(scales, views.d.shape[2]) if layout.scaled else None,
     )  # fmt: skip

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.bsr_layout import BsrLayout
-from kernels_dsl.kernels.bsr.entry_views import views_of
+from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
 from kernels_dsl.kernels.bsr.sm90 import bsr_sm90
 
 
@@ -14,14 +14,6 @@ def _swapped(tensor):
     if not isinstance(tensor, cute.Tensor):
         return tensor
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0, 2]))
-
-
-def _scales_view(scales: cute.Tensor, batch) -> cute.Tensor:
-    """Scales (blocks) or (L, blocks), or these with two modes of size 1 behind, as (blocks, L)."""
-    if cute.rank(scales) in (1, 3):
-        layout = cute.make_layout((scales.shape[0], batch), stride=(scales.stride[0], 0))
-        return cute.make_tensor(scales.iterator, layout)
-    return cute.make_tensor(scales.iterator, cute.select(scales.layout, [1, 0]))
 
 
 def bsr_sm90_entry(
@@ -51,5 +43,5 @@ def bsr_sm90_entry(
     work = (views.lists(lists, layout, config.lists), counter)
     bsr_sm90(
         views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue,
-        scales=_scales_view(scales, mD.shape[2]) if layout.scaled else None,
+        scales=scales_view(scales, mD.shape[2]) if layout.scaled else None,
     )  # fmt: skip

@@ -59,6 +59,14 @@ def views_of(values, b, d, operands, layout: BsrLayout) -> Views:
     )
 
 
+def scales_view(scales: cute.Tensor, batch) -> cute.Tensor:
+    """Scales (blocks) or (L, blocks), or these with two modes of size 1 behind, as (blocks, L)."""
+    if cute.rank(scales) in (1, 3):
+        layout = cute.make_layout((scales.shape[0], batch), stride=(scales.stride[0], 0))
+        return cute.make_tensor(scales.iterator, layout)
+    return cute.make_tensor(scales.iterator, cute.select(scales.layout, [1, 0]))
+
+
 def sampled_views(a, b, values, block: tuple) -> tuple:
     """A (M, K, L), B (N, K, L), values (rows, columns, blocks, L) and L of a sampled product's tensors.
 

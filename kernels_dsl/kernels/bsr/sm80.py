@@ -17,6 +17,7 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks.block_lists import BlockLists
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.list_loader import make_list_loader
+from kernels_dsl.blocks.mma_sync import mma_k
 from kernels_dsl.blocks.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
@@ -26,6 +27,7 @@ from kernels_dsl.blocks.multistage import (
     stages_of,
 )
 from kernels_dsl.blocks.operand_views import mode_panel
+from kernels_dsl.blocks.promotion import list_sum
 from kernels_dsl.blocks.staged_store import OutputTile, store_tile
 from kernels_dsl.config.gemm import Sm80GemmConfig
 
@@ -51,25 +53,29 @@ def bsr_sm80(
     config: Sm80GemmConfig,
     epilogue,
     dense_left: bool,
+    scales: cute.Tensor | None = None,
 ):  # fmt: skip
     """Launch D = epilogue(sum of products, *operands) over lists of kept blocks.
 
     mS (block_mn, block_k, blocks, L): the kept blocks, extents of a block static multiples of 16. mX
     (X, block_k, K / block_k, L): the dense matrix, seen as blocks along K. Both bf16 or fp16, one mode
-    contiguous, aligned to 16 bytes. mD (M, N, L) bf16, fp16 or float32: rows of list r are the kept blocks'
-    (columns, with dense_left) r * block_mn upwards. `operands` as in
-    `kernels_dsl.blocks.epilogue_operands`. ValueError while tracing where the configuration does not fit.
+    contiguous, aligned to 16 bytes; or each e4m3 or e5m2, K contiguous and block_k a multiple of 32, with
+    `scales` (blocks, L) float32, what each kept block is multiplied by (sm_89 and later). mD (M, N, L) bf16,
+    fp16 or float32: rows of list r are the kept blocks' (columns, with dense_left) r * block_mn upwards.
+    `operands` as in `kernels_dsl.blocks.epilogue_operands`. ValueError while tracing where the configuration
+    does not fit.
     """
     block_mn = mS.shape[0]
     sparse = OperandFacts("values", 16, k_major=_is_one(mS.stride[1]))
     dense = OperandFacts("b", 16, k_major=_is_one(mX.stride[1]))
     pair = (dense, sparse) if dense_left else (sparse, dense)
-    pipeline = make_multistage_plan(config, mS.element_type, pair, mD)
+    dtypes = (mX.element_type, mS.element_type) if dense_left else (mS.element_type, mX.element_type)
+    pipeline = make_multistage_plan(config, dtypes[0], pair, mD, dtypes[1])
     blocked, other = (config.tile_n, config.tile_m) if dense_left else (config.tile_m, config.tile_n)
     plan = BsrPlan(pipeline, block_mn, -(-block_mn // blocked), dense_left)
     rows = cute.size(lists.table, mode=[0]) * plan.sub_tiles
     tiles = cute.ceil_div(mX.shape[0], other)
-    bsr_sm80_kernel(mS, mX, mD, lists, operands, rows, plan, epilogue).launch(
+    bsr_sm80_kernel(mS, mX, mD, (lists, scales), operands, rows, plan, epilogue).launch(
         grid=[rows, tiles, mD.shape[2]],
         block=[config.threads, 1, 1],
         smem=pipeline.smem_bytes,
@@ -88,7 +94,7 @@ def bsr_sm80_kernel(
     mS: cute.Tensor,
     mX: cute.Tensor,
     mD: cute.Tensor,
-    lists: BlockLists,
+    pattern: tuple,  # (BlockLists, scales or None)
     operands: tuple,
     rows: Int32,
     plan: cutlass.Constexpr,
@@ -97,6 +103,7 @@ def bsr_sm80_kernel(
     """Device side of `bsr_sm80`."""
     pipeline = plan.pipeline
     config = pipeline.config
+    lists, scales = pattern
     tidx, _, _ = cute.arch.thread_idx()
     place, x_tile, batch = cute.arch.block_idx()
     number = place // plan.sub_tiles
@@ -122,7 +129,13 @@ def bsr_sm80_kernel(
         )
         coord = (sub, x_tile, batch)
     k_tiles = cute.ceil_div(entries * mS.shape[1], config.tile_k)
-    acc, tiled_mma = accumulate(pipeline, (sA, sB), loaders, (Int32(0), k_tiles), tidx)
+    promoted = None
+    if cutlass.const_expr(scales is not None):
+        tile = (config.tile_m, config.tile_n, config.tile_k)
+        promoted = list_sum(
+            pipeline.tiled_mma(), tile, kept, scales[None, batch], mS.shape[1], mma_k(pipeline.dtype)
+        )
+    acc, tiled_mma = accumulate(pipeline, (sA, sB), loaders, (Int32(0), k_tiles), tidx, promoted)
 
     mode = 1 if cutlass.const_expr(plan.dense_left) else 0
     mDr = mode_panel(mD, mode, plan.block_mn, row)
