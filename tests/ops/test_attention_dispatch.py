@@ -8,7 +8,7 @@ from attention_cases import inputs
 
 import kernels_dsl
 from kernels_dsl.ops import attention_register  # noqa: F401  (defines the operator)
-from kernels_dsl.ops.attention_blocks import window_blocks
+from kernels_dsl.ops.attention_blocks import BlockLists, window_blocks
 from lowering import emulator
 
 OP = torch.ops.kernels_dsl.attention.default
@@ -51,6 +51,22 @@ def test_compiled_in_one_graph(seed):
     expected = model(*tensors)
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(*tensors)
     assert all(torch.equal(f, e) for f, e in zip(found, expected))
+
+
+def test_packed_in_one_graph(seed):
+    """With lists, and with a bias."""
+    q, k, v = (x[0] for x in _tensors(seed, 30, 1))
+    starts = torch.tensor([0, 20, 30], dtype=torch.int32)
+    lists = BlockLists(torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int(), block=(64, 64))
+    bias = torch.randn(20, 20, generator=torch.Generator().manual_seed(seed))
+
+    def model(q, k, v, starts, bias):
+        first = kernels_dsl.attention_varlen(q, k, v, starts, starts, 20, blocks=lists)
+        return first, kernels_dsl.attention_varlen(q, k, v, starts, starts, 20, 20, mask=bias)
+
+    arguments = (q, k, v, starts, bias)
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(*arguments)
+    assert all(torch.equal(f, e) for f, e in zip(found, model(*arguments)))
 
 
 def test_out_under_compile(seed):

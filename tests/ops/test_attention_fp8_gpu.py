@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from attention_fp8_cases import quantised, run, run_packed
+from attention_fp8_cases import packed, quantised, run, run_packed
 
 import kernels_dsl
 import lowering
@@ -110,6 +110,17 @@ def test_graph_compile_and_determinism(seed):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(captured, expected)
+
+
+def test_packed_under_torch_compile(seed):
+    q, k, v = (packed((200, 50), 0, 2, 128, seed + i, "cuda") for i in range(3))
+
+    def call(q, k, v, starts):
+        return kernels_dsl.attention_fp8_varlen(q, k, v, starts, starts, 200, causal=True, return_lse=True)
+
+    arguments = (q[0], k[0], v[0], q[3])
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(f, e) for f, e in zip(compiled(*arguments), call(*arguments)))
 
 
 def test_a_first_call_in_a_capture(seed):
