@@ -28,6 +28,8 @@ def test_groups_of_equal_size(recipe, seed):
 def test_master_weights_in_float32(seed):
     dtypes = (torch.bfloat16, torch.float32)
     scaled_linear_cases.check((512,), (256, 384), "row", dtypes, seed=seed, device="cuda")
+    e4m3 = torch.float8_e4m3fn
+    scaled_linear_cases.check((5,), (24, 17), "row", dtypes, seed=seed, device="cuda", grad_dtype=e4m3)
 
 
 def test_under_torch_compile(seed):
