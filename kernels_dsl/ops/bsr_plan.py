@@ -10,7 +10,7 @@ import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import Sm90BsrConfig, choose
+from kernels_dsl.config.bsr import Sm90BsrConfig, choose, reads_other_order
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
@@ -268,6 +268,9 @@ def build(
     contiguous = copy or layout.contiguous
     d_align = _output_align(gemm.d_shape, gemm.d_dtype, out)
     problem = _problem(call, (contiguous == "row") == call.dense_left, d_align)
+    if config is None and "sm90" in families and reads_other_order(problem):
+        copy = "column" if contiguous == "row" else "row"
+        problem = replace(problem, dense_k_major=False)
     chosen = config or _pick(problem, families)
     modes = tuple(spec.modes for spec in gemm.operands)
     turned = fp8 and call.by_column  # blocks are transposed beforehand

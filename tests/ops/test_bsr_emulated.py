@@ -45,6 +45,7 @@ HOPPER = [
     Case("empty_rows", (2, 5), (64, 48), 72, form="b a", linear=True),
     Case("uniform", (2, 3), (128, 64), 24, form="at b", out_dtype=torch.float32),
     Case("one_heavy_row", (3, 4), (32, 80), 21, form="b at", pad=3, sorted_columns=False),
+    Case("full", (40, 1), (16, 16), 24, columns_contiguous=True),  # the dense factor goes through a copy
 ]
 
 

@@ -60,9 +60,7 @@ def topk_kernel(scores: cute.Tensor, lists: tuple, lengths: tuple, spec: cutlass
 
 
 @cute.jit
-def make_list(
-    scores: cute.Tensor, lists: tuple, lengths: tuple, spec: cutlass.Constexpr, place: tuple
-):
+def make_list(scores: cute.Tensor, lists: tuple, lengths: tuple, spec: cutlass.Constexpr, place: tuple):
     """One row's list."""
     number, warp, scratch = place
     counts, indices = lists
