@@ -19,6 +19,7 @@ class Sm90SampledConfig:
 
     `tile_m`: rows of a tile, a divisor of the block's; `unit_n`: columns that a tile takes of one block, a
     divisor of the block's; `units`: blocks in a tile. `group`: block rows worked on together.
+    `rows_together`: block rows of a tile, which computes of them the columns that any of them keeps.
     """
 
     tile_m: int
@@ -26,6 +27,7 @@ class Sm90SampledConfig:
     units: int
     schedule: Schedule = Schedule.COOPERATIVE
     group: int = 32
+    rows_together: int = 1
 
     family = "sm90"
 
@@ -34,9 +36,13 @@ def choose_sampled(block: tuple[int, int], b_k_major: bool, aligned: bool) -> Sm
     """The configuration for blocks of (rows, columns); None where this family has none.
 
     `b_k_major`: b (K, N) is contiguous along K. `aligned`: both factors begin at 16 bytes, and so do their
-    rows or columns. Blocks of less than 64 rows do not fill WGMMA's M.
+    rows or columns. Blocks of 16 or 32 rows share WGMMA's M with those below them.
     """
     rows, columns = block
+    if aligned and b_k_major and rows in (16, 32) and columns <= MAX_COLUMNS:
+        return Sm90SampledConfig(
+            64, columns, MAX_COLUMNS // columns, Schedule.PINGPONG, WAVE_BLOCKS[64], 64 // rows
+        )
     if not aligned or rows % 64:
         return None
     tile_m = 128 if rows % 128 == 0 else 64

@@ -66,15 +66,16 @@ def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: boo
     kind = _DTYPES[dtype]
     rows = _meta(_KEPT)
     b = _meta(8 * block[1], _EXTENT, dtype=kind).t() if columns else _meta(_EXTENT, 8 * block[1], dtype=kind)
+    hopper = choose_sampled(block, columns, True) if family == "sm90" else None
+    together = 1 if hopper is None else hopper.rows_together
     args = (
         _meta(8 * block[0], _EXTENT, dtype=kind),
         b,
         _meta(_KEPT, *block, dtype=kind),
-        (rows, rows, rows, _meta(9)),
+        (rows, rows, rows, _meta(9), *([_meta(together, _KEPT)] if together > 1 else [])),
         None,
         _SMS,
     )
-    hopper = choose_sampled(block, columns, True) if family == "sm90" else None
     constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(), "block": block}
     if hopper is None:
         constexprs |= {"config": choose_sddmm_sm80(block, (16, 16)), "units": sddmm_units(block)}

@@ -78,25 +78,31 @@ def _grouped(mask: torch.Tensor, together: int) -> torch.Tensor:
     return members
 
 
-def pack_groups(lists: Lists, extent: int, together: int) -> torch.Tensor:
-    """Lists of `together` blocks each (2, 4, ...), whose entries are those that any of them keeps.
+def _owners(lists: Lists) -> torch.Tensor:
+    """(entries,) int64: the list that each entry belongs to."""
+    number = torch.arange(lists.table.shape[0], device=lists.kept.device)
+    return torch.repeat_interleave(number, lists.first.diff().long(), output_size=lists.kept.shape[0])
 
-    `extent`: how many blocks an entry may name. A block that a list names twice makes two entries.
+
+def _blocks_in_turn(order: torch.Tensor, together: int) -> torch.Tensor:
+    """(groups, together): `order` cut up; its length for what is missing at the end."""
+    count = order.shape[0]
+    return torch.nn.functional.pad(order, (0, -count % together), value=count).view(-1, together)
+
+
+def merge(
+    lists: Lists, extent: int, members: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(first entries, blocks, kept blocks) of the lists of `members` (groups, together), merged.
+
+    An entry is a block, of `extent` possible ones, that a member keeps, ascending: kept (together, entries)
+    has each one's number among the values, their number where it keeps none. A block that a list names twice
+    makes two entries. First entries: groups + 1.
     """
-    count, nnz, device = lists.table.shape[0], lists.kept.shape[0], lists.kept.device
-    owner = torch.arange(count, device=device)
-    owner = torch.repeat_interleave(owner, lists.first.diff().long(), output_size=nnz)
+    (groups, together), nnz, device = members.shape, lists.kept.shape[0], lists.kept.device
     across = lists.across.long()
-    if count <= MOST_MATCHED:
-        mask = torch.zeros(count, extent, device=device)
-        mask[owner, across] = 1.0
-        members = _grouped(mask, together)
-    else:  # those of about the same length
-        order = lists.table[:, 0].long()
-        members = torch.nn.functional.pad(order, (0, -count % together), value=count).view(-1, together)
-    groups = members.shape[0]
     place = torch.arange(groups * together, device=device)
-    place_of = place.new_zeros(count + 1).scatter_(0, members.flatten(), place)[owner]
+    place_of = place.new_zeros(lists.table.shape[0] + 1).scatter_(0, members.flatten(), place)[_owners(lists)]
 
     key = (place_of // together * extent + across) * together + place_of % together
     key, order = torch.sort(key, stable=True)
@@ -110,8 +116,30 @@ def pack_groups(lists: Lists, extent: int, together: int) -> torch.Tensor:
     dense[entry] = (cell % extent).to(torch.int32)
 
     lengths = place.new_zeros(groups).index_add_(0, cell // extent, new.long())
-    end = lengths.cumsum(0)
-    order = torch.argsort(lengths, descending=True, stable=True)
-    zero = torch.zeros_like(order)
-    table = torch.stack((torch.arange(groups, device=device), (end - lengths)[order], end[order], zero), 1)
-    return pack(table.to(torch.int32), dense, kept, members[order].to(torch.int32))
+    first = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    return first, dense, kept
+
+
+def merge_neighbours(lists: Lists, extent: int, together: int) -> tuple[torch.Tensor, ...]:
+    """`merge` of each `together` lists that follow one another."""
+    number = torch.arange(lists.table.shape[0], device=lists.kept.device)
+    return merge(lists, extent, _blocks_in_turn(number, together))
+
+
+def pack_groups(lists: Lists, extent: int, together: int) -> torch.Tensor:
+    """Lists of `together` blocks each (2, 4, ...) that share what they can, in one vector.
+
+    `extent`: see `merge`.
+    """
+    count, device = lists.table.shape[0], lists.kept.device
+    if count <= MOST_MATCHED:
+        mask = torch.zeros(count, extent, device=device)
+        mask[_owners(lists), lists.across.long()] = 1.0
+        members = _grouped(mask, together)
+    else:  # those of about the same length
+        members = _blocks_in_turn(lists.table[:, 0].long(), together)
+    first, dense, kept = merge(lists, extent, members)
+    order = torch.argsort(first.diff(), descending=True, stable=True)
+    number = torch.arange(members.shape[0], dtype=torch.int32, device=device)
+    table = torch.stack((number, first[order], first[order + 1], torch.zeros_like(number)), 1)
+    return pack(table, dense, kept, members[order].to(torch.int32))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.bsr_lists import pack, pack_groups
+from kernels_dsl.ops.bsr_lists import merge_neighbours, pack, pack_groups
 
 _MAX_PATTERNS = 64
 
@@ -45,7 +45,7 @@ class Pattern:
         self.crow, self.col = crow, col
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
-        self._chunks: dict[tuple[int, int], Any] = {}
+        self._chunks: dict[tuple[int, int, int], Any] = {}
         self._packed: dict[tuple[bool, int], torch.Tensor] = {}
 
     @property
@@ -93,39 +93,42 @@ class Pattern:
             self._packed[key] = pack_groups(lists, extent, together)
         return self._packed[key]
 
-    def chunks(
-        self, units: int, group: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def chunks(self, units: int, group: int = 0, together: int = 1) -> tuple[torch.Tensor, ...]:
         """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,
         then `column_of` and first entries of the block rows; int32.
+
+        With `together` > 1, so many block rows each are taken for one, which keeps a column that any of them
+        keeps; what each keeps of an entry is a fifth tensor (together, entries), see `bsr_lists.merge`.
 
         With `group`, the first chunks of that many rows come first, then their second ones: neighbours in the
         list meet neighbouring columns. How many chunks there are only the GPU knows: those behind the last
         are of no entry.
         """
-        key = (units, group)
+        key = (units, group, together)
         if key not in self._chunks:
-            self._chunks[key] = self._make_chunks(units, group)
+            self._chunks[key] = self._make_chunks(units, group, together)
         return self._chunks[key]
 
-    def _make_chunks(
-        self, units: int, group: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        first = self.by_row.first
+    def _make_chunks(self, units: int, group: int, together: int) -> tuple[torch.Tensor, ...]:
+        first, columns, rows = self.by_row.first, self.column_of, self.rows
+        kept: tuple[torch.Tensor, ...] = ()
+        if together > 1:
+            first, columns, *kept_of = merge_neighbours(self.by_row, self.columns, together)
+            kept, rows = tuple(kept_of), -(-self.rows // together)
         counts = torch.div(first.diff() + (units - 1), units, rounding_mode="floor")
         ends = counts.cumsum(0, dtype=torch.int32)
-        most = self.nnz // units + min(self.rows, self.nnz)
+        most = self.nnz // units + min(rows, self.nnz)
         number = torch.arange(most, dtype=torch.int32, device=self.col.device)
         row = torch.searchsorted(ends, number, right=True, out_int32=True)
-        inside = row < self.rows
-        row = row.clamp_max(self.rows - 1)
+        inside = row < rows
+        row = row.clamp_max(rows - 1)
         place = number - (ends - counts)[row]
         entry = torch.where(inside, first[row] + place * units, first[-1])
         if group:
-            outer = torch.where(inside, row // group, self.rows)
+            outer = torch.where(inside, row // group, rows)
             order = torch.argsort(outer.long() * (self.columns // units + 2) + place, stable=True)
             row, entry = row[order], entry[order]
-        return row, entry.to(torch.int32), self.column_of, first
+        return row, entry.to(torch.int32), columns, first, *kept
 
 
 def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:

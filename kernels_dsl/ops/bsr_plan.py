@@ -445,7 +445,7 @@ def build_sampled(
     chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN) if "sm90" in families else None
     if chosen is not None:
         constexprs |= {"config": chosen}
-        lists = pattern.chunks(chosen.units, chosen.group)
+        lists = pattern.chunks(chosen.units, chosen.group, chosen.rows_together)
         launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
     else:
         units = sddmm_units(block)

@@ -85,7 +85,9 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool, dtypes: tupl
 
 
 @pytest.mark.parametrize(
-    ("block", "columns"), [((64, 64), True), ((128, 128), False), ((512, 112), True)], ids=str
+    ("block", "columns"),
+    [((64, 64), True), ((128, 128), False), ((512, 112), True), ((16, 16), True), ((32, 32), True)],
+    ids=str,
 )
 def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
     name, function, args, constexprs = sampled_kernel("sm90", block, "bf16", columns)

@@ -116,6 +116,8 @@ def test_sampled_products_match_bit_for_bit(block: tuple[int, int]) -> None:
         Case("power_law", (5, 9), (64, 64), 0, pad=8),  # ping-pong, four blocks a tile
         Case("power_law", (3, 4), (128, 112), 0, columns_contiguous=True, pad=8),  # two a tile
         Case("power_law", (2, 3), (256, 320), 0),  # several tiles a block
+        Case("power_law", (6, 19), (16, 16), 0, columns_contiguous=True, pad=8),  # four block rows a tile
+        Case("empty_rows", (5, 7), (32, 48), 0, columns_contiguous=True, batch=(False, True)),  # two
     ],
     ids=str,
 )

@@ -30,7 +30,10 @@ TILE_K = 64
 
 @dataclass(frozen=True)
 class SampledSpec(Warpgroups):
-    """Static facts of one instance; extents in elements. `subs`: tiles of a block along rows and columns."""
+    """Static facts of one instance; extents in elements. `subs`: tiles of a block along rows and columns.
+
+    `rows_together`: block rows in a tile.
+    """
 
     tile_m: int
     unit_n: int
@@ -39,6 +42,7 @@ class SampledSpec(Warpgroups):
     wg_m: int
     pingpong: bool
     stages: int
+    rows_together: int
     dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
 
@@ -58,9 +62,14 @@ class SampledSpec(Warpgroups):
 
 def make_spec(config: Sm90SampledConfig, block: tuple, dtype, d_dtype) -> SampledSpec:
     """Completes a configuration for blocks of (rows, columns). ValueError: what does not fit."""
-    if block[0] % config.tile_m or block[1] % config.unit_n:
+    rows = block[0] * config.rows_together
+    if rows % config.tile_m or block[1] % config.unit_n:
         raise ValueError(
-            f"tile_m and unit_n are {config.tile_m} and {config.unit_n}, must divide the block's {block}"
+            f"tile_m and unit_n are {config.tile_m} and {config.unit_n}, must divide {(rows, block[1])}"
+        )
+    if config.rows_together > 1 and (rows, block[1]) != (config.tile_m, config.unit_n):
+        raise ValueError(
+            f"rows_together is {config.rows_together}, must be 1 where tiles are not whole blocks"
         )
     pingpong = config.schedule.name == "PINGPONG"
     tile_n = config.unit_n * config.units
@@ -70,8 +79,8 @@ def make_spec(config: Sm90SampledConfig, block: tuple, dtype, d_dtype) -> Sample
     subtile_bytes = 2 * 64 * epi_n * d_dtype.width // 8
     stages, epi_stages = stages_that_fit(config, 0, stage_bytes, subtile_bytes, most=12)
     return SampledSpec(
-        config.tile_m, config.unit_n, config.units, (block[0] // config.tile_m, block[1] // config.unit_n),
-        wg_m=wg_m, pingpong=pingpong, stages=stages, dtype=dtype,
+        config.tile_m, config.unit_n, config.units, (rows // config.tile_m, block[1] // config.unit_n),
+        wg_m=wg_m, pingpong=pingpong, stages=stages, rows_together=config.rows_together, dtype=dtype,
         epilogue=EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, d_dtype, True),
     )  # fmt: skip
 
@@ -93,7 +102,9 @@ def sddmm_sm90_entry(
     a (M, K), b (K, N), 16-byte aligned, contiguous in either mode, or with a leading L; values
     (blocks, *block) or (L, blocks, *block), 16-byte aligned, the last two contiguous. lists: rows and first
     entries of chunks, columns (blocks), first entries of block rows (block rows + 1), all int32: chunk i has
-    `config.units` entries from entries[i] on, or as many as its block row still has, perhaps none.
+    `config.units` entries from entries[i] on, or as many as its block row still has, perhaps none. Where
+    `config.rows_together` is not 1, a row is so many block rows, and a fifth tensor has what each keeps of
+    an entry: its number among the blocks, or theirs in all.
     `operands`: scalars only. `max_ctas`: CTAs that run at one time.
     """
     mA, mB, mV, batch = sampled_views(a, b, values, block)
@@ -109,11 +120,21 @@ def sddmm_sm90_entry(
     )
     a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, TILE_K))
     b_atom, tma_b = tma.make_load_atom(mB, unit_layout, (spec.unit_n, TILE_K))
-    d_atom, tma_d = tma.make_store_atom(mV, d_layout, spec.epilogue.subtile)
-    chunks = Chunks(lists[0], lists[1], lists[2], lists[3], mA.shape[1], mB.shape[0] // spec.unit_n)
+    # A staging buffer holds one block's rows after another's.
+    part = (spec.epilogue.subtile[0] // spec.rows_together, spec.epilogue.subtile[1])
+    part_layout = staged_smem_layout(
+        mV.element_type, part, spec.epilogue.stages * spec.rows_together, cute.nvgpu.OperandMajorMode.K
+    )
+    d_atom, tma_d = tma.make_store_atom(mV, part_layout, part)
+    kept = None
+    if spec.rows_together > 1:
+        kept_layout = cute.make_layout((cute.size(lists[2]), spec.rows_together))
+        kept = cute.make_tensor(lists[4].iterator, kept_layout)
+    units_n = mB.shape[0] // spec.unit_n
+    chunks = Chunks(lists[0], lists[1], lists[2], lists[3], mA.shape[1], units_n, kept)
     work = cute.size(lists[0]) * (spec.subs[0] * spec.subs[1]) * batch
     sddmm_kernel(
-        spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, unit_layout, d_layout),
+        spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, unit_layout, d_layout, part_layout),
         (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, operands or ()), chunks, Int32(work),
     ).launch(
         grid=(cutlass.max(cutlass.min(max_ctas, Int32(work)), Int32(1)), 1, 1),

@@ -18,7 +18,8 @@ from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 class Chunks(NamedTuple):
     """The pattern, int32 vectors: rows and first entries of chunks, columns, first entries of rows.
 
-    `k`: extent of the contraction. `units_n`: units along N, the number that reads zeros.
+    `k`: extent of the contraction. `units_n`: units along N, the number that reads zeros. `kept`: None, or
+    (entries, block rows of a tile), the blocks that an entry stands for.
     """
 
     rows: cute.Tensor
@@ -27,6 +28,7 @@ class Chunks(NamedTuple):
     first: cute.Tensor
     k: Int32
     units_n: Int32
+    kept: cute.Tensor | None
 
 
 class Item(NamedTuple):
@@ -77,14 +79,14 @@ def sddmm_kernel(
     spec: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
     mmas: tuple,  # (main loop's, epilogue's) TiledMma
-    smem_layouts: tuple,  # of A, B, B by units, and the epilogue's staging
+    smem_layouts: tuple,  # of A, B, B by units, the epilogue's staging, and that by blocks
     loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
     output: tuple,  # (atom of the values, their coordinates (rows, columns, blocks, L), scalars)
     chunks: Chunks,
     size: Int32,
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    a_layout, b_layout, unit_layout, d_layout = smem_layouts
+    a_layout, b_layout, unit_layout, d_layout, part_layout = smem_layouts
     dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
     ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, (a_layout, b_layout, d_layout), (1, 1))
@@ -95,7 +97,8 @@ def sddmm_kernel(
             produce(spec, ring, loads, (sA, cute.make_tensor(sB.iterator, unit_layout.outer)), chunks, size)
     else:
         cute.arch.setmaxregister_increase(232)
-        consume(spec, epilogue, ring, mmas, (sA, sB, sD), output, (chunks, size), group)
+        parts = cute.make_tensor(sD[None, None, None, group].iterator, part_layout.outer)
+        consume(spec, epilogue, ring, mmas, (sA, sB, sD, parts), output, (chunks, size), group)
 
 
 @cute.jit
@@ -140,6 +143,49 @@ def produce(
     ring.producer_tail(state)
 
 
+@cute.jit
+def blocks_of_lane(spec: cutlass.Constexpr, chunks: Chunks, item: Item, absent: Int32) -> tuple:
+    """Which block each (unit, block row) of the tile is, 32 of them to a number; `absent` for none."""
+    together = spec.rows_together
+    lane = cute.arch.lane_idx()
+    kept = cute.make_rmem_tensor(-(-spec.units * together // 32), Int32)
+    for i in cutlass.range_constexpr(cute.size(kept)):
+        unit = (i * 32 + lane) // together
+        kept[i] = absent
+        if unit < item.count:
+            kept[i] = chunks.kept[item.entry + unit, (i * 32 + lane) % together]
+    return tuple(kept[i] for i in range(cute.size(kept)))
+
+
+def rows_writer(spec, atom: cute.CopyAtom, mV: cute.Tensor, parts: cute.Tensor, item: Item, chunks: Chunks):
+    """`write(stage, (m, n, _))` by a TMA store for each block row of the tile that keeps the column at n.
+
+    parts (rows of a block, epi_n, stages * block rows): the staging buffers.
+    """
+    together = spec.rows_together
+    kept = blocks_of_lane(spec, chunks, item, mV.shape[2])
+    tiler = (cute.size(parts, mode=[0]), spec.epilogue.epi_n)
+
+    @cute.jit
+    def write(stage: int, at: tuple):
+        corner = cute.domain_offset((0, at[1] % spec.unit_n, 0, 0), mV)
+        for r in cutlass.range_constexpr(together):
+            place = at[1] // spec.unit_n * together + r
+            block = cute.arch.shuffle_sync(kept[0], place % 32)
+            for i in cutlass.range_constexpr(1, len(kept)):
+                other = cute.arch.shuffle_sync(kept[i], place % 32)
+                if place // 32 == i:
+                    block = other
+            if block < mV.shape[2]:
+                gD = cute.local_tile(corner, tiler, (0, 0, block, item.batch))
+                tDsD, tDgD = cpasync.tma_partition(
+                    atom, 0, cute.make_layout(1), cute.group_modes(parts, 0, 2), cute.group_modes(gD, 0, 2)
+                )
+                cute.copy(atom, tDsD[None, stage * together + r], tDgD)
+
+    return write
+
+
 def block_writer(spec, atom: cute.CopyAtom, mV: cute.Tensor, sD: cute.Tensor, item: Item):
     """`write(stage, (m, n, _))` by one TMA store: n counts along the chunk's units, whose blocks take it."""
 
@@ -171,7 +217,7 @@ def consume(
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
     chunks, size = schedule
-    sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
+    sA, sB, sD, parts = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group], s_tiles[3]
     atom_d, mV, operands = output
     ctas = cute.arch.grid_dim()[0]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
@@ -195,11 +241,15 @@ def consume(
             ring, state, mmas[0], fragments, item.k_tiles,
             pieces=(None,), units=1, next_turn=pass_turn(group) if spec.pingpong else None,
         )  # fmt: skip
+        write = (
+            block_writer(spec, atom_d, mV, sD, item)
+            if spec.rows_together == 1
+            else rows_writer(spec, atom_d, mV, parts, item, chunks)
+        )
         epi.store_tile(
             spec.epilogue, fragments[0], epilogue, operands,
             origin=(item.sub_m * spec.tile_m + row, Int32(0), item.batch), extent=(0, 0, 0), sD=sD,
-            tiled_mma_epi=mmas[1], write=block_writer(spec, atom_d, mV, sD, item), thread=thread,
-            warpgroup=group,
+            tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         if cutlass.const_expr(spec.pingpong):
             state = skip(state, others)
