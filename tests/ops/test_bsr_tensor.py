@@ -166,6 +166,23 @@ def test_chunks_cover_every_kept_block_once(pattern: str, units: int) -> None:
     assert sorted(covered) == list(range(len(matrix.col)))
 
 
+@pytest.mark.parametrize("group", [0, 2])
+@pytest.mark.parametrize("pattern", ["power_law", "empty_rows"])
+def test_chunks_of_several_block_rows(pattern: str, group: int) -> None:
+    """Every kept block is in one chunk of its pair of block rows, at its row and column."""
+    matrix = random_bsr(pattern, (5, 7), (16, 16), 2)
+    nnz = len(matrix.col)
+    rows, entries, columns, first, kept = Pattern(matrix.crow, matrix.col, 5, 7).chunks(3, group, 2)
+    found = {}
+    for row, entry in zip(rows.tolist(), entries.tolist()):
+        assert 0 <= row < 3
+        for e in range(entry, min(entry + 3, int(first[row + 1]))):
+            found.update({int(kept[i, e]): (2 * row + i, int(columns[e])) for i in range(2)})
+    found.pop(nnz)
+    row_of = torch.repeat_interleave(torch.arange(5), matrix.crow.diff().long()).tolist()
+    assert found == {e: (row_of[e], int(matrix.col[e])) for e in range(nnz)}
+
+
 def test_lists_are_kept_and_renewed() -> None:
     matrix = random_bsr("uniform", (5, 7), (16, 16), 2)
     first = pattern_of(matrix.crow, matrix.col, 5, 7)
