@@ -11,17 +11,14 @@ LANES = 32
 
 
 class BlockLists(NamedTuple):
-    """The pattern, by blocks along D's blocked mode, in lists of G blocks each: int32.
+    """The pattern, by blocks along D's blocked mode: int32.
 
-    `table` (R, 4): number, first entry, entry behind the last, and 0, of each list, longest first. `members`
-    (R, G): the blocks of a list; the number of all blocks where there is none. With G = 1 a list's number is
-    its block's. An entry has `dense`, the number of the dense matrix' block along K, and `kept` (entries, G),
-    those of the kept blocks; the number of all kept blocks where a member keeps none. `heavy` (1): how many
-    lists at the start of `table` are much longer than the mean.
+    `table` (R, 4): number, first entry, entry behind the last, and 0, of each list, longest first. An entry
+    has `dense`, the number of the dense matrix' block along K, and `kept`, that of the kept block. `heavy`
+    (1): how many lists at the start of `table` are much longer than the mean.
     """
 
     table: cute.Tensor
-    members: cute.Tensor
     dense: cute.Tensor
     kept: cute.Tensor
     heavy: cute.Tensor
@@ -31,23 +28,15 @@ HEADER = 4
 """Words before the table in the one tensor of a pattern's lists: `heavy`, and what aligns the table."""
 
 
-def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32, together: int = 1) -> BlockLists:
-    """The parts of one int32 vector: `heavy` and three zeros, table, members, dense, kept; 16-byte aligned.
-
-    `together`: G. `members` is not there where it is 1.
-    """
+def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32) -> BlockLists:
+    """The parts of one int32 vector: `heavy` and three zeros, table, dense, kept; 16-byte aligned."""
     base = packed.iterator
-    table = base + HEADER
-    members = cute.make_layout((lists, 1), stride=(4, 1))
-    dense = table + lists * 4
-    if together > 1:
-        members = cute.make_layout((lists, together), stride=(together, 1))
-        dense = dense + lists * together
+    dense = base + HEADER + lists * 4
+    table = cute.make_layout((lists, 4), stride=(4, 1))
     return BlockLists(
-        cute.make_tensor(table, cute.make_layout((lists, 4), stride=(4, 1))),
-        cute.make_tensor(table + (lists * 4 if together > 1 else 0), members),
+        cute.make_tensor(base + HEADER, table),
         cute.make_tensor(dense, cute.make_layout(entries)),
-        cute.make_tensor(dense + entries, cute.make_layout((entries, together))),
+        cute.make_tensor(dense + entries, cute.make_layout(entries)),
         cute.make_tensor(base, cute.make_layout(1)),
     )
 
@@ -120,30 +109,17 @@ def group_count(item: ListItem, units: cutlass.Constexpr) -> Int32:
 
 
 @cute.jit
-def entries_of_lane(lists: BlockLists, at: Int32, end: Int32, ends: tuple) -> tuple[Int32, tuple]:
-    """(dense, kept ones) of entry `at` + this lane; behind `end`, the extents `ends` = (kept, dense).
+def entries_of_lane(lists: BlockLists, at: Int32, end: Int32, ends: tuple) -> tuple[Int32, Int32]:
+    """(dense, kept) of entry `at` + this lane; behind `end`, the extents `ends` = (kept, dense).
 
     A load there brings zeros.
     """
     mine = at + cute.arch.lane_idx()
-    dense = ends[1]
-    kept = cute.make_rmem_tensor(cute.size(lists.kept, mode=[1]), Int32)
-    kept.fill(ends[0])
+    dense, kept = ends[1], ends[0]
     if mine < end:
         dense = lists.dense[mine]
-        for i in cutlass.range_constexpr(cute.size(kept)):
-            kept[i] = lists.kept[mine, i]
-    return dense, tuple(kept[i] for i in range(cute.size(kept)))
-
-
-@cute.jit
-def kept_in_warp(lists: BlockLists, member: Int32, at: Int32, end: Int32, absent: Int32) -> Int32:
-    """Bit i: entry `at` + i, one of 32, is before `end` and names a kept block of `member`."""
-    mine = at + cute.arch.lane_idx()
-    kept = absent
-    if mine < end:
-        kept = lists.kept[mine, member]
-    return cute.arch.vote_ballot_sync(kept != absent)
+        kept = lists.kept[mine]
+    return dense, kept
 
 
 @dataclass(frozen=True)
@@ -161,7 +137,7 @@ class ListScales:
         """The scale of entry `at` + this lane; 0 behind the list's end."""
         scale = Float32(0.0)
         if at + cute.arch.lane_idx() < self.end:
-            scale = self.scales[self.kept[at + cute.arch.lane_idx(), 0]]
+            scale = self.scales[self.kept[at + cute.arch.lane_idx()]]
         return scale
 
     @cute.jit

@@ -32,9 +32,7 @@ class Sm90BsrConfig:
     dense matrix on its N, False the other way round. `cluster_s`, `cluster_x`: CTAs of a cluster along
     either mode; those along s share the dense tile, those along x the kept block. `unit_k`: elements of K of
     a block that one TMA load brings, `units` of them make a stage. `stages` 0 takes as many as fit.
-    `lists`, 1, 2 or 4: a CTA follows the lists of so many blocks together, a warpgroup each (`tile_s`), and
-    loads what several need of the dense matrix once. `epi_tma` False stores D with predicated stores, which
-    any alignment and either order of D allow.
+    `epi_tma` False stores D with predicated stores, which any alignment and either order of D allow.
     """
 
     tile_s: int
@@ -47,15 +45,13 @@ class Sm90BsrConfig:
     schedule: Schedule = Schedule.COOPERATIVE
     stages: int = 0
     epi_tma: bool = True
-    lists: int = 1
 
     family = "sm90"
 
     @property
     def tile(self) -> tuple[int, int]:
         """(M, N) of a tile in the kernel's sense."""
-        rows = self.tile_s * self.lists
-        return (rows, self.tile_x) if self.sparse_on_m else (self.tile_x, rows)
+        return (self.tile_s, self.tile_x) if self.sparse_on_m else (self.tile_x, self.tile_s)
 
     @property
     def cluster(self) -> tuple[int, int]:

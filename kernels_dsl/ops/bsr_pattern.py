@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.bsr_lists import merge_neighbours, pack, pack_groups
+from kernels_dsl.ops.bsr_lists import merge_neighbours, pack
 
 _MAX_PATTERNS = 64
 
@@ -46,7 +46,6 @@ class Pattern:
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
         self._chunks: dict[tuple[int, int, int], Any] = {}
-        self._packed: dict[tuple[bool, int], torch.Tensor] = {}
 
     @property
     def nnz(self) -> int:
@@ -78,20 +77,6 @@ class Pattern:
         columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
         first = torch.searchsorted(ordered, columns, out_int32=True)
         return _lists(first, self.row_of[kept], kept.to(torch.int32))
-
-    def packed(self, by_column: bool, together: int) -> torch.Tensor:
-        """Lists of `together` block rows (or columns) each, chosen to share what they can; for kernels.
-
-        See `kernels_dsl.blocks.block_lists`.
-        """
-        lists = self.by_column if by_column else self.by_row
-        if together == 1:
-            return lists.packed
-        key = (by_column, together)
-        if key not in self._packed:
-            extent = self.rows if by_column else self.columns
-            self._packed[key] = pack_groups(lists, extent, together)
-        return self._packed[key]
 
     def chunks(self, units: int, group: int = 0, together: int = 1) -> tuple[torch.Tensor, ...]:
         """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,

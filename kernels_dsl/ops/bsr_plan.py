@@ -286,9 +286,8 @@ def build(
         prepare = _one_block(problem.block_k, call.dense_left, k_mode if fp8 else "row")
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
-    together = chosen.lists if isinstance(chosen, Sm90BsrConfig) else 1
-    packed = pattern.packed(call.by_column, together)
-    launch = _Launch(FUNCTIONS[chosen.family], target, packed, constexprs, chosen.family == "sm90")
+    lists = pattern.by_column if call.by_column else pattern.by_row
+    launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
     run = _prepared(launch, _values_step(call.sparse, turned), prepare, _allocator(gemm))
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 

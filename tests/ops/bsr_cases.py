@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr_plan import BsrConfig
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from reference import buffers, tolerance
 from reference.bsr import PATTERNS, Bsr, matmul, random_bsr, sampled, to_dense
@@ -38,7 +37,6 @@ class Case:
     linear: bool = False
     sorted_columns: bool = True
     family: str | None = None
-    config: BsrConfig | None = None
 
     def __str__(self) -> str:
         kinds = f"{self.dtype}-{self.out_dtype}".replace("torch.", "")
@@ -110,9 +108,7 @@ def run(case: Case, device: str, *, exact: bool = True) -> None:
     sparse = sparse_of(matrix)
     sparse = sparse.t() if transposed else sparse
     factors = (dense, sparse) if left else (sparse, dense)
-    bsr_gemm(
-        *factors, out=out.tensor, out_dtype=case.out_dtype, family=case.family, config=case.config, **options
-    )
+    bsr_gemm(*factors, out=out.tensor, out_dtype=case.out_dtype, family=case.family, **options)
     if device == "cuda":
         torch.cuda.synchronize()
     buffers.check_output(out)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from bsr_cases import FORMS, Case
 
-from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr_tensor import BsrTensor
@@ -56,24 +55,9 @@ def test_integers_match_bit_for_bit_on_hopper(case: Case) -> None:
     assert not session.reports
 
 
-PAIRS = Sm90BsrConfig(64, 256, True, 64, cluster_x=2, lists=2)
-PLAIN_PAIRS = replace(PAIRS, epi_tma=False)
-FOUR = Sm90BsrConfig(32, 256, False, 32, epi_tma=False, lists=4)
-
-
 @pytest.mark.parametrize(
     ("case", "ctas"),
     [
-        (Case("power_law", (3, 4), (64, 64), 264, config=PAIRS, linear=True), 2),  # one list has no partner
-        (Case("empty_rows", (4, 40), (64, 112), 264, kept=9, config=replace(PAIRS, cluster_x=1)), 2),
-        (Case("uniform", (3, 6), (64, 64), 264, "b at", sorted_columns=False, config=PLAIN_PAIRS), 2),
-        (Case("power_law", (6, 9), (32, 32), 264, config=FOUR), 1),
-        (
-            Case(
-                "power_law", (9, 40), (16, 16), 136, "b a", kept=9, config=replace(FOUR, tile_s=16, unit_k=16)
-            ),
-            2,
-        ),
         (Case("power_law", (4, 5), (64, 64), 600), 4),  # pairs of CTAs, ping-pong
         (Case("one_heavy_row", (3, 36), (128, 16), 264, kept=33), 2),  # one pair, lists of two fetches
         (Case("power_law", (4, 5), (32, 80), 300, form="b at", batch=(True, True)), 3),  # one by one

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from kernels_dsl.ops import bsr_lists
 from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm, bsr_supports
 from kernels_dsl.ops.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr_lists import HEAVY_LENGTH, partners
+from kernels_dsl.ops.bsr_lists import HEAVY_LENGTH
 from kernels_dsl.ops.bsr_pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from lowering import emulator
@@ -102,54 +101,6 @@ def test_lists(pattern: str) -> None:
             got = [(int(lists.across[e]), int(lists.kept[e])) for e in entries]
             want = [(cell[1 - mode], cell[2]) for cell in cells if cell[mode] == number]
             assert got == want
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_partners_share_more_than_neighbours_do(count: int) -> None:
-    mask = (torch.rand(count, 40, generator=torch.Generator().manual_seed(count)) < 0.3).float()
-    overlap = mask @ mask.T
-    found = partners(overlap)
-    number = torch.arange(count)
-    assert torch.equal(found[found], number) and int((found == number).sum()) == count % 2
-    if count == 12:
-        assert overlap[number, found].sum() > overlap[number, number ^ 1].sum()
-
-
-@pytest.mark.parametrize("duplicates", [False, True])
-@pytest.mark.parametrize("by_column", [False, True])
-@pytest.mark.parametrize(("together", "most"), [(2, 2048), (4, 2048), (4, 0)])
-def test_lists_of_several_blocks(
-    duplicates: bool, by_column: bool, together: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every block of every member is there once, longest list first; what several keep is one entry."""
-    monkeypatch.setattr(bsr_lists, "MOST_MATCHED", most)
-    matrix = random_bsr("power_law", (5, 7), (16, 16), 3, sorted_columns=False)
-    col = matrix.col % 3 if duplicates else matrix.col
-    pattern = Pattern(matrix.crow, col, 5, 7)
-    lists, nnz = pattern.by_column if by_column else pattern.by_row, len(col)
-    count = 7 if by_column else 5
-    groups = {2: (count + 1) // 2, 4: 2}[together]
-    sizes = [4, 4 * groups, together * groups, nnz, together * nnz]
-    head, table, members, across, kept = pattern.packed(by_column, together).split(sizes)
-    kept = kept.view(together, nnz)
-    found: dict[int, list[tuple[int, int]]] = {}
-    for place, begin, end, zero in table.view(-1, 4).tolist():
-        assert zero == 0 and begin <= end <= nnz
-        assert all(int((kept[:, e] < nnz).sum()) >= 1 for e in range(begin, end))
-        for side, member in enumerate(members.view(-1, together)[place].tolist()):
-            entries = [
-                (int(across[e]), int(kept[side, e])) for e in range(begin, end) if kept[side, e] != nnz
-            ]
-            assert (member == count and not entries) or member not in found
-            found[member] = sorted(entries)
-    found.pop(count)
-    assert sorted(found) == list(range(count))
-    for number, entries in found.items():
-        mine = range(int(lists.first[number]), int(lists.first[number + 1]))
-        assert entries == sorted((int(lists.across[e]), int(lists.kept[e])) for e in mine)
-    lengths = (table.view(-1, 4)[:, 2] - table.view(-1, 4)[:, 1]).tolist()
-    assert lengths == sorted(lengths, reverse=True) and sum(lengths) < nnz
-    assert head.tolist() == [sum(x > HEAVY_LENGTH * sum(lengths) / groups for x in lengths), 0, 0, 0]
 
 
 @pytest.mark.parametrize("units", [1, 3, 8])

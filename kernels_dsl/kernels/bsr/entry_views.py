@@ -18,11 +18,10 @@ class Views:
     d: cute.Tensor
     operands: tuple
 
-    def lists(self, packed: cute.Tensor, layout: BsrLayout, together: int = 1) -> BlockLists:
-        """The lists, one for each block, or with `together` = 2 each pair of them, along D's blocked mode."""
+    def lists(self, packed: cute.Tensor, layout: BsrLayout) -> BlockLists:
+        """The lists, one for each block along D's blocked mode."""
         blocked = self.d.shape[1 if layout.dense_left else 0]
-        count = cute.ceil_div(blocked // self.s.shape[0], together)
-        return unpack_lists(packed, count, self.s.shape[2], together)
+        return unpack_lists(packed, blocked // self.s.shape[0], self.s.shape[2])
 
 
 def views_of(values, b, d, operands, layout: BsrLayout) -> Views:

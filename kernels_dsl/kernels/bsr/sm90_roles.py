@@ -3,7 +3,6 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
-from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import item_queue, tma
@@ -14,7 +13,6 @@ from kernels_dsl.blocks.block_lists import (
     ListItem,
     entries_of_lane,
     group_count,
-    kept_in_warp,
     list_item,
     list_scales,
 )
@@ -27,7 +25,6 @@ from kernels_dsl.blocks.operand_ring import (
 )
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
-from kernels_dsl.blocks.wgmma import issue_k_tile
 
 
 @entry_name("bsr_sm90")
@@ -57,7 +54,7 @@ def bsr_kernel(
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(
             spec, epilogue, (ring, queue), mmas, (sA, sB, sD), (*output, pattern[3]),
-            (pattern[0], pattern[2][0], pattern[4], grid.panels), group,
+            (pattern[0], pattern[4], grid.panels), group,
         )  # fmt: skip
 
 
@@ -90,8 +87,8 @@ def produce(
     a_atom, tma_a, b_atom, tma_b = loads
     lists, counter, ends, _, _ = pattern
     rank_m, rank_n, cluster = cute.arch.block_idx()
-    gA = cute.local_tile(tma_a, (spec.unit_rows[0], spec.unit_k), (None, None, None, None))
-    gB = cute.local_tile(tma_b, (spec.unit_rows[1], spec.unit_k), (None, None, None, None))
+    gA = cute.local_tile(tma_a, (spec.tile_m, spec.unit_k), (None, None, None, None))
+    gB = cute.local_tile(tma_b, (spec.tile_n, spec.unit_k), (None, None, None, None))
     # (bMN, bK, restMN, pieces, blocks, L)
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
     tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
@@ -150,11 +147,10 @@ def produce(
                     for unit in cutlass.range_constexpr(spec.units):
                         lane = g * spec.units + unit
                         of_dense = (piece, cute.arch.shuffle_sync(dense, lane))
-                        of_kept = [(piece, cute.arch.shuffle_sync(x, lane)) for x in kept]
+                        of_kept = (piece, cute.arch.shuffle_sync(kept, lane))
                         slot = state.index * spec.units + unit
                         load_dense(of_dense, slot, full)
-                        for i in cutlass.range_constexpr(spec.lists):
-                            load_kept(of_kept[i], slot * spec.lists + i, full)
+                        load_kept(of_kept, slot, full)
                     ring.producer_commit(state)
                     state.advance()
             groups -= here
@@ -164,91 +160,6 @@ def produce(
     ring.producer_tail(state)
     if leader:
         item_queue.wait_until_received(queue, sent)
-
-
-def member_share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, member: Int32) -> tuple:
-    """Fragments for `member_loop`: the slots of one member's blocks, and all of the dense matrix'."""
-    blocks = tiles[0 if spec.sparse_on_m else 1]
-    # (block, bK, lists, stages)
-    blocks = cute.local_tile(
-        blocks, (*(cute.size(blocks, mode=[i]) for i in (0, 1)), spec.lists), (0, 0, None)
-    )
-    mine = blocks[None, None, member, None]
-    sA, sB = (mine, tiles[1]) if spec.sparse_on_m else (tiles[0], mine)
-    thr_mma = tiled_mma.get_slice(thread)
-    tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, stages)
-    tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, stages)
-    acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((spec.wg_m, spec.wg_n)), cutlass.Float32)
-    return acc, tCrA, tCrB
-
-
-@cute.jit
-def pass_on(
-    ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState, count: Int32
-) -> pipeline.PipelineState:
-    """Releases `count` stages that this warpgroup does not use, each once it is there."""
-    for _ in cutlass.range(count, unroll=1):
-        ring.consumer_wait(state)
-        ring.consumer_release(state)
-        state.advance()
-    return state
-
-
-@cute.jit
-def member_loop(
-    spec: cutlass.Constexpr,
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiled_mma: cute.TiledMma,
-    fragments: tuple,
-    what: tuple,  # (BlockLists, member, item, number of kept blocks)
-) -> pipeline.PipelineState:
-    """acc = sum over the entries of a list that name a block of `member`; other stages are passed on.
-
-    A stage in use is released once the next one's WGMMAs are issued, and before any stage is passed on. An
-    empty list has one stage.
-    """
-    acc, tCrA, tCrB = fragments
-    lists, member, item, absent = what
-    steps = len(spec.pieces)
-    acc.fill(0.0)
-    release, in_use = state.clone(), Int32(0)
-    at, end = item.begin, item.begin + group_count(item, 1)
-    bits = kept_in_warp(lists, member, at, item.end, absent)
-    while at < end:
-        here = cutlass.min(end - at, Int32(LANES))
-        passed = Int32(0)
-        at += LANES
-        following = kept_in_warp(lists, member, at, item.end, absent)
-        while bits != 0:
-            entry = cute.arch.popc((bits & -bits) - 1)
-            if entry > passed:
-                warpgroup.wait_group(0)
-                if in_use == 1:
-                    ring.consumer_release(release)
-                in_use = Int32(0)
-                state = pass_on(ring, state, (entry - passed) * steps)
-            for piece in cutlass.range_constexpr(steps):
-                ring.consumer_wait(state)
-                issue_k_tile(tiled_mma, acc, tCrA, tCrB, state.index, True, steps=spec.pieces[piece])
-                warpgroup.wait_group(1)
-                if in_use == 1:
-                    ring.consumer_release(release)
-                release, in_use = state.clone(), Int32(1)
-                state.advance()
-            passed = entry + 1
-            bits = bits & (bits - 1)
-        if here > passed:
-            warpgroup.wait_group(0)
-            if in_use == 1:
-                ring.consumer_release(release)
-            in_use = Int32(0)
-            state = pass_on(ring, state, (here - passed) * steps)
-        bits = following
-    warpgroup.wait_group(0)
-    if in_use == 1:
-        ring.consumer_release(release)
-    return state
 
 
 @cute.jit
@@ -265,19 +176,15 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,  # (atom of D or None, D or its coordinates, epilogue operands, extent of D)
-    schedule: tuple,  # (BlockLists, kept blocks, their scales (blocks, L) or None, panels)
+    schedule: tuple,  # (BlockLists, the kept blocks' scales (blocks, L) or None, panels)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
     ring, queue = rings
-    lists, kept_blocks, scales, panels = schedule
+    lists, scales, panels = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    row, block = Int32(0), Int32(0)
-    if cutlass.const_expr(spec.lists == 1):
-        row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
-    else:
-        fragments = member_share(spec, mmas[0], (sA, sB), thread, group)
+    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
     atom_d, mD, operands, extent = output
     if cutlass.const_expr(spec.epilogue.use_tma):
@@ -298,7 +205,6 @@ def consume(
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         m, n, batch = tile_numbers(spec, item, panels)
-        m, n = m * spec.tile_m + row, n * spec.tile_n
         next_turn = pass_turn(group) if cutlass.const_expr(spec.pingpong) else None
         if cutlass.const_expr(spec.promoted):
             factors = list_scales(lists, scales[None, batch], item)
@@ -306,22 +212,14 @@ def consume(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),
                 shape=(spec.pieces, spec.units), factor=factors.of, next_turn=next_turn,
             )  # fmt: skip
-        elif cutlass.const_expr(spec.lists == 1):
+        else:
             state = main_loop(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),
                 pieces=spec.pieces, units=spec.units, next_turn=next_turn,
             )  # fmt: skip
-        else:
-            block = lists.members[item.tile, group]
-            state = member_loop(spec, ring, state, mmas[0], fragments, (lists, group, item, kept_blocks))
-            # Behind the edge of D where there is no such member: nothing is stored there.
-            if cutlass.const_expr(spec.sparse_on_m):
-                m = block * spec.wg_m
-            else:
-                n = block * spec.wg_n
         epi.store_tile(
             spec.epilogue, fragments[0], epilogue, operands,
-            origin=(m, n, batch), extent=extent, sD=sD,
+            origin=(m * spec.tile_m + row, n * spec.tile_n, batch), extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         item = next_item(queue, received)

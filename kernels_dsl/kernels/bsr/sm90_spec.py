@@ -15,11 +15,10 @@ MMA_K_BYTES = 32
 
 @dataclass(frozen=True)
 class BsrSpec(Warpgroups):
-    """Static facts of one instance; extents in elements. `wg_m` x `wg_n` of a tile belong to a warpgroup.
+    """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup.
 
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
-    has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D. `lists`:
-    lists that are followed together; where more than one, each warpgroup computes its own member's block.
+    has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
     `promoted`: each block's sum is scaled and added to a second set of accumulators.
     """
 
@@ -29,24 +28,15 @@ class BsrSpec(Warpgroups):
     units: int
     pieces: tuple[int, ...]
     wg_m: int
-    wg_n: int
     consumers: int
     pingpong: bool
     cluster: tuple[int, int]
     sparse_on_m: bool
     sub_clusters: int
-    lists: int
     stages: int
     dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     promoted: bool
     epilogue: EpiloguePlan
-
-    @property
-    def unit_rows(self) -> tuple[int, int]:
-        """What one TMA load brings of A and of B along M and N: of several lists, one member's block."""
-        if self.sparse_on_m:
-            return self.tile_m // self.lists, self.tile_n
-        return self.tile_m, self.tile_n // self.lists
 
     @property
     def stage_bytes(self) -> int:
@@ -56,7 +46,7 @@ class BsrSpec(Warpgroups):
     @property
     def registers(self) -> tuple[int, int]:
         """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
-        return {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}[self.consumers]
+        return {1: (40, 232), 2: (40, 232), 3: (32, 160)}[self.consumers]
 
 
 def make_spec(
@@ -75,31 +65,22 @@ def make_spec(
         )
     if config.epi_tma and not (cute.is_static(mD.stride[1]) and mD.stride[1] == 1):
         raise ValueError("epi_tma is True, must be False where the tile's N is not the contiguous mode of D")
-    if config.lists > 1 and (config.units > 1 or config.tile_s != block):
-        raise ValueError(f"lists is {config.lists}, must be 1 where tiles are not blocks, or units not 1")
-    if config.lists > 1 and promoted:
-        raise ValueError(f"lists is {config.lists}, must be 1 where blocks have scales")
     count = -(-block_k // config.unit_k)
     if count > 1 and config.units > 1:
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
     step = MMA_K_BYTES // element_bytes
     pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"
-    if pingpong and config.lists > 1:
-        raise ValueError("schedule is PINGPONG, must be COOPERATIVE for several lists")
     consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[tile_m]
-    wg_m, wg_n = tile_m if pingpong else tile_m // consumers, tile_n
-    if config.lists > 1:
-        consumers = config.lists
-        wg_m, wg_n = (config.tile_s, tile_n) if config.sparse_on_m else (tile_m, config.tile_s)
-    epi_n = epilogue_columns(wg_n, mD.element_type)
+    wg_m = tile_m if pingpong else tile_m // consumers
+    epi_n = epilogue_columns(tile_n, mD.element_type)
     stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
-    plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    plan = EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return BsrSpec(
-        tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, wg_n=wg_n, consumers=consumers,
+        tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, consumers=consumers,
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
-        sub_clusters=block // (config.tile_s * config.cluster_s), lists=config.lists, stages=stages,
+        sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
     )  # fmt: skip
