@@ -104,6 +104,26 @@ def test_torch_compile_and_graphs() -> None:
     assert torch.equal(out, bsr_gemm(sparse, b))
 
 
+def test_launches_on_several_streams_at_a_time() -> None:
+    """Each stream has its own counter of work items, a graph one of its own, ready for the next launch."""
+    sparse = _random((64, 64), (48, 40), 9)
+    b = torch.randn(sparse.shape[1], 1032, device="cuda", dtype=BF16)
+    expected = bsr_gemm(sparse, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = bsr_gemm(sparse, b)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for _ in range(8):
+        graph.replay()
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results.append(bsr_gemm(sparse, b))
+    torch.cuda.synchronize()
+    assert torch.equal(captured, expected) and all(torch.equal(x, expected) for x in results)
+
+
 def test_linear_layer_trains_and_compiles() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(512, 256, dtype=BF16, device="cuda")
