@@ -124,9 +124,10 @@ def halves(words: cute.Tensor, dtype) -> cute.Tensor:
 
 
 def group_scale(amax: Float32, format: str) -> Float32:
-    """The scale of a group whose largest finite magnitude is `amax`: amax / largest, 1 for 0."""
+    """The scale of a group whose largest finite magnitude is `amax`: amax / largest, 1 for 0 and for NaN,
+    which `largest_finite` leaves where there is nothing else."""
     scale = cute.arch.fmax(amax * Float32(1.0 / FORMATS[format]), Float32(SMALLEST_SCALE))
-    return choose(amax == Float32(0.0), Float32(1.0), scale)
+    return choose(amax > Float32(0.0), scale, Float32(1.0))
 
 
 def reciprocal(scale: Float32) -> Float32:

@@ -75,6 +75,15 @@ def test_a_whole_cta_for_a_row(seed):
     check(awkward((3, 2048), seed, torch.bfloat16), scaling="row")
 
 
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float32])
+def test_groups_without_a_finite_element(source):
+    x = torch.randn(3, 256).to(source)
+    x[0] = torch.nan
+    x[1, 128:] = torch.inf
+    check(x, scaling="1x128")
+    check(x, scaling="row")
+
+
 def test_one_mode_one_row_and_nothing(seed):
     check(awkward((1, 40), seed, torch.bfloat16)[0], scaling="row")
     check(awkward((1, 300), seed, torch.bfloat16), scaling="1x128")
