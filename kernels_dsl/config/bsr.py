@@ -110,10 +110,10 @@ def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
         units = 1 if problem.block_k > STAGE_K else max(1, min(4, 2 * STAGE_K // unit_k))
         while units > 1 and (units + 1) * tile_s * tile_x // 256 > PROMOTED_TILE:
             units //= 2
-    pairs = problem.block_mn // tile_s % 2 == 0
+    pairs = on_m and problem.block_mn // tile_s % 2 == 0 and schedule is Schedule.COOPERATIVE
     return Sm90BsrConfig(
         tile_s, tile_x, on_m, unit_k, units, schedule=schedule, epi_tma=_stores_by_tma(problem, on_m),
-        cluster_s=2 if pairs else 1, cluster_x=2 if not pairs and problem.other >= 2 * tile_x else 1,
+        cluster_s=2 if pairs else 1, cluster_x=2 if not on_m and problem.other >= 2 * tile_x else 1,
     )  # fmt: skip
 
 
