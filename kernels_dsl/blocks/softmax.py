@@ -11,6 +11,8 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -105,6 +107,36 @@ def online_step(
             correction[r] = factor
             total = row_sum[r] * factor + total
         row_sum[r] = total
+
+
+@cute.jit
+def finish_sums(row_sum: cute.Tensor):
+    """Nothing that follows is scheduled before these sums, and so the exponentials in them, are there.
+
+    By a vote of the warp about what never happens. Without it ptxas puts a wait for WGMMA that is written
+    behind the exponentials in front of most of them.
+    """
+    total = row_sum[0]
+    for r in cutlass.range_constexpr(1, cute.size(row_sum)):
+        total = total + row_sum[r]
+    vote_that_none_is_negative(total)
+
+
+@dsl_user_op
+def vote_that_none_is_negative(value: Float32, *, loc=None, ip=None) -> None:
+    """Ends the kernel where `value` is negative in a lane of the warp. NaN is not."""
+    llvm.inline_asm(
+        None,
+        [value.ir_value(loc=loc, ip=ip)],
+        "{\n .reg .pred p, q;\n setp.lt.f32 p, $0, 0f00000000;\n"
+        " vote.sync.any.pred q, p, 0xffffffff;\n @q trap;\n}",
+        "f",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
 
 
 @cute.jit

@@ -67,7 +67,9 @@ class Sm90AttentionConfig:
     and as many of V are in flight. `pingpong` passes the right to issue WGMMA from warpgroup to
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
-    rescaled. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one consumer warpgroup).
+    rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
+    for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one
+    consumer warpgroup).
     """
 
     tile_m: int
@@ -78,6 +80,7 @@ class Sm90AttentionConfig:
     pingpong: bool = True
     o_tma: bool = True
     lazy_rescale: bool = False
+    late_wait: bool = False
     ctas_per_sm: int = 1
 
     family = "sm90"
@@ -141,12 +144,12 @@ def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Ext
 
     tile_m = min(heights, key=rounds)  # the first of equals: the tallest
     # As measured on an H200 from 4096 keys on.
-    wide = 96 < widest <= 128 or (widest <= 64 and tile_m == 192 and not variant.right)
     plain = not (variant.left or variant.changes_scores)
-    tile_n = 160 if wide and plain and extent.keys >= 2048 else 128
+    wide = 96 < widest <= 128 and plain and extent.keys >= 2048
+    tile_n = 192 if wide else 128
     if widest > 192 and variant.changes_scores:
         tile_n = 96  # 128 keys would spill
-    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
+    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=wide)
 
 
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:

@@ -241,6 +241,8 @@ def step(
     soften(spec, scores, parts, (tile, work, block), masked=masked, first=False)
     if cutlass.const_expr(spec.scales_blocks):
         take_values(parts, descales[1])
+    if cutlass.const_expr(spec.late_wait):
+        softmax.finish_sums(parts.row_sum)
     warpgroup.wait_group(0)
     v_ring.consumer_release(v_state)
     v_state.advance()

@@ -23,6 +23,7 @@ class AttentionSpec:
     stages: int
     pingpong: bool
     lazy_rescale: bool
+    late_wait: bool
     ctas_per_sm: int
     varlen: bool
     """Packed sequences."""
@@ -122,6 +123,6 @@ def make_spec(
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        ctas_per_sm=config.ctas_per_sm, varlen=varlen, stage_in_q=stage_in_q,
+        late_wait=config.late_wait, ctas_per_sm=config.ctas_per_sm, varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
     )  # fmt: skip
