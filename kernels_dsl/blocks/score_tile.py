@@ -26,7 +26,8 @@ from .seqlen import SeqInfo
 class Rows(Protocol):
     """A thread's rows: running maxima and sums, and what older outputs must be multiplied by.
 
-    `scales`, where fp8 operands have factors a block of keys: those of K and V of the last block (2,).
+    `scales`, where fp8 operands have factors a block of keys: those of K and V of the last block and of the
+    next one (4,).
     """
 
     @property
@@ -78,17 +79,25 @@ def descaled(work: Work, at: QueryTile) -> Work:
     return work._replace(scores=work.scores._replace(scale=scale))
 
 
-def block_descales(spec, tile: Tile, work: Work, position: Int32) -> tuple[Float32, Float32]:
-    """The factors of K and V for the key block at `position` of a visit; 1 where there is none a block."""
+def fetch_descales(spec, rows: Rows, tile: Tile, work: Work, position: Int32) -> None:
+    """Loads the factors of K and V for the key block at `position` of a visit into rows.scales[2:]; 1 where
+    there is none a block. A step early: in its own step the products would wait for the load."""
+    position = cutlass.min(position, tile.visit.count - 1)
     block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
-    found = []
-    for scale in work.descales[1:]:
+    for i, scale in enumerate(work.descales[1:]):
         if scale is None or cute.rank(scale) == 2:
-            found.append(Float32(1.0))
+            rows.scales[2 + i] = Float32(1.0)
         else:
             head = kv_head(tile.at.head, work.heads_per_kv)
-            found.append(scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS])
-    return found[0], found[1]
+            rows.scales[2 + i] = scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS]
+
+
+def start_descales(spec, rows: Rows, tile: Tile, work: Work) -> Work:
+    """`of_block` for the first block; factors of the second are under way."""
+    fetch_descales(spec, rows, tile, work, Int32(0))
+    rows.scales[0], rows.scales[1] = rows.scales[2], rows.scales[3]
+    fetch_descales(spec, rows, tile, work, Int32(1))
+    return of_block(work, rows)
 
 
 def of_block(work: Work, rows: Rows) -> Work:
@@ -96,25 +105,22 @@ def of_block(work: Work, rows: Rows) -> Work:
     return work._replace(scores=work.scores._replace(scale=work.scores.scale * rows.scales[0]))
 
 
-def enter_block(spec, rows: Rows, work: Work, descales: tuple[Float32, Float32]) -> Work:
-    """`of_block` for the next block, of factors `descales`; maxima so far are taken into its units.
-
-    Outputs are in units of V's last factor: the caller gives `take_values` what this leaves in `scales`.
-    """
+def enter_block(spec, rows: Rows, work: Work) -> Work:
+    """`of_block` for the next block; maxima so far are taken into its units."""
     if not spec.variant.changes_scores:
-        ratio = rows.scales[0] / descales[0]
+        ratio = rows.scales[0] * cute.arch.rcp_approx(rows.scales[2])
         for r in range(cute.size(rows.row_max)):
             rows.row_max[r] = rows.row_max[r] * ratio
-    rows.scales[0] = descales[0]
+    rows.scales[0] = rows.scales[2]
     return of_block(work, rows)
 
 
-def take_values(rows: Rows, descale: Float32) -> None:
-    """Outputs change to units of the factor `descale` of V's next block, with the next correction."""
-    ratio = rows.scales[1] / descale
+def take_values(rows: Rows) -> None:
+    """Outputs change to units of V's next block with the next correction."""
+    ratio = rows.scales[1] * cute.arch.rcp_approx(rows.scales[3])
     for r in range(cute.size(rows.correction)):
         rows.correction[r] = rows.correction[r] * ratio
-    rows.scales[1] = descale
+    rows.scales[1] = rows.scales[3]
 
 
 def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:

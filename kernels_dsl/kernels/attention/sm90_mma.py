@@ -16,12 +16,13 @@ from kernels_dsl.blocks.pipeline import consumer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.score_tile import (
     Tile,
-    block_descales,
     descaled,
     enter_block,
+    fetch_descales,
     finish_rows,
     of_block,
     soften,
+    start_descales,
     start_rows,
     take_values,
     to_operand,
@@ -47,7 +48,7 @@ class Fragments(NamedTuple):
     row_sum: cute.Tensor
     correction: cute.Tensor
     scales: cute.Tensor | None
-    """Factors of the last block's K and V, where they have one a block."""
+    """Factors of the last and of the next block's K and V, where they have one a block."""
 
 
 @cute.jit
@@ -140,7 +141,7 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
         row_max,
         row_sum,
         correction=correction,
-        scales=cute.make_rmem_tensor(2, Float32) if spec.scales_blocks else None,
+        scales=cute.make_rmem_tensor(4, Float32) if spec.scales_blocks else None,
     )
 
 
@@ -160,8 +161,7 @@ def attend(
     visit = tile.visit
     parts.out.fill(0.0)
     if cutlass.const_expr(spec.scales_blocks):
-        parts.scales[0], parts.scales[1] = block_descales(spec, tile, work, Int32(0))
-        work = of_block(work, parts)
+        work = start_descales(spec, parts, tile, work)
     start_rows(spec, parts, tile, work)
 
     q_ring.consumer_wait(q_state)
@@ -220,8 +220,6 @@ def step(
     if cutlass.const_expr(spec.clears_each_block):
         v_ring.consumer_wait(v_state)
         clear_tail(spec, v_state, (tile, work, group, values, position - 1))
-    if cutlass.const_expr(spec.scales_blocks):
-        descales = block_descales(spec, tile, work, position)
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
@@ -236,11 +234,12 @@ def step(
     k_ring.consumer_release(k_state)
     k_state.advance()
     if cutlass.const_expr(spec.scales_blocks):
-        work = enter_block(spec, parts, work, descales)
+        work = enter_block(spec, parts, work)
     block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
     soften(spec, scores, parts, (tile, work, block), masked=masked, first=False)
     if cutlass.const_expr(spec.scales_blocks):
-        take_values(parts, descales[1])
+        take_values(parts)
+        fetch_descales(spec, parts, tile, work, position + 1)
     if cutlass.const_expr(spec.late_wait):
         softmax.finish_sums(parts.row_sum)
     warpgroup.wait_group(0)
