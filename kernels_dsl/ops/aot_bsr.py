@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
@@ -16,6 +16,7 @@ from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.bsr_plan import FUNCTIONS, BsrConfig
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
+SCALED_BLOCKS = ((64, 64), (128, 128))
 BLOCKS = ((16, 16), (32, 32), (64, 64), (128, 128), (512, 112))
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _EXTENT, _KEPT, _SMS = 4096, 9, 132  # only strides, alignment and how large is "large" count
@@ -86,9 +87,39 @@ def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: boo
     return name, FUNCTIONS[f"sddmm_{kind_of}"], args, constexprs
 
 
+def scaled_kernel(family: str, block: tuple[int, int], dense_left: bool) -> Kernel:
+    """The product of e4m3 factors with a scale a kept block and one for the dense factor; K contiguous."""
+    blocked, inner = 8 * block[0], 8 * block[1]
+    size = (_EXTENT, blocked) if dense_left else (blocked, _EXTENT)
+    problem = BsrProblem(*size, inner, _KEPT, *block, dtype="fp8", dense_k_major=True, dense_left=dense_left)
+    hopper = choose(problem) if family == "sm90" else None
+    config: BsrConfig = hopper or choose_sm80(problem)
+    kind = torch.float8_e4m3fn
+    dense = _meta(_EXTENT, inner, dtype=kind)
+    args = (
+        _meta(_KEPT, *block, dtype=kind), dense if dense_left else dense.t(),
+        _meta(*size, dtype=torch.bfloat16),
+        _meta(4 + 8 * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None,
+        (_meta(_KEPT, 1, 1, dtype=torch.float32), _meta(1, dtype=torch.float32)), _SMS,
+    )  # fmt: skip
+    layout = BsrLayout(block, False, dense_left, ("1",), scaled=True)
+    form = "dense @ bsr" if dense_left else "bsr @ dense"
+    constexprs = {"config": config, "epilogue": ScaledEpilogue(LinearEpilogue(), 1), "layout": layout}
+    return (
+        f"bsr {config.family} {block[0]}x{block[1]} {form} e4m3",
+        FUNCTIONS[config.family],
+        args,
+        constexprs,
+    )
+
+
 def iter_bsr(arch: str) -> Iterator[Kernel]:
     """The block-sparse kernels of an architecture, a key of `DEVICES_BY_ARCH`."""
-    family = DEVICES_BY_ARCH[arch].families()[0]
+    device = DEVICES_BY_ARCH[arch]
+    family = device.families()[0]
+    for block in SCALED_BLOCKS if device.has_fp8 else ():
+        for dense_left in (False, True):
+            yield scaled_kernel(family, block, dense_left)
     for dtype in _DTYPES:
         for block in BLOCKS:
             for by_column, dense_left in ((False, False), (True, False), (False, True), (True, True)):

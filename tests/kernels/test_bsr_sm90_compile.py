@@ -8,7 +8,7 @@ import torch
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.ops.aot_bsr import bsr_kernel, iter_bsr, sampled_kernel
+from kernels_dsl.ops.aot_bsr import bsr_kernel, iter_bsr, sampled_kernel, scaled_kernel
 from kernels_dsl.ops.bsr_plan import FUNCTIONS
 
 
@@ -100,5 +100,15 @@ def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
 def test_kernels_ahead_of_time_have_names_of_their_own() -> None:
     for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80")):
         names = [name for name, *_ in iter_bsr(arch)]
-        assert len(names) == len(set(names)) == 60
+        assert len(names) == len(set(names)) == 64
         assert all(f" {family} " in name or " sddmm " in name for name in names)
+        assert sum("e4m3" in name for name in names) == 4
+    assert len(list(iter_bsr("sm_86"))) == 60
+
+
+@pytest.mark.parametrize(("family", "arch"), [("sm90", "sm_90a"), ("sm80", "sm_89")])
+def test_fp8_kernels_ahead_of_time_compile(family: str, arch: str) -> None:
+    name, function, args, constexprs = scaled_kernel(family, (64, 64), True)
+    (entry,) = function.compile(*args, arch=arch, **constexprs).resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: registers are spilled"
+    assert entry.count("QGMMA" if family == "sm90" else "QMMA")
