@@ -145,4 +145,4 @@ def test_descales_of_blocks_with_lists_and_sinks(seed):
     lists = BlockLists(None, None, counts, indices, (64, 128))
     hidden = (torch.arange(420) // 128 == 1) | (torch.arange(420) // 128 == 3)
     masking = Masking(allowed=~hidden.expand(1, 1, 20, 420), sinks=sinks)
-    run(_shapes((1, 1), (20, 420), (64, 64)), seed, masking, by_block="v", blocks=lists, sinks=sinks)
+    run(_shapes((1, 1), (20, 420), (64, 64)), seed, masking, by_block="kv", blocks=lists, sinks=sinks)
