@@ -27,13 +27,15 @@ from .wgmma import WGMMA_M
 class ChunkScales:
     """The scales of a stage that a thread's accumulators need: of each chunk's rows, and of its columns.
 
-    Those of the next stage are loaded while the tensor cores work on this one's products, and first touched
-    when this one's sums are added: whatever waits for a load, if only to copy a register, has to be there.
+    Loads start behind this stage's first product, so that the addresses cost nothing, and are for the stage
+    after the next: whatever waits for a load, if only to copy a register, does so a stage later. Where every
+    column has a scale, there are registers for one stage ahead only.
     """
 
     rows: tuple[TileScales, ...]  # one for each 64 rows of the warpgroup's tile; (2) values or (1)
     columns: tuple[TileScales, ...]  # one for each chunk of columns; (columns / 4) values or (1)
     factors: cute.Tensor  # (2, waves, chunks) of this stage: of rows, times the columns' if they share one
+    following: cute.Tensor | None  # those of the next stage, where columns share one
     across: cute.Tensor | None  # (columns / 4, chunks) of this stage, where each column has its own
 
     def fetch(self, group: Int32) -> None:
@@ -41,13 +43,35 @@ class ChunkScales:
         for scales in (*self.rows, *self.columns):
             scales.fetch(group)
 
-    def take(self) -> None:
-        """What was fetched is now this stage's."""
+    def start(self, stages: tuple) -> None:
+        """Before the first of `stages` (first, past the last)."""
+        self.fetch(stages[0])
+        self._take(self.factors)
+        if self.following is not None:
+            self.fetch(cutlass.min(stages[0] + 1, stages[1] - 1))
+
+    def ahead(self, stage: Int32, stages: tuple) -> None:
+        """Behind the first product of `stage`."""
+        distance = 1
+        if self.following is not None:
+            self._take(self.following)
+            distance = 2
+        self.fetch(cutlass.min(stage + distance, stages[1] - 1))
+
+    def step(self) -> None:
+        """Behind the last sum of a stage."""
+        if self.following is not None:
+            self.factors.store(self.following.load())
+        else:
+            self._take(self.factors)
+
+    def _take(self, factors: cute.Tensor) -> None:
+        """What was fetched becomes factors."""
         for chunk, columns in enumerate(self.columns):
             for wave, rows in enumerate(self.rows):
                 for j in range(2):
                     factor = rows.of(j) if self.across is not None else rows.of(j) * columns.of(0)
-                    self.factors[j, wave, chunk] = pinned(factor)
+                    factors[j, wave, chunk] = pinned(factor)
             if self.across is not None:
                 for i in range(cute.size(columns.tCrS)):
                     self.across[i, chunk] = pinned(columns.of(i))
@@ -87,10 +111,12 @@ def chunk_scales(
         tile_scales(mSB, [n + start + x for x in column], promotion.rows_b, columns)
         for start in range(0, tile[1], columns)
     )
-    factors = cute.make_rmem_tensor((2, len(of_rows), len(of_columns)), Float32)
     each = cute.size(of_columns[0].tCrS)
-    across = cute.make_rmem_tensor((each, len(of_columns)), Float32) if each > 1 else None
-    return ChunkScales(of_rows, of_columns, factors, across)
+    factors = [cute.make_rmem_tensor((2, len(of_rows), len(of_columns)), Float32) for _ in range(2)]
+    if each > 1:
+        across = cute.make_rmem_tensor((each, len(of_columns)), Float32)
+        return ChunkScales(of_rows, of_columns, factors[0], None, across)
+    return ChunkScales(of_rows, of_columns, factors[0], factors[1], None)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -118,16 +144,15 @@ def promoted_loop(
     columns = tiled_mma.op.shape_mnk[1]
     partial = cute.make_rmem_tensor(tiled_mma.partition_shape_C((WGMMA_M, columns)), Float32)  # (MMA, 1, 1)
     if const_expr(scales is not None):
-        scales.fetch(stages[0])
-        scales.take()
+        scales.start(stages)
     for stage in cutlass.range(stages[0], stages[1], unroll=1):
-        if const_expr(scales is not None):
-            scales.fetch(cutlass.min(stage + 1, stages[1] - 1))
         ring.consumer_wait(state)
         for wave in range_constexpr(waves):
             for chunk in range_constexpr(chunks):
                 a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
                 issue_chunk(tiled_mma, partial, a, b)
+                if const_expr(scales is not None and wave == 0 and chunk == 0):
+                    scales.ahead(stage, stages)
                 warpgroup.wait_group(0)
                 if const_expr(wave == waves - 1 and chunk == chunks - 1):
                     ring.consumer_release(state)
@@ -138,7 +163,7 @@ def promoted_loop(
                     for i in range_constexpr(cute.size(total)):
                         total[i] = pinned(total[i] + partial[i])
         if const_expr(scales is not None):
-            scales.take()
+            scales.step()
         state.advance()
     if const_expr(next_turn is not None):
         next_turn()
