@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,8 @@ def scaled_linear(
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
+    if not torch.is_grad_enabled() and not _is_compiling():
+        return _output(x, weight, bias, _scalings(weight, recipe), dtype, use_fast_accum, (False, False))[0]
     return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
 
 
@@ -122,6 +125,34 @@ def _product(
     return torch.ops.kernels_dsl.scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
+def _scalings(weight: torch.Tensor, recipe: str) -> tuple[str, str]:
+    """Of activations and gradients, and of weights."""
+    return ("matrix", "matrix") if recipe == "tensor" and weight.dim() == 3 else RECIPES[recipe]
+
+
+def _rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x as one matrix for a weight, or as one for each."""
+    return x if weight.dim() == 3 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _output(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scalings: tuple[str, str],
+    dtype: torch.dtype,
+    fast: bool,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """The output, and what the gradients of x and of weight need, as far as they are needed."""
+    needs_x, needs_weight = needs
+    rows = _quantized(_rows(x, weight), torch.float8_e4m3fn, scalings[0], True, needs_weight)
+    columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
+    y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast)
+    kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
+    return (y if weight.dim() == 3 else y.view(*x.shape[:-1], weight.shape[0])), kept
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -134,28 +165,21 @@ class _Product(torch.autograd.Function):
         dtype: torch.dtype,
         fast: bool,
     ) -> torch.Tensor:
-        groups = weight.dim() == 3
-        flat = x if groups else x.reshape(-1, x.shape[-1])
-        scalings = ("matrix", "matrix") if groups and recipe == "tensor" else RECIPES[recipe]
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        rows = _quantized(flat, torch.float8_e4m3fn, scalings[0], True, needs_weight)
-        columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
-        y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast)
-        nothing = (None, None)
-        ctx.save_for_backward(
-            *(rows[2:] if needs_weight else nothing), *(columns[2:] if needs_x else nothing)
-        )
-        ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, groups
+        scalings = _scalings(weight, recipe)
+        y, kept = _output(x, weight, bias, scalings, dtype, fast, ctx.needs_input_grad[:2])
+        ctx.save_for_backward(*kept)
+        ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, weight.dim() == 3
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.shape = x.shape
-        return y if groups else y.view(*x.shape[:-1], weight.shape[0])
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         x_turned, x_scale, weight_turned, weight_scale = ctx.saved_tensors
-        flat = gradient if ctx.groups else gradient.reshape(-1, gradient.shape[-1])
+        lead, n = gradient.shape[:-1], gradient.shape[-1]
+        flat = gradient if ctx.groups else gradient.reshape(math.prod(lead), n)
         d_x = d_weight = d_bias = None
         if needs_x or needs_weight:
             parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight)

@@ -51,11 +51,14 @@ def test_only_what_is_needed_is_made(seed):
     assert found["weight"][0] is None and torch.equal(found["weight"][1], found["both"][1])
 
 
-def test_no_rows():
-    weight = torch.randn(16, 32).requires_grad_()
-    y = scaled_linear(torch.randn(0, 32).requires_grad_(), weight)
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 32, 16), (3, 0, 16), (3, 32, 0)])
+def test_nothing(m, k, n):
+    x, weight, bias = (torch.ones(shape).requires_grad_() for shape in ((m, k), (n, k), (n,)))
+    y = scaled_linear(x, weight, bias)
     y.sum().backward()
-    assert y.shape == (0, 16) and torch.equal(weight.grad, torch.zeros(16, 32))
+    assert torch.equal(y, torch.ones(m, n) * (k + 1)) and torch.equal(bias.grad, torch.full((n,), float(m)))
+    assert torch.equal(x.grad, torch.full((m, k), float(n)))
+    assert torch.equal(weight.grad, torch.full((n, k), float(m)))
 
 
 def test_the_layer_takes_the_place_of_linear(seed):
