@@ -37,7 +37,7 @@ SETS = 3
 PASSES: dict[tuple[str, bool | str], int] = {
     ("tensor", False): 2, ("row", False): 1, ("1x128", False): 1, ("128x128", False): 1,
     ("tensor", "both"): 2, ("1x128", True): 1, ("1x128", "both"): 1, ("128x128", "both"): 1,
-    ("row", True): 2, ("row", "both"): 3,
+    ("row", True): 2, ("row", "both"): 2,
 }  # fmt: skip
 NAMES: dict[bool | str, str] = {False: "", True: ", transpose", "both": ", both"}
 

@@ -53,6 +53,8 @@ class RowQuantization:
     cluster: int = 1
     early: bool = False
     """As in `TileQuantization`."""
+    whole: bool = False
+    """All of x, which is contiguous, is one row."""
 
     @property
     def rows(self) -> int:

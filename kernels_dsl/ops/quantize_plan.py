@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import lowering
-from kernels_dsl.config.quantize import CTAS_PER_SM, TILE, TileQuantization, row_quantization
+from kernels_dsl.config.quantize import (
+    CTAS_PER_SM,
+    PITCH,
+    TILE,
+    RowQuantization,
+    TileQuantization,
+    row_quantization,
+)
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 
@@ -21,6 +29,8 @@ FUNCTIONS = {
 MANY_PARTS = 4096
 """More maxima than this become fewer before every CTA reads all of them."""
 FEW_PARTS = 256
+SMALL = 1 << 17
+"""Elements that one cluster takes through its registers, where all have one scale."""
 
 Plan = Callable[[torch.Tensor, "torch.Tensor | None"], list[torch.Tensor]]
 """Serves calls (x, given scale)."""
@@ -43,12 +53,23 @@ class Kernels:
         self.rows, self.columns = read.shape[-2:]
         self.tiles = (-(-self.rows // TILE), -(-self.columns // TILE))
         self.bytes_each = read.element_size()
+        self.small = self._one_row(read)
         self.resident = CTAS_PER_SM[self.bytes_each] * target.device.sm_count
+
+    def _one_row(self, read: torch.Tensor) -> RowQuantization | None:
+        """How all of it fits registers as one row: one launch and one read; None where it does not."""
+        if not read.is_contiguous() or self.columns % PITCH or read.numel() > SMALL:
+            return None
+        spec = row_quantization(self.format, read.numel(), self.early, self.bytes_each)
+        return replace(spec, whole=True) if spec.vectors else None
 
     def sequence(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sequence:
         """What launches the kernels of a call."""
         if scaling == "row":
             return self._rows(plain, turned)
+        if scaling == "tensor" and not given and turned is None and self.small is not None:
+            rows = self._kernel("rows", spec=self.small)
+            return lambda x, made, _: rows(x, made[0], made[1])
         if scaling == "matrix" or (scaling == "tensor" and not given):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         if scaling == "tensor":

@@ -61,6 +61,11 @@ def test_rows_longer_than_all_registers(seed, arch, monkeypatch):
         check(awkward((2, 9003), seed, torch.bfloat16), scaling="row")
 
 
+@pytest.mark.parametrize("shape", [(3, 32), (2, 5, 1024), (2, 144, 128)])
+def test_small_tensors_are_one_row(shape, seed):
+    check(awkward(shape, seed, torch.bfloat16), scaling="tensor")
+
+
 def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
     monkeypatch.setattr(quantize_plan, "MANY_PARTS", 4)
     check(awkward((3, 2, 2, 40), seed, torch.float16), scaling="tensor", transpose="both")

@@ -24,8 +24,11 @@ VECTORS_AT_ONCE = 4
 def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stream, spec: cutlass.Constexpr):
     """Launch for x (…, M, K) of up to four modes, K contiguous; spec: a `RowQuantization`.
 
-    values (…, M, K) fp8, rows at multiples of 16 bytes; scales (…, M, 1) float32. Both are written.
+    values (…, M, K) fp8, rows at multiples of 16 bytes; scales (…, M, 1) float32. Both are written. With
+    `spec.whole` one scale, of all of x; x and values are contiguous, K is a multiple of 16.
     """
+    if const_expr(spec.whole):
+        x, values = one_row(x), one_row(values)
     x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     quantize_rows_kernel(x, values, scales, spec).launch(
@@ -87,6 +90,11 @@ def quantize_rows_kernel(x: cute.Tensor, values: cute.Tensor, scales: cute.Tenso
             for start in cutlass.range(first, x.shape[3], step * count, unroll=1):
                 load_row(x, (at, row), start, step, elements)
                 store_row(values, (at, row), (start, step), elements, (reciprocal(scale), spec.format))
+
+
+def one_row(tensor: cute.Tensor) -> cute.Tensor:
+    """A contiguous tensor as one row."""
+    return cute.make_tensor(tensor.iterator, cute.make_layout((1, cute.size(tensor)), stride=(0, 1)))
 
 
 @dsl_user_op
