@@ -90,11 +90,13 @@ def dense_case(shape: Shape, causal: bool, peers: Sequence[str] = PEERS, **force
     return Case(name, shape.flops(pairs), calls, verify=verifier(calls[OURS], q, k, v, masking))
 
 
-def packed_case() -> Case:
-    """Packed causal sequences, 32 query heads on 8 of keys, D = 128."""
-    import torch
+PACKED_NAME = "packed 8 of 500–8192, H 32/8, D 128, causal"
+PACKED_FLOPS = sum(4.0 * 32 * 128 * causal_pairs(length) for length in PACKED_LENGTHS)
 
-    import kernels_dsl
+
+def packed_inputs() -> tuple[Any, ...]:
+    """q, k, v (T, H, 128), 32 query heads on 8 of keys, and where the sequences of PACKED_LENGTHS start."""
+    import torch
 
     total = sum(PACKED_LENGTHS)
     generator = torch.Generator(DEVICE).manual_seed(0)
@@ -102,7 +104,14 @@ def packed_case() -> Case:
         torch.randn(total, heads, 128, generator=generator, device=DEVICE, dtype=torch.bfloat16)
         for heads in (32, 8, 8)
     )
-    starts = torch.tensor([0, *PACKED_LENGTHS]).cumsum(0).int().to(DEVICE)
+    return q, k, v, torch.tensor([0, *PACKED_LENGTHS]).cumsum(0).int().to(DEVICE)
+
+
+def packed_case() -> Case:
+    """Packed causal sequences."""
+    import kernels_dsl
+
+    q, k, v, starts = packed_inputs()
     longest = max(PACKED_LENGTHS)
 
     def ours_packed(_set: int) -> Any:
@@ -121,9 +130,7 @@ def packed_case() -> Case:
             part = (q[None, rows, :4], k[None, rows, :1], v[None, rows, :1])
             compare(out[None, rows, :4], part, Masking(right=0))
 
-    flops = sum(4.0 * 32 * 128 * causal_pairs(length) for length in PACKED_LENGTHS)
-    calls = {OURS: ours_packed, "fa4": fa4_packed}
-    return Case("packed 8 of 500–8192, H 32/8, D 128, causal", flops, calls, verify=verify)
+    return Case(PACKED_NAME, PACKED_FLOPS, {OURS: ours_packed, "fa4": fa4_packed}, verify=verify)
 
 
 def forward_cases() -> Iterator[Case]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import fp8_gemm, harness, machine
+from benchmarks.attention import PACKED_FLOPS, PACKED_LENGTHS, PACKED_NAME, packed_inputs
 from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, ours, sdpa, tensors
 from benchmarks.harness import OURS, Case
 from kernels_dsl.measure import Call, host_us, interleaved
@@ -159,6 +160,23 @@ def attention_cases() -> Iterator[Case]:
             pairs = causal_pairs(shape.length) if causal else shape.length**2
             yield Case(f"{shape}{' causal' if causal else ''}", shape.flops(pairs), calls)
         torch.cuda.empty_cache()
+    yield packed_case()
+
+
+def packed_case() -> Case:
+    """Packed sequences, causal, without scales, against 16 bits."""
+    import torch
+
+    import kernels_dsl
+
+    *inputs, starts = packed_inputs()
+    values = [x.to(torch.float8_e4m3fn) for x in inputs]
+    arguments = (starts, starts, max(PACKED_LENGTHS))
+    calls: dict[str, Call] = {
+        OURS: lambda _set: kernels_dsl.attention_fp8_varlen(*values, *arguments, causal=True),
+        "bf16": lambda _set: kernels_dsl.attention_varlen(*inputs, *arguments, causal=True),
+    }
+    return Case(PACKED_NAME, PACKED_FLOPS, calls)
 
 
 def error_rows() -> list[dict[str, Any]]:
