@@ -80,7 +80,7 @@ def quantize_rows() -> list[dict[str, Any]]:
         passes = PASSES[scaling, transpose]
         traffic = once + (passes - 1) * x[0].numel() * x[0].element_size()
         found, _ = harness.best_of(
-            interleaved({OURS: call, **copies(traffic)}, sets=SETS, rounds=30, graph=True)
+            interleaved({OURS: call, **copies(traffic)}, sets=SETS, rounds=15, graph=True)
         )
         ms, copied = found[OURS].ms, found["copy"].ms
         rows.append({
