@@ -123,7 +123,8 @@ def warpgroup_share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32,
     thr_mma = tiled_mma.get_slice(thread)
     tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA))  # (MMA, MMA_M, MMA_K, slots)
     tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))  # (MMA, MMA_N, MMA_K, slots)
-    acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((spec.wg_m, spec.tile_n)), cutlass.Float32)
+    columns = cute.size(sB, mode=[0])
+    acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((spec.wg_m, columns)), cutlass.Float32)
     return row, (acc, tCrA, tCrB)
 
 

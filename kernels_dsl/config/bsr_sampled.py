@@ -8,9 +8,10 @@ from kernels_dsl.config.gemm import Schedule
 
 MAX_COLUMNS = 256
 """Columns of a tile: WGMMA's largest N."""
-WAVE_BLOCKS = {64: 44, 128: 32}
-"""Rows of a tile -> block rows worked on together: their chunks and the columns that these meet make the
-tiles in flight about square at 25 % density, so that the factors are read from memory least often."""
+WAVE_BLOCKS = {64: 88, 128: 32}
+"""Rows of a tile -> tiles of rows worked on together, so that the factors are read from memory less often.
+
+Measured at 8192 x 8192 x 8192, 25 % kept; of 64 rows: all in turn 370 TFLOPS, 44 393, 88 417; of 128 any."""
 
 
 @dataclass(frozen=True)

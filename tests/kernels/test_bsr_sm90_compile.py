@@ -84,6 +84,16 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool, dtypes: tupl
     assert entry.instructions[product] == steps * config.units * waves  # one group, no peeled copy of it
 
 
+def test_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
+    for by_column in (False, True):
+        name, function, args, constexprs = bsr_kernel("sm90", (64, 64), "bf16", by_column, False, bias=True)
+        assert constexprs["config"].tile == (64, 512)
+        (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
+        assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: spills"
+        assert entry.count("HGMMA") and entry.count("UTMASTG")
+
+
 @pytest.mark.parametrize(
     ("block", "columns"),
     [((64, 64), True), ((128, 128), False), ((512, 112), True), ((16, 16), True), ((32, 32), True)],

@@ -56,16 +56,17 @@ def test_integers_match_bit_for_bit_on_hopper(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "ctas"),
+    ("case", "ctas", "wide"),
     [
-        (Case("power_law", (4, 5), (64, 64), 600), 4),  # pairs of CTAs, ping-pong
-        (Case("one_heavy_row", (3, 36), (128, 16), 264, kept=33), 2),  # one pair, lists of two fetches
-        (Case("power_law", (4, 5), (32, 80), 300, form="b at", batch=(True, True)), 3),  # one by one
+        (Case("power_law", (3, 5), (64, 64), 776, linear=True), 2, True),  # warpgroups share along N
+        (Case("power_law", (4, 5), (64, 64), 600), 4, False),  # pairs of CTAs, ping-pong
+        (Case("one_heavy_row", (3, 36), (128, 16), 264, kept=33), 2, False),  # one pair, lists of two fetches
+        (Case("power_law", (4, 5), (32, 80), 300, form="b at", batch=(True, True)), 3, False),  # one by one
     ],
     ids=str,
 )
 def test_clusters_take_items_until_there_are_none(
-    case: Case, ctas: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, ctas: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far fewer CTAs than items; the counter is 0 again at the end, ready for the next launch."""
     counters: list[torch.Tensor] = []
@@ -78,6 +79,8 @@ def test_clusters_take_items_until_there_are_none(
         counters.append(tile_counter(index))
         return counters[-1]
 
+    if wide:
+        monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
     monkeypatch.setattr("kernels_dsl.ops.bsr.target_of", few)
     monkeypatch.setattr("kernels_dsl.ops.bsr_plan.tile_counter", counter)
     with emulator.run(arch="sm_90a", seed=ctas) as session:

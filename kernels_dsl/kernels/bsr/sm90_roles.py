@@ -88,7 +88,7 @@ def produce(
     lists, counter, ends, _, _ = pattern
     rank_m, rank_n, cluster = cute.arch.block_idx()
     gA = cute.local_tile(tma_a, (spec.tile_m, spec.unit_k), (None, None, None, None))
-    gB = cute.local_tile(tma_b, (spec.tile_n, spec.unit_k), (None, None, None, None))
+    gB = cute.local_tile(tma_b, (spec.wg_n, spec.unit_k), (None, None, None, None))
     # (bMN, bK, restMN, pieces, blocks, L)
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
     tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
@@ -121,10 +121,15 @@ def produce(
         load_a = tma.tile_loader(
             a_atom, cute.group_modes(tAgA[None, m, None, None, batch], 1, 3), tAsA, a_mask
         )
-        load_b = tma.tile_loader(
-            b_atom, cute.group_modes(tBgB[None, n, None, None, batch], 1, 3), tBsB, b_mask
-        )
-        load_kept, load_dense = (load_a, load_b) if spec.sparse_on_m else (load_b, load_a)
+        load_b = [
+            tma.tile_loader(
+                b_atom,
+                cute.group_modes(tBgB[None, n * spec.shares_n + i, None, None, batch], 1, 3),
+                tBsB,
+                b_mask,
+            )
+            for i in range(spec.shares_n)
+        ]
         groups = group_count(item, spec.units)
         at = item.begin
         while groups > 0:
@@ -148,9 +153,11 @@ def produce(
                         lane = g * spec.units + unit
                         of_dense = (piece, cute.arch.shuffle_sync(dense, lane))
                         of_kept = (piece, cute.arch.shuffle_sync(kept, lane))
+                        of_a, of_b = (of_kept, of_dense) if spec.sparse_on_m else (of_dense, of_kept)
                         slot = state.index * spec.units + unit
-                        load_dense(of_dense, slot, full)
-                        load_kept(of_kept, slot, full)
+                        load_a(of_a, slot, full)
+                        for i in cutlass.range_constexpr(spec.shares_n):
+                            load_b[i](of_b, slot * spec.shares_n + i, full)
                     ring.producer_commit(state)
                     state.advance()
             groups -= here
@@ -160,6 +167,18 @@ def produce(
     ring.producer_tail(state)
     if leader:
         item_queue.wait_until_received(queue, sent)
+
+
+def share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, group: Int32) -> tuple:
+    """(first row, first column, fragments for the main loop) of consumer warpgroup `group`."""
+    if spec.shares_n == 1:
+        row, fragments = warpgroup_share(spec, tiled_mma, tiles, thread, group)
+        return row, Int32(0), fragments
+    sA, sB = tiles
+    # (wgN, bK, shares, slots)
+    sB = cute.local_tile(sB, (spec.wg_n, spec.unit_k, spec.shares_n), (0, 0, None))[None, None, group, None]
+    _, fragments = warpgroup_share(spec, tiled_mma, (sA, sB), thread, Int32(0))
+    return Int32(0), group * spec.wg_n, fragments
 
 
 @cute.jit
@@ -184,7 +203,7 @@ def consume(
     lists, scales, panels = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
+    row, column, fragments = share(spec, mmas[0], (sA, sB), thread, group)
 
     atom_d, mD, operands, extent = output
     if cutlass.const_expr(spec.epilogue.use_tma):
@@ -219,7 +238,7 @@ def consume(
             )  # fmt: skip
         epi.store_tile(
             spec.epilogue, fragments[0], epilogue, operands,
-            origin=(m * spec.tile_m + row, n * spec.tile_n, batch), extent=extent, sD=sD,
+            origin=(m * spec.tile_m + row, n * spec.tile_n + column, batch), extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         item = next_item(queue, received)

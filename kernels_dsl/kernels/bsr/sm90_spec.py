@@ -9,13 +9,15 @@ from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
+MOST_N = 256
+"""Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
 
 
 @dataclass(frozen=True)
 class BsrSpec(Warpgroups):
-    """Static facts of one instance; extents in elements. `wg_m` rows of a tile belong to a warpgroup.
+    """Static facts of one instance; extents in elements. `wg_m` x `wg_n` of a tile belong to a warpgroup.
 
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
@@ -28,6 +30,7 @@ class BsrSpec(Warpgroups):
     units: int
     pieces: tuple[int, ...]
     wg_m: int
+    wg_n: int
     consumers: int
     pingpong: bool
     cluster: tuple[int, int]
@@ -37,6 +40,11 @@ class BsrSpec(Warpgroups):
     dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     promoted: bool
     epilogue: EpiloguePlan
+
+    @property
+    def shares_n(self) -> int:
+        """Warpgroups that share a tile along N; each has a load of B of its own."""
+        return self.tile_n // self.wg_n
 
     @property
     def stage_bytes(self) -> int:
@@ -71,15 +79,19 @@ def make_spec(
     step = MMA_K_BYTES // element_bytes
     pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"
-    consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[tile_m]
-    wg_m = tile_m if pingpong else tile_m // consumers
-    epi_n = epilogue_columns(tile_n, mD.element_type)
+    shares_n = 1 if tile_n <= MOST_N else 2
+    if shares_n > 1 and (pingpong or promoted or tile_m != 64 or tile_n > 2 * MOST_N):
+        raise ValueError(f"tile is {tile_m} x {tile_n}, must be cooperative and have 64 rows for such an N")
+    consumers = 2 if pingpong or shares_n > 1 else {64: 1, 128: 2, 192: 3, 256: 2}[tile_m]
+    wg_m = tile_m if pingpong else tile_m * shares_n // consumers
+    wg_n = tile_n // shares_n
+    epi_n = epilogue_columns(wg_n, mD.element_type)
     stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
-    plan = EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
     return BsrSpec(
-        tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, consumers=consumers,
+        tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, wg_n=wg_n, consumers=consumers,
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
