@@ -104,6 +104,19 @@ def test_torch_compile_and_graphs() -> None:
     assert torch.equal(out, bsr_gemm(sparse, b))
 
 
+@pytest.mark.sm90
+@pytest.mark.parametrize("pattern", ["power_law", "empty_rows"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_wide_tiles(pattern: str, transposed: bool) -> None:
+    """Large enough for tiles of 64 x 512, with an edge within one; integers, bit for bit."""
+    sparse = bsr_cases.sparse_of(random_bsr(pattern, (104, 104), (64, 64), 11, seed=7, device="cuda"))
+    b = torch.randint(-3, 4, (104 * 64, 4000), device="cuda").to(BF16)
+    factor = sparse.t() if transposed else sparse
+    out = torch.full((104 * 64, 4000), float("nan"), device="cuda", dtype=torch.float32)
+    bsr_gemm(factor, b, out=out)
+    assert torch.equal(out, factor.to_dense().float() @ b.float())
+
+
 def test_launches_on_several_streams_at_a_time() -> None:
     """Each stream has its own counter of work items, a graph one of its own, ready for the next launch."""
     sparse = _random((64, 64), (48, 40), 9)
