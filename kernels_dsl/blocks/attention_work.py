@@ -50,14 +50,25 @@ def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
     )
 
 
+def pack_heads(tensor: cute.Tensor, pack: int) -> cute.Tensor:
+    """View of (rows, dim, head, batch) as ((pack, rows), dim, head / pack, batch)."""
+    (rows, dim, heads, batch), (row, column, head, image) = tensor.shape, tensor.stride
+    shape = ((pack, rows), dim, heads // pack, batch)
+    return cute.make_tensor(
+        tensor.iterator, cute.make_layout(shape, stride=((head, row), column, head * pack, image))
+    )
+
+
 def describe_work(
     spec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
 ) -> tuple[QueryTiles, SeqExtent, Int32]:
     """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B).
 
-    Of `spec` it reads tile_m, dim, dim_v and dtype. `max_q` counts where `seqlens` are given.
+    Of `spec` it reads tile, pack, dim, dim_v and dtype. `max_q` counts where `seqlens` are given.
     """
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
+    if spec.pack > 1:
+        rows = rows[1]
     cu, used_k = None, None
     if seqlens is not None:
         cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
@@ -65,7 +76,7 @@ def describe_work(
     heads_per_kv = heads // mK.shape[2]
     kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
     tiles = QueryTiles(
-        cute.ceil_div(rows, spec.tile_m),
+        cute.ceil_div(rows, spec.tile[0]),
         heads,
         Int32(batch),
         groups_for_l2(heads * batch, heads_per_kv, kv_bytes),

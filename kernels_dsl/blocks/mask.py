@@ -47,18 +47,23 @@ def row_offset(r: int) -> int:
     return 8 * r
 
 
+def query_of(row: Int32, pack: int) -> Int32:
+    """The query of a row, where the rows of `pack` heads alternate."""
+    return row if pack == 1 else row // pack
+
+
 def column_offset(c: int) -> int:
     """Columns from a thread's first to its column `c`."""
     return 8 * (c // 2) + c % 2
 
 
 def mask_range(
-    variant, scores: cute.Tensor, place: Place, seq: SeqInfo, k_len: Int32, window: Window
+    variant, scores: cute.Tensor, place: Place, seq: SeqInfo, k_len: Int32, window: Window, pack: int = 1
 ) -> None:
-    """Sets scores outside of the window or of the first `k_len` keys to -inf."""
+    """Sets scores outside of the window or of the first `k_len` keys to -inf. `pack` rows are one query."""
     shift = diagonal_shift(variant, seq)
     for r in range(cute.size(scores, mode=[0])):
-        diagonal = place.row + row_offset(r) + shift - place.column
+        diagonal = query_of(place.row + row_offset(r), pack) + shift - place.column
         last = k_len - 1 - place.column
         if variant.right:
             last = cutlass.min(last, diagonal + window.right)

@@ -18,7 +18,7 @@ from . import softmax
 from .attention_work import Work
 from .gqa import kv_head
 from .kv_blocks import Visit, block_at
-from .mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range, row_offset
+from .mask import HIDDEN, Place, change_scores, column_offset, mask_elements, mask_range, query_of, row_offset
 from .query_tiles import QueryTile
 from .seqlen import SeqInfo
 
@@ -145,6 +145,17 @@ def soften(
     exponentiate(spec, scores, rows, place[1], masked, first)
 
 
+def soften_lazily(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool) -> cutlass.Boolean:
+    """`soften` for blocks after the first, with a maximum that may fall behind. Returns whether a row of this
+    warp has a new one: older outputs must be multiplied by `correction` then, and only then.
+    """
+    change_and_mask(spec, scores, place, masked)
+    view, work = softmax.rows_and_columns(scores), place[1]
+    return softmax.lazy_step(
+        view, rows.row_max, rows.row_sum, rows.correction, scale_of_scores(spec, work), may_hide(spec, masked)
+    )
+
+
 def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:
     """The first half of `soften`: what becomes of the scores."""
     tile, work, block = place
@@ -165,22 +176,26 @@ def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutl
 def exponentiate(
     spec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | cutlass.Boolean, first: bool
 ) -> None:
-    """The second half of `soften`: scores become probabilities.
-
-    Of a packed sequence a listed whole block may lie behind all keys.
-    """
-    variant = spec.variant
-    hides = masked is not False or variant.hides_anywhere or (spec.varlen and variant.lists is not None)
+    """The second half of `soften`: scores become probabilities."""
     softmax.online_step(
         softmax.rows_and_columns(scores),
         rows.row_max,
         rows.row_sum,
-        None if first and not variant.sinks else rows.correction,
+        None if first and not spec.variant.sinks else rows.correction,
         scale_of_scores(spec, work),
-        hides,
+        may_hide(spec, masked),
         spec.lazy_rescale,
         offset=probability_offset(spec),
     )
+
+
+def may_hide(spec, masked: bool | cutlass.Boolean) -> bool:
+    """Whether all scores of a row may be -inf.
+
+    Of a packed sequence a listed whole block may lie behind all keys.
+    """
+    variant = spec.variant
+    return masked is not False or variant.hides_anywhere or (spec.varlen and variant.lists is not None)
 
 
 def mask_block(spec, view: cute.Tensor, at: Place, tile: Tile, work: Work) -> None:
@@ -188,7 +203,7 @@ def mask_block(spec, view: cute.Tensor, at: Place, tile: Tile, work: Work) -> No
     variant = spec.variant
     if variant.mask == "boolean" or variant.mask_mod is not None:
         mask_elements(variant, view, at, tile.seq, work.scores)
-    mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window)
+    mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window, spec.pack)
 
 
 @cute.jit
@@ -244,9 +259,10 @@ def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: 
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:
             for r in cutlass.range_constexpr(cute.size(rows.row_max)):
-                row = tile.row + row_offset(r)
+                row = query_of(tile.row + row_offset(r), spec.pack)
+                head = tile.at.head * spec.pack + (tile.row + row_offset(r)) % spec.pack
                 if row < tile.seq.q_len:
                     if cutlass.const_expr(spec.varlen):
-                        work.lse[tile.at.head, tile.seq.q_start + row] = rows.row_max[r]
+                        work.lse[head, tile.seq.q_start + row] = rows.row_max[r]
                     else:
-                        work.lse[tile.at.batch, tile.at.head, row] = rows.row_max[r]
+                        work.lse[tile.at.batch, head, row] = rows.row_max[r]

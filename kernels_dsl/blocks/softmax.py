@@ -110,6 +110,53 @@ def online_step(
 
 
 @cute.jit
+def lazy_step(
+    scores: cute.Tensor,
+    row_max: cute.Tensor,
+    row_sum: cute.Tensor,
+    correction: cute.Tensor,
+    scale_log2: Float32,
+    may_be_empty: cutlass.Constexpr,
+) -> cutlass.Boolean:
+    """`online_step` with a lazy maximum, which a warp looks for only where one of its scores is far above the
+    old one: else there is nothing to exchange between lanes, and exponentials do not wait for a maximum.
+
+    Returns whether this warp has new maxima; `correction` is set in that case alone.
+    """
+    rows = cute.size(scores, mode=[0])
+    highest = [_fold(scores, r, cute.arch.fmax) for r in range(rows)]
+    # From -inf the difference is +inf, or NaN where there is still no key: then nothing changes.
+    above = [highest[r] * scale_log2 - row_max[r] * scale_log2 > Float32(SLACK_LOG2) for r in range(rows)]
+    moved = above[0]
+    for r in cutlass.range_constexpr(1, rows):
+        moved = moved | above[r]
+    moved = cute.arch.vote_any_sync(moved)
+    if moved:
+        for r in cutlass.range_constexpr(rows):
+            old = row_max[r]
+            new = cute.arch.fmax(quad_max(highest[r]), old)
+            row_max[r] = new
+            factor = cute.math.exp2((old - base_of(new, may_be_empty)) * scale_log2, fastmath=True)
+            correction[r] = factor
+            row_sum[r] = row_sum[r] * factor
+    for r in cutlass.range_constexpr(rows):
+        shift = base_of(row_max[r], may_be_empty) * scale_log2
+        for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+            scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - shift, fastmath=True)
+        row_sum[r] = row_sum[r] + _fold(scores, r, _plus)
+    return moved
+
+
+def base_of(maximum: Float32, may_be_empty: bool) -> Float32:
+    """What is subtracted from a row's scores."""
+    return finite_or_zero(maximum) if may_be_empty else maximum
+
+
+def _plus(x: Float32, y: Float32) -> Float32:
+    return x + y
+
+
+@cute.jit
 def finish_sums(row_sum: cute.Tensor):
     """Nothing that follows is scheduled before these sums, and so the exponentials in them, are there.
 

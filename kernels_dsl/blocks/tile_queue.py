@@ -1,9 +1,9 @@
 """Work tiles handed out as CTAs become free: one counter in global memory for all of them.
 
-The producer warp of a CTA takes the next number while it loads the tile before, and passes it on to the
-consumers through a small ring in shared memory. The first number of a CTA is its own index, so a launch
-takes exactly as many numbers as there are tiles; who takes the last one sets the counter back to 0 for
-the next launch. A counter must not be shared by launches that can run at the same time.
+The producer warp of a CTA asks for the next number before it loads a tile, looks at the answer after its
+loads, and passes it on to the consumers through a small ring in shared memory. The first number of a CTA is
+its own index, so a launch takes exactly as many numbers as there are tiles; who takes the last one sets the
+counter back to 0 for the next launch. A counter must not be shared by launches that can run at the same time.
 """
 
 import cutlass.cute as cute
@@ -30,15 +30,21 @@ def make_number_ring(barriers: cute.Pointer, consumers: int) -> pipeline.Pipelin
 
 
 @cute.jit
-def take_number(counter: cute.Tensor, size: Int32) -> Int32:
-    """Next tile of this CTA, the same in all lanes of the warp; `size` or more: there is none."""
-    number = Int32(0)
+def ask_number(counter: cute.Tensor) -> Int32:
+    """Takes a number; what comes back is for `number_of`, later: using it waits for global memory."""
+    before = Int32(0)
     if cute.arch.lane_idx() == 0:
         before = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-        if before == size - 1:
-            counter[0] = Int32(0)
-        number = before + cute.arch.grid_dim()[0]
-    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(number, 0))
+    return before
+
+
+@cute.jit
+def number_of(asked: Int32, counter: cute.Tensor, size: Int32) -> Int32:
+    """Next tile of this CTA, the same in all lanes of the warp; `size` or more: there is none."""
+    if cute.arch.lane_idx() == 0 and asked == size - 1:
+        counter[0] = Int32(0)
+    number = cute.arch.shuffle_sync(asked, 0) + cute.arch.grid_dim()[0]
+    return cute.arch.make_warp_uniform(number)
 
 
 @cute.jit

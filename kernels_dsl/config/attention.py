@@ -53,6 +53,12 @@ class AttentionVariant:
         return self.hides_anywhere or (self.mask_mod is not None and self.lists is None)
 
     @property
+    def packable(self) -> bool:
+        """Rows of one tile may be of several heads: nothing but their places decides what they see."""
+        given = (self.mask, self.score_mod, self.mask_mod, self.lists)
+        return not self.sinks and all(x is None for x in given)
+
+    @property
     def uneven(self) -> bool:
         """Query tiles differ in the number of key blocks that they visit: they are handed out one by one."""
         return self.right or self.left or self.lists is not None
@@ -70,6 +76,8 @@ class Sm90AttentionConfig:
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
     for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one
     consumer warpgroup).
+    `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
+    their number.
     """
 
     tile_m: int
@@ -82,12 +90,13 @@ class Sm90AttentionConfig:
     lazy_rescale: bool = False
     late_wait: bool = False
     ctas_per_sm: int = 1
+    pack: int = 1
 
     family = "sm90"
 
     def several_tiles(self, extent: Extent) -> bool:
         """Whether some CTA of a persistent launch gets more than one query tile."""
-        return -(-extent.rows // self.tile_m) * extent.heads > extent.sms * self.ctas_per_sm
+        return extent.tiles(self.tile_m, self.pack) > extent.sms * self.ctas_per_sm
 
 
 def padded_dim(dim: int) -> int:
@@ -98,18 +107,30 @@ def padded_dim(dim: int) -> int:
 
 DESCALE_KEYS = 128
 """Keys that share a factor where fp8 K or V have one a block of keys."""
+PACKS = (1, 2, 4, 8, 16, 32, 64)
+"""Query heads of one KV head that can share a tile: they divide a warpgroup's 64 rows."""
 TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
 """Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
+PAIR_COST = 11.6
+"""The same for two CTAs of 64 rows on one SM, which head dimensions up to 64 leave room for."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Sizes that decide between tiles: query rows and keys of a sequence, heads of all sequences, SMs."""
+    """Sizes that decide between tiles: query rows and keys of a sequence, heads of all sequences, SMs.
+
+    `group` query heads have one head of keys.
+    """
 
     rows: int
     keys: int
     heads: int
     sms: int
+    group: int = 1
+
+    def tiles(self, tile_m: int, pack: int = 1) -> int:
+        """Query tiles of `tile_m` rows, in which `pack` heads of a group alternate."""
+        return -(-self.rows * pack // tile_m) * (self.heads // pack)
 
 
 def sm90_config(
@@ -119,18 +140,38 @@ def sm90_config(
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)
     busy = variant.masks_everywhere or variant.changes_scores or variant.mask_mod is not None
-    heights = [192, 128, 64] if widest <= 96 and not busy else [128, 64]
-    tile_m = heights[0]
+    heights = [(192, 1), (128, 1), (64, 1)] if widest <= 96 and not busy else [(128, 1), (64, 1)]
+    if widest <= 64 and not busy:
+        heights.append((64, 2))
+    (tile_m, ctas), pack = heights[0], 1
     if extent is not None:
 
-        def rounds(rows: int) -> float:
-            return -(-(-(-extent.rows // rows) * extent.heads) // extent.sms) * TILE_COST[rows]
+        def cost(choice: tuple[tuple[int, int], int]) -> float:
+            (rows, ctas), pack = choice
+            rounds = -(-extent.tiles(rows, pack) // (extent.sms * ctas))
+            one = TILE_COST[rows] if ctas == 1 else PAIR_COST
+            return rounds * one * _visited(variant, extent, rows // pack)
 
-        tile_m = min(heights, key=rounds)  # the first of equals: the tallest
+        packs = [p for p in PACKS if extent.group % p == 0] if variant.packable else [1]
+        # The first of equals: the fewest heads, the tallest tile.
+        (tile_m, ctas), pack = min(((height, p) for p in packs for height in heights), key=cost)
     tile_n = _sm90_keys(widest, tile_m, variant, busy, extent.keys if extent is not None else 1 << 20)
     if widest == 192 and dv <= 128 and tile_n < 112:
         tile_n = 112
-    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
+    return Sm90AttentionConfig(
+        tile_m, tile_n, d, dv, pingpong=widest <= 128, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
+    )
+
+
+def _visited(variant: AttentionVariant, extent: Extent, queries: int) -> float:
+    """Share of the key blocks that tiles of `queries` visit: a causal mask spares low tiles more of them."""
+    blocks = -(-extent.keys // 128)
+    if not variant.right or variant.left or not 1 < blocks <= 32:
+        return 1.0
+    tiles = -(-extent.rows // queries)
+    shift = extent.keys - extent.rows
+    ends = (min((i + 1) * queries, extent.rows) + shift for i in range(tiles))
+    return sum(max(1, -(-end // 128)) for end in ends) / (tiles * blocks)
 
 
 def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
@@ -140,7 +181,7 @@ def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Ext
     heights = [192, 128, 64] if widest <= 96 and not variant.changes_scores else [128, 64]
 
     def rounds(rows: int) -> float:
-        return -(-(-(-extent.rows // rows) * extent.heads) // extent.sms) * TILE_COST[rows]
+        return -(-extent.tiles(rows) // extent.sms) * TILE_COST[rows]
 
     tile_m = min(heights, key=rounds)  # the first of equals: the tallest
     # As measured on an H200 from 4096 keys on.
@@ -154,15 +195,12 @@ def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Ext
 
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:
     """Keys of a step: what registers and shared memory hold, or less where edges cut many tiles."""
-    ranged = variant.right or variant.left
-    if widest <= 96 and tile_m == 192:
-        return 128 if widest <= 64 and ranged else 112
     if widest <= 96:
-        return 128
+        return 112 if widest > 64 and tile_m == 192 else 128
     if widest <= 128:
-        short = variant.left or keys < (8192 if ranged else 2048)
+        short = variant.left or keys < 8192
         return 128 if busy or short or tile_m == 64 else 176
-    return 96 if widest <= 192 else 80
+    return 96 if widest <= 192 else 64
 
 
 def sm90_list_config(

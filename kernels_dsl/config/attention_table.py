@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernels_dsl.config import attention_sm80
 from kernels_dsl.config.attention import (
     AttentionVariant,
@@ -38,7 +40,8 @@ def choose_for_lists(
     ValueError where no tile divides the block.
     """
     if family == "sm90":
-        return sm90_list_config(dim, dim_v, block)
+        config, split = sm90_list_config(dim, dim_v, block)
+        return replace(config, lazy_rescale=True), split
     return sm80_list_config(dim, dim_v, variant, block, device.smem_bytes)
 
 

@@ -135,7 +135,8 @@ def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
         for config, extent in found
     ):
         label = kind.label + " queued" * queued
-        name = f"attention {family} {config.tile_m}x{config.tile_n} {label}"
+        twice = " twice an SM" if getattr(config, "ctas_per_sm", 1) == 2 else ""
+        name = f"attention {family} {config.tile_m}x{config.tile_n}{twice} {label}"
         constexprs = {"layout": kind.layout, "config": config, "variant": variant}
         yield name, FUNCTIONS[family], _arguments(kind, family, queued), constexprs
 

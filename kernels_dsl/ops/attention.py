@@ -21,6 +21,8 @@ from kernels_dsl.ops.attention_functions import unwrapped
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, attention_plan.Plan] = {}
+_BARE: dict[Any, Callable[..., torch.Tensor]] = {}
+"""`Plan.bare` of calls without extras, `out` and log-sum-exp, by what `_bare_of` finds them with."""
 _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -76,6 +78,10 @@ def attention(
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
     if mask is sinks is blocks is score_mod is mask_mod is out is None:
+        if not return_lse and config is None and family is None:
+            bare = _bare_of(q, k, v, "bshd", options)
+            if bare is not None:
+                return bare(q, k, v)
         extras = NO_EXTRAS
     else:
         mask_mod, blocks = _of_block_mask(blocks, mask_mod)
@@ -115,6 +121,10 @@ def scaled_dot_product_attention(
             f"key has {key.shape[1]} heads, must have {query.shape[1]} like query where enable_gqa is false"
         )
     options = (is_causal, None, "top_left", scale, 0.0)
+    if attn_mask is None and not unbatched:
+        bare = _bare_of(query, key, value, "bhsd", options)
+        if bare is not None:
+            return bare(query, key, value)
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
     if _through_dispatcher(query, key, value):
         from kernels_dsl.ops import attention_register
@@ -202,6 +212,26 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bo
     return False
 
 
+def _bare_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, options: tuple[Any, ...]
+) -> Callable[..., torch.Tensor] | None:
+    """The short way for a call that has gone the long one before; None where there is none."""
+    if (
+        type(q) not in _PLAIN_TYPES
+        or type(k) not in _PLAIN_TYPES
+        or type(v) not in _PLAIN_TYPES
+        or _is_compiling()
+        or _dispatch_modes()
+        or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+    ):
+        return None
+    return _BARE.get((
+        q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
+        v.dtype, v.shape, v.stride(), v.get_device(), layout, options,
+    ))  # fmt: skip
+
+
 def _signature(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device
@@ -226,14 +256,14 @@ def run_direct(
     return_lse, out, choice = rest[:3]
     max_q = rest[3] if len(rest) > 3 else 0
     key: Any = None
+    tensors: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
-        places: Any = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        places = 0 if (places[0] | places[1] | places[2]) & 15 == 0 else tuple(p & 15 for p in places)
-        key = (
+        tensors = (
             q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
-            v.dtype, v.shape, v.stride(), v.get_device(), places,
-            layout, options, functions, return_lse, choice, max_q,
+            v.dtype, v.shape, v.stride(), v.get_device(), layout, options,
         )  # fmt: skip
+        places = q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15
+        key = (tensors, places, functions, return_lse, choice, max_q)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
         others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
@@ -245,11 +275,13 @@ def run_direct(
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    elif plan.bare is not None and extras is NO_EXTRAS and out is None:
-        return plan.bare(q, k, v)
     if out is not None:
         overlap.check_overlap(out, {"q": q, "k": k, "v": v})
     result, lse = plan.run(q, k, v, out, extras)
+    if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
+        if len(_BARE) >= _MAX_PLANS:
+            _BARE.clear()
+        _BARE[tensors] = plan.bare
     return (result, lse) if return_lse else result
 
 

@@ -64,12 +64,14 @@ def build(
         variant = replace(variant, lists=split)
     else:
         rows = max_q if call.packed else call.q_len
-        extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
+        group = call.heads // call.kv_heads
+        extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count, group)
         chosen = choose(family, call.dim, call.dim_v, variant, target.device, extent)
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device)
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
+        _check_pack(config, call)
         chosen = config
     steps = tuple(prepared_for_tma(x) for x in tensors)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
@@ -80,6 +82,16 @@ def build(
     if steps == (None, None, None) and out is None and not want_lse:
         plan.run = _then_bare(plan, launch, make_out, tail)
     return plan
+
+
+def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
+    """ValueError where a caller's configuration packs heads that cannot share a tile."""
+    pack, group = getattr(config, "pack", 1), call.heads // call.kv_heads
+    if pack > 1 and (group % pack or not call.variant.packable or call.block is not None):
+        raise ValueError(
+            f"config packs {pack} heads, must pack a divisor of the {group} query heads of a KV head, and "
+            "1 with sinks, mask tensors, functions or blocks"
+        )
 
 
 def is_empty(call: AttentionCall) -> bool:

@@ -47,17 +47,37 @@ def test_every_choice_fits(variant):
 
 
 @pytest.mark.parametrize(
-    ("extent", "tile_m"),
+    ("extent", "variant", "tile"),
     [
-        (Extent(512, 512, 96, 132), 128),  # three rounds of 128 rows against three of 192 and six of 64
-        (Extent(512, 512, 32, 132), 128),
-        (Extent(512, 512, 1536, 132), 192),
-        (Extent(1024, 1024, 8, 132), 64),
-        (Extent(4096, 4096, 128, 132), 192),
+        (Extent(512, 512, 96, 132), AttentionVariant(), (64, 2)),  # three rounds, like those of 128 rows
+        (Extent(512, 512, 96, 132), CAUSAL, (64, 2)),
+        (Extent(512, 512, 32, 132), AttentionVariant(), (64, 2)),
+        (Extent(512, 512, 1536, 132), AttentionVariant(), (192, 1)),  # 35 rounds against 47
+        (Extent(512, 512, 1536, 132), CAUSAL, (64, 2)),  # 192 rows would visit a fifth more keys
+        (Extent(1024, 1024, 8, 132), AttentionVariant(), (64, 1)),  # alone on their SMs
+        (Extent(4096, 4096, 128, 132), AttentionVariant(), (192, 1)),
+        (Extent(4096, 4096, 128, 132), CAUSAL, (192, 1)),
     ],
 )
-def test_small_launches_get_lower_tiles(extent, tile_m):
-    assert sm90_config(64, 64, AttentionVariant(), extent).tile_m == tile_m
+def test_tiles_as_measured(extent, variant, tile):
+    """The fastest of a sweep on an H200."""
+    config = sm90_config(64, 64, variant, extent)
+    assert (config.tile_m, config.ctas_per_sm) == tile
+
+
+@pytest.mark.parametrize(
+    ("extent", "pack"),
+    [
+        (Extent(1, 8192, 2048, 132, group=4), 4),  # four times fewer tiles
+        (Extent(1, 8192, 2048, 132, group=12), 4),
+        (Extent(1, 8192, 32, 132, group=4), 1),  # a tile for each SM anyway
+        (Extent(4096, 4096, 128, 132, group=4), 1),  # as many tiles
+        (Extent(1, 8192, 2048, 132), 1),
+    ],
+)
+def test_heads_of_a_group_share_tiles_where_that_saves_rounds(extent, pack):
+    assert sm90_config(128, 128, CAUSAL, extent).pack == pack
+    assert sm90_config(128, 128, AttentionVariant(sinks=True), extent).pack == 1
 
 
 def test_padding():

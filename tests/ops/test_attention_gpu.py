@@ -41,6 +41,16 @@ def test_lengths(lengths, dims, causal, seed, family):
     run(_tensors((4, 2), lengths, dims, seed), masking, causal=causal, family=family)
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_maxima_that_move(scale, dim, seed, family):
+    """Scores far from each other: rows get new maxima often, and late."""
+    q, k, v = _tensors((4, 2), (700, 900), (dim, dim), seed)
+    run((q, k, v), Masking(right=0), causal=True, scale=scale, family=family)
+    k[:, :64] *= 10
+    run((q, k, v), Masking(), scale=scale, family=family)
+
+
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_every_head_dimension(dim, seed, family):
     tensors = _tensors((2, 2), (113, 203), (dim, dim), seed, batch=1)

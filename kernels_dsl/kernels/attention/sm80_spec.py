@@ -38,6 +38,11 @@ class Sm80AttentionSpec:
         return self.tile_m, self.tile_n
 
     @property
+    def pack(self) -> int:
+        """Query heads whose rows share a tile."""
+        return 1
+
+    @property
     def dim(self) -> int:
         """Padded head dimension of Q and K."""
         return self.config.dim

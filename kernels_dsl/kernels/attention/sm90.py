@@ -3,9 +3,10 @@
 Roles. The last warpgroup of a CTA is the producer: one of its warps issues the TMA loads. Each warpgroup
 before it is a consumer of 64 query rows: both products by WGMMA, the softmax in registers, and the output.
 
-Pipelines. Q has one stage, K and V a ring each, all released by every consumer warp. The output goes
-through a ring of staging buffers a warpgroup (`blocks.epilogue`), so that the next tile's Q, K and V can
-arrive while this tile's output leaves.
+Pipelines. Q, K and V have a ring each, released by every consumer warp. Q's has two stages where there is
+room for them, and Q is released after its tile's last scores. The output goes through a ring of staging
+buffers a warpgroup (`blocks.epilogue`), so that the next tile's Q, K and V can arrive while this tile's
+output leaves.
 
 Timeline of a consumer. The scores of the next key block are computed while this one's softmax and output
 are in flight (Shah et al., 'FlashAttention-3', 2024), and named barriers pass the right to issue WGMMA
@@ -27,7 +28,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.attention_work import LAYOUTS, Work, describe_work, rows_first
+from kernels_dsl.blocks.attention_work import LAYOUTS, Work, describe_work, pack_heads, rows_first
 from kernels_dsl.blocks.kv_blocks import Window
 from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.mask import ScoreOperands
@@ -97,13 +98,15 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
     dtypes = (mQ.element_type, mO.element_type)
     scales_blocks = any(s is not None and cute.rank(s) == 3 for s in call.descales or ())
     spec = make_spec(config, variant, dtypes, call.seqlens is not None, scales_blocks)
+    if cutlass.const_expr(spec.pack > 1):
+        mQ, mO = pack_heads(mQ, spec.pack), pack_heads(mO, spec.pack)
     source = warpgroup.OperandSource
     major = OperandMajorMode
     v_major = major.K if spec.dtype.width == 8 else major.MN
     mma_qk = make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_n)
     mma_pv = make_warpgroup_mma(spec.dtype, major.K, v_major, spec.dim_v, source.RMEM)
     mma_out = make_warpgroup_mma(spec.out_dtype, major.K, major.K, spec.epilogue.epi_n)
-    q_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), 1, major.K)
+    q_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), spec.q_stages, major.K)
     k_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
     v_layout = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, v_major)
     o_layout = staged_smem_layout(spec.out_dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)

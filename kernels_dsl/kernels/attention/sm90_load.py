@@ -21,21 +21,23 @@ def produce(
 
     `queue` is None or the ring of `blocks.tile_queue` and its numbers.
     """
-    states = (producer_state(1), producer_state(spec.stages), producer_state(spec.stages))
+    states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.stages))
     queue_state = producer_state(tile_queue.STAGES)
     number = Int32(cute.arch.block_idx()[0])
     while number < work.tiles.size:
-        following = number + cute.arch.grid_dim()[0]
+        following, asked = number + cute.arch.grid_dim()[0], Int32(0)
         if cutlass.const_expr(queue is not None):
-            following = tile_queue.take_number(work.counter, work.tiles.size)
-            tile_queue.send_number(queue[0], queue[1], queue_state, following)
-            queue_state.advance()
+            asked = tile_queue.ask_number(work.counter)
         at = decode_query_tile(number, work.tiles)
         seq = seq_info(work.extent, at.batch)
         if cutlass.const_expr(not spec.varlen):
             states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
-        elif at.m * spec.tile_m < seq.q_len:
+        elif at.m * spec.tile[0] < seq.q_len:
             states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+        if cutlass.const_expr(queue is not None):
+            following = tile_queue.number_of(asked, work.counter, work.tiles.size)
+            tile_queue.send_number(queue[0], queue[1], queue_state, following)
+            queue_state.advance()
         number = following
 
 
@@ -90,7 +92,7 @@ def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:
     batch = at.batch
     if spec.varlen:
         batch = Int32(0)
-        mQ = cute.domain_offset((seq.q_start, 0, 0, 0), mQ)
+        mQ = cute.domain_offset((seq.q_start * spec.pack, 0, 0, 0), mQ)
         mK = cute.domain_offset((seq.k_start, 0, 0, 0), mK)
         v_start = padded_start(seq.k_start, at.batch) if spec.dtype.width == 8 else seq.k_start
         mV = cute.domain_offset((0, v_start, 0, 0), mV)

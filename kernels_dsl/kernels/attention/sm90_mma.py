@@ -9,6 +9,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import softmax, tile_queue
+from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
@@ -22,6 +23,7 @@ from kernels_dsl.blocks.score_tile import (
     finish_rows,
     of_block,
     soften,
+    soften_lazily,
     start_descales,
     start_rows,
     take_values,
@@ -35,7 +37,7 @@ class Fragments(NamedTuple):
     """A consumer warpgroup's operands and registers."""
 
     q: cute.Tensor
-    """(MMA, MMA_M, MMA_K) descriptors of this warpgroup's 64 rows."""
+    """(MMA, MMA_M, MMA_K, stages) descriptors of this warpgroup's 64 rows."""
     k: cute.Tensor
     """(MMA, MMA_N, MMA_K, stages) descriptors."""
     v: cute.Tensor
@@ -65,7 +67,7 @@ def consume(
     work, queue = todo
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     parts = make_fragments(spec, mmas, s_tiles, group, thread)
-    states = (consumer_state(1), consumer_state(spec.stages), consumer_state(spec.stages))
+    states = (consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
     queue_state = consumer_state(tile_queue.STAGES)
     if cutlass.const_expr(spec.pingpong):
         if group == spec.consumers - 1:
@@ -77,7 +79,7 @@ def consume(
         place = (work, at, seq, group, thread)
         if cutlass.const_expr(not spec.varlen):
             states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
-        elif at.m * spec.tile_m < seq.q_len:
+        elif at.m * spec.tile[0] < seq.q_len:
             states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
         if cutlass.const_expr(queue is None):
             number += cute.arch.grid_dim()[0]
@@ -106,8 +108,6 @@ def work_tile(
     tile = Tile(at, seq, visit, row, thread % 4 * 2)
     states = attend(spec, rings, states, mmas, parts, (tile, work, group, (s_tiles[2], thread)))
     q_ring, q_state = rings[0], states[0]
-    if cutlass.const_expr(not spec.stage_in_q):
-        q_ring.consumer_release(q_state)
     if cutlass.const_expr(spec.scales_blocks):
         work = of_block(work, parts)
     finish_rows(spec, parts.out, parts, tile, work)
@@ -123,7 +123,7 @@ def work_tile(
 def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int32) -> Fragments:
     """Operand descriptors in shared memory, and registers."""
     sQ, sK, sV, _ = s_tiles
-    sQ = cute.local_tile(sQ, (WGMMA_M, spec.dim), (group, 0, None))  # (64, D, 1)
+    sQ = cute.local_tile(sQ, (WGMMA_M, spec.dim), (group, 0, None))  # (64, D, stages)
     thr_qk, thr_pv = mmas[0].get_slice(thread), mmas[1].get_slice(thread)
     out = cute.make_rmem_tensor(mmas[1].partition_shape_C((WGMMA_M, spec.dim_v)), Float32)
     rows = cute.make_layout(2)
@@ -133,7 +133,7 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
         p_layout = cute.make_layout(((4, 2, 2), 1, spec.tile_n // 32), stride=((1, 4, 8), 0, 16))
     row_max, row_sum, correction = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
     return Fragments(
-        mmas[0].make_fragment_A(thr_qk.partition_A(sQ))[None, None, None, 0],
+        mmas[0].make_fragment_A(thr_qk.partition_A(sQ)),
         mmas[0].make_fragment_B(thr_qk.partition_B(sK)),
         mmas[1].make_fragment_B(thr_pv.partition_B(sV)),
         cute.make_rmem_tensor(p_layout, spec.dtype),
@@ -167,10 +167,12 @@ def attend(
     q_ring.consumer_wait(q_state)
     k_ring.consumer_wait(k_state)
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
-    issue_product(mmas[0], scores, parts.q, parts.k[None, None, None, k_state.index], False)
+    s_q, s_k = parts.q[None, None, None, q_state.index], parts.k[None, None, None, k_state.index]
+    issue_product(mmas[0], scores, s_q, s_k, False)
     warpgroup.wait_group(0)
     k_ring.consumer_release(k_state)
     k_state.advance()
+    release_q(spec, q_ring, q_state, visit.count == 1)
     block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))
     soften(spec, scores, parts, (tile, work, block), masked=first_masked(spec, visit), first=True)
     to_operand(spec, scores, parts.p)
@@ -181,13 +183,16 @@ def attend(
     # The first block has been taken from the first segment that has one.
     right_end = cutlass.max(visit.right, 1)
     whole_end = cutlass.max(visit.right + visit.whole, 1)
+    states = (q_state, k_state, v_state, cutlass.Boolean(False))
     for position in cutlass.range(1, right_end, unroll=1):
-        k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
+        states = step(spec, rings, states, mmas, parts, (*place, position), True)
     for position in cutlass.range(right_end, whole_end, unroll=1):
-        k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), False)
+        states = step(spec, rings, states, mmas, parts, (*place, position), False)
     if cutlass.const_expr(spec.variant.left):
         for position in cutlass.range(whole_end, visit.count, unroll=1):
-            k_state, v_state = step(spec, rings, (k_state, v_state), mmas, parts, (*place, position), True)
+            states = step(spec, rings, states, mmas, parts, (*place, position), True)
+    q_state, k_state, v_state, moved = states
+    rescale_late(spec, parts, moved)
     v_ring.consumer_wait(v_state)
     if cutlass.const_expr(spec.clears_each_block):
         clear_tail(spec, v_state, (*place, visit.count - 1))
@@ -199,15 +204,16 @@ def attend(
 
 
 def first_masked(spec, visit: Visit):
-    """Whether a visit's first block needs a mask: of a range, always; a list may begin with a whole one."""
-    return True if spec.variant.lists is None else visit.right > 0
+    """Whether a visit's first block needs a mask: it may begin with a whole one."""
+    everywhere = spec.variant.masks_everywhere and spec.variant.lists is None
+    return True if everywhere else visit.right > 0
 
 
 @cute.jit
 def step(
     spec: cutlass.Constexpr,
     rings: tuple,
-    states: tuple,  # of K and V
+    states: tuple,
     mmas: tuple,
     parts: Fragments,
     place: tuple,  # (tile, work, group, (V in shared memory, thread), position)
@@ -215,8 +221,8 @@ def step(
 ) -> tuple:
     """Scores and softmax of the block at `position`, beside the output of the block before it."""
     tile, work, group, values, position = place
-    k_ring, v_ring = rings[1], rings[2]
-    k_state, v_state = states
+    q_ring, k_ring, v_ring = rings
+    q_state, k_state, v_state, moved = states
     if cutlass.const_expr(spec.clears_each_block):
         v_ring.consumer_wait(v_state)
         clear_tail(spec, v_state, (tile, work, group, values, position - 1))
@@ -224,7 +230,9 @@ def step(
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
         wait_turn(NamedBarrier.MMA_ORDER, group)
-    issue_product(mmas[0], scores, parts.q, parts.k[None, None, None, k_state.index], False)
+    s_q, s_k = parts.q[None, None, None, q_state.index], parts.k[None, None, None, k_state.index]
+    issue_product(mmas[0], scores, s_q, s_k, False)
+    rescale_late(spec, parts, moved)
     if cutlass.const_expr(not spec.clears_each_block):
         v_ring.consumer_wait(v_state)
     issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
@@ -233,10 +241,14 @@ def step(
     warpgroup.wait_group(1)
     k_ring.consumer_release(k_state)
     k_state.advance()
+    release_q(spec, q_ring, q_state, position == tile.visit.count - 1)
     if cutlass.const_expr(spec.scales_blocks):
         work = enter_block(spec, parts, work)
-    block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
-    soften(spec, scores, parts, (tile, work, block), masked=masked, first=False)
+    block = (tile, work, block_to_mask(spec, tile, work, position, masked))
+    if cutlass.const_expr(spec.lazy_rescale):
+        moved = soften_lazily(spec, scores, parts, block, masked)
+    else:
+        soften(spec, scores, parts, block, masked=masked, first=False)
     if cutlass.const_expr(spec.scales_blocks):
         take_values(parts)
         fetch_descales(spec, parts, tile, work, position + 1)
@@ -245,12 +257,49 @@ def step(
     warpgroup.wait_group(0)
     v_ring.consumer_release(v_state)
     v_state.advance()
-    if cutlass.const_expr(spec.lazy_rescale):
-        softmax.rescale_where_needed(softmax.rows_and_columns(parts.out), parts.correction)
-    else:
+    if cutlass.const_expr(not spec.lazy_rescale):
         softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
     to_operand(spec, scores, parts.p)
-    return k_state, v_state
+    return q_state, k_state, v_state, moved
+
+
+@cute.jit
+def rescale_late(spec: cutlass.Constexpr, parts: Fragments, moved: cutlass.Boolean):
+    """With a lazy maximum: multiplies the output by the last block's `correction` where there is one.
+
+    Just before the output's next product, and not when the correction is known: a branch there would keep
+    the conversions of probabilities from mixing with their exponentials.
+    """
+    if cutlass.const_expr(spec.lazy_rescale):
+        if moved:
+            softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
+
+
+@cute.jit
+def release_q(
+    spec: cutlass.Constexpr,
+    ring: pipeline.PipelineAsync,
+    state: pipeline.PipelineState,
+    last: cutlass.Boolean,
+):
+    """Gives Q back after the `last` scores of a tile: the next one arrives beside what is left to do."""
+    if cutlass.const_expr(not spec.stage_in_q):
+        if last:
+            ring.consumer_release(state)
+
+
+@cute.jit
+def block_to_mask(
+    spec: cutlass.Constexpr, tile: Tile, work: Work, position: Int32, masked: cutlass.Constexpr
+) -> Int32:
+    """The key block at `position`; 0 where its place does not matter, since lists take time to read."""
+    variant = spec.variant
+    block = Int32(0)
+    if cutlass.const_expr(masked or variant.lists is None or variant.changes_scores or spec.varlen):
+        block = block_at(variant, tile.visit, tile.at, work.lists, position)
+    elif tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0:
+        block = block_at(variant, tile.visit, tile.at, work.lists, position)
+    return block
 
 
 @cute.jit
@@ -307,11 +356,12 @@ def store_output(
     tile, work, group, thread = place
     first_row = tile.at.m * spec.tile_m + group * WGMMA_M
     atom, tma_o, mO = output
-    extent = (tile.seq.q_len, work.v_dim, work.tiles.heads * work.tiles.batch)
+    rows, start = tile.seq.q_len * spec.pack, tile.seq.q_start * spec.pack
+    extent = (rows, work.v_dim, work.tiles.heads * work.tiles.batch)
     image = tile.at.head
     if cutlass.const_expr(spec.varlen):
-        tma_o = cute.domain_offset((tile.seq.q_start, 0, 0), tma_o)
-        mO = cute.domain_offset((tile.seq.q_start, 0, 0), mO)
+        tma_o = cute.domain_offset((start, 0, 0), tma_o)
+        mO = cute.domain_offset((start, 0, 0), mO)
     else:
         image = tile.at.head + tile.at.batch * work.tiles.heads
     origin = (first_row, Int32(0), image)
@@ -320,7 +370,7 @@ def store_output(
         by_tma = epi.tma_writer(atom, tma_o, sO, spec.epilogue.subtile)
         if cutlass.const_expr(not spec.varlen):
             store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
-        elif first_row + WGMMA_M <= tile.seq.q_len:
+        elif first_row + WGMMA_M <= rows:
             store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
         else:
             epi.drain(spec.epilogue, thread)

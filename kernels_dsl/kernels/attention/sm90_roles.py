@@ -34,13 +34,14 @@ def attention_kernel(
 
     barriers, numbers, (sQ, sK, sV, sO) = allocate(spec, smem_layouts)
     consumer_warps = spec.consumers * 4
-    q_ring = make_tma_ring(barriers, 1, spec.q_bytes, consumer_warps, (1, 1))
-    k_ring = make_tma_ring(barriers + 2, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
-    v_ring = make_tma_ring(barriers + 2 + 2 * spec.stages, spec.stages, spec.v_bytes, consumer_warps, (1, 1))
+    q_ring = make_tma_ring(barriers, spec.q_stages, spec.q_bytes, consumer_warps, (1, 1))
+    barriers += 2 * spec.q_stages
+    k_ring = make_tma_ring(barriers, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
+    v_ring = make_tma_ring(barriers + 2 * spec.stages, spec.stages, spec.v_bytes, consumer_warps, (1, 1))
     rings = (q_ring, k_ring, v_ring)
     queue = None
     if cutlass.const_expr(work.counter is not None):
-        queue = (make_number_ring(barriers + 2 + 4 * spec.stages, spec.consumers), numbers)
+        queue = (make_number_ring(barriers + 4 * spec.stages, spec.consumers), numbers)
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
@@ -57,16 +58,17 @@ def attention_kernel(
 
 
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers, tile numbers, and Q (M, D, 1), K (N, D, stages), V (Dv, N, stages) and the staging of O.
+    """mbarriers, tile numbers, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), and the staging of O.
 
     Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
     """
+    words = 2 * (spec.q_stages + 2 * spec.stages + tile_queue.STAGES)
     o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
 
     @cute.struct
     class SharedStorage:
-        barriers: cute.struct.MemRange[cutlass.Int64, 2 + 4 * spec.stages + 2 * tile_queue.STAGES]
+        barriers: cute.struct.MemRange[cutlass.Int64, words]
         numbers: cute.struct.MemRange[cutlass.Int32, tile_queue.STAGES]
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]

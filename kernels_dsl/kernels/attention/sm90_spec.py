@@ -9,7 +9,7 @@ from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.operand_ring import BARRIER_BYTES, SMEM_BYTES
 from kernels_dsl.blocks.wgmma import WGMMA_M
-from kernels_dsl.config.attention import DESCALE_KEYS
+from kernels_dsl.config.attention import DESCALE_KEYS, PACKS
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,14 @@ class AttentionSpec:
     tile_n: int
     dim: int
     dim_v: int
+    q_stages: int
     stages: int
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
     ctas_per_sm: int
+    pack: int
+    """Query heads whose rows share a tile: row r is query r // pack of head r % pack."""
     varlen: bool
     """Packed sequences."""
     stage_in_q: bool
@@ -58,8 +61,8 @@ class AttentionSpec:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Query rows and keys of one step."""
-        return self.tile_m, self.tile_n
+        """Queries and keys of one step."""
+        return self.tile_m // self.pack, self.tile_n
 
     @property
     def q_bytes(self) -> int:
@@ -101,6 +104,8 @@ def make_spec(
         raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")
     if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
         raise ValueError(f"tile_n must be a multiple of 16 from 16 to 256; it is {config.tile_n}")
+    if config.pack not in PACKS or (config.pack > 1 and not variant.packable):
+        raise ValueError(f"pack must be one of {PACKS}, and 1 with masks by head; it is {config.pack}")
     width = dtype.width // 8
     consumers = config.tile_m // WGMMA_M
     epi_n = epilogue_columns(config.dim_v, out_dtype)
@@ -112,7 +117,10 @@ def make_spec(
     room = share - BARRIER_BYTES - tiles * width
     if room < 0:
         raise ValueError(f"{config} needs {-room} bytes of shared memory more than there are")
-    epi_stages = min(4, room // (consumers * WGMMA_M * epi_n * out_dtype.width // 8))
+    q_bytes = config.tile_m * config.dim * width
+    epi_bytes = consumers * WGMMA_M * epi_n * out_dtype.width // 8
+    q_stages = 2 if room >= q_bytes + 2 * epi_bytes else 1
+    epi_stages = min(4, (room - (q_stages - 1) * q_bytes) // epi_bytes)
     stage_in_q = epi_stages < 2
     if stage_in_q:
         # Two buffers of 64 x epi_n are as large as 64 rows of one 128-byte column of swizzled Q.
@@ -121,8 +129,9 @@ def make_spec(
         epi_stages = 2
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
     return AttentionSpec(
-        config.tile_m, config.tile_n, config.dim, config.dim_v, stages=config.stages,
+        config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        late_wait=config.late_wait, ctas_per_sm=config.ctas_per_sm, varlen=varlen, stage_in_q=stage_in_q,
+        late_wait=config.late_wait, ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen,
+        stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
     )  # fmt: skip
