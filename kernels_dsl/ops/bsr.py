@@ -95,19 +95,32 @@ def bsr_gemm(
         )  # fmt: skip
     # From here on every line is host time of every call.
     key: Any = None
-    if dense.layout is torch.strided:
+    if dense.layout is torch.strided and (
+        out is None or (type(out) in _PLAIN_TYPES and out.layout is torch.strided)
+    ):
+        at_dense = dense.data_ptr()
         key = (
-            dense.dtype, dense.shape, dense.stride(), dense.data_ptr() & 15, dense.get_device(), left,
+            dense.dtype, dense.shape, dense.stride(), at_dense & 15, dense.get_device(), left,
             sparse.transposed, alpha == 1.0, activation, out_dtype, family, config,
         )  # fmt: skip
+        at_out = 0
+        if out is not None:
+            at_out = out.data_ptr()
+            key += (out.dtype, out.shape, out.stride(), at_out & 15, out.get_device())
         if extras:
             key = (key, epilogue, bias_axis, beta == 0.0, *map(_signature, extras))
-        if out is not None:
-            key = (key, _signature(out))
         plan = sparse._kept.get(key)
-        if plan is not None and (
-            out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
-        ):
+        if plan is not None and out is not None:
+            # The addresses that out spans, against those of the factors; `overlap` asks more exactly.
+            spans, at_values = plan.extents, values.data_ptr()
+            end = at_out + spans[0]
+            if (
+                (at_dense < end and at_out < at_dense + spans[1])
+                or (at_values < end and at_out < at_values + spans[2])
+                or (extras and overlap.ranges_meet(out, extras, (spans[0], *spans[3:])))
+            ):
+                plan = None
+        if plan is not None:
             make = plan.operands
             operands = None if make is None else make((float(alpha), float(beta), *extras))
             return plan.run(values, dense, out, operands)
