@@ -112,7 +112,8 @@ def arguments(case: Case, device: str) -> tuple[list[torch.Tensor], dict[str, An
         seed = inputs.case_seed("scaled_gemm values", case.number, name)
         values, scale = operand(seed, shape, dtype, kind, case.exact, device)
         values = buffers.embed(values, contiguous=-2 if pad is None else -1, pad=pad or 0)
-        scale = buffers.embed(scale)
+        by_columns = case.number % 2 == 0 and scale.dim() > 1
+        scale = buffers.embed(scale, contiguous=-2 if by_columns else -1)
         made.append(values if name == "a" else values.mT)
         scales.append(scale.mT if name == "b" and scale.dim() > 1 else scale)
     options: dict[str, Any] = {"activation": case.activation}  # of the epilogue
