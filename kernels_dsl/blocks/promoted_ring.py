@@ -8,7 +8,6 @@ fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -27,51 +26,27 @@ from .wgmma import WGMMA_M
 class ChunkScales:
     """The scales of a stage that a thread's accumulators need: of each chunk's rows, and of its columns.
 
-    Loads start behind this stage's first product, so that the addresses cost nothing, and are for the stage
-    after the next: whatever waits for a load, if only to copy a register, does so a stage later. Where every
-    column has a scale, there are registers for one stage ahead only.
+    Loads start behind a stage's first product, so that their addresses cost nothing, and are for the stage
+    after the next: two of these take turns, since a register that a load is to fill can only be waited for.
     """
 
     rows: tuple[TileScales, ...]  # one for each 64 rows of the warpgroup's tile; (2) values or (1)
     columns: tuple[TileScales, ...]  # one for each chunk of columns; (columns / 4) values or (1)
     factors: cute.Tensor  # (2, waves, chunks) of this stage: of rows, times the columns' if they share one
-    following: cute.Tensor | None  # those of the next stage, where columns share one
     across: cute.Tensor | None  # (columns / 4, chunks) of this stage, where each column has its own
 
-    def fetch(self, group: Int32) -> None:
-        """Start the loads for elements 128 * group ... of K."""
+    def fetch(self, stage: Int32, end: Int32) -> None:
+        """Start the loads for `stage`; for the last before `end`, if that is before it."""
         for scales in (*self.rows, *self.columns):
-            scales.fetch(group)
+            scales.fetch(cutlass.min(stage, end - 1))
 
-    def start(self, stages: tuple) -> None:
-        """Before the first of `stages` (first, past the last)."""
-        self.fetch(stages[0])
-        self._take(self.factors)
-        if self.following is not None:
-            self.fetch(cutlass.min(stages[0] + 1, stages[1] - 1))
-
-    def ahead(self, stage: Int32, stages: tuple) -> None:
-        """Behind the first product of `stage`."""
-        distance = 1
-        if self.following is not None:
-            self._take(self.following)
-            distance = 2
-        self.fetch(cutlass.min(stage + distance, stages[1] - 1))
-
-    def step(self) -> None:
-        """Behind the last sum of a stage."""
-        if self.following is not None:
-            self.factors.store(self.following.load())
-        else:
-            self._take(self.factors)
-
-    def _take(self, factors: cute.Tensor) -> None:
-        """What was fetched becomes factors."""
+    def take(self) -> None:
+        """What was fetched becomes factors of this stage."""
         for chunk, columns in enumerate(self.columns):
             for wave, rows in enumerate(self.rows):
                 for j in range(2):
                     factor = rows.of(j) if self.across is not None else rows.of(j) * columns.of(0)
-                    factors[j, wave, chunk] = pinned(factor)
+                    self.factors[j, wave, chunk] = pinned(factor)
             if self.across is not None:
                 for i in range(cute.size(columns.tCrS)):
                     self.across[i, chunk] = pinned(columns.of(i))
@@ -93,30 +68,34 @@ def chunk_scales(
     tile: tuple[int, int],  # the warpgroup's rows and columns
     origin: tuple,  # (m, n, batch) of its tile in the problem
     thread: Int32,  # within the warpgroup
-) -> ChunkScales | None:
-    """The scales of a warpgroup's tile; None where `promotion` has none."""
+) -> tuple[ChunkScales, ...]:
+    """The scales of a warpgroup's tile: no set where `promotion` has none, one where registers allow no more."""
     if not promotion.scaled:
-        return None
+        return ()
     columns = mma.op.shape_mnk[1]
     tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, columns)))
     m, n, batch = origin
     mSA, mSB = (scale[None, None, batch] for scale in scales)
     row = [tCcC[(0, j, 0), 0, 0][0] for j in range(2)]
     column = [tCcC[(v, 0, p), 0, 0][1] for p in range(columns // 8) for v in range(2)]
-    of_rows = tuple(
-        tile_scales(mSA, [m + start + x for x in row], promotion.rows_a, WGMMA_M)
-        for start in range(0, tile[0], WGMMA_M)
-    )
-    of_columns = tuple(
-        tile_scales(mSB, [n + start + x for x in column], promotion.rows_b, columns)
-        for start in range(0, tile[1], columns)
-    )
-    each = cute.size(of_columns[0].tCrS)
-    factors = [cute.make_rmem_tensor((2, len(of_rows), len(of_columns)), Float32) for _ in range(2)]
+
+    def one_set() -> tuple[tuple[TileScales, ...], tuple[TileScales, ...]]:
+        return tuple(
+            tile_scales(mSA, [m + start + x for x in row], promotion.rows_a, WGMMA_M)
+            for start in range(0, tile[0], WGMMA_M)
+        ), tuple(
+            tile_scales(mSB, [n + start + x for x in column], promotion.rows_b, columns)
+            for start in range(0, tile[1], columns)
+        )
+
+    first = one_set()
+    each = cute.size(first[1][0].tCrS)
+    factors = cute.make_rmem_tensor((2, len(first[0]), len(first[1])), Float32)
     if each > 1:
-        across = cute.make_rmem_tensor((each, len(of_columns)), Float32)
-        return ChunkScales(of_rows, of_columns, factors[0], None, across)
-    return ChunkScales(of_rows, of_columns, factors[0], factors[1], None)
+        across = cute.make_rmem_tensor((each, len(first[1])), Float32)
+        return (ChunkScales(first[0], first[1], factors, across),)
+    second = one_set()
+    return ChunkScales(first[0], first[1], factors, None), ChunkScales(second[0], second[1], factors, None)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -131,42 +110,65 @@ def promoted_loop(
     tiled_mma: cute.TiledMma,
     fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, slots)
     stages: tuple,  # first stage's number along K, and past the last
-    scales: Any,  # ChunkScales, or None
+    scales: tuple,  # of `chunk_scales`
     next_turn: cutlass.Constexpr,
 ) -> pipeline.PipelineState:
     """acc = sum over stages of scales * (A @ B of the stage).
 
     `next_turn`: None, or what to call at the end.
     """
-    acc, tCrA, tCrB = fragments
-    waves, chunks = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
+    first, end = stages
+    acc = fragments[0]
     acc.fill(0.0)
     columns = tiled_mma.op.shape_mnk[1]
     partial = cute.make_rmem_tensor(tiled_mma.partition_shape_C((WGMMA_M, columns)), Float32)  # (MMA, 1, 1)
-    if const_expr(scales is not None):
-        scales.start(stages)
-    for stage in cutlass.range(stages[0], stages[1], unroll=1):
-        ring.consumer_wait(state)
-        for wave in range_constexpr(waves):
-            for chunk in range_constexpr(chunks):
-                a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
-                issue_chunk(tiled_mma, partial, a, b)
-                if const_expr(scales is not None and wave == 0 and chunk == 0):
-                    scales.ahead(stage, stages)
-                warpgroup.wait_group(0)
-                if const_expr(wave == waves - 1 and chunk == chunks - 1):
-                    ring.consumer_release(state)
-                total = acc[None, wave, chunk]
-                if const_expr(scales is not None):
-                    scales.add(total, partial, wave, chunk)
-                else:
-                    for i in range_constexpr(cute.size(total)):
-                        total[i] = pinned(total[i] + partial[i])
-        if const_expr(scales is not None):
-            scales.step()
-        state.advance()
+    tensors = (*fragments, partial)
+    for i in range_constexpr(len(scales)):
+        scales[i].fetch(first + i, end)
+    if const_expr(len(scales) == 2):
+        for pair in cutlass.range((end - first) // 2, unroll=1):
+            stage = first + 2 * pair
+            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales[:1])
+            state = add_stage(ring, state, tiled_mma, tensors, (stage + 1, end), scales[1:])
+        if (end - first) % 2 == 1:
+            state = add_stage(ring, state, tiled_mma, tensors, (end - 1, end), scales[:1])
+    else:
+        for stage in cutlass.range(first, end, unroll=1):
+            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales)
     if const_expr(next_turn is not None):
         next_turn()
+    return state
+
+
+def add_stage(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    tensors: tuple,  # acc, A, B as in `promoted_loop`, and the partial accumulators of a chunk
+    stages: tuple,  # this one's number along K, and past the last
+    scales: tuple,  # none, or what holds the scales of this stage
+) -> pipeline.PipelineState:
+    """acc += scales * (A @ B of one stage). Returns the state of the next."""
+    acc, tCrA, tCrB, partial = tensors
+    waves, chunks = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
+    ring.consumer_wait(state)
+    for wave in range(waves):
+        for chunk in range(chunks):
+            a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
+            issue_chunk(tiled_mma, partial, a, b)
+            if scales and wave == chunk == 0:
+                scales[0].take()
+                scales[0].fetch(stages[0] + (2 if scales[0].across is None else 1), stages[1])
+            warpgroup.wait_group(0)
+            if wave == waves - 1 and chunk == chunks - 1:
+                ring.consumer_release(state)
+            total = acc[None, wave, chunk]
+            if scales:
+                scales[0].add(total, partial, wave, chunk)
+            else:
+                for i in range(cute.size(total)):
+                    total[i] = pinned(total[i] + partial[i])
+    state.advance()
     return state
 
 
@@ -192,10 +194,12 @@ def pinned(value: Float32, *, loc=None, ip=None) -> Float32:
 @cute.jit
 def issue_chunk(tiled_mma: cute.TiledMma, partial: cute.Tensor, a: cute.Tensor, b: cute.Tensor):
     """Issues partial = A @ B, (MMA, MMA_K) descriptors each, as one committed group; does not wait."""
+    # Setting a field rebinds the atom's value, which must not leave a loop that the caller may be in.
+    own_mma = cute.make_tiled_mma(cute.make_mma_atom(tiled_mma.op))
+    own_mma.set(warpgroup.Field.ACCUMULATE, False)
     warpgroup.fence()
-    tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
     for k in range_constexpr(cute.size(a, mode=[1])):
         a_k, b_k = (cute.append_ones(x[None, k], up_to_rank=2) for x in (a, b))
-        cute.gemm(tiled_mma, partial, a_k, b_k, partial)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        cute.gemm(own_mma, partial, a_k, b_k, partial)
+        own_mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
