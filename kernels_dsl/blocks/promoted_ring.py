@@ -69,7 +69,7 @@ def chunk_scales(
     origin: tuple,  # (m, n, batch) of its tile in the problem
     thread: Int32,  # within the warpgroup
 ) -> tuple[ChunkScales, ...]:
-    """The scales of a warpgroup's tile: no set where `promotion` has none, one where registers allow no more."""
+    """Sets of scales of a warpgroup's tile: two, one where registers allow no more, none without scales."""
     if not promotion.scaled:
         return ()
     columns = mma.op.shape_mnk[1]
