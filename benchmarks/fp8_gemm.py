@@ -28,6 +28,8 @@ RECIPES = (
     BLOCK,
 )
 DEEP = (4096, 7168, 16384)
+OTHER_TILES = {"192x128 1x2": (192, 128, 1, 2), "256x128 1x2": (256, 128, 1, 2), "128x128": (128, 128, 1, 1)}
+"""Beside the tile that the table takes, with scales of blocks: (tile M, tile N, cluster M, cluster N)."""
 SETS_BYTES = 150e6
 """Inputs of all sets together: more than L2, so that a call does not find its inputs there."""
 
@@ -45,6 +47,7 @@ def cases() -> Iterator[Case]:
     import torch
 
     import kernels_dsl
+    from kernels_dsl.config.gemm import Sm90GemmConfig
 
     for m, n, k in (*SHAPES, DEEP):
         count = max(2, min(8, int(SETS_BYTES // ((m + n) * k))))
@@ -66,6 +69,15 @@ def cases() -> Iterator[Case]:
                 assert float((found - exact).norm() / exact.norm()) < 0.05
 
             calls: dict[str, Call] = {OURS: ours, "cublas": cublas}
+            for label, (tile_m, tile_n, cluster_m, cluster_n) in OTHER_TILES.items():
+                if recipe is not BLOCK:
+                    break
+                config = Sm90GemmConfig(tile_m, tile_n, cluster_m=cluster_m, cluster_n=cluster_n)
+
+                def other(i: int, config: Sm90GemmConfig = config) -> Any:
+                    return kernels_dsl.scaled_gemm(*sets[i], out=outs[i], config=config)  # noqa: B023
+
+                calls[f"other_tile/{label}"] = other
             name = f"{m}×{n}×{k}, {recipe.name}"
             yield Case(name, 2 * m * n * k, calls, sets=count, verify=verify)
         torch.cuda.empty_cache()
