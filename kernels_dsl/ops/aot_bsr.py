@@ -19,6 +19,8 @@ Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 SCALED_BLOCKS = ((64, 64), (128, 128))
 BLOCKS = ((16, 16), (32, 32), (64, 64), (128, 128), (512, 112))
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LARGE = 128
+"""Blocks along D's blocked mode of a large product."""
 _EXTENT, _KEPT, _SMS = 4096, 9, 132  # only strides, alignment and how large is "large" count
 
 
@@ -27,14 +29,21 @@ def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def bsr_kernel(
-    family: str, block: tuple[int, int], dtype: str, by_column: bool, dense_left: bool, bias: bool = False
+    family: str,
+    block: tuple[int, int],
+    dtype: str,
+    by_column: bool,
+    dense_left: bool,
+    bias: bool = False,
+    blocks: int = 8,
 ) -> Kernel:
     """(name, jit function, arguments on the meta device, configuration) of one product.
 
-    `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D.
+    `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D. `blocks`
+    along D's blocked mode.
     """
     mn, k = block[::-1] if by_column else block
-    blocked, inner = 8 * mn, 8 * k
+    blocked, inner = blocks * mn, 8 * k
     size = (_EXTENT, blocked) if dense_left else (blocked, _EXTENT)
     problem = BsrProblem(
         *size, inner, _KEPT, mn, k, dtype=dtype, d_dtype=dtype, sparse_k_major=not by_column,
@@ -43,7 +52,7 @@ def bsr_kernel(
     hopper = choose(problem) if family == "sm90" else None
     config: BsrConfig = hopper or choose_sm80(problem)
     kind = _DTYPES[dtype]
-    lists = (_meta(4 + 8 * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None)
+    lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None)
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None
     args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), *lists, operands, _SMS)
@@ -54,6 +63,7 @@ def bsr_kernel(
         "by column" * by_column,
         dtype,
         "bias" * bias,
+        "large" * (blocks > 8),
     ]
     constexprs = {"config": config, "epilogue": LinearEpilogue(bias=bias), "layout": layout}
     return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
@@ -126,3 +136,6 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
                 yield bsr_kernel(family, block, dtype, by_column, dense_left)
             yield bsr_kernel(family, block, dtype, False, True, bias=True)
             yield sampled_kernel(family, block, dtype, columns=True)
+        if family == "sm90":  # other tiles
+            for by_column in (False, True):
+                yield bsr_kernel(family, (64, 64), dtype, by_column, False, blocks=LARGE)
