@@ -46,33 +46,34 @@ def _waves(config) -> int:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
-@pytest.mark.parametrize(("dtypes", "rows"), [((E4M3, E4M3), False), ((E5M2, E4M3), True)], ids=str)
-def test_instructions_and_spills(config, dtypes, rows) -> None:
+def test_instructions_and_spills(config) -> None:
+    rows = config.cluster_m == 2
     scales = (_meta(N, 1), _meta(1, N)) if rows else (_meta(1), _meta(1))
+    dtypes = (E5M2, E4M3) if rows else (E4M3, E4M3)
     entry = _compiled(config, dtypes, scales, ("m1", "1n") if rows else ("1", "1"))
     assert entry.count("QGMMA") == 2 * 4 * _waves(config)  # two K tiles in the code, of 128 in steps of 32
 
 
 PROMOTED = [
-    Sm90GemmConfig(128, 256, cluster_m=2),
-    Sm90GemmConfig(256, 128, cluster_m=2),
-    Sm90GemmConfig(192, 128),
-    Sm90GemmConfig(128, 128),
-    Sm90GemmConfig(64, 32),
+    (Sm90GemmConfig(128, 256, cluster_m=2), Promotion()),
+    (Sm90GemmConfig(192, 128), Promotion()),
+    (Sm90GemmConfig(128, 256, cluster_n=2), Promotion(1, 128)),
+    (Sm90GemmConfig(256, 128, cluster_m=2), Promotion(1, 128)),
+    (Sm90GemmConfig(192, 128), Promotion(1, 128)),
+    (Sm90GemmConfig(128, 128), Promotion(1, 1)),
+    (Sm90GemmConfig(64, 32), Promotion(128, 1)),
 ]
 
 
-@pytest.mark.parametrize("config", PROMOTED, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
-@pytest.mark.parametrize("promotion", [Promotion(), Promotion(1, 128), Promotion(1, 1)], ids=str)
+@pytest.mark.parametrize(("config", "promotion"), PROMOTED, ids=range(len(PROMOTED)))
 def test_two_sets_of_accumulators_fit(config, promotion) -> None:
     problem = GemmProblem(N, N, N, ab_type="fp8", b_k_major=True, promotion=promotion)
-    reason = why_not(config, problem, H200)
-    if reason is not None:
-        assert promotion.rows_b == 1 and "leave too few for partial sums" in reason
-        return
+    assert why_not(config, problem, H200) is None
     if promotion.scaled:
-        of_b = _meta(8, 8) if promotion.rows_b > 1 else _meta(8, N)
-        entry = _compiled(config, (E4M3, E4M3), (_meta(8, N).mT, of_b), (), promotion)
+        of_a, of_b = (
+            _meta(8, 8) if rows > 1 else _meta(8, N) for rows in (promotion.rows_a, promotion.rows_b)
+        )
+        entry = _compiled(config, (E4M3, E4M3), (of_a.mT, of_b), (), promotion)
     else:
         entry = _compiled(config, (E4M3, E5M2), (_meta(N, 1), _meta(1, N)), ("m1", "1n"), promotion)
     chunks = config.tile_n // promoted_columns(config, promotion)
@@ -82,3 +83,11 @@ def test_two_sets_of_accumulators_fit(config, promotion) -> None:
     assert entry.count("QGMMA") == 4 * waves * chunks * bodies
     # One wait a chunk: ptxas has not put the matrix instructions one after the other.
     assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * bodies
+
+
+def test_tiles_without_room_for_two_sets_are_refused() -> None:
+    for tile, rows_b in (((256, 192), 0), ((256, 128), 1)):
+        promotion = Promotion(1 if rows_b else 0, rows_b)
+        problem = GemmProblem(N, N, N, ab_type="fp8", b_k_major=True, promotion=promotion)
+        reason = why_not(Sm90GemmConfig(*tile), problem, H200)
+        assert reason is not None and "leave too few for partial sums" in reason
