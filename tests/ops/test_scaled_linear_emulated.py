@@ -10,14 +10,32 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import ScaledLinear, scaled_linear
+from kernels_dsl.ops import scaled_linear as module
 from kernels_dsl.ops.scaled_linear import RECIPES
 from lowering import emulator
+from reference import quantize as quantization
+from reference import scaled_gemm as reference
 
 
 @pytest.fixture(autouse=True)
 def _emulated():
     with emulator.run(arch="sm_90a"):
         yield
+
+
+@pytest.fixture
+def _without_kernels(monkeypatch):
+    """The definitions in place of kernels, for what does not depend on those."""
+
+    def quantize(x, dtype, *, scaling, transpose):
+        sources = [x] * (transpose is not True) + [x.mT] * bool(transpose)
+        return tuple(t for source in sources for t in quantization.quantize(source, dtype, scaling=scaling))
+
+    def scaled_gemm(*tensors, bias, out_dtype, use_fast_accum):
+        return reference.scaled_gemm(*tensors, bias=bias).to(out_dtype)
+
+    monkeypatch.setattr(module, "quantize", quantize)
+    monkeypatch.setattr(module, "scaled_gemm", scaled_gemm)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -32,6 +50,7 @@ def test_groups_of_equal_size(seed):
     scaled_linear_cases.check_groups((2, 16), (32, 48), "tensor", seed=seed)
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_only_what_is_needed_is_made(seed):
     """One gradient alone, or none: the same bits, and nothing is kept for the others."""
     generator = torch.Generator().manual_seed(seed)
@@ -51,6 +70,7 @@ def test_only_what_is_needed_is_made(seed):
     assert found["weight"][0] is None and torch.equal(found["weight"][1], found["both"][1])
 
 
+@pytest.mark.usefixtures("_without_kernels")
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 32, 16), (3, 0, 16), (3, 32, 0)])
 def test_nothing(m, k, n):
     x, weight, bias = (torch.ones(shape).requires_grad_() for shape in ((m, k), (n, k), (n,)))
@@ -61,6 +81,7 @@ def test_nothing(m, k, n):
     assert torch.equal(weight.grad, torch.full((n, k), float(m)))
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_the_layer_takes_the_place_of_linear(seed):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
@@ -81,6 +102,7 @@ def test_the_layer_takes_the_place_of_linear(seed):
     assert "recipe='row'" in repr(model[0])
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_training_lowers_the_loss(seed):
     torch.manual_seed(seed)
     layer = ScaledLinear(16, 16, dtype=torch.bfloat16)
@@ -88,13 +110,13 @@ def test_training_lowers_the_loss(seed):
     optimizer = torch.optim.SGD(layer.parameters(), lr=2.0)
     x = torch.randn(48, 16).bfloat16()
     losses = []
-    for _ in range(3):
+    for _ in range(6):
         loss = (layer(x) - x.float() @ target.T).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_under_torch_compile(seed):
@@ -112,6 +134,7 @@ def test_under_torch_compile(seed):
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_autocast_decides_the_outputs_dtype():
     x, weight = torch.ones(8, 16), torch.ones(8, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -119,6 +142,7 @@ def test_autocast_decides_the_outputs_dtype():
     assert scaled_linear(x, weight).dtype == torch.float32
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_second_derivatives_are_refused():
     x, weight = torch.ones(8, 16).requires_grad_(), torch.ones(8, 16)
     (gradient,) = torch.autograd.grad(scaled_linear(x, weight).square().sum(), x, create_graph=True)
