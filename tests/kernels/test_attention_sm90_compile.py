@@ -75,6 +75,17 @@ def test_variants(name):
     _check(_compile((128, 128), VARIANTS[name]))
 
 
+@pytest.mark.parametrize("name", ["dense", "window", "sinks"])
+def test_two_on_an_sm(name):
+    config = Sm90AttentionConfig(64, 128, 64, 64, lazy_rescale=True, ctas_per_sm=2)
+    _check(_compile((64, 64), VARIANTS[name], config))
+
+
+def test_heads_that_share_a_tile():
+    config = Sm90AttentionConfig(128, 128, 128, 128, lazy_rescale=True, pack=2)
+    _check(_compile((128, 128), VARIANTS["window"], config))
+
+
 def test_packed():
     _check(_compile((128, 128), packed=True))
 

@@ -213,7 +213,7 @@ def first_masked(spec, visit: Visit):
 def step(
     spec: cutlass.Constexpr,
     rings: tuple,
-    states: tuple,
+    states: tuple,  # of Q, K and V, and whether the output is still to be rescaled
     mmas: tuple,
     parts: Fragments,
     place: tuple,  # (tile, work, group, (V in shared memory, thread), position)
@@ -244,11 +244,11 @@ def step(
     release_q(spec, q_ring, q_state, position == tile.visit.count - 1)
     if cutlass.const_expr(spec.scales_blocks):
         work = enter_block(spec, parts, work)
-    block = (tile, work, block_to_mask(spec, tile, work, position, masked))
+    here = (tile, work, block_to_mask(spec, tile, work, position, masked))
     if cutlass.const_expr(spec.lazy_rescale):
-        moved = soften_lazily(spec, scores, parts, block, masked)
+        moved = soften_lazily(spec, scores, parts, here, masked)
     else:
-        soften(spec, scores, parts, block, masked=masked, first=False)
+        soften(spec, scores, parts, here, masked=masked, first=False)
     if cutlass.const_expr(spec.scales_blocks):
         take_values(parts)
         fetch_descales(spec, parts, tile, work, position + 1)
