@@ -162,15 +162,16 @@ class Bench:
         bytes: float | Mapping[str, float] = 0,
         flops: float | Mapping[str, float] = 0,
         notes: Mapping[str, str] | None = None,
-        rounds: int = 20,
+        seconds: float = 0.5,
     ) -> Table:
         """Time `calls` in turns, so that clocks and heat are the same for all; print and keep the table.
 
+        For about `seconds`: a cool GPU runs faster at first, and in the middle of a few rounds slows down.
         `bytes` or `flops`: of one call; one number for all, or one for each. `baseline`: a row.
         """
         from kernels_dsl.measure import interleaved
 
-        timings = interleaved({name: _ignoring_set(call) for name, call in calls.items()}, rounds=rounds)
+        timings = interleaved({name: _ignoring_set(call) for name, call in calls.items()}, seconds=seconds)
         work = bytes or flops
         each = dict(work) if isinstance(work, Mapping) else dict.fromkeys(calls, float(work))
         table = Table(title, "GB/s" if bytes else "TFLOPS", baseline, each, notes=dict(notes or {}))
@@ -183,6 +184,14 @@ class Bench:
         """A measured fact that is no row of a table."""
         self.remarks.append(text)
         print(f"\n{text}")
+
+    def save(self, path: Path) -> None:
+        """Machine, tables and remarks as JSON."""
+        from benchmarks import machine
+
+        tables = [asdict(table) for table in self.tables]
+        facts = {"machine": machine.header(), "tables": tables, "remarks": self.remarks}
+        path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def _ignoring_set(call: Callable[[], object]) -> Callable[[int], object]:
@@ -271,13 +280,6 @@ def main(
         return
     measure(bench)
     if args.json:
-        from benchmarks import machine
-
-        facts = {
-            "machine": machine.header(),
-            "tables": [asdict(table) for table in bench.tables],
-            "remarks": bench.remarks,
-        }
-        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+        bench.save(args.json)
     if args.plot:
         plot(bench.tables, args.plot)

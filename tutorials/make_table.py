@@ -2,7 +2,8 @@
 
 python tutorials/make_table.py FOLDER      # of the JSON files that the steps write: 01.json, …, a1.json
 
-A folder without 01.json is of a run of some steps: their sections alone are replaced or added.
+`measure_all.py` writes them for all steps. A folder that lacks some is of a run of the others: their sections
+alone are replaced or added.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ def main(folder: Path) -> None:
     before, rest = text.split(BEGIN)
     old, after = rest.split(END)
     lines = render(folder)
-    table = "\n".join(lines) if (folder / "01.json").exists() else merged(old, lines)
+    steps = {path.stem.split("_")[0] for path in common.FOLDER.glob("[0-9a]*_*.py")}
+    complete = steps <= {path.stem for path in folder.glob("*.json")}
+    table = "\n".join(lines) if complete else merged(old, lines)
     README.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
