@@ -56,8 +56,8 @@ class Case:
 class Row:
     """What came of one case.
 
-    `equal`: elements with the same bits; `worst`: the largest difference over what is allowed; `gpu`: digest
-    of the GPU's result.
+    `equal`: elements with the same bits; `worst`: the largest difference over what is allowed; `seed`: what
+    its inputs were made from; `gpu`: digest of the GPU's result.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Row:
     worst: float
     ok: bool
     seconds: float
+    seed: int
     gpu: str = ""
 
 
@@ -116,9 +117,15 @@ def key(case: Case) -> str:
     return hashlib.sha256(repr(case).encode()).hexdigest()[:20]
 
 
-def inputs(case: Case) -> dict[str, torch.Tensor]:
-    """CPU tensors by argument name, seeded by the case itself, by NumPy's generator: the same anywhere."""
-    rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+def seed_of(case: Case) -> int:
+    """From what the inputs are made of, so that a new field of the configurations leaves them as they are."""
+    parts = (case.name, case.shape, case.dtype, case.majors, case.batch, case.extras, case.exact)
+    return zlib.crc32(repr(parts).encode())
+
+
+def inputs(case: Case, seed: int | None = None) -> dict[str, torch.Tensor]:
+    """CPU tensors by argument name, by NumPy's generator: the same anywhere. `seed`: `seed_of(case)`."""
+    rng = np.random.default_rng(seed_of(case) if seed is None else seed)
 
     def tensor(*shape: int) -> torch.Tensor:
         values = rng.integers(-3, 4, shape) if case.exact else rng.standard_normal(shape)
@@ -137,9 +144,9 @@ def inputs(case: Case) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def call(case: Case, device: str) -> torch.Tensor:
+def call(case: Case, device: str, seed: int | None = None) -> torch.Tensor:
     """The result, on the CPU, of the call on "cuda", or on "cpu" in the emulator."""
-    arguments: dict[str, Any] = {name: t.to(device) for name, t in inputs(case).items()}
+    arguments: dict[str, Any] = {name: t.to(device) for name, t in inputs(case, seed).items()}
     arguments |= {"config": case.config, "out_dtype": case.out_dtype, **case.options}
     if device == "cuda":
         return kernels_dsl.gemm(**arguments).cpu()
@@ -180,6 +187,7 @@ def compare(case: Case, ours: torch.Tensor, theirs: torch.Tensor, seconds: float
         worst=worst,
         ok=ok,
         seconds=round(seconds, 2),
+        seed=seed_of(case),
         gpu=digest(theirs),
     )
 
