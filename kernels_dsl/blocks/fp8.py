@@ -9,11 +9,12 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
-from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import math as mlir_math
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.config.quantize import FORMATS, SMALLEST_SCALE
+
+from .inline_ptx import inline_ptx
 
 DTYPES = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 _PAIRS = {cutlass.BFloat16: ("bf16x2", 0x7F80), cutlass.Float16: ("f16x2", 0x7C00)}
@@ -66,19 +67,8 @@ def largest_finite(elements: cute.Tensor, found: cute.Tensor):
 @dsl_user_op
 def pair_max(a: Int32, b: Int32, dtype, *, loc=None, ip=None) -> Int32:
     """The larger of two numbers, for two pairs of 16-bit floats; a number where the other one is NaN."""
-    return Int32(
-        llvm.inline_asm(
-            Int32.mlir_type,
-            [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)],
-            f"max.{_PAIRS[dtype][0]} $0, $1, $2;",
-            "=r,r,r",
-            has_side_effects=False,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    text = f"max.{_PAIRS[dtype][0]} $0, $1, $2;"
+    return inline_ptx(Int32, (Int32(a), Int32(b)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
 
 
 def _finite_halves(word: Int32, infinity: int) -> Int32:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.config.promotion import Promotion
 
+from .inline_ptx import inline_ptx
 from .promotion import TileScales, tile_scales
 from .wgmma import WGMMA_M
 
@@ -176,19 +176,7 @@ def add_stage(
 def pinned(value: Float32, *, loc=None, ip=None) -> Float32:
     """The same value, computed here and not behind the next matrix instruction, where the compiler would like
     to have it: the partial accumulators would be needed twice then, and there are no registers for that."""
-    return Float32(
-        llvm.inline_asm(
-            Float32.mlir_type,
-            [value.ir_value(loc=loc, ip=ip)],
-            "",
-            "=f,0",
-            has_side_effects=True,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return inline_ptx(Float32, (value,), "", "=f,0", effects=True, loc=loc, ip=ip)
 
 
 @cute.jit

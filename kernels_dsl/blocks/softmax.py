@@ -11,8 +11,9 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
+
+from .inline_ptx import inline_ptx
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -172,18 +173,11 @@ def finish_sums(row_sum: cute.Tensor):
 @dsl_user_op
 def vote_that_none_is_negative(value: Float32, *, loc=None, ip=None) -> None:
     """Ends the kernel where `value` is negative in a lane of the warp. NaN is not."""
-    llvm.inline_asm(
-        None,
-        [value.ir_value(loc=loc, ip=ip)],
+    text = (
         "{\n .reg .pred p, q;\n setp.lt.f32 p, $0, 0f00000000;\n"
-        " vote.sync.any.pred q, p, 0xffffffff;\n @q trap;\n}",
-        "f",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        " vote.sync.any.pred q, p, 0xffffffff;\n @q trap;\n}"
     )
+    inline_ptx(None, (value,), text, "f", effects=True, loc=loc, ip=ip)
 
 
 @cute.jit

@@ -17,11 +17,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warp
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .cp_async import cp_async
+from .inline_ptx import inline_ptx
 
 VECTOR = 8
 """Elements of a chunk of 16 bytes."""
@@ -101,19 +101,7 @@ def opaque(value: Int64, *, loc=None, ip=None) -> Int64:
     Otherwise it keeps a loop's many addresses in registers, each counted up on its own, where one add each
     gets them from one another.
     """
-    return Int64(
-        llvm.inline_asm(
-            Int64.mlir_type,
-            [value.ir_value(loc=loc, ip=ip)],
-            "mov.b64 $0, $1;",
-            "=l,l",
-            has_side_effects=False,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    return inline_ptx(Int64, (value,), "mov.b64 $0, $1;", "=l,l", effects=False, loc=loc, ip=ip)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ through shared memory.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
+from kernels_dsl.blocks.inline_ptx import inline_ptx
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR
 
 from .views import address, clear, four_modes, load_part, load_whole, maximum, vector_at
@@ -101,17 +101,8 @@ def one_row(tensor: cute.Tensor) -> cute.Tensor:
 def store_to_peer(pointer: cute.Pointer, peer: Int32, value: Float32, *, loc=None, ip=None) -> None:
     """`value` to where `pointer` would point in CTA `peer` of the cluster."""
     theirs = Int32(cute.arch.map_dsmem_ptr(pointer, peer, loc=loc, ip=ip).toint(loc=loc, ip=ip))
-    llvm.inline_asm(
-        None,
-        [theirs.ir_value(loc=loc, ip=ip), Float32(value).ir_value(loc=loc, ip=ip)],
-        "st.shared::cluster.f32 [$0], $1;",
-        "r,f,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
+    text = "st.shared::cluster.f32 [$0], $1;"
+    inline_ptx(None, (theirs, Float32(value)), text, "r,f,~{memory}", effects=True, loc=loc, ip=ip)
 
 
 @cute.jit

@@ -1,0 +1,36 @@
+"""PTX instructions that the DSL has no function for, or whose place the compiler must not choose."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+from cutlass._mlir.dialects import llvm
+
+
+def inline_ptx(
+    result: type[cutlass.Numeric] | None,
+    values: Sequence[Any],
+    text: str,
+    constraints: str,
+    *,
+    effects: bool,
+    loc: Any = None,
+    ip: Any = None,
+) -> Any:
+    """`text` with its result as $0, if it has one, and the DSL numbers `values` after it.
+
+    `constraints` as for LLVM's inline assembly: "=r,f" is an int32 from a float32. `effects`: it is not left
+    out, repeated or moved across others that have some. To be called in a function with @dsl_user_op.
+    """
+    found = llvm.inline_asm(
+        None if result is None else result.mlir_type,
+        [value.ir_value(loc=loc, ip=ip) for value in values],
+        text,
+        constraints,
+        has_side_effects=effects,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return None if result is None else result(found)
