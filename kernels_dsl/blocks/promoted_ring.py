@@ -26,8 +26,9 @@ from .wgmma import WGMMA_M
 class ChunkScales:
     """The scales of a stage that a thread's accumulators need: of each chunk's rows, and of its columns.
 
-    Loads start behind a stage's first product, so that their addresses cost nothing, and are for the stage
-    after the next: two of these take turns, since a register that a load is to fill can only be waited for.
+    Loads start behind a stage's first product, so that their addresses cost nothing. Two of these are taken
+    and loaded together, every other stage, for the two stages behind: ptxas gives all these loads one
+    scoreboard, so a wait for one set is a wait for what was loaded last.
     """
 
     rows: tuple[TileScales, ...]  # one for each 64 rows of the warpgroup's tile; (2) values or (1)
@@ -90,12 +91,11 @@ def chunk_scales(
 
     first = one_set()
     each = cute.size(first[1][0].tCrS)
-    factors = cute.make_rmem_tensor((2, len(first[0]), len(first[1])), Float32)
+    factors = [cute.make_rmem_tensor((2, len(first[0]), len(first[1])), Float32) for _ in range(2)]
     if each > 1:
         across = cute.make_rmem_tensor((each, len(first[1])), Float32)
-        return (ChunkScales(first[0], first[1], factors, across),)
-    second = one_set()
-    return ChunkScales(first[0], first[1], factors, None), ChunkScales(second[0], second[1], factors, None)
+        return (ChunkScales(*first, factors[0], across),)
+    return ChunkScales(*first, factors[0], None), ChunkScales(*one_set(), factors[1], None)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -128,13 +128,13 @@ def promoted_loop(
     if const_expr(len(scales) == 2):
         for pair in cutlass.range((end - first) // 2, unroll=1):
             stage = first + 2 * pair
-            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales[:1])
-            state = add_stage(ring, state, tiled_mma, tensors, (stage + 1, end), scales[1:])
+            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales[:1], scales)
+            state = add_stage(ring, state, tiled_mma, tensors, (stage + 1, end), scales[1:], ())
         if (end - first) % 2 == 1:
-            state = add_stage(ring, state, tiled_mma, tensors, (end - 1, end), scales[:1])
+            state = add_stage(ring, state, tiled_mma, tensors, (end - 1, end), scales[:1], scales[:1])
     else:
         for stage in cutlass.range(first, end, unroll=1):
-            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales)
+            state = add_stage(ring, state, tiled_mma, tensors, (stage, end), scales, scales)
     if const_expr(next_turn is not None):
         next_turn()
     return state
@@ -147,6 +147,7 @@ def add_stage(
     tensors: tuple,  # acc, A, B as in `promoted_loop`, and the partial accumulators of a chunk
     stages: tuple,  # this one's number along K, and past the last
     scales: tuple,  # none, or what holds the scales of this stage
+    renewed: tuple,  # sets, from this stage's on, that are taken here, and fetched for the stages behind them
 ) -> pipeline.PipelineState:
     """acc += scales * (A @ B of one stage). Returns the state of the next."""
     acc, tCrA, tCrB, partial = tensors
@@ -156,9 +157,11 @@ def add_stage(
         for chunk in range(chunks):
             a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
             issue_chunk(tiled_mma, partial, a, b)
-            if scales and wave == chunk == 0:
-                scales[0].take()
-                scales[0].fetch(stages[0] + (2 if scales[0].across is None else 1), stages[1])
+            if wave == chunk == 0:
+                for of_stage in renewed:
+                    of_stage.take()
+                for i, of_stage in enumerate(renewed):
+                    of_stage.fetch(stages[0] + len(renewed) + i, stages[1])
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)
