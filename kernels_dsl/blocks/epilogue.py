@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import warp
 
 from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
 from .epilogue_operands import apply_epilogue, load_operands
+from .maximum import publish_maxima, running_maxima
 from .wgmma import WGMMA_M
 
 
@@ -88,6 +89,7 @@ def store_tile(
     r_acc = cute.make_rmem_tensor(shape, cutlass.Float32)
     size = cute.size(r_acc)
     columns = plan.tile[1] // plan.epi_n
+    operands = running_maxima(operands)
     drain(plan, thread)
     sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
     for sub in cutlass.range_constexpr(cute.size(acc) // size):
@@ -106,6 +108,7 @@ def store_tile(
         stage = sub % plan.stages
         cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
         store_subtile(plan, write, stage, at, thread, warpgroup)
+    publish_maxima(operands)
 
 
 @cute.jit

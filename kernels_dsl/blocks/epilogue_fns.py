@@ -124,17 +124,20 @@ class ScaledEpilogue:
     """inner(acc * scale_a * scale_b, *operands) * scale_result: any other epilogue between the scales of
     quantised operands and that of a quantised result.
 
-    The first `scales` operands are those of A and B; with `result`, that of the result comes next; those of
-    `inner` follow.
+    The first `scales` operands are those of A and B; with `result`, that of the result comes next; with
+    `amax` the maximum that the values before that scale are reported to; those of `inner` follow.
     """
 
     inner: Any
     scales: int = 2
     result: bool = False
+    amax: bool = False
 
     def __call__(self, acc: Any, *operands: Any) -> Any:
         """Apply to `acc`; operands as the class says."""
         for scale in operands[: self.scales]:
             acc = acc * scale
-        value = self.inner(acc, *operands[self.scales + self.result :])
+        value = self.inner(acc, *operands[self.scales + self.result + self.amax :])
+        if self.amax:
+            operands[self.scales + self.result].see(value)
         return value * operands[self.scales] if self.result else value

@@ -15,6 +15,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr, range_constexpr
 
+from .maximum import RunningMaximum
+
 MAX_VECTOR_BYTES = 16
 
 
@@ -175,12 +177,20 @@ def _load_guarded(
 def load_operands(operands: tuple, tCcD: cute.Tensor, limits: tuple) -> tuple:
     """All operands of an epilogue at the coordinates tCcD (m, n, l) of one piece of the accumulator.
 
-    operands: tensors (M, N, L), broadcast modes with static stride 0, and scalars in any order.
+    operands: tensors (M, N, L), broadcast modes with static stride 0, scalars, and maxima, in any order.
     tCcD: fragment of an identity tensor over (M, N, L), of the same shape as the piece.
     limits: (M, N, L); beyond them nothing is read.
-    Returns tensors as float32 register fragments of tCcD's shape, scalars as they are.
+    Returns tensors as float32 register fragments of tCcD's shape, scalars as they are, and of maxima what the
+    piece's values are reported to.
     """
-    return tuple(load_operand(op, tCcD, limits) if isinstance(op, cute.Tensor) else op for op in operands)
+    return tuple(_at_piece(op, tCcD, limits) for op in operands)
+
+
+def _at_piece(operand: Any, tCcD: cute.Tensor, limits: tuple) -> Any:
+    if isinstance(operand, RunningMaximum):
+        modes = tuple(mode for mode in coord_modes(tCcD) if mode.size > 1)
+        return operand.at(tuple(GatherPlan(modes, 1).offsets), tCcD[0], limits)
+    return load_operand(operand, tCcD, limits) if isinstance(operand, cute.Tensor) else operand
 
 
 def apply_epilogue(epilogue: Any, acc: cute.TensorSSA, operands: tuple) -> cute.TensorSSA:

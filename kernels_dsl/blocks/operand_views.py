@@ -11,6 +11,8 @@ extent 1, so neither costs an address computation in the kernel either.
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.config.gemm import MAXIMUM
+
 
 def batch_first_view(tensor: cute.Tensor, batch, swap: bool) -> cute.Tensor:
     """View (X, Y) or (L, X, Y) as (X, Y, L), or as (Y, X, L) where `swap`.
@@ -31,10 +33,13 @@ def epilogue_operand_view(operand, modes: str, shape: tuple, swap: bool):
     """View an epilogue operand as (M, N, L), or as (N, M, L) where `swap`.
 
     `modes` names the operand's own modes in their order, a subset of "lmn", and "1" for a mode of size 1;
-    `shape` is the result's shape in the order of the view. A scalar (`modes` empty) is returned as it is.
+    `shape` is the result's shape in the order of the view. A scalar (`modes` empty) is returned as it is, and
+    of the place for a maximum (`MAXIMUM`) the address, as `blocks.maximum` takes it.
     """
     if modes == "":
         return operand
+    if modes == MAXIMUM:
+        return operand.iterator
     if cute.rank(operand) != len(modes):
         raise ValueError(f"an epilogue operand with modes {modes!r} has rank {cute.rank(operand)}")
     order = "nml" if swap else "mnl"

@@ -11,7 +11,7 @@ every one of them, and staged they are out of the registers that the epilogue's 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.epilogue_operands import MAX_VECTOR_BYTES, apply_epilogue, load_operands
+from kernels_dsl.blocks.maximum import publish_maxima, running_maxima
 from kernels_dsl.blocks.mma_sync import MMA_M
 from kernels_dsl.config.gemm import SM80_STAGING_PADDING
 
@@ -109,6 +110,7 @@ def store_tile(
     `smem` points to as much shared memory as plan.smem_layout takes, which nobody else uses. Elements
     beyond D are not written. Every thread of the CTA takes part.
     """
+    out = replace(out, operands=running_maxima(out.operands))
     sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
     tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
     cD = cute.local_tile(
@@ -125,6 +127,7 @@ def store_tile(
         cute.arch.sync_threads()
         for i in cutlass.range(plan.chunk_slabs, unroll=1):
             _finish_slab(sC_slabs[None, None, i], cD_slabs[None, None, first + i], out, plan, tidx)
+    publish_maxima(out.operands)
 
 
 @cute.jit

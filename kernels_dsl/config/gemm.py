@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from kernels_dsl.config.promotion import Promotion
 
+MAXIMUM = "max"
+"""`EntryLayout.operand_modes` of the one element that the largest magnitude of the result is written to."""
 SM80_STAGING_PADDING = 8
 """Floats after each row that the SM80 epilogue stages: against bank conflicts."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
+from kernels_dsl.config.gemm import MAXIMUM
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm_arguments import (
     BLOCK_SCALE,
@@ -27,9 +28,9 @@ from kernels_dsl.ops.gemm_arguments import (
 )
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
-SCALES = 3
-"""What `scaled_gemm` has beyond the arguments of `gemm`: the scales of a, b and the result, which have these
-numbers as their `OperandSpec.index`."""
+EXTRAS = 4
+"""What `scaled_gemm` has beyond the arguments of `gemm`: the scales of a, b and the result, and the place for
+the result's largest magnitude, which have these numbers as their `OperandSpec.index`."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def describe(
     scale_b: torch.Tensor,
     *,
     scale_result: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
@@ -127,15 +129,17 @@ def describe(
     if k == 0 and promotion is not None:
         scales, promotion = (), None  # scales of no elements
     inner, operands = describe_epilogue(d_shape, a.device, **epilogue)
-    shifted = tuple(replace(x, index=x.index + SCALES) if x.source == "args" else x for x in operands)
+    shifted = tuple(replace(x, index=x.index + EXTRAS) if x.source == "args" else x for x in operands)
     if out_dtype is None:
         out_dtype = torch.bfloat16 if out is None else out.dtype
     check_dtype("out" if out is not None else "out_dtype", out_dtype, OUT_DTYPES)
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in scales)
     if scale_result is not None:
         scales = (*scales, _result_spec(scale_result, out_dtype, a.device))
-    scaled = in_epilogue or scale_result is not None
-    function = ScaledEpilogue(inner, in_epilogue, scale_result is not None) if scaled else inner
+    if amax is not None:
+        scales = (*scales, _amax_spec(amax, a.device))
+    further = scale_result is not None, amax is not None
+    function = ScaledEpilogue(inner, in_epilogue, *further) if in_epilogue or any(further) else inner
     call = GemmCall(
         m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted),
         promotion=promotion,
@@ -155,6 +159,16 @@ def _result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.devi
     if scale.numel() != 1:
         raise ValueError(f"scale_result has shape {tuple(scale.shape)}, must be one element")
     return OperandSpec("args", "1" * max(scale.dim(), 1), 2, expand=None if scale.dim() else (1,))
+
+
+def _amax_spec(amax: torch.Tensor, device: torch.device) -> OperandSpec:
+    """The place for the result's largest magnitude as an operand of the epilogue."""
+    check_tensor("amax", amax)
+    check_dtype("amax", amax.dtype, (torch.float32,))
+    check_device("amax", amax, device)
+    if amax.numel() != 1:
+        raise ValueError(f"amax has shape {tuple(amax.shape)}, must be one element")
+    return OperandSpec("args", MAXIMUM, 3, expand=None if amax.dim() else (1,))
 
 
 def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:

@@ -13,6 +13,8 @@ from kernels_dsl.ops.target import target_of
 
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
+_AMAX = 6
+"""Where amax stands among the extras of `run_direct`."""
 _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -27,6 +29,7 @@ def scaled_gemm(
     scale_b: torch.Tensor,
     *,
     scale_result: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
     c: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     bias_axis: str = "n",
@@ -60,6 +63,10 @@ def scaled_gemm(
     fp16, fp32, or an fp8 dtype, which the result saturates to. scale_result: float32, one element, a factor
     of an fp8 result, behind everything else: the reciprocal of what dequantises it.
 
+    amax: float32, one element, written: the largest magnitude of the result before scale_result and before it
+    is rounded to out_dtype, as cuBLASLt's amaxD; the same bits in every call. NaN where an element is NaN, 0
+    for a result without elements. It must share no memory with the other tensors.
+
     use_fast_accum: the tensor cores sum all of K, with about 14 bits each time they add. Otherwise, and with
     scales of 128 elements of K, they sum 128 of K at a time, and those sums are added in float32.
 
@@ -67,7 +74,7 @@ def scaled_gemm(
     Raises TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the
     same reasons as text.
     """
-    extras = (c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args)
+    extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
     if (
         _is_compiling()
@@ -91,7 +98,7 @@ def run_direct(
 ) -> torch.Tensor:
     """`scaled_gemm` past the dispatcher.
 
-    `extras`: c, bias, residual, the scales of a, b and the result, the epilogue's arguments; `options`:
+    `extras`: c, bias, residual, the scales of a, b and the result, amax, the epilogue's arguments; `options`:
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
     key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
@@ -103,13 +110,31 @@ def run_direct(
                 _PLANS.clear()
             _PLANS[key] = plan
     if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
-        names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b", "scale_result")
-        inputs = {name: x for name, x in zip(names, (a, b, *extras)) if x is not None}
-        inputs.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[6:]))
-        overlap.check_overlap(out, {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)})
+        overlap.check_overlap(out, _named_tensors(a, b, extras))
+    if extras[_AMAX] is not None:
+        _prepare_amax(extras[_AMAX], _named_tensors(a, b, extras), out)
     make = plan.operands
     operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
     return plan.run(a, b, out, operands)
+
+
+def _named_tensors(a: torch.Tensor, b: torch.Tensor, extras: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b", "scale_result", "amax")
+    named = dict(zip(names, (a, b, *extras)))
+    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[_AMAX + 1 :]))
+    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+
+
+def _prepare_amax(amax: torch.Tensor, named: dict[str, torch.Tensor], out: torch.Tensor | None) -> None:
+    """Set amax to 0, on the current stream; ValueError where it shares memory with another tensor."""
+    others = {**named, "out": out}
+    del others["amax"]
+    for name, other in others.items():
+        if other is not None and overlap.ranges_meet(
+            amax, (other,), (overlap.byte_extent(amax), overlap.byte_extent(other))
+        ):
+            raise ValueError(f"amax shares memory with {name}, must be a tensor of its own")
+    amax.zero_()
 
 
 def described(
@@ -120,10 +145,10 @@ def described(
     out: torch.Tensor | None,
 ) -> Any:
     """The checked call; arguments as those of `run_direct`."""
-    c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args = extras
+    c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args = extras
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
     return scaled_arguments.describe(
-        a, b, scale_a, scale_b, scale_result=scale_result, c=c, bias=bias, bias_axis=bias_axis,
+        a, b, scale_a, scale_b, scale_result=scale_result, amax=amax, c=c, bias=bias, bias_axis=bias_axis,
         residual=residual, alpha=alpha, beta=beta, activation=activation, epilogue=epilogue,
         epilogue_args=epilogue_args, out=out, out_dtype=out_dtype, use_fast_accum=use_fast_accum,
     )  # fmt: skip
@@ -180,7 +205,7 @@ def plan_for(
     """The plan that `scaled_gemm` with these arguments would follow: for tests and benchmarks."""
     extras = (
         *(arguments.pop(name, None) for name in ("c", "bias", "residual")), scale_a, scale_b,
-        arguments.pop("scale_result", None), *arguments.pop("epilogue_args", ()),
+        arguments.pop("scale_result", None), arguments.pop("amax", None), *arguments.pop("epilogue_args", ()),
     )  # fmt: skip
     options = tuple(arguments.pop(name, default) for name, default in OPTIONS.items())
     if arguments:

@@ -20,7 +20,10 @@ _ARGUMENTS = (
 )
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 LIBRARY.define(f"scaled_gemm({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(f"scaled_gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    f"scaled_gemm_out({_ARGUMENTS}, Tensor(a!) out, Tensor(b!)? amax=None) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
 def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -31,7 +34,7 @@ def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...
     given.update((name, keywords[name]) for name in names if name in keywords)
     epilogue_args: Sequence[torch.Tensor] = given.get("epilogue_args") or ()
     order = ("c", "bias", "residual", "scale_a", "scale_b", "scale_result")
-    extras = (*map(given.get, order), *epilogue_args)
+    extras = (*map(given.get, order), keywords.get("amax"), *epilogue_args)
     options = tuple(keywords.get(name, default) for name, default in OPTIONS.items())
     config = keywords.get("config")
     forced = (None if config is None else config_from_json(json.loads(config)), keywords.get("family"))
@@ -85,10 +88,10 @@ def call(
 ) -> torch.Tensor:
     """A call as an operator; arguments as those of `scaled_gemm.run_direct`.
 
-    Raises TypeError where the operator's schema cannot express an argument, ValueError where gradients are
-    asked for with `out`.
+    With `amax`, which is written, the operator is that with an output. Raises TypeError where the operator's
+    schema cannot express an argument, ValueError where gradients are asked for with `out` or `amax`.
     """
-    c, bias, residual, scale_a, scale_b, scale_result, *epilogue_args = extras
+    c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args = extras
     named = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
     for name, value in named.items():
@@ -98,14 +101,20 @@ def call(
             )
     tensors = (*named.values(), c, bias, residual, out)
     grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
-    if grad and out is not None:
-        raise ValueError("out is given and a tensor requires grad, must not: use torch.no_grad(), or no out")
+    if grad and not (out is None and amax is None):
+        name = "amax" if out is None else "out"
+        raise ValueError(
+            f"{name} is given and a tensor requires grad, must not: use torch.no_grad(), or no {name}"
+        )
     keywords: dict[str, Any] = dict(zip(OPTIONS, options))
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])
     config, keywords["family"] = forced
     keywords["config"] = None if config is None else config_text(config)
     positional = (a, b, scale_a, scale_b, scale_result, c, bias, residual, epilogue_args or None)
-    if out is None:
+    if out is None and amax is None:
         return torch.ops.kernels_dsl.scaled_gemm(*positional, **keywords)
-    torch.ops.kernels_dsl.scaled_gemm_out(*positional, out=out, **keywords)
+    if out is None:
+        asked = described(a, b, extras, options, None)
+        out = a.new_empty(asked.d_shape, dtype=asked.d_dtype)
+    torch.ops.kernels_dsl.scaled_gemm_out(*positional, out=out, amax=amax, **keywords)
     return out

@@ -7,7 +7,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.budget import promoted_columns, why_not
-from kernels_dsl.config.gemm import EntryLayout, Schedule, Sm90GemmConfig
+from kernels_dsl.config.gemm import MAXIMUM, EntryLayout, Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import H200, GemmProblem
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops.gemm_kernels import FUNCTIONS
@@ -52,6 +52,18 @@ def test_instructions_and_spills(config) -> None:
     dtypes = (E5M2, E4M3) if rows else (E4M3, E4M3)
     entry = _compiled(config, dtypes, scales, ("m1", "1n") if rows else ("1", "1"))
     assert entry.count("QGMMA") == 2 * 4 * _waves(config)  # two K tiles in the code, of 128 in steps of 32
+
+
+def test_the_largest_magnitude_costs_no_spill() -> None:
+    """In the tile with the most accumulators: one reduction of a warp and one atomic for all of it."""
+    a, b, d = _meta(N, N, dtype=E4M3), _meta(N, N, dtype=E4M3).mT, _meta(N, N, dtype=torch.bfloat16)
+    compiled = FUNCTIONS["sm90"].compile(
+        a, b, d, (_meta(N, 1), _meta(1, N), _meta(1)), 132, arch="sm_90a", config=CONFIGS[2],
+        epilogue=ScaledEpilogue(LinearEpilogue(), amax=True), layout=EntryLayout(("m1", "1n", MAXIMUM)),
+    )  # fmt: skip
+    (entry,) = compiled.resources()
+    assert entry.stack_bytes == entry.spill_loads == entry.spill_stores == 0, entry
+    assert entry.count("REDUX") <= 2 and entry.count("REDG") == 1
 
 
 PROMOTED = [

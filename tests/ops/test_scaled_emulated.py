@@ -7,6 +7,7 @@ import scaled_cases
 import torch
 
 import kernels_dsl
+from kernels_dsl.config.gemm import Sm90GemmConfig
 from lowering import emulator
 from reference import scaled_gemm as reference
 
@@ -68,6 +69,40 @@ def test_what_is_not_finite(dtype: torch.dtype) -> None:
     assert bool(found[1].isnan().all()) and bool((found[3] == 0).all())
 
 
+@pytest.mark.parametrize(("arch", "split"), [("sm_90a", 1), ("sm_90a", 2), ("sm_89", 1)])
+def test_the_largest_magnitude(arch: str, split: int) -> None:
+    """Of the result before its scale and rounding, of elements within the result alone; NaN if one is."""
+    a, b = torch.full((70, 256), 2.0).to(E4M3), torch.ones(24, 256).to(E4M3).mT
+    a[69, 0] = -448.0
+    scale_a, scale_b = torch.full((70, 1), 0.25), torch.full((1, 24), 0.5)
+    amax, fp8, graph = (torch.full(shape, -1.0) for shape in ((), (1, 1), (1,)))
+    config = Sm90GemmConfig(64, 16, split_k=split) if arch == "sm_90a" else None
+    with emulator.run(arch=arch) as session:
+        # Beyond the edges the epilogue makes 1000 of sums of 0: more than within, of 64 and 7.75.
+        found = kernels_dsl.scaled_gemm(
+            a, b, scale_a, scale_b, epilogue=lambda acc: acc * -10.0 + 1000.0, amax=amax, config=config
+        )
+        assert amax == 922.5 and found[69, 0] == 924  # bf16 has eight bits of it
+        if (arch, split) == ("sm_90a", 1):
+            out = kernels_dsl.scaled_gemm(
+                a,
+                b,
+                scale_a,
+                scale_b,
+                scale_result=torch.tensor(8.0),
+                amax=fp8,
+                out_dtype=E4M3,
+                config=config,
+            )
+            assert fp8 == 64 and out[0, 0].float() == 448
+            a[3, 100] = float("nan")
+            kernels_dsl.scaled_gemm(a, b, scale_a, scale_b, amax=graph, config=config)
+            assert bool(graph.isnan().all())
+            kernels_dsl.scaled_gemm(a[:0], b, scale_a[:0], scale_b, amax=graph)
+            assert graph == 0
+    assert not session.reports
+
+
 def test_an_own_epilogue_follows_the_scales() -> None:
     a, b = torch.full((8, 16), 2.0).to(E4M3), torch.ones(16, 8).to(E4M3)
     scales = torch.tensor(0.5), torch.tensor([[0.25]])
@@ -96,6 +131,13 @@ def test_the_operator() -> None:
         out = torch.zeros(8, 24)
         torch.ops.kernels_dsl.scaled_gemm_out(*arguments, out=out)
         assert torch.equal(out, torch.full((8, 24), 32.0))
+        amax = torch.zeros(1)
+        measured = torch.compile(
+            lambda *x: kernels_dsl.scaled_gemm(*x, amax=amax) + amax, backend="aot_eager", fullgraph=True
+        )
+        assert torch.equal(measured(*arguments), torch.full((8, 24), 64.0).bfloat16()) and amax == 32
         bias = torch.zeros(24, requires_grad=True)
+        with pytest.raises(ValueError, match="amax is given and a tensor requires grad"):
+            kernels_dsl.scaled_gemm(*arguments, bias=bias, amax=amax)
         with pytest.raises(RuntimeError, match="scaled_gemm has no gradient"):
             kernels_dsl.scaled_gemm(*arguments, bias=bias).sum().backward()

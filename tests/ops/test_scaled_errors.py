@@ -51,6 +51,15 @@ CASES = [
         ValueError,
         r"scale_result has shape \(2,\), must be one element",
     ),
+    (_call(amax=torch.ones(2)), ValueError, r"amax has shape \(2,\), must be one element"),
+    (_call(amax=ONE.half()), TypeError, "amax has dtype torch.float16, must be one of torch.float32"),
+    (_call(amax=1.0), TypeError, "amax is a float, must be a torch.Tensor"),
+    (_call(scale_a=ONE, amax=ONE), ValueError, "amax shares memory with scale_a, must be a tensor of"),
+    (
+        _call(amax=(alone := torch.ones(12, 20))[3, :1], out=alone),
+        ValueError,
+        "out shares memory with amax",
+    ),
     (_call(out_dtype=torch.int8), TypeError, "out_dtype has dtype torch.int8, must be one of"),
     (_call(out=torch.ones(20, 12)), ValueError, r"out has shape \(20, 12\), must be \(12, 20\)"),
     (

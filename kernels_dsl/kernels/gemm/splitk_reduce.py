@@ -12,6 +12,7 @@ from cutlass import range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.epilogue_operands import apply_epilogue, load_operand, load_operands
+from kernels_dsl.blocks.maximum import publish_maxima, running_maxima
 from kernels_dsl.blocks.staged_store import output_vector, row_vectors, store_vectors
 
 THREADS = (16, 16)
@@ -75,6 +76,7 @@ def splitk_reduce_kernel(
     if cutlass.const_expr(early):
         cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
     partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, split_k)]
+    operands = running_maxima(operands)
     values = load_operands(operands, tDcD, mD.shape)
     total = partials[0].load()
     for s in range_constexpr(1, split_k):
@@ -82,3 +84,4 @@ def splitk_reduce_kernel(
     tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
     tDrD.store(apply_epilogue(epilogue, total, values).to(mD.element_type))
     store_vectors(tDrD, tDcD, mD, vector)
+    publish_maxima(operands)
