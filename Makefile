@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 
 help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
-	@echo "make test     the tests; with a GPU: the GPU tests too"
+	@echo "make test     the tests, one process a core; with a GPU: the GPU tests too"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    the benchmarks (needs a GPU)"
 	@echo "make doctor   what this machine has and lacks"
@@ -19,7 +19,7 @@ demo: $(VENV)/.complete
 	$(RUN) -m kernels_dsl demo
 
 test: $(VENV)/.complete
-	$(RUN) -m pytest $(ARGS)
+	tools/run_tests.sh $(RUN) $(ARGS)
 
 lint: $(VENV)/.complete
 	@status=0; $(RUN) -m ruff check . || status=1; $(RUN) -m mypy || status=1; exit $$status

@@ -50,6 +50,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = missing()
             if reason is not None:
                 pytest.skip(reason)
+    if item.get_closest_marker("alone") is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("other workers take the CPU: run it alone")
 
 
 def _seed_of(nodeid: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 
 import pytest
@@ -221,12 +220,7 @@ print(json.dumps([right, seconds, "cutlass" in sys.modules, lowering.cache.stats
 """
 
 
-alone = pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ, reason="other workers take the CPU: run it alone"
-)
-
-
-@alone
+@pytest.mark.alone
 def test_first_calls(tmp_path, run_python, record_property):
     """Cold: at most 2 s. Warm: no compile, no compiler, at most 20 ms (the best of three processes)."""
     write_project(tmp_path)
@@ -244,7 +238,7 @@ def test_first_calls(tmp_path, run_python, record_property):
     assert best < 0.020
 
 
-@alone
+@pytest.mark.alone
 def test_host_time(record_property):
     """What `JitFunction` adds to the raw callable: 4 us at most where torch.add takes 6.7, as much more on a
     slower host."""

@@ -196,6 +196,7 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert not d[:, :-8].any()
 
 
+@pytest.mark.alone
 def test_host_time(record_property) -> None:
     """Eager calls take at most 10 us on the host; the bound leaves room for a slower one."""
     sparse = _random((64, 64), (4, 8), 2)

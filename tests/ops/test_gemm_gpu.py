@@ -298,7 +298,7 @@ def test_gradients(activation: str | None, dtype: torch.dtype) -> None:
         tolerance.check(mine, true.double(), theirs, factor=3.0, ulps=2.0, case=f"gradient of {name}")
 
 
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other workers take the CPU: run it alone")
+@pytest.mark.alone
 def test_host_time() -> None:
     """The goal of the eager path: at most 8 us of host time a call, launch included, on a host on which
     torch.mm takes 9.7 us; a slower host gets as much more. The best of many short runs, since whatever else
