@@ -1,13 +1,13 @@
 """Attention forward with e4m3 operands on Hopper: softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
 
 V is transposed by a kernel of its own before the attention, since fp8 matrix instructions read operands along
-the summed mode only; its time is part of the call.
+the summed mode only; its time is part of the call. One host function launches both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from kernels_dsl.config.attention import (
     sm90_list_config,
 )
 from kernels_dsl.config.attention_table import why_not
-from kernels_dsl.config.quantize import PITCH, TileQuantization
-from kernels_dsl.ops import quantize_plan
+from kernels_dsl.config.quantize import PITCH
+from kernels_dsl.ops import fresh
 from kernels_dsl.ops.attention_arguments import NO_EXTRAS, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_plan import (
+    Step,
     is_empty,
     lists_and_sinks,
     lse_shape,
@@ -34,22 +35,33 @@ from kernels_dsl.ops.attention_plan import (
     without_keys,
 )
 from kernels_dsl.ops.launch import Launch
-from kernels_dsl.ops.target import Target, target_of
+from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 
 ATTENTION = lowering.jit(
-    "kernels_dsl.kernels.attention.sm90_fp8:attention_sm90_fp8", name="attention_sm90_fp8"
+    "kernels_dsl.kernels.joint.attention_fp8:attention_fp8_with_transpose", name="attention_sm90_fp8"
 )
-TRANSPOSE_PACKED = lowering.jit(
-    "kernels_dsl.kernels.quantize.packed:transpose_packed", name="transpose_packed"
-)
-TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
 DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
-_PLANS: dict[Any, Callable[..., Any]] = {}
+_PLANS: dict[Any, _Plan] = {}
+_BARE: dict[Any, Callable[..., torch.Tensor]] = {}
+"""`_Plan.bare` of calls without extras, log-sum-exp and configuration, by what `_bare_of` finds them with."""
 _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_Tensor = torch.Tensor
+
+
+@dataclass
+class _Plan:
+    """How calls like one that was seen run: `run((q, k, v, *descales), extras)` gives what the caller gets.
+
+    `bare(q, k, v, descales)` does the same with as little of the host's time as can be: it is there after
+    the first run, for calls on one GPU without extras and log-sum-exp whose tensors kernels take as they are.
+    """
+
+    run: Callable[[tuple[Any, ...], Extras], Any]
+    bare: Callable[..., torch.Tensor] | None = None
 
 
 def attention_fp8(
@@ -89,8 +101,13 @@ def attention_fp8(
     gradients.
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    descales = (q_descale, k_descale, v_descale)
+    if sinks is blocks is None and config is None and not return_lse:
+        bare = _BARE.get(_bare_key((q, k, v), descales, options))
+        if bare is not None:
+            return bare(q, k, v, descales)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
-    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+    return _dispatched((q, k, v), descales, options, extras, (return_lse, config))
 
 
 def attention_fp8_varlen(
@@ -166,12 +183,16 @@ def run_direct(
     plan = _PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
-        if key is not None and tensors[0].is_cuda:
+        if key is not None and not target_of(tensors[0]).emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    out, lse = plan(*tensors, descales, extras)
-    return (out, lse) if rest[0] else out
+    result = plan.run((*tensors, *descales), extras)
+    if plan.bare is not None and extras is NO_EXTRAS and rest == (False, None):
+        if len(_BARE) >= _MAX_PLANS:
+            _BARE.clear()
+        _BARE[_bare_key(tensors, descales, options)] = plan.bare
+    return result
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -207,9 +228,32 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
     return None
 
 
+def _bare_key(tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    """What `_BARE` knows a call by; None for one that must go the long way."""
+    q, k, v = tensors
+    x, y, z = descales
+    if (
+        not type(q) is type(k) is type(v) is _Tensor
+        or not (x is None or type(x) is _Tensor)
+        or not (y is None or type(y) is _Tensor)
+        or not (z is None or type(z) is _Tensor)
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+        or _is_compiling()
+        or _dispatch_modes()
+    ):
+        return None
+    return (
+        q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
+        v.dtype, v.shape, v.stride(), v.get_device(), options,
+        x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device()),
+        y if y is None else (y.dtype, y.shape, y.stride(), y.data_ptr() & 15, y.get_device()),
+        z if z is None else (z.dtype, z.shape, z.stride(), z.data_ptr() & 15, z.get_device()),
+    )  # fmt: skip
+
+
 def _signature(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device
+        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device()
     return type(x)
 
 
@@ -237,16 +281,20 @@ def _of_blocks(x: torch.Tensor | None) -> bool:
     return x is not None and x.dim() >= 3 and x.shape[2] > 1
 
 
-def _of_heads(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
-    """A descale as (B, heads), or (B, heads, key blocks)."""
+def _descale_modes(x: torch.Tensor | None) -> int | None:
+    """How many of a descale's modes the kernel indexes; 0: it is one element."""
     if x is None:
         return None
-    if _of_blocks(x):
-        return x.reshape(x.shape[:3])
+    return 0 if x.numel() == 1 else 3 if _of_blocks(x) else 2
+
+
+def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes the kernel's descale of the caller's; None for nothing."""
+    if x is None or (x.numel() > 1 and x.shape[1] == heads):
+        return None
     if x.numel() == 1:
-        return x.reshape(1, 1).expand(batch, heads)
-    x = x.reshape(x.shape[:2])
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+        return torch.ravel if x.dim() == 0 else None  # kernels take no tensors without modes
+    return lambda t: t.reshape(t.shape[:2]).repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def described(
@@ -277,7 +325,7 @@ def _plan(
     options: tuple[Any, ...],
     extras: Extras,
     rest: tuple[Any, ...],
-) -> Callable[..., Any]:
+) -> _Plan:
     """What serves calls like this one; arguments as those of `run_direct`."""
     call = described(tensors, descales, options, extras)
     q = tensors[0]
@@ -310,73 +358,82 @@ def _plan(
         chosen = config
     if is_empty(call):
         zeros = without_keys(call, return_lse, torch.bfloat16)
-        return lambda q, k, v, _, extras: zeros(q, k, v, None, extras)
-    constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
-    transposer = _packed_transposer if call.packed else _transposer
-    steps = (*map(prepared_for_tma, tensors[:2]), transposer(call, tensors[2], target))
-    return _run(call, Launch(ATTENTION, target, constexprs), steps, return_lse)
+
+        def empty(tensors: tuple[Any, ...], extras: Extras) -> Any:
+            found = zeros(*tensors[:3], None, extras)
+            return found if return_lse else found[0]
+
+        return _Plan(empty)
+    constexprs = {
+        "layout": call.layout, "config": chosen, "variant": variant,
+        "descale_modes": tuple(map(_descale_modes, descales)),
+    }  # fmt: skip
+    heads = (call.heads, call.kv_heads, call.kv_heads)
+    steps = (*map(prepared_for_tma, tensors[:2]), _values_step(call, tensors[2]))
+    steps += tuple(map(_descale_step, descales, heads))
+    shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
+    dtypes = (tensors[2].dtype, torch.bfloat16, torch.float32)
+    make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
+    return _launching(call, Launch(ATTENTION, target, constexprs), steps, make, extras, return_lse)
 
 
-def _transposer(
-    call: AttentionCall, v: torch.Tensor, target: Target
-) -> Callable[[torch.Tensor, Extras], torch.Tensor]:
-    """What makes V (B, Hk, Dv, keys) of V (B, Sk, Hk, Dv): keys in the kernel's order, in whole 16 bytes, the
-    ones behind the last 0."""
-    launch = Launch(quantize_plan.FUNCTIONS["tile"], target, {"spec": TRANSPOSE})
-    shape = (call.batch, call.kv_heads, call.dim_v, -(-call.k_len // PITCH) * PITCH)
-
-    def transpose(v: torch.Tensor, extras: Extras) -> torch.Tensor:
-        out = torch.empty(shape, dtype=v.dtype, device=v.device)
-        v = v if v.stride(-1) == 1 else v.contiguous()
-        launch(v.transpose(1, 2), None, None, out, None, None, None)
-        return out
-
-    return transpose
+def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
+    """What is done to V before the kernels; None for nothing. The transpose takes any contiguous rows, that
+    of packed sequences whole 16 bytes."""
+    if call.packed:
+        return prepared_for_tma(v)
+    return None if v.stride(-1) == 1 else lambda t: t.contiguous()
 
 
-def _packed_transposer(
-    call: AttentionCall, v: torch.Tensor, target: Target
-) -> Callable[[torch.Tensor, Extras], torch.Tensor]:
-    """The same of packed V (Tk, Hk, Dv): (Hk, Dv, keys), sequences at `blocks.seqlen.padded_start`."""
-    launch = Launch(TRANSPOSE_PACKED, target, {"spec": TRANSPOSE})
-    prepare = prepared_for_tma(v)
-    shape = (call.kv_heads, call.dim_v, (-(-call.k_len // PITCH) + call.batch) * PITCH)
-
-    def transpose(v: torch.Tensor, extras: Extras) -> torch.Tensor:
-        assert extras.seqlens is not None
-        out = torch.empty(shape, dtype=v.dtype, device=v.device)
-        launch(v if prepare is None else prepare(v), out, *extras.seqlens[1:])
-        return out
-
-    return transpose
+def _turned_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Of V's transpose: keys in the kernel's order, in whole 16 bytes."""
+    keys = -(-call.k_len // PITCH)
+    if call.packed:  # sequences at `blocks.seqlen.padded_start`
+        return (call.kv_heads, call.dim_v, (keys + call.batch) * PITCH)
+    return (call.batch, call.kv_heads, call.dim_v, keys * PITCH)
 
 
-def _run(
+def _launching(
     call: AttentionCall,
     launch: Launch,
-    steps: tuple[Callable[..., torch.Tensor] | None, ...],
+    steps: tuple[Step | None, ...],
+    make: list[Callable[[], torch.Tensor]],
+    extras: Extras,
     return_lse: bool,
-) -> Callable[..., Any]:
-    """`steps`: what prepares q, k and v."""
-    prepare_q, prepare_k, transpose = steps
-    assert transpose is not None
+) -> _Plan:
+    """`steps`: what prepares q, k, v and descales. `make`: makers of V's transpose, output, log-sum-exp."""
+    make_turned, make_out, make_lse = make
     scalars = (call.scale, call.softcap, call.left, call.right)
     queued = call.packed or call.block is not None or call.variant.uneven
     max_ctas, index = launch.target.device.sm_count, launch.target.index
-    shape, shape_of_lse = out_shape(call), lse_shape(call)
-    heads = (call.heads, call.kv_heads, call.kv_heads)
+    max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
+    simple = extras is NO_EXTRAS and not return_lse and not any(steps)
+    without_extras = (*scalars, None, max_q, None, None)
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, descales: Any, extras: Extras) -> Any:
-        factors = tuple(_of_heads(x, call.batch, h) for x, h in zip(descales, heads))
-        q = q if prepare_q is None else prepare_q(q)
-        k = k if prepare_k is None else prepare_k(k)
-        out = torch.empty(shape, dtype=torch.bfloat16, device=q.device)
-        lse = torch.empty(shape_of_lse, dtype=torch.float32, device=q.device) if return_lse else None
-        counter = tile_counter(index) if queued else None
-        tensors = (q, k, transpose(v, extras), out, lse)
-        max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
-        rest = (extras.seqlens, max_q, factors, *lists_and_sinks(call, extras), counter, max_ctas)
-        launch(*tensors, *scalars, *rest)
-        return out, lse
+    def run(tensors: tuple[Any, ...], extras: Extras) -> Any:
+        tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
+        q, k, v, *descales = tensors
+        out, lse = make_out(), make_lse() if return_lse else None
+        rest: tuple[Any, ...] = without_extras
+        if extras is not NO_EXTRAS:
+            rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
+        rest = (*rest, tile_counter(index) if queued else None, max_ctas)
+        launch(q, k, v, make_turned(), out, lse, *descales, *rest)
+        if simple and plan.bare is None:
+            plan.bare = bare_of(launch.direct())
+        return (out, lse) if return_lse else out
 
-    return run
+    def bare_of(kernel: Callable[..., Any] | None) -> Callable[..., torch.Tensor] | None:
+        if kernel is None:
+            return None
+
+        def bare(q: Any, k: Any, v: Any, descales: tuple[Any, ...]) -> torch.Tensor:
+            out = make_out()
+            last = (tile_counter(index) if queued else None, max_ctas)
+            kernel(q, k, v, make_turned(), out, None, *descales, *without_extras, *last)
+            return out
+
+        return bare
+
+    plan = _Plan(run)
+    return plan

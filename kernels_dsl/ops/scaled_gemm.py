@@ -105,7 +105,7 @@ def run_direct(
     plan = _PLANS.get(key)
     if plan is None:
         plan = _plan(a, b, extras, options, out, forced)
-        if a.is_cuda:
+        if not target_of(a).emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan

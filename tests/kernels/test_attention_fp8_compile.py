@@ -20,15 +20,17 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor
 def test_products(dim, name):
     variant = AttentionVariant(right=name != "dense", softcap=name == "softcap")
     config = sm90_fp8_config(dim, dim, variant, LARGE)
-    descales = tuple(_meta(1, 1, dtype=torch.float32).expand(2, 4) for _ in range(3))
+    descales = [_meta(2, 4, dtype=torch.float32)] * 3
     counter = _meta(1, dtype=torch.int32) if variant.uneven else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
-    tensors = (_meta(2, 512, 4, dim), _meta(2, 512, 4, dim), _meta(2, 4, dim, 512), out, None)
-    rest = (1.0, 1.0, 0, 0, None, 0, descales, None, None, counter, 132)
-    constexprs = {"layout": "bshd", "config": config, "variant": variant}
+    tensors = (*[_meta(2, 512, 4, dim)] * 3, _meta(2, 4, dim, 512), out, None, *descales)
+    rest = (1.0, 1.0, 0, 0, None, 0, None, None, counter, 132)
+    constexprs = {"layout": "bshd", "config": config, "variant": variant, "descale_modes": (2, 2, 2)}
     kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
-    (found,) = kernel.resources()
-    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+    transpose, found = sorted(kernel.resources(), key=lambda x: "attention" in x.entry)
+    assert "quantize_tile" in transpose.entry
+    for each in (transpose, found):
+        assert each.stack_bytes == each.spill_loads == each.spill_stores == 0
     products = [n for name, n in found.instructions.items() if name.startswith("QGMMA")]
     assert products and not any(name.startswith("HGMMA") for name in found.instructions)
     # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.

@@ -7,7 +7,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from kernels_dsl.ops import attention, attention_plan
+from kernels_dsl.ops import attention, attention_fp8, attention_plan
 from kernels_dsl.ops.target import Target
 
 
@@ -70,3 +70,58 @@ def test_other_tensors_get_plans_of_their_own(launched):
         ((way, args),) = launched
         assert way == "first"
         assert all(x.data_ptr() % 16 == 0 for x in args[:3])
+
+
+@pytest.fixture
+def launched_fp8(launched, monkeypatch):
+    """The same for `attention_fp8`."""
+    target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
+    monkeypatch.setattr(attention_fp8, "target_of", lambda q: target)
+    monkeypatch.setattr(attention_fp8, "_PLANS", {})
+    monkeypatch.setattr(attention_fp8, "_BARE", {})
+    return launched
+
+
+def _fp8(*shape):
+    return torch.zeros(shape, dtype=torch.float8_e4m3fn)
+
+
+DESCALES = {
+    "none": (None, None, None),
+    "one": ((1,), (1, 1, 1, 1), (1, 1)),
+    "heads": ((2, 8), (2, 4, 1, 1), (2, 4, 1)),
+    "blocks of keys": (None, (2, 4, 2), (2, 4, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", list(DESCALES))
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8_the_second_call_launches_what_the_first_does(launched_fp8, kind, causal):
+    q, k, v = _fp8(2, 100, 8, 64), _fp8(2, 200, 4, 64), _fp8(2, 200, 4, 32)
+    descales = [None if shape is None else torch.ones(shape) for shape in DESCALES[kind]]
+    options = dict(zip(("q_descale", "k_descale", "v_descale"), descales), causal=causal)
+    for _ in range(2):
+        kernels_dsl.attention_fp8(q, k, v, **options)
+    (way, args), (way_again, args_again) = launched_fp8
+    assert (way, way_again) == ("first", "again")
+    assert _described(args) == _described(args_again)
+    assert [x.data_ptr() for x in args_again[:3]] == [x.data_ptr() for x in (q, k, v)]
+    assert all(x is y for x, y in zip(args_again[6:9], descales))
+
+
+def test_fp8_other_arguments_go_the_long_way(launched_fp8):
+    """A cached call does not hide an error, an option, or a tensor that must be prepared."""
+    x, heads = _fp8(2, 100, 4, 64), torch.ones(2, 4)
+    kernels_dsl.attention_fp8(x, x, x, q_descale=heads)
+    launched_fp8.clear()
+    with pytest.raises(ValueError, match="q_descale is"):
+        kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(2, 3))
+    with pytest.raises(TypeError, match="k is a NoneType"):
+        kernels_dsl.attention_fp8(x, None, x, q_descale=heads)
+    assert not launched_fp8
+    kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(()))
+    kernels_dsl.attention_fp8(x, x, x, q_descale=heads, return_lse=True)
+    kernels_dsl.attention_fp8(x, x, x.mT.contiguous().mT, q_descale=heads)
+    assert [way for way, _ in launched_fp8] == ["first"] * 3
+    (_, one), (_, with_lse), (_, strided) = launched_fp8
+    assert (one[6].shape, with_lse[5].shape, strided[2].stride(-1)) == ((1,), (2, 4, 100), 1)

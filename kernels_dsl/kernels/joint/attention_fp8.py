@@ -1,0 +1,67 @@
+"""fp8 attention and, before it, the transpose of V that its second product needs."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.config.quantize import TileQuantization
+from kernels_dsl.kernels.attention.sm90_fp8 import attention_sm90_fp8
+from kernels_dsl.kernels.quantize.packed import transpose_packed
+from kernels_dsl.kernels.quantize.tile import quantize_tile
+
+TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
+
+
+@cute.jit
+def attention_fp8_with_transpose(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    turned: cute.Tensor,  # as `attention_sm90_fp8`'s v, in whole 16 keys; written
+    o: cute.Tensor,
+    lse: cute.Tensor | None,
+    q_descale: cute.Tensor | None,
+    k_descale: cute.Tensor | None,
+    v_descale: cute.Tensor | None,
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    seqlens: tuple | None,
+    max_q: Int32,
+    lists: tuple | None,
+    sinks: cute.Tensor | None,
+    counter: cute.Tensor | None,
+    max_ctas: Int32,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    descale_modes: cutlass.Constexpr,
+):
+    """Launches both; arguments as those of `attention_sm90_fp8`, but v as the caller has it, contiguous along
+    the head dimension. `descale_modes` says how many of the first modes of each descale, (B, heads, blocks of
+    keys), count; 0: it is one element.
+    """
+    if cutlass.const_expr(layout == "thd"):
+        transpose_packed(v, turned, seqlens[1], seqlens[2], stream, TRANSPOSE)
+    else:
+        heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
+        unused = (None, None)
+        quantize_tile(heads_first, *unused, turned, None, *unused, stream=stream, spec=TRANSPOSE)
+    descales = (q_descale, k_descale, v_descale)
+    descales = tuple(_leading_modes(x, modes) for x, modes in zip(descales, descale_modes))
+    tensors, numbers = (q, k, turned, o, lse), (scale, softcap, left, right)
+    rest = (seqlens, max_q, descales, lists, sinks, counter, max_ctas, stream)
+    attention_sm90_fp8(*tensors, *numbers, *rest, layout=layout, config=config, variant=variant)
+
+
+def _leading_modes(descale, modes: int):
+    """A descale as (B, heads) or (B, heads, blocks of keys)."""
+    if descale is None:
+        return None
+    if modes == 0:  # whatever the batch and the head
+        return cute.make_tensor(descale.iterator, cute.make_layout((1, 1), stride=(0, 0)))
+    layout = cute.make_layout(descale.shape[:modes], stride=descale.stride[:modes])
+    return cute.make_tensor(descale.iterator, layout)
