@@ -1,0 +1,131 @@
+"""One or more small calls of each kernel family, with odd sizes, to run under compute-sanitizer's memcheck.
+
+    compute-sanitizer --tool memcheck --report-api-errors no python tests/memcheck/calls.py gemm sm90
+
+Each result is compared with a plain product in float32, so that a call which did nothing is seen too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+import kernels_dsl
+from kernels_dsl import BsrTensor
+
+BF16 = torch.bfloat16
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor, share: float = 0.02) -> None:
+    """Raises where the two are apart by more than `share` of the largest expected magnitude."""
+    error = (actual.float() - expected.float()).abs().max().item()
+    limit = share * expected.float().abs().max().item()
+    if not error <= limit:
+        raise AssertionError(f"off by {error}, at most {limit} was expected")
+
+
+def gemm(family: str, device: str) -> None:
+    """Aligned and not, both majors, a batch, an epilogue with every operand."""
+    for m, n, k, batch in ((129, 72, 136, ()), (65, 33, 71, ()), (40, 136, 72, (2,))):
+        a, b = torch.randn(*batch, m, k, device=device), torch.randn(*batch, k, n, device=device)
+        bias, other = torch.randn(n, device=device), torch.randn(m, n, device=device)
+        expected = torch.relu(a.bfloat16().float() @ b.bfloat16().float() + bias.bfloat16()) + other.bfloat16()
+        a, b, bias, other = (x.to(BF16) for x in (a, b, bias, other))
+        for right in (b, b.mT.contiguous().mT):
+            d = kernels_dsl.gemm(a, right, bias=bias, residual=other, activation="relu", family=family)
+            near(d, expected)
+
+
+def scaled(family: str, device: str) -> None:
+    """fp8 factors with one scale, scales of rows, and scales of 128 of K."""
+    a, b = torch.randn(130, 272, device=device), torch.randn(272, 80, device=device)
+    for kinds in (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128")):
+        a8, scale_a = kernels_dsl.quantize(a.to(BF16), scaling=kinds[0])
+        b8, scale_b = kernels_dsl.quantize(b.mT.to(BF16).contiguous(), scaling=kinds[1])
+        near(kernels_dsl.scaled_gemm(a8, b8.mT, scale_a, scale_b.mT, family=family), a @ b, 0.1)
+
+
+def quantize(family: str, device: str) -> None:
+    """Every kind of scale, with and without the transpose."""
+    x = torch.randn(131, 264, device=device, dtype=BF16)
+    for scaling in ("tensor", "row", "1x128", "128x128"):
+        values, scales = kernels_dsl.quantize(x, scaling=scaling)
+        rows, columns = values.shape
+        full = scales.repeat_interleave(-(-rows // scales.shape[0]), 0)[:rows] if scales.ndim else scales
+        if scaling.endswith("128"):
+            rows_each = 128 if scaling.startswith("128") else 1
+            full = scales.repeat_interleave(rows_each, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+        near(values.float() * full, x, 0.05)
+        kernels_dsl.quantize(x, scaling=scaling, transpose="both")
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(hidden.triu(scores.shape[-1] - scores.shape[-2] + 1), float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def attention(family: str, device: str) -> None:
+    """Dense, causal and listed blocks, grouped heads, lengths that fill no tile."""
+    for dim in (64, 128):
+        q = torch.randn(2, 131, 4, dim, device=device, dtype=BF16)
+        k, v = (torch.randn(2, 203, 2, dim, device=device, dtype=BF16) for _ in range(2))
+        for causal in (False, True):
+            near(kernels_dsl.attention(q, k, v, causal=causal, family=family), _attention(q, k, v, causal))
+
+
+def attention_fp8(family: str, device: str) -> None:
+    """Dense and causal."""
+    q, k, v = (torch.randn(1, 131, 2, 64, device=device, dtype=BF16) for _ in range(3))
+    small = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    exact = [x.to(BF16) for x in small]
+    for causal in (False, True):
+        near(kernels_dsl.attention_fp8(*small, causal=causal), _attention(*exact, causal), 0.1)
+
+
+def bsr(family: str, device: str) -> None:
+    """The product and both gradients, blocks of every kind of kernel."""
+    for block in (16, 32, 64, 128):
+        rows, columns = 3, 5
+        mask = torch.rand(rows, columns, device=device) < 0.6
+        mask[0, 0] = True
+        dense = torch.randn(rows * block, columns * block, device=device, dtype=BF16)
+        sparse = BsrTensor.from_dense(dense, mask, (block, block))
+        b = torch.randn(columns * block, 72, device=device, dtype=BF16)
+        g = torch.randn(rows * block, 72, device=device, dtype=BF16)
+        kept = sparse.to_dense().float()
+        near(kernels_dsl.bsr_gemm(sparse, b, family=family), kept @ b.float())
+        near(kernels_dsl.bsr_gemm(sparse.t(), g, family=family), kept.mT @ g.float())
+        gradient = kernels_dsl.bsr_sddmm(g, b.t(), sparse).to_dense()
+        near(gradient, (g.float() @ b.float().mT) * (kept != 0))
+
+
+FAMILIES: dict[str, Callable[[str, str], None]] = {
+    "gemm": gemm,
+    "scaled": scaled,
+    "quantize": quantize,
+    "attention": attention,
+    "attention_fp8": attention_fp8,
+    "bsr": bsr,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """`arguments`: a name of FAMILIES, "sm90" or "sm80", and where its tensors are (default "cuda")."""
+    name, family, *device = arguments
+    torch.manual_seed(0)
+    FAMILIES[name](family, *device or ["cuda"])
+    if not device:
+        torch.cuda.synchronize()
+    print(f"{name} {family}: right")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
