@@ -429,8 +429,8 @@ def _launching(
 
         def bare(q: Any, k: Any, v: Any, descales: tuple[Any, ...]) -> torch.Tensor:
             out = make_out()
-            last = (tile_counter(index) if queued else None, max_ctas)
-            kernel(q, k, v, make_turned(), out, None, *descales, *without_extras, *last)
+            rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
+            kernel(q, k, v, make_turned(), out, None, *descales, *rest)
             return out
 
         return bare
