@@ -17,7 +17,7 @@ HOPPER = [("scaled", "sm90"), ("attention_fp8", "sm90"), ("quantize", "sm90")]
 
 @pytest.mark.gpu
 @pytest.mark.sm90
-@pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+@pytest.mark.skipif(TOOL is None, reason="no compute-sanitizer here: it comes with the CUDA toolkit")
 @pytest.mark.parametrize(("name", "family"), BOTH + HOPPER)
 def test_memcheck_has_no_report(name: str, family: str) -> None:
     command = [str(TOOL), "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "77"]
