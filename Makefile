@@ -27,6 +27,8 @@ lint: $(VENV)/.complete
 bench: $(VENV)/.complete
 	$(RUN) -m kernels_dsl bench gemm
 	$(RUN) -m kernels_dsl bench attention
+	$(RUN) -m kernels_dsl bench bsr
+	$(RUN) -m kernels_dsl bench fp8
 
 doctor: $(VENV)/.complete
 	$(RUN) -m kernels_dsl doctor

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels_dsl.cli.errors import UsageError
 
-BENCHMARKS = ("gemm", "attention", "bsr")
+BENCHMARKS = ("gemm", "attention", "bsr", "fp8")
 
 
 def add_command(commands: Any) -> None:
