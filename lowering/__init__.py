@@ -31,7 +31,7 @@ from lowering.errors import (
 from lowering.function import JitFunction, jit
 from lowering.launch import CompiledKernel
 
-_LAZY = ("bundle", "emulator", "inspect")
+_LAZY = ("bundle", "emulator", "inspect", "recording")
 
 __all__ = [
     "ArgumentTypeError",

@@ -376,16 +376,30 @@ class JitFunction:
                 f"argument {name!r} is on the CPU, expected a CUDA tensor; to run {self.name!r} on the CPU, "
                 f"call it within lowering.emulator.run(arch='sm_90a') or set {EMULATE_VARIABLE}=sm_90a"
             )
+        recorded = _recording()
+        if recorded is not None:
+            from lowering.recording import RecordedCall
+
+            recorded[1].append(RecordedCall(self, args, constants))
+            return
         from lowering import emulator
 
         emulator.launch(self, args, constants, arch)
 
 
 def emulated_arch() -> str | None:
-    """The architecture that CPU tensors are emulated for right now, or None where they are an error."""
+    """The architecture that CPU tensors are emulated or recorded for now, or None where they are an error."""
+    recorded = _recording()
+    if recorded is not None:
+        return recorded[0]
     emulator = sys.modules.get("lowering.emulator")
     active = getattr(emulator, "active_arch", None)
     return (active() if active is not None else None) or os.environ.get(EMULATE_VARIABLE) or None
+
+
+def _recording() -> tuple[str, list[Any]] | None:
+    module = sys.modules.get("lowering.recording")
+    return None if module is None else module.active()
 
 
 def forget_loaded() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kernels_dsl.cli.errors import UsageError
 
-OPS = ("gemm", "attention", "bsr")
+OPS = ("gemm", "attention", "bsr", "fp8")
 # Opcodes of SASS by what they do. SM90 kernels have HGMMA and UTMALDG, SM80-class ones HMMA and LDGSTS.
 MATRIX_OPCODES = ("HGMMA", "QGMMA", "HMMA", "QMMA")
 NAME_WIDTH = 48

@@ -19,6 +19,7 @@ from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
 from kernels_dsl.ops.aot_attention import iter_attention
 from kernels_dsl.ops.aot_bsr import iter_bsr
+from kernels_dsl.ops.aot_fp8 import iter_fp8
 from kernels_dsl.ops.gemm_kernels import FUNCTIONS
 
 _EXTENT = 512  # of M, N and K; only strides and alignment count
@@ -143,12 +144,12 @@ def _gemm_kernels(arch: str) -> Iterator[Kernel]:
 
 
 def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
-    """(name, jit function, arguments on the meta device, configuration) of every kernel worth compiling.
+    """(name, jit function, arguments without contents, configuration) of every kernel worth compiling.
 
     `function.compile(*arguments, arch=arch, **configuration)` compiles one; no GPU is needed. ValueError for
     an unknown op or an architecture without kernels.
     """
-    makers = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr}
+    makers = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr, "fp8": iter_fp8}
     for op in ops:
         if op not in makers:
             raise ValueError(f"ops has {op!r}, must be of: {', '.join(makers)}")
