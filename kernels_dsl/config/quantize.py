@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -17,6 +18,11 @@ PITCH = 16
 THREADS = 256
 CTAS_PER_SM = {1: 4, 2: 4, 4: 2}
 """CTAs that an SM's registers are divided among, by the bytes of an element of x. All hold a whole tile."""
+MANY_PARTS = 4096
+"""More maxima than this become fewer before every CTA reads all of them."""
+FEW_PARTS = 256
+MAXIMA_ALIGN = 4
+"""Elements of 16 bytes: rows of maxima start at multiples of them."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +81,15 @@ def row_quantization(format: str, columns: int, hopper: bool, bytes_each: int = 
         if columns <= THREADS * vectors * cluster * VECTOR and vectors * bytes_each <= 32:
             return RowQuantization(format, THREADS, vectors, cluster, True)
     return RowQuantization(format, THREADS, 0, 8, True)
+
+
+def maxima_elements(matrices: int, rows: int, columns: int, parts: int, kinds: tuple[str | None, ...]) -> int:
+    """Elements of the workspace of `quantize_by_maxima`. `kinds`: the spec's (plain, turned)."""
+
+    def padded(*shape: int) -> int:
+        return math.prod(shape[:-1]) * (-(-shape[-1] // MAXIMA_ALIGN) * MAXIMA_ALIGN)
+
+    if "lines" not in kinds:
+        return padded(matrices, parts) + FEW_PARTS
+    own = padded(matrices, -(-columns // TILE) + 1, rows) if kinds[0] == "lines" else 0
+    return padded(matrices, parts, columns) + own

@@ -40,17 +40,23 @@ class Launch:
         self.target = target
         self.constexprs = constexprs
         self._kernel: Callable[..., Any] | None = None
+        self._direct: Callable[..., Any] | None = None
         self._many = target.index >= 0 and torch.cuda.device_count() > 1
 
     def __call__(self, *args: Any) -> None:
+        if self._direct is not None:
+            self._direct(*args)
+            return None
         if self._many and torch.cuda.current_device() != self.target.index:
             with torch.cuda.device(self.target.index):
                 return self(*args)
         if self._kernel is None:
             self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
         self._kernel(*args)
+        if not self.target.emulated and not self._many:
+            self._direct = self._kernel
         return None
 
     def direct(self) -> Callable[..., Any] | None:
         """The bare launch, for calls that need nothing else; None before the first, or where they do."""
-        return None if self.target.emulated or self._many else self._kernel
+        return self._direct

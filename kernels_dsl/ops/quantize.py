@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
+from kernels_dsl.ops import fresh
 from kernels_dsl.ops.quantize_plan import Kernels, Plan
 from kernels_dsl.ops.target import Target, target_of
 
@@ -139,10 +140,6 @@ class Buffer(NamedTuple):
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
-
-
 def _merged_lead(lead: tuple[int, ...]) -> tuple[int, ...]:
     """Leading modes beyond two are one."""
     return lead if len(lead) <= 2 else (math.prod(lead[:-1]), lead[-1])
@@ -157,7 +154,7 @@ def _values(lead: tuple[int, ...], rows: int, columns: int, dtype: torch.dtype) 
         result = lambda t: t.view(*lead, rows, pitch)[..., :columns]  # noqa: E731
     elif pitch != columns:
         result = lambda t: t[..., :columns]  # noqa: E731
-    return Buffer(shape, _dense(shape), dtype, result)
+    return Buffer(shape, fresh.dense_strides(shape), dtype, result)
 
 
 def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buffer:
@@ -169,9 +166,9 @@ def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buf
         "128x128": (-(-rows // TILE), groups),
     }[scaling]
     shape = (*_merged_lead(lead), *last)
-    strides = _dense(shape)
+    strides = fresh.dense_strides(shape)
     if scaling == "1x128":
-        strides = (*_dense((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
+        strides = (*fresh.dense_strides((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
     split = (lambda t: t.unflatten(0, lead[:-1])) if len(lead) > 2 else None
     return Buffer(shape, strides, torch.float32, split)
 
@@ -188,7 +185,7 @@ def buffers_of(
         if scaling != "tensor":
             made.append(_scales(lead, m, k, scaling))
     if scaling == "tensor" and not given:
-        made.append(Buffer((1,), (1,), torch.float32, lambda t: t.view(())))
+        made.append(Buffer((1,), (1,), torch.float32, torch.squeeze))
     return made
 
 
@@ -233,13 +230,11 @@ def _plan(
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
     sequence = kernels.sequence(scaling, given, *_places(scaling, transpose, swap))
-    device = x.device
-    facts = [(b.shape, b.strides, b.dtype) for b in buffers]
+    make = [fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers]
     as_they_are = all(b.result is None for b in buffers)
-    empty = torch.empty_strided
 
     def run(x: torch.Tensor, scale: torch.Tensor | None) -> list[torch.Tensor]:
-        made = [empty(shape, strides, dtype=kind, device=device) for shape, strides, kind in facts]
+        made = [new() for new in make]
         sequence(x if prepare is None else prepare(x), made, scale)
         return made if as_they_are else finished(buffers, made)
 

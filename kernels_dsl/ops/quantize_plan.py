@@ -11,12 +11,15 @@ import torch
 import lowering
 from kernels_dsl.config.quantize import (
     CTAS_PER_SM,
+    MANY_PARTS,
     PITCH,
     TILE,
     RowQuantization,
     TileQuantization,
+    maxima_elements,
     row_quantization,
 )
+from kernels_dsl.ops import fresh
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 
@@ -26,9 +29,6 @@ FUNCTIONS = {
     "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
     "maxima": lowering.jit(f"{_FOLDER}.maxima:quantize_by_maxima", name="quantize_by_maxima"),
 }
-MANY_PARTS = 4096
-"""More maxima than this become fewer before every CTA reads all of them."""
-FEW_PARTS = 256
 SMALL = 1 << 17
 """Elements that one cluster takes through its registers, where all have one scale."""
 
@@ -38,8 +38,6 @@ Sequence = Callable[[torch.Tensor, list[torch.Tensor], "torch.Tensor | None"], N
 """Launches on (what the kernels read, the buffers to be written, given scale)."""
 Place = tuple[int, int] | None
 """Where among the buffers an output's values and scales are."""
-MaximaShapes = tuple[tuple[int, ...] | None, ...]
-"""Of `quantize_by_maxima`'s maxima, row_maxima and fewer."""
 
 
 class Kernels:
@@ -48,6 +46,7 @@ class Kernels:
     def __init__(self, format: str, target: Target, read: torch.Tensor) -> None:
         self.format = format
         self.target = target
+        self.device = read.device
         self.early = target.device.capability >= (9, 0)
         self.matrices = read.shape[:-2].numel()
         self.rows, self.columns = read.shape[-2:]
@@ -99,36 +98,33 @@ class Kernels:
 
         def run(x: torch.Tensor, made: list[torch.Tensor], scale: torch.Tensor | None) -> None:
             assert scale is not None
-            one = scale.view(1)
+            one = torch.ravel(scale)  # kernels take no tensors without modes; the quickest way
             first = (made[plain[0]], one) if plain else (None, None)
             second = (made[turned[0]], one) if turned else (None, None)
             tile(x, *first, *second, None, None)
 
         return run
 
-    def _by_maxima(
-        self, plain: Place, turned: Place, shapes: MaximaShapes, spec: TileQuantization
-    ) -> Sequence:
-        """With scales made of maxima, kept in tensors of these shapes before the pass that writes values."""
-        kernel = self._kernel("maxima", spec=spec)
-        empty = torch.empty
+    def _by_maxima(self, plain: Place, turned: Place, parts: int, spec: TileQuantization) -> Sequence:
+        """With scales made of maxima of so many parts."""
+        many = "whole" in (spec.plain, spec.turned) and self.matrices * parts > MANY_PARTS
+        kernel = self._kernel("maxima", spec=spec, many=many)
+        kinds = (spec.plain, spec.turned)
+        elements = maxima_elements(self.matrices, self.rows, self.columns, parts, kinds)
+        workspace = fresh.maker((elements,), torch.float32, self.device)
 
         def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
-            device = x.device
-            maxima = [None if s is None else empty(s, dtype=torch.float32, device=device) for s in shapes]
             first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
             second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
-            kernel(x, *first, *second, *maxima)
+            kernel(x, *first, *second, workspace(), parts)
 
         return run
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
         """With scales of matrices or of all."""
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
-        many = kind == "whole" and self.matrices * parts > MANY_PARTS
-        shapes = ((self.matrices, parts), None, (1, FEW_PARTS) if many else None)
         kinds = (kind if plain else None, kind if turned else None)
-        return self._by_maxima(plain, turned, shapes, self._tile_spec(*kinds))
+        return self._by_maxima(plain, turned, parts, self._tile_spec(*kinds))
 
     def _rows(self, plain: Place, turned: Place) -> Sequence:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
@@ -137,8 +133,4 @@ class Kernels:
             rows = self._kernel("rows", spec=spec)
             return lambda x, made, _: rows(x, made[0], made[1])
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
-        maxima = (self.matrices, parts, self.columns)
-        if plain is None:
-            return self._by_maxima(None, turned, (maxima, None, None), self._tile_spec(None, "lines"))
-        shapes = (maxima, (self.matrices, self.tiles[1], self.rows), (self.matrices, 1, self.rows))
-        return self._by_maxima(plain, turned, shapes, self._tile_spec("lines", "lines"))
+        return self._by_maxima(plain, turned, parts, self._tile_spec("lines" if plain else None, "lines"))

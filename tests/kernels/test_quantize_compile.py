@@ -42,18 +42,19 @@ def test_both_outputs_of_a_tile(arch, format):
 def test_scales_of_maxima(dtype, kinds):
     x, values = _meta(N, N, dtype=dtype), _meta(N, N, dtype=torch.float8_e4m3fn)
     whole = kinds[0] == "whole"
-    scale, maxima = (_meta(1), _meta(1, 528)) if whole else (_meta(N, 1), _meta(1, 4, N))
-    more = (_meta(1, N // 128, N), _meta(1, 1, N)) if kinds[0] == "lines" else (None, None)
+    scale = _meta(1) if whole else _meta(N, 1)
     plain = (values, scale) if kinds[0] else (None, None)
     spec = TileQuantization("e4m3", *kinds, early=True)
-    args = (x, *plain, values, scale, maxima, *more)
-    compiled = FUNCTIONS["maxima"].compile(*args, arch="sm_90a", spec=spec)
+    args = (x, *plain, values, scale, _meta(1 << 20), 4)
+    compiled = FUNCTIONS["maxima"].compile(*args, arch="sm_90a", spec=spec, many=False)
     found = [kernel.entry.rpartition("_")[0] for kernel in compiled.resources()]
-    assert found.count("quantize_tile") == 1 and found.count("quantize_amax") == (1 if more[0] is None else 2)
+    assert found.count("quantize_tile") == 1 and found.count("quantize_amax") == (
+        2 if kinds[0] == "lines" else 1
+    )
     for kernel in compiled.resources():
         assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
         second = kernel.entry == "quantize_amax_1"  # of maxima, which are float32
-        both = more[0] is not None and kernel.entry == "quantize_amax_0"
+        both = kinds[0] == "lines" and kernel.entry == "quantize_amax_0"
         assert kernel.registers <= (128 if dtype == torch.float32 or second else 80 if both else 64), kernel
 
 

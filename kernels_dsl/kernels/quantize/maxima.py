@@ -2,9 +2,13 @@
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from kernels_dsl.config.quantize import FEW_PARTS, MAXIMA_ALIGN, TILE
 
 from .amax import amax_parts
 from .tile import quantize_tile
+from .views import four_modes
 
 
 def quantize_by_maxima(
@@ -13,25 +17,50 @@ def quantize_by_maxima(
     scales: cute.Tensor | None,
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
-    maxima: cute.Tensor,
-    row_maxima: cute.Tensor | None,
-    fewer: cute.Tensor | None,
+    workspace: cute.Tensor,
+    parts: Int32,
     stream,
     spec: cutlass.Constexpr,
+    many: cutlass.Constexpr[bool],
 ):
     """Launch `amax_parts` and `quantize_tile` of the same x, by `spec`; the tensors are theirs.
 
-    maxima and row_maxima: `amax_parts`'s, written. fewer: None, or where there are many maxima, maxima of
-    those, which `quantize_tile` reads in their place: (1, P) float32, or (L, P, M) of row_maxima.
+    workspace: float32, of `config.quantize.maxima_elements`, written. parts: maxima of each matrix, or of
+    each of its columns. With `many` there are so many that `quantize_tile` reads maxima of those.
     """
     columns = "lines" in (spec.plain, spec.turned)
+    whole = four_modes(x)
+    matrices, rows = whole.shape[0] * whole.shape[1], whole.shape[2]
+    row_maxima = None
+    if columns:
+        maxima, rest = _leading(workspace, (matrices, parts, whole.shape[3]))
+        if spec.plain == "lines":
+            row_maxima, rest = _leading(rest, (matrices, cute.ceil_div(whole.shape[3], TILE), rows))
+    else:
+        maxima, rest = _leading(workspace, (matrices, parts), pad=many)
     amax_parts(x, maxima, row_maxima, stream, columns, spec.early)
-    if cutlass.const_expr(row_maxima is not None):
+    if row_maxima is not None:
+        fewer, _ = _leading(rest, (matrices, 1, rows))
         amax_parts(row_maxima, fewer, None, stream, True, spec.early)
         row_maxima = fewer
-    elif cutlass.const_expr(fewer is not None):
+    elif many:
+        fewer, _ = _leading(rest, (1, FEW_PARTS))
         amax_parts(maxima, fewer, None, stream, False, spec.early)
         maxima = fewer
     quantize_tile(
         x, values, scales, turned_values, turned_scales, maxima, row_maxima, stream=stream, spec=spec
     )
+
+
+def _leading(workspace: cute.Tensor, shape: tuple, pad: bool = True) -> tuple:
+    """(a tensor of this shape, its rows padded to whole 16 bytes where `pad`, what lies behind it)."""
+    pitch = cute.ceil_div(shape[-1], MAXIMA_ALIGN) * MAXIMA_ALIGN if pad else shape[-1]
+    strides, step = [1], pitch
+    for size in reversed(shape[1:-1]):
+        strides.append(step)
+        step = step * size
+    strides.append(Int64(step))  # the only one that may reach beyond 32 bits
+    layout = cute.make_layout(tuple(shape), stride=tuple(reversed(strides)))
+    count = cute.ceil_div(Int64(step) * shape[0], MAXIMA_ALIGN) * MAXIMA_ALIGN
+    behind = (workspace.iterator + count).align(4 * MAXIMA_ALIGN)
+    return cute.make_tensor(workspace.iterator, layout), cute.make_tensor(behind, cute.make_layout(1))
