@@ -293,7 +293,7 @@ def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor]
     if x is None or (x.numel() > 1 and x.shape[1] == heads):
         return None
     if x.numel() == 1:
-        return torch.ravel if x.dim() == 0 else None  # kernels take no tensors without modes
+        return fresh.with_a_mode if x.dim() == 0 else None
     return lambda t: t.reshape(t.shape[:2]).repeat_interleave(heads // t.shape[1], dim=1)
 
 

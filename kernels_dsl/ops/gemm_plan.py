@@ -11,7 +11,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.gemm import EntryLayout, GemmConfig
-from kernels_dsl.ops import gemm_kernels
+from kernels_dsl.ops import fresh, gemm_kernels
 from kernels_dsl.ops.gemm_arguments import GemmCall, OperandSpec
 from kernels_dsl.ops.gemm_decide import Decision, contiguous_layout, decide, matrix_layout
 from kernels_dsl.ops.gemm_layout import MatrixLayout, padded_strides
@@ -75,7 +75,7 @@ def build(
     launch = _Launch(call, decision, target)
     view_d = _restrided(layouts[2].strides)
     if prepare_a is prepare_b is view_d is None and not staged:
-        run = _bare(launch)
+        run = _bare(launch, a.device)
     else:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
@@ -217,17 +217,16 @@ def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, v
     return run
 
 
-def _bare(launch: _Launch) -> Run:
+def _bare(launch: _Launch, device: torch.device) -> Run:
     """The run of a plan that only launches, D allocated where the caller gave none: one frame of Python."""
     kernel: Callable[..., Any] | None = None
     max_ctas = launch.max_ctas
-    shape, dtype = launch.call.d_shape, launch.call.d_dtype
-    other = None if dtype == launch.call.ab_dtype else dtype
+    make_out = fresh.maker(launch.call.d_shape, launch.call.d_dtype, device)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         nonlocal kernel, max_ctas
         if out is None:
-            out = a.new_empty(*shape) if other is None else a.new_empty(shape, dtype=other)
+            out = make_out()
         if kernel is not None:
             kernel(a, b, out, operands, max_ctas)
             return out
@@ -284,5 +283,5 @@ def _operand_step(spec: OperandSpec) -> Callable[[Any], Any] | None:
     if not spec.modes:
         return float if spec.source == "args" else None  # an int would be another signature
     if spec.expand == (1,):
-        return torch.ravel  # of a tensor without modes, which kernels do not take; the quickest way
+        return fresh.with_a_mode
     return None if spec.expand is None else operator.methodcaller("expand", spec.expand)

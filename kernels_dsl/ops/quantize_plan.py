@@ -98,7 +98,7 @@ class Kernels:
 
         def run(x: torch.Tensor, made: list[torch.Tensor], scale: torch.Tensor | None) -> None:
             assert scale is not None
-            one = torch.ravel(scale)  # kernels take no tensors without modes; the quickest way
+            one = fresh.with_a_mode(scale)
             first = (made[plain[0]], one) if plain else (None, None)
             second = (made[turned[0]], one) if turned else (None, None)
             tile(x, *first, *second, None, None)

@@ -16,6 +16,8 @@ _PLANS: dict[Any, gemm_plan.Plan] = {}
 _AMAX = 6
 """Where amax stands among the extras of `run_direct`."""
 _MAX_PLANS = 8192
+_Tensor = torch.Tensor
+_STRIDED = torch.strided
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -76,6 +78,14 @@ def scaled_gemm(
     """
     extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
+    key: Any = None
+    if c is residual is scale_result is amax is None and not epilogue_args:
+        key = _short_key((a, b, scale_a, scale_b), bias, out, (options, config, family))
+        plan = _PLANS.get(key)
+        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            return plan.run(a, b, out, operands)
     if (
         _is_compiling()
         or _dispatch_modes()
@@ -85,7 +95,36 @@ def scaled_gemm(
         from kernels_dsl.ops import scaled_register
 
         return scaled_register.call(a, b, extras, options, out, (config, family))
-    return run_direct(a, b, extras, options, out, (config, family))
+    return run_direct(a, b, extras, options, out, (config, family), key)
+
+
+def _short_key(tensors: tuple[Any, ...], bias: Any, out: Any, rest: tuple[Any, ...]) -> Any:
+    """What finds the plan of a call with no other tensors; None where it must go the long way.
+
+    `tensors`: a, b, scale_a, scale_b.
+    """
+    a, b, scale_a, scale_b = tensors
+    if (
+        not type(a) is type(b) is type(scale_a) is type(scale_b) is _Tensor
+        or not a.layout is b.layout is scale_a.layout is scale_b.layout is _STRIDED
+        or not ((bias is None or type(bias) in _PLAIN_TYPES) and (out is None or type(out) is _Tensor))
+        or _is_compiling()
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or scale_a.is_neg()
+        or scale_b.is_neg()
+        or (_grad_enabled() and (a.requires_grad or b.requires_grad))
+        or (_grad_enabled() and (scale_a.requires_grad or scale_b.requires_grad))
+        or not (bias is out is None or _plain((bias, out)))
+    ):
+        return None
+    return (
+        a.dtype, a.shape, a.stride(), a.data_ptr() & 15, a.get_device(),
+        b.dtype, b.shape, b.stride(), b.data_ptr() & 15, b.get_device(),
+        scale_a.dtype, scale_a.shape, scale_a.stride(), scale_a.data_ptr() & 15, scale_a.get_device(),
+        scale_b.dtype, scale_b.shape, scale_b.stride(), scale_b.data_ptr() & 15, scale_b.get_device(),
+        rest, bias if bias is None else _signature(bias), out if out is None else _signature(out),
+    )  # fmt: skip
 
 
 def run_direct(
@@ -95,13 +134,15 @@ def run_direct(
     options: tuple[Any, ...],
     out: torch.Tensor | None,
     forced: tuple[GemmConfig | None, str | None],
+    key: Any = None,
 ) -> torch.Tensor:
-    """`scaled_gemm` past the dispatcher.
+    """`scaled_gemm` past the dispatcher; `key`: that of the plan, None to make it here.
 
     `extras`: c, bias, residual, the scales of a, b and the result, amax, the epilogue's arguments; `options`:
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
-    key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
+    if key is None:
+        key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
     plan = _PLANS.get(key)
     if plan is None:
         plan = _plan(a, b, extras, options, out, forced)
