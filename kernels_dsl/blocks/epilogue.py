@@ -129,7 +129,20 @@ def store_subtile(
     storing warp arrives only once all but the newest `stages - 2` stores before this one have been
     read (TMA), or all threads arrive after they have read the last one (plain stores).
     """
-    if cutlass.const_expr(plan.use_tma):
+    if cutlass.const_expr(isinstance(write, ClippedWriter)):
+        cute.arch.fence_proxy("async.shared", space="cta")
+        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
+        by_tma, by_threads = write.whole, write.part
+        if at[0] + WGMMA_M <= write.rows:
+            if cute.arch.make_warp_uniform(thread // 32) == 0:
+                by_tma(stage, at)
+        else:
+            by_threads(stage, at)
+        if cute.arch.make_warp_uniform(thread // 32) == 0:
+            # A group of no stores where the rows were clipped: groups count staging buffers.
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
+    elif cutlass.const_expr(plan.use_tma):
         cute.arch.fence_proxy("async.shared", space="cta")
         sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
         if cute.arch.make_warp_uniform(thread // 32) == 0:
@@ -139,6 +152,15 @@ def store_subtile(
     else:
         sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
         write(stage, at)
+
+
+class ClippedWriter:
+    """Stores of a D that ends, for this tile, after `rows` rows: TMA would go on to its real end."""
+
+    def __init__(self, whole: Callable, part: Callable, rows: Int32) -> None:
+        self.whole = whole  # by TMA, of subtiles that end before
+        self.part = part  # by predicated stores
+        self.rows = rows
 
 
 def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: tuple[int, int]) -> Callable:

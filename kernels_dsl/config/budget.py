@@ -108,6 +108,8 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
     reason = specific(config, problem)  # type: ignore[arg-type]
     if reason is None and isinstance(config, Sm80GemmConfig):
         reason = _why_not_fp8(config, problem, device)
+    if reason is None and problem.grouped:
+        reason = _why_not_grouped(config)
     if reason:
         return reason
     tile_k = config.tile_k_for(problem.ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
@@ -121,6 +123,15 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
             f"a stage takes {one} bytes of shared memory and the kernel {needed}; "
             f"{device.name} has {device.smem_bytes} and at least {MIN_STAGES} stages must fit"
         )
+    return None
+
+
+def _why_not_grouped(config: GemmConfig) -> str | None:
+    """Groups of rows are along the kernel's M, and their partial sums would have nowhere to go."""
+    if config.split_k > 1:
+        return f"split_k is {config.split_k}, must be 1 with groups of rows"
+    if getattr(config, "turned", False):
+        return "turned tiles have their rows along N, which cannot be in groups"
     return None
 
 

@@ -18,7 +18,7 @@ class GemmProblem:
     the operand's contiguous mode. `*_align` are the bytes (1 to 16) that divide every row's address.
     `operand_bytes` is what the epilogue reads for each element of D, such as 2 for a bf16 residual;
     broadcast operands count 0. `promotion`: how partial sums of fp8 products are added, None for the tensor
-    cores' own sum over all of K.
+    cores' own sum over all of K. `grouped`: M is the mean of L groups of rows, of any sizes, each with a B.
     """
 
     m: int
@@ -34,6 +34,7 @@ class GemmProblem:
     d_align: int = 16
     operand_bytes: int = 0
     promotion: Promotion | None = None
+    grouped: bool = False
 
     @property
     def ab_bytes(self) -> int:

@@ -24,6 +24,7 @@ DTYPE_NAMES = {
 }  # fmt: skip
 MAX_EXTENT = 2**31 - 1
 BLOCK_SCALE = "block"
+GROUP_ENDS = "ends"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class OperandSpec:
 class GemmCall:
     """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands). `ab_dtype` is A's, and B's
     except for fp8 operands, whose formats may be mixed. `promotion`: how partial sums of fp8 products are
-    added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes."""
+    added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes.
+    `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before all
+    others says where they end, with `GROUP_ENDS` for modes."""
 
     m: int
     n: int
@@ -57,11 +60,13 @@ class GemmCall:
     epilogue: Any
     operands: tuple[OperandSpec, ...]
     promotion: Promotion | None = None
+    groups: int | None = None
 
     @property
-    def block_scales(self) -> int:
-        """How many of the operands are scales of the main loop, and not the epilogue's."""
-        return 2 if self.promotion is not None and self.promotion.scaled else 0
+    def not_epilogue(self) -> int:
+        """How many of the operands, the first ones, are not the epilogue's but the main loop's."""
+        scales = 2 if self.promotion is not None and self.promotion.scaled else 0
+        return scales + (self.groups is not None)
 
     @property
     def d_shape(self) -> tuple[int, ...]:

@@ -83,6 +83,8 @@ def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
 
     WGMMA's M is 64 rows at least and its N 8 columns at least, so a D of few rows wastes less as columns.
     """
+    if call.groups is not None:
+        return False  # groups are along the kernel's M
     return d.contiguous == "column" or (family == "sm90" and call.m <= THIN_M < call.n)
 
 
@@ -99,6 +101,8 @@ def _problem(
     b_k_major = (copy_b or b.contiguous) == "column"  # b (K, N): columns run along K
     a_align, b_align = 16 if copy_a else a.align, 16 if copy_b else b.align
     m, n, d_align = call.m, call.n, d.align
+    if call.groups is not None:
+        m = -(-m // call.groups)
     if swap != (d.contiguous == "column"):
         d_align = call.d_dtype.itemsize  # not contiguous along the kernel's N
     if swap:
@@ -111,9 +115,9 @@ def _problem(
     promotion = call.promotion.swapped() if swap and call.promotion is not None else call.promotion
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return GemmProblem(
-        m, n, call.k, call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],
+        m, n, call.k, call.groups or call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],
         a_k_major=a_k_major, b_k_major=b_k_major, a_align=a_align, b_align=b_align, d_align=d_align,
-        operand_bytes=elementwise, promotion=promotion,
+        operand_bytes=elementwise, promotion=promotion, grouped=call.groups is not None,
     )  # fmt: skip
 
 
@@ -187,6 +191,8 @@ def decide(
             copy_needed(layouts[0], "row", call.ab_dtype, name),
             copy_needed(layouts[1], "column", call.ab_dtype, name),
         )
+        if call.groups is not None and layouts[0].contiguous != "row":
+            copies = ("row", copies[1])  # a group may start at any row
         swap = transposed(call, layouts[2], name)
         options[name] = (copies, _problem(call, layouts, copies, swap))
     name = next(iter(options))

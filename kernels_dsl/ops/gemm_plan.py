@@ -61,12 +61,14 @@ def build(
     """
     spans = (out, a, b, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
-    if 0 in call.d_shape:
+    if 0 in call.d_shape or call.groups == 0:
         return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:
         return replace(_plan_for_empty_k(call, a, b, out, target, config, family), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
+    if staged and call.groups is not None:
+        raise ValueError(f"out has strides {out.stride()}, must have a contiguous mode")  # type: ignore[union-attr]
     if staged:
         layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
     decision = decide(call, layouts, target, config, family)
@@ -119,8 +121,8 @@ class _Launch:
         self.call = call
         self.decision = decision
         self.target = target
-        modes = tuple(spec.modes for spec in call.operands[call.block_scales :])
-        self.layout = EntryLayout(modes, decision.swap, call.promotion)
+        modes = tuple(spec.modes for spec in call.operands[call.not_epilogue :])
+        self.layout = EntryLayout(modes, decision.swap, call.promotion, call.groups is not None)
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
@@ -156,7 +158,7 @@ class _Launch:
             dtype=torch.float32,
             device=d.device,
         )
-        blocks = self.call.block_scales
+        blocks = self.call.not_epilogue
         scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
         if self._kernel is None:
             plain = replace(self.layout, operand_modes=())

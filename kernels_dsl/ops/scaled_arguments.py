@@ -135,7 +135,7 @@ def describe(
     check_dtype("out" if out is not None else "out_dtype", out_dtype, OUT_DTYPES)
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in scales)
     if scale_result is not None:
-        scales = (*scales, _result_spec(scale_result, out_dtype, a.device))
+        scales = (*scales, result_spec(scale_result, out_dtype, a.device))
     if amax is not None:
         scales = (*scales, _amax_spec(amax, a.device))
     further = scale_result is not None, amax is not None
@@ -149,7 +149,7 @@ def describe(
     return call
 
 
-def _result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
+def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
     """The scale of an fp8 result as an operand of the epilogue."""
     check_tensor("scale_result", scale)
     check_dtype("scale_result", scale.dtype, (torch.float32,))

@@ -21,8 +21,9 @@ def gemm_sm80_entry(
 ):
     """Launch the cp.async + mma.sync family on tensors in PyTorch's orientation."""
     views = views_of(a, b, d, operands, layout, config.split_k)
-    if views.promotion is None:
+    if views.promotion is None and views.offsets is None:
         gemm_sm80(views.a, views.b, views.d, views.operands, max_ctas, stream, config, epilogue)
         return
     tensors = views.a, views.b, views.d, views.scales, views.operands
-    scaled_gemm_sm80(*tensors, max_ctas, stream, config=config, epilogue=epilogue, promotion=views.promotion)
+    how = {"config": config, "epilogue": epilogue, "promotion": views.promotion, "offsets": views.offsets}
+    scaled_gemm_sm80(*tensors, max_ctas, stream, **how)

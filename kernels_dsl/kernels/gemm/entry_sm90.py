@@ -22,4 +22,5 @@ def gemm_sm90_entry(
     """Launch the TMA + WGMMA family on tensors in PyTorch's orientation."""
     views = views_of(a, b, d, operands, layout, config.split_k)
     how = config, epilogue, views.promotion
-    gemm_sm90(views.a, views.b, views.d, views.scales, views.operands, max_ctas, stream, how)
+    tensors = views.a, views.b, views.d, views.scales, views.operands
+    gemm_sm90(*tensors, max_ctas, stream, how, offsets=views.offsets)

@@ -25,7 +25,8 @@ class Views:
     """A (M, K, L), B (N, K, L), D (M, N, L) and the epilogue's operands (M, N, L), in the kernel's sense.
 
     `scales`: of 128 elements of K each, (groups of M, groups of K, L) and (groups of N, groups of K, L); None
-    where `promotion`, also in the kernel's sense, has none.
+    where `promotion`, also in the kernel's sense, has none. `offsets`: where groups of rows of A and D end,
+    each with a matrix of B, L groups; None where there are none.
     """
 
     a: cute.Tensor
@@ -34,11 +35,17 @@ class Views:
     operands: tuple
     scales: tuple | None
     promotion: Promotion | None
+    offsets: cute.Tensor | None = None
 
 
 def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
     """The kernel's views of a call's tensors."""
-    if split_k > 1:
+    offsets = None
+    if layout.grouped:
+        offsets, *operands = operands
+        batch = offsets.shape[0]
+        mD = batch_first_view(d, batch, swap=False)
+    elif split_k > 1:
         batch = batch_extent(a, b)
         mD = batch_first_view(d, 1, swap=False)  # (M, N, L * split_k), as the kernel sees it
     else:
@@ -58,7 +65,7 @@ def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
         mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
     shape = (mD.shape[0], mD.shape[1], batch)
-    return Views(mA, mB, mD, operand_views(operands, shape, layout), scales, promotion)
+    return Views(mA, mB, mD, operand_views(operands, shape, layout), scales, promotion, offsets)
 
 
 def operand_views(operands, shape, layout: EntryLayout) -> tuple:

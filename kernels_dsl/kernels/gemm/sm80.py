@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.cp_async import tile_loader
 from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.groups import GroupedGrid, decode_group_tile, rows_of
 from kernels_dsl.blocks.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
@@ -66,17 +67,19 @@ def scaled_gemm_sm80(
     config: cutlass.Constexpr[Sm80GemmConfig],
     epilogue: cutlass.Constexpr,
     promotion: cutlass.Constexpr[Promotion | None],
+    offsets: cute.Tensor | None = None,
 ):
     """Launch D = epilogue(sum over groups g of 128 of K of A_g @ B_g.T * scale_a[g] * scale_b[g], *operands).
 
     As `gemm_sm80`, with mA and mB e4m3 or e5m2, K contiguous, in vectors of 4 bytes or more; from sm_89 on.
     `scales`: float32 (groups of M, groups of K, L) and (groups of N, groups of K, L), any strides, groups of
     MN as `promotion` says; None where promotion.rows_a is 0. Scales of a tensor or a row are operands of
-    the epilogue. promotion None: the matrix unit's own sums over all of K.
+    the epilogue. promotion None: the matrix unit's own sums over all of K. `offsets`: int32, where groups of
+    rows of A and D end, as `blocks.groups` says; L counts groups then, and 16-bit operands will do as well.
     ValueError while tracing where the configuration does not fit the tensors.
     """
     plan = make_plan(mA, mB, mD, config)
-    launch(mA, mB, mD, scales, operands, stream, plan, (promotion, epilogue))
+    launch(mA, mB, mD, scales, operands, stream, plan, (promotion, epilogue), offsets=offsets)
 
 
 def launch(
@@ -88,17 +91,20 @@ def launch(
     stream,
     plan: MultistagePlan,
     functions: tuple,
+    offsets: cute.Tensor | None = None,
 ) -> None:
     """Launch the kernel on the tensors; `functions` are the promotion and the epilogue."""
     config = plan.config
-    grid = TileGrid(
-        cute.ceil_div(mD.shape[0], config.tile_m),
-        cute.ceil_div(mD.shape[1], config.tile_n),
-        mD.shape[2] // config.split_k,
-        config.split_k,
-    )
+    tiles_n = cute.ceil_div(mD.shape[1], config.tile_n)
+    if offsets is None:
+        tiles_m = cute.ceil_div(mD.shape[0], config.tile_m)
+        grid = TileGrid(tiles_m, tiles_n, mD.shape[2] // config.split_k, config.split_k)
+        ctas = grid.size
+    else:
+        grid = GroupedGrid(offsets, Int32(mD.shape[0]), Int32(tiles_n))
+        ctas = grid.most(config.tile_m)
     gemm_sm80_kernel(mA, mB, mD, scales, operands, grid, plan, functions).launch(
-        grid=[grid.size, 1, 1],
+        grid=[ctas, 1, 1],
         block=[config.threads, 1, 1],
         smem=plan.smem_bytes,
         stream=stream,
@@ -115,7 +121,7 @@ def gemm_sm80_kernel(
     mD: cute.Tensor,
     scales: tuple | None,
     operands: tuple,
-    grid: TileGrid,
+    grid: TileGrid | GroupedGrid,
     plan: cutlass.Constexpr,
     functions: cutlass.Constexpr,
 ):
@@ -124,8 +130,16 @@ def gemm_sm80_kernel(
     promotion, epilogue = functions
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    tile = decode_tile(bidx, grid, config.raster_group, True)
-    k_first, k_last = split_range(cute.ceil_div(mA.shape[1], config.tile_k), tile.split, config.split_k)
+    k_tiles = cute.ceil_div(mA.shape[1], config.tile_k)
+    if cutlass.const_expr(isinstance(grid, GroupedGrid)):
+        tile, group = decode_group_tile(bidx, grid, config.tile_m, (config.raster_group, True))
+        mA, mD = rows_of(mA, group), rows_of(mD, group)
+        operands = tuple(rows_of(operand, group) for operand in operands)
+        scales = None if scales is None else (rows_of(scales[0], group), scales[1])
+        k_tiles = k_tiles if group.rows > 0 else Int32(0)  # a CTA without a tile
+    else:
+        tile = decode_tile(bidx, grid, config.raster_group, True)
+    k_first, k_last = split_range(k_tiles, tile.split, config.split_k)
 
     smem = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, byte_alignment=SMEM_ALIGN)
     sA, sB = stages_of(smem, plan)

@@ -25,6 +25,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.groups import GroupedGrid
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.scheduler import TileGrid
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
@@ -43,6 +44,7 @@ def gemm_sm90(
     max_ctas: Int32,
     stream: cuda.CUstream,
     how: cutlass.Constexpr,  # configuration, epilogue, promotion or None
+    offsets=None,  # None, or (L) int32: groups of rows of A and D, `blocks.groups`
 ):
     """Launches the GEMM. A and B: 16-byte aligned base and strides, contiguous in mode 0 or 1.
 
@@ -69,13 +71,21 @@ def gemm_sm90(
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
 
     problem = (cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
-    grid = tile_grid(spec, problem, cute.size(mD, mode=[2]))
+    if cutlass.const_expr(offsets is None):
+        grid = tile_grid(spec, problem, cute.size(mD, mode=[2]))
+        tiles = grid.size
+    else:
+        columns = spec.tile_n * spec.cluster[1]
+        grid = GroupedGrid(offsets, Int32(problem[0]), Int32(cute.ceil_div(problem[1], columns)))
+        tiles = grid.most(spec.cluster_rows)
     cluster_size = spec.cluster[0] * spec.cluster[1]
-    clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, grid.size), Int32(1))
+    clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, tiles), Int32(1))
+    output = (d_atom, tma_d, () if operands is None else operands)
+    if cutlass.const_expr(offsets is not None):
+        output = (*output, mD)
     kernel = gemm_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands), scales,
-        (grid, problem),
+        (a_atom, tma_a, b_atom, tma_b), output, scales, (grid, problem),
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),

@@ -8,10 +8,11 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.groups import Group, GroupedGrid, decode_group_tile, from_row, rows_of, tile_count
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.promoted_ring import by_rows, chunk_scales, promoted_loop
-from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
+from kernels_dsl.blocks.scheduler import TileCoord, TileGrid, decode_tile, split_range
 
 
 @entry_name("gemm_sm90")
@@ -22,7 +23,7 @@ def gemm_kernel(
     mmas: tuple,  # (main loop's, epilogue's) TiledMma
     smem_layouts: tuple,  # of A, B and the epilogue's staging
     loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
-    output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands)
+    output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands; with groups: D)
     scales: tuple | None,  # of A and B, for promoted sums
     schedule: tuple,  # (tiles, (M, N, K))
 ):
@@ -46,7 +47,7 @@ def produce(
     ring: pipeline.PipelineTmaAsync,
     loads: tuple,
     s_tiles: tuple,
-    grid: TileGrid,
+    grid: TileGrid | GroupedGrid,
     problem: tuple,
 ):
     """Producer warp: for each work tile of this cluster, loads its K tiles into the ring."""
@@ -62,11 +63,16 @@ def produce(
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     clusters = cute.arch.grid_dim()[2]
     state = producer_state(spec.stages)
-    work = cluster
-    while work < grid.size:
-        at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
+    work, size = cluster, work_items(spec, grid)
+    while work < size:
+        at, group = work_tile(spec, grid, work)
         m, n = at.m * spec.cluster[0] + rank_m, at.n * spec.cluster[1] + rank_n
-        load_a = tma.tile_loader(a_atom, tAgA[None, m, None, at.batch], tAsA, a_mask)
+        rows = tAgA
+        if cutlass.const_expr(group is not None):
+            tiles = cute.local_tile(from_row(tma_a, group), (spec.tile_m, spec.tile_k), (None, None, None))
+            peers = cute.make_layout(spec.cluster[1])
+            rows = tma.load_partition(a_atom, tiles, s_tiles[0], peers, rank_n)[1]
+        load_a = tma.tile_loader(a_atom, rows[None, m, None, at.batch], tAsA, a_mask)
         load_b = tma.tile_loader(b_atom, tBgB[None, n, None, at.batch], tBsB, b_mask)
         first, end = split_range(k_tiles, at.split, spec.split_k)
         for k in cutlass.range(first, end, unroll=1):
@@ -101,13 +107,6 @@ def consume(
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
-    atom_d, mD, operands = output
-    extent = (problem[0], problem[1], grid.batch * spec.split_k)
-    if cutlass.const_expr(spec.epilogue.use_tma):
-        write = epi.tma_writer(atom_d, mD, sD, spec.epilogue.subtile)
-    else:
-        write = epi.plain_writer(mD, sD, extent, thread)
-
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     state = consumer_state(spec.stages)
     work, stride = cluster, clusters
@@ -117,8 +116,9 @@ def consume(
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
             state = skip(state, k_tile_count(spec, grid, k_tiles, work))
             work += clusters
-    while work < grid.size:
-        at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
+    size = work_items(spec, grid)
+    while work < size:
+        at, rows = work_tile(spec, grid, work)
         first, end = split_range(k_tiles, at.split, spec.split_k)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
@@ -131,9 +131,11 @@ def consume(
             )
         else:
             tile = spec.epilogue.tile
-            factors = chunk_scales(spec.promotion, scales, mmas[0], tile, (m, n, at.batch), thread)
+            own = scales if rows is None or scales is None else (rows_of(scales[0], rows), scales[1])
+            factors = chunk_scales(spec.promotion, own, mmas[0], tile, (m, n, at.batch), thread)
             state = promoted_loop(ring, state, mmas[0], fragments, (first, end), factors, next_turn)
         origin = (m, n, at.batch * spec.split_k + at.split)
+        extent, operands, write = destination(spec, output, sD, (*schedule, rows), thread)
         epi.store_tile(
             spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin, extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
@@ -144,8 +146,42 @@ def consume(
     epi.drain(spec.epilogue, thread)
 
 
+def work_items(spec, grid: TileGrid | GroupedGrid) -> Int32:
+    """Cluster tiles in all. All lanes of a warp take part."""
+    return grid.size if isinstance(grid, TileGrid) else tile_count(grid, spec.cluster_rows)
+
+
+def work_tile(spec, grid: TileGrid | GroupedGrid, work: Int32) -> tuple[TileCoord, Group | None]:
+    """Cluster tile number `work`, and its group of rows, from whose start it counts; None where there are none.
+
+    All lanes of a warp take part.
+    """
+    raster = spec.raster_group, spec.raster_along_m
+    if isinstance(grid, TileGrid):
+        return decode_tile(work, grid, *raster), None
+    return decode_group_tile(work, grid, spec.cluster_rows, raster)
+
+
+def destination(spec, output: tuple, sD: cute.Tensor, where: tuple, thread: Int32) -> tuple:
+    """(extent, operands, write) of a tile's epilogue; `where`: (grid, (M, N, K), group of rows or None)."""
+    atom_d, mD, operands = output[:3]
+    grid, problem, rows = where
+    subtile = spec.epilogue.subtile
+    if rows is None:
+        extent = (problem[0], problem[1], grid.batch * spec.split_k)
+        if spec.epilogue.use_tma:
+            return extent, operands, epi.tma_writer(atom_d, mD, sD, subtile)
+        return extent, operands, epi.plain_writer(mD, sD, extent, thread)
+    extent = (rows.rows, problem[1], cute.size(grid.offsets))
+    write = epi.plain_writer(rows_of(output[3], rows), sD, extent, thread)
+    if spec.epilogue.use_tma:
+        whole = epi.tma_writer(atom_d, from_row(mD, rows), sD, subtile)
+        write = epi.ClippedWriter(whole, write, rows.rows)
+    return extent, tuple(rows_of(operand, rows) for operand in operands), write
+
+
 @cute.jit
-def k_tile_count(spec: cutlass.Constexpr, grid: TileGrid, k_tiles: Int32, work: Int32) -> Int32:
+def k_tile_count(spec: cutlass.Constexpr, grid: TileGrid | GroupedGrid, k_tiles: Int32, work: Int32) -> Int32:
     """K tiles of work item `work`."""
     if cutlass.const_expr(spec.split_k == 1):
         return k_tiles

@@ -33,6 +33,11 @@ class GemmSpec(Warpgroups):
     epilogue: EpiloguePlan
 
     @property
+    def cluster_rows(self) -> int:
+        """Rows of a cluster's tiles."""
+        return self.tile_m * self.cluster[0]
+
+    @property
     def stage_bytes(self) -> int:
         """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
         return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtypes[0].width // 8

@@ -1,0 +1,119 @@
+"""Rows of A and D in groups, each with a B of its own: where a group lies is read on the GPU.
+
+`offsets` (groups), int32, says behind which row a group ends; it starts where the one before ends. The output
+tiles of a group are those of a GEMM of its rows alone, and come after those of the groups before it. What is of
+another group in a tile of A makes rows that are not stored.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.scheduler import TileCoord, grouped_raster
+
+LANES = 32
+LAST_TILE = 2**31 - 1
+
+
+class GroupedGrid(NamedTuple):
+    """Extent of the problem: what it takes to find a tile."""
+
+    offsets: cute.Tensor  # (groups) int32
+    rows: Int32  # of all groups
+    n: Int32  # cluster tiles along N
+
+    def most(self, tile_m: int) -> Int32:
+        """Cluster tiles of `tile_m` rows at most, whatever the offsets."""
+        groups = self.offsets.shape[0]
+        return (self.rows + groups * (tile_m - 1)) // tile_m * self.n
+
+
+class Group(NamedTuple):
+    """Where a group lies: its number, its first row, how many it has, and how many tiles come before it."""
+
+    number: Int32
+    start: Int32
+    rows: Int32
+    tiles_before: Int32
+
+
+@cute.jit
+def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr) -> Group:
+    """The group of cluster tile number `index`; beyond the last tile one without rows behind all tiles.
+
+    All lanes of a warp take part, with the same index: each looks at one of 32 groups at a time. Rows beyond
+    all rows, and groups that end before they start, do not exist.
+    """
+    lane = cute.arch.lane_idx()
+    groups = cute.size(grid.offsets)
+    base, number, start, rows, before = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
+    while base < groups:
+        g = base + lane
+        begin, end = Int32(0), Int32(0)
+        if g < groups:
+            end = cutlass.min(cutlass.max(grid.offsets[g], Int32(0)), grid.rows)
+            if g > 0:
+                begin = cutlass.min(cutlass.max(grid.offsets[g - 1], Int32(0)), grid.rows)
+        own = cutlass.max(end - begin, Int32(0))
+        tiles = (own + (tile_m - 1)) // tile_m * grid.n
+        upto = tiles
+        for step in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(upto, offset=1 << step, mask_and_clamp=0)
+            if lane >= 1 << step:
+                upto = upto + other
+        behind = cute.arch.vote_ballot_sync(before + upto > index)
+        base = base + LANES
+        if behind != 0:
+            first = cute.arch.popc(~behind & (behind - 1))  # the lowest bit that is set
+            number = base - LANES + first
+            start = cute.arch.shuffle_sync(begin, first)
+            rows = cute.arch.shuffle_sync(own, first)
+            before = before + cute.arch.shuffle_sync(upto - tiles, first)
+            base = groups
+        else:
+            before = before + cute.arch.shuffle_sync(upto, LANES - 1)
+    uniform = cute.arch.make_warp_uniform
+    return Group(uniform(number), uniform(start), uniform(rows), uniform(before))
+
+
+def tile_count(grid: GroupedGrid, tile_m: int) -> Int32:
+    """Cluster tiles of all groups. All lanes of a warp take part."""
+    return find_group(Int32(LAST_TILE), grid, tile_m).tiles_before
+
+
+@cute.jit
+def decode_group_tile(
+    index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, raster: cutlass.Constexpr
+) -> tuple[TileCoord, Group]:
+    """Cluster tile number `index`, its batch the group's number, m counted from the group's start; the group.
+
+    `raster`: tiles that are visited together, and whether along M, as `decode_tile` has them.
+    """
+    group = find_group(index, grid, tile_m)
+    in_group = index - group.tiles_before
+    tiles_m = (group.rows + (tile_m - 1)) // tile_m
+    if cutlass.const_expr(raster[1]):
+        m, n = grouped_raster(in_group, cutlass.max(tiles_m, Int32(1)), grid.n, raster[0])
+    else:
+        n, m = grouped_raster(in_group, grid.n, cutlass.max(tiles_m, Int32(1)), raster[0])
+    return TileCoord(m, n, group.number, Int32(0)), group
+
+
+def from_row(tma_tensor: cute.Tensor, group: Group) -> cute.Tensor:
+    """Coordinates (M, …) for TMA, counted from the group's first row."""
+    return cute.domain_offset((group.start, 0, 0), tma_tensor)
+
+
+def rows_of(mX: Any, group: Group) -> Any:
+    """The group's rows of a tensor (M, …) with as many as all groups; anything else as it is."""
+    if not isinstance(mX, cute.Tensor):
+        return mX
+    stride = mX.stride[0]
+    if isinstance(stride, int) and stride == 0:
+        return mX
+    layout = cute.make_layout((group.rows, *mX.shape[1:]), stride=mX.stride)
+    step = (stride if isinstance(stride, int) else cute.get_divisibility(stride)) * mX.element_type.width // 8
+    alignment = min(mX.iterator.alignment, step & -step)
+    return cute.make_tensor((mX.iterator + group.start * stride).align(alignment), layout)
