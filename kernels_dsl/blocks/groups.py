@@ -1,8 +1,8 @@
 """Rows of A and D in groups, each with a B of its own: where a group lies is read on the GPU.
 
-`offsets` (groups), int32, says behind which row a group ends; it starts where the one before ends. The output
-tiles of a group are those of a GEMM of its rows alone, and come after those of the groups before it. What is of
-another group in a tile of A makes rows that are not stored.
+`offsets` (groups), int32, says behind which row a group ends; it starts where the one before ends. The
+output tiles of a group are those of a GEMM of its rows alone, and come after those of the groups before it.
+What is of another group in a tile of A makes rows that are not stored.
 """
 
 from typing import Any, NamedTuple
@@ -88,21 +88,24 @@ def decode_group_tile(
     index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, raster: cutlass.Constexpr
 ) -> tuple[TileCoord, Group]:
     """Cluster tile number `index`, its batch the group's number, m counted from the group's start; the group.
+    Beyond the last tile one at the origin, of a group without rows.
 
     `raster`: tiles that are visited together, and whether along M, as `decode_tile` has them.
     """
     group = find_group(index, grid, tile_m)
-    in_group = index - group.tiles_before
-    tiles_m = (group.rows + (tile_m - 1)) // tile_m
+    in_group = index - group.tiles_before if group.rows > 0 else Int32(0)
+    tiles_m = cutlass.max((group.rows + (tile_m - 1)) // tile_m, Int32(1))
     if cutlass.const_expr(raster[1]):
-        m, n = grouped_raster(in_group, cutlass.max(tiles_m, Int32(1)), grid.n, raster[0])
+        m, n = grouped_raster(in_group, tiles_m, grid.n, raster[0])
     else:
-        n, m = grouped_raster(in_group, grid.n, cutlass.max(tiles_m, Int32(1)), raster[0])
+        n, m = grouped_raster(in_group, grid.n, tiles_m, raster[0])
     return TileCoord(m, n, group.number, Int32(0)), group
 
 
-def from_row(tma_tensor: cute.Tensor, group: Group) -> cute.Tensor:
-    """Coordinates (M, …) for TMA, counted from the group's first row."""
+def from_row(tma_tensor: cute.Tensor, group: Group | None) -> cute.Tensor:
+    """Coordinates (M, …) for TMA, counted from the group's first row; as they are without a group."""
+    if group is None:
+        return tma_tensor
     return cute.domain_offset((group.start, 0, 0), tma_tensor)
 
 

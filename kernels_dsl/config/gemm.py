@@ -119,8 +119,9 @@ class EntryLayout:
     `operand_modes` has for each epilogue operand the modes it has, in its own order, such as "n" for
     a bias of shape (N,), "mn", "lmn", "m1" for a scale a row of shape (M, 1), and "" for a scalar.
     `swap` computes D^T = B^T A^T. `promotion`: how partial sums of fp8 products are added, in the call's
-    orientation; where it has scales, those of a and b come before the epilogue's operands. `grouped`: rows of a
-    and d are in groups, each with a matrix of b; where each ends (`blocks.groups`) comes before all operands.
+    orientation; where it has scales, those of a and b come before the epilogue's operands. `grouped`: rows
+    of a and d are in groups, each with a matrix of b; where each ends (`blocks.groups`) comes before all
+    others.
     """
 
     operand_modes: tuple[str, ...] = ()

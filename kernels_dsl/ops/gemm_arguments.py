@@ -48,8 +48,8 @@ class GemmCall:
     """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands). `ab_dtype` is A's, and B's
     except for fp8 operands, whose formats may be mixed. `promotion`: how partial sums of fp8 products are
     added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes.
-    `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before all
-    others says where they end, with `GROUP_ENDS` for modes."""
+    `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before
+    all others says where they end, with `GROUP_ENDS` for modes."""
 
     m: int
     n: int

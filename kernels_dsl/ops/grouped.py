@@ -1,4 +1,4 @@
-"""`grouped_gemm` and `scaled_grouped_gemm`: rows in groups, each times a matrix of its own, by `gemm`'s kernels."""
+"""`grouped_gemm`, `scaled_grouped_gemm`: groups of rows, each times its own matrix, by `gemm`'s kernels."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """activation(alpha · a[rows of group g] @ b[g] + bias) + residual for each group g of rows.
 
-    a: (M, K), b: (G, K, N), both bf16, fp16 or float32 (as tf32), as in `torch.nn.functional.grouped_mm`. offs:
-    (G,) int32, on a's device: group g ends before row offs[g] and starts where the one before ends, the first
-    one at row 0. They are read by the kernel alone, so nothing waits for the GPU, and a CUDA graph may replay
-    with other offsets. A group may be empty. They must not decrease: a group that ends before it starts is empty,
-    ends beyond M count as M, and which of two groups that claim a row gets it is not defined.
+    a: (M, K), b: (G, K, N), both bf16, fp16 or float32 (as tf32), as `torch.nn.functional.grouped_mm` has
+    them. offs: (G,) int32, on a's device: group g ends before row offs[g] and starts where the one before
+    ends, the first one at row 0. Only the kernel reads them, so nothing waits for the GPU, and a CUDA graph
+    may replay with other offsets. A group may be empty. Offsets must not decrease: a group that ends before
+    it starts is empty, an end beyond M counts as M, and which of two groups that claim a row gets it is not
+    defined.
 
-    bias: (N,), or (G, N) for one a group. residual and tensors among epilogue_args broadcast to (M, N). The other
-    arguments are those of `gemm`. K of both operands is best contiguous for float32; a that is not row-major, and
-    rows off multiples of 16 bytes, are copied first.
+    bias: (N,), or (G, N) for one a group. residual, and tensors among epilogue_args, broadcast to (M, N). The
+    other arguments are those of `gemm`. An a that is not row-major, rows off multiples of 16 bytes and
+    float32 operands that are not contiguous along K are copied first.
 
-    Returns (M, N); rows from offs[-1] on are not written. No gradients. Raises TypeError and ValueError before
-    any launch, naming the argument; `grouped_gemm_supports` gives the same reasons as text. Grouped products of
-    this form: torch.nn.functional.grouped_mm, and Gale et al., MegaBlocks, 2022.
+    Returns (M, N); rows from offs[-1] on are not written. No gradients. Raises TypeError and ValueError
+    before any launch, naming the argument; `grouped_gemm_supports` gives the same reasons as text. That
+    tiles of all groups make one list, which persistent CTAs walk, is CUTLASS's grouped GEMM.
     """
     extras = (None, bias, residual, None, None, None, offs, *epilogue_args)
     options = (alpha, activation, epilogue, out_dtype, False)
@@ -77,14 +78,15 @@ def scaled_grouped_gemm(
 ) -> torch.Tensor:
     """`grouped_gemm` of fp8 operands with scales, as `scaled_gemm` has them.
 
-    a: (M, K), b: (G, K, N), torch.float8_e4m3fn or torch.float8_e5m2 each; a should be row-major and each matrix
-    of b column-major, rows and columns at multiples of 16 bytes, as in `torch._scaled_grouped_mm`; other operands
-    are copied first. offs: (G,) int32, and all else that is not said here, as in `grouped_gemm`.
+    a: (M, K), b: (G, K, N), torch.float8_e4m3fn or torch.float8_e5m2 each; a should be row-major and each
+    matrix of b column-major, rows and columns at multiples of 16 bytes, as in `torch._scaled_grouped_mm`;
+    other operands are copied first. offs: (G,) int32, and all else that is not said here, as in
+    `grouped_gemm`.
 
-    scale_a, scale_b: float32 factors that undo the quantisation, any strides. Each one element, or (G, 1, 1) for
-    one a group, or one a row of a, (M,) or (M, 1), and one a column of b, (G, N) or (G, 1, N). Or both one for 128
-    elements of K, P = ceil(K / 128): of a row of a, (M, P), and of a column of b, (G, P, N), or of 128 columns,
-    (G, P, ceil(N / 128)).
+    scale_a, scale_b: float32 factors that undo the quantisation, any strides. Each one element, or (G, 1, 1)
+    for one a group, or one a row of a, (M,) or (M, 1), and one a column of b, (G, N) or (G, 1, N). Or both
+    one for 128 elements of K, P = ceil(K / 128): of a row of a, (M, P), and of a column of b, (G, P, N), or
+    of 128 columns, (G, P, ceil(N / 128)).
 
     out_dtype: bf16 (the default), fp16, float32 or an fp8 dtype, which the result saturates to, times
     scale_result. use_fast_accum: as in `scaled_gemm`. Compute capability 8.9 and later;
@@ -128,8 +130,8 @@ def run_direct(
 ) -> torch.Tensor:
     """Both operations past the dispatcher.
 
-    `extras`: None, bias, residual, the scales of a, b and the result, offs, the epilogue's arguments; `options`:
-    alpha, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
+    `extras`: None, bias, residual, the scales of a, b and the result, offs, the epilogue's arguments;
+    `options`: alpha, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
     key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
     plan = _PLANS.get(key)

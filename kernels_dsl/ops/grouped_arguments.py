@@ -27,10 +27,9 @@ from kernels_dsl.ops.gemm_arguments import (
 from kernels_dsl.ops.scaled_arguments import OUT_DTYPES, result_spec
 
 EXTRAS = 4
-"""What these have beyond the arguments of `gemm`: the scales of a, b and the result, and where groups end, which
-have these numbers as their `OperandSpec.index`."""
+"""What these have beyond the arguments of `gemm`: the scales of a, b and the result, and where groups end,
+which have these numbers as their `OperandSpec.index`."""
 _SCALE_A, _SCALE_B, _OFFS = 0, 1, 3
-Scale = tuple[OperandSpec, Promotion | None]
 
 
 def describe(
@@ -45,8 +44,8 @@ def describe(
     use_fast_accum: bool = False,
     **epilogue: Any,
 ) -> GemmCall:
-    """Check the arguments of `scaled_grouped_gemm` and say what they ask for; those of `grouped_gemm` where there
-    are no `scales` of a, b and the result. TypeError or ValueError says what is wrong."""
+    """Check the arguments of `scaled_grouped_gemm` and say what they ask for; those of `grouped_gemm` where
+    there are no `scales` of a, b and the result. TypeError or ValueError says what is wrong."""
     scaled = scales[0] is not None or scales[1] is not None
     check_matrices(a, b, FP8_DTYPES if scaled else INPUT_DTYPES, mixed=scaled)
     for name, value, modes, rank in (("a", a, "(M, K)", 2), ("b", b, "(G, K, N)", 3)):
@@ -58,8 +57,11 @@ def describe(
     check_dtype("offs", offs.dtype, (torch.int32,))
     check_device("offs", offs, a.device)
     if tuple(offs.shape) != (groups,):
-        raise ValueError(f"offs has shape {tuple(offs.shape)}, must be ({groups},), an end for each of b's groups")
-    specs, promotion = (), None
+        raise ValueError(
+            f"offs has shape {tuple(offs.shape)}, must be ({groups},), an end for each matrix of b"
+        )
+    specs: tuple[OperandSpec, ...] = ()
+    promotion = None
     if scaled:
         specs, promotion = _scales(scales[0], scales[1], a, b)
         if promotion is None and not use_fast_accum and k > GROUP:
@@ -126,7 +128,7 @@ def _scales(
         )
     raise ValueError(
         f"scale_b has shape {of_b}, must be one element, ({groups}, {n}) or ({groups}, 1, {n}) for a scale a "
-        f"column, ({groups}, 1, 1) for one a group, or for 128 elements of K {wide} or {large}, both scales then"
+        f"column, ({groups}, 1, 1) for one a group, or for 128 elements of K {wide} or {large}, both then"
     )
 
 

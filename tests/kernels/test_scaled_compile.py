@@ -68,6 +68,26 @@ def test_the_largest_magnitude_costs_no_spill() -> None:
     assert entry.count("REDUX") <= 2 and entry.count("REDG") == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "rows_b"), [(CONFIGS[2], None), (CONFIGS[1], 128)], ids=["rows", "blocks"]
+)
+def test_groups_of_rows_cost_no_spill(config, rows_b) -> None:
+    """Tiles by TMA, and by the threads where a group ends; one loop over tiles all the same."""
+    groups, offs = 8, _meta(8, dtype=torch.int32)
+    a, b, d = _meta(N, N, dtype=E4M3), _meta(groups, N, N, dtype=E4M3).mT, _meta(N, N, dtype=torch.bfloat16)
+    epilogue, scales, modes = LinearEpilogue(), (_meta(8, N).mT, _meta(groups, 8, 8)), ()
+    if rows_b is None:
+        epilogue, scales, modes = ScaledEpilogue(epilogue), (_meta(N), _meta(groups, N)), ("m", "ln")
+    promotion = None if rows_b is None else Promotion(1, rows_b)
+    compiled = FUNCTIONS["sm90"].compile(
+        a, b, d, (offs, *scales), 132, arch="sm_90a", config=config, epilogue=epilogue,
+        layout=EntryLayout(modes, False, promotion, grouped=True),
+    )  # fmt: skip
+    (entry,) = compiled.resources()
+    assert entry.stack_bytes == entry.spill_loads == entry.spill_stores == 0, entry
+    assert entry.count("UTMALDG") == 2 and entry.count("UTMASTG") and entry.count("STG")
+
+
 PROMOTED = [
     (Sm90GemmConfig(128, 256, cluster_n=2), Promotion()),
     (Sm90GemmConfig(192, 128), Promotion()),

@@ -96,13 +96,14 @@ def launch(
     """Launch the kernel on the tensors; `functions` are the promotion and the epilogue."""
     config = plan.config
     tiles_n = cute.ceil_div(mD.shape[1], config.tile_n)
+    grid: TileGrid | GroupedGrid
     if offsets is None:
         tiles_m = cute.ceil_div(mD.shape[0], config.tile_m)
-        grid = TileGrid(tiles_m, tiles_n, mD.shape[2] // config.split_k, config.split_k)
-        ctas = grid.size
+        grid = dense = TileGrid(tiles_m, tiles_n, mD.shape[2] // config.split_k, config.split_k)
+        ctas = dense.size
     else:
-        grid = GroupedGrid(offsets, Int32(mD.shape[0]), Int32(tiles_n))
-        ctas = grid.most(config.tile_m)
+        grid = groups = GroupedGrid(offsets, Int32(mD.shape[0]), Int32(tiles_n))
+        ctas = groups.most(config.tile_m)
     gemm_sm80_kernel(mA, mB, mD, scales, operands, grid, plan, functions).launch(
         grid=[ctas, 1, 1],
         block=[config.threads, 1, 1],

@@ -71,18 +71,10 @@ def gemm_sm90(
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
 
     problem = (cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
-    if cutlass.const_expr(offsets is None):
-        grid = tile_grid(spec, problem, cute.size(mD, mode=[2]))
-        tiles = grid.size
-    else:
-        columns = spec.tile_n * spec.cluster[1]
-        grid = GroupedGrid(offsets, Int32(problem[0]), Int32(cute.ceil_div(problem[1], columns)))
-        tiles = grid.most(spec.cluster_rows)
+    grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), offsets)
     cluster_size = spec.cluster[0] * spec.cluster[1]
     clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, tiles), Int32(1))
-    output = (d_atom, tma_d, () if operands is None else operands)
-    if cutlass.const_expr(offsets is not None):
-        output = (*output, mD)
+    output = (d_atom, tma_d, () if operands is None else operands, *(() if offsets is None else (mD,)))
     kernel = gemm_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
         (a_atom, tma_a, b_atom, tma_b), output, scales, (grid, problem),
@@ -97,12 +89,16 @@ def gemm_sm90(
     )
 
 
-def tile_grid(spec: GemmSpec, problem: tuple, slices: Int32) -> TileGrid:
-    """Extent of the schedule for (M, N, K) `problem` and `slices` = batches * splits of D."""
-    rows, columns = spec.tile_m * spec.cluster[0], spec.tile_n * spec.cluster[1]
-    return TileGrid(
-        cute.ceil_div(problem[0], rows),
-        cute.ceil_div(problem[1], columns),
-        slices // spec.split_k,
-        spec.split_k,
-    )
+def tile_grid(spec: GemmSpec, problem: tuple, slices: Int32, offsets: cute.Tensor | None) -> tuple:
+    """Extent of the schedule for (M, N, K) `problem`, and cluster tiles at most.
+
+    `slices`: batches * splits of D. `offsets`: None, or where groups of rows end.
+    """
+    columns = spec.tile_n * spec.cluster[1]
+    tiles_n = cute.ceil_div(problem[1], columns)
+    if offsets is not None:
+        groups = GroupedGrid(offsets, Int32(problem[0]), Int32(tiles_n))
+        return groups, groups.most(spec.cluster_rows)
+    tiles_m = cute.ceil_div(problem[0], spec.cluster_rows)
+    grid = TileGrid(tiles_m, tiles_n, slices // spec.split_k, spec.split_k)
+    return grid, grid.size

@@ -1,5 +1,7 @@
 """Device side of the SM90 GEMM: the kernel that hands out roles, and one function a role."""
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
@@ -152,7 +154,7 @@ def work_items(spec, grid: TileGrid | GroupedGrid) -> Int32:
 
 
 def work_tile(spec, grid: TileGrid | GroupedGrid, work: Int32) -> tuple[TileCoord, Group | None]:
-    """Cluster tile number `work`, and its group of rows, from whose start it counts; None where there are none.
+    """Cluster tile number `work`, and the group of rows from whose start it counts, None for none.
 
     All lanes of a warp take part.
     """
@@ -164,6 +166,7 @@ def work_tile(spec, grid: TileGrid | GroupedGrid, work: Int32) -> tuple[TileCoor
 
 def destination(spec, output: tuple, sD: cute.Tensor, where: tuple, thread: Int32) -> tuple:
     """(extent, operands, write) of a tile's epilogue; `where`: (grid, (M, N, K), group of rows or None)."""
+    write: Any
     atom_d, mD, operands = output[:3]
     grid, problem, rows = where
     subtile = spec.epilogue.subtile
