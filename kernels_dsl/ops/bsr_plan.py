@@ -15,6 +15,7 @@ from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.ops import fresh
 from kernels_dsl.ops.bsr_pattern import Pattern
 from kernels_dsl.ops.bsr_tensor import BsrTensor
 from kernels_dsl.ops.gemm_arguments import (
@@ -255,9 +256,9 @@ def build(
     fp8 = gemm.ab_dtype.itemsize == 1
     if fp8:
         families = _fp8_families(call, target, families)
+    make_out = fresh.maker(gemm.d_shape, gemm.d_dtype, dense.device)
     if 0 in gemm.d_shape:
-        make = _allocator(gemm)
-        return Plan(lambda values, dense, out, _: make(dense) if out is None else out, None, None, extents)
+        return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
     layout = matrix_layout(dense)
     copy = None
     k_mode = "row" if call.dense_left else "column"
@@ -288,7 +289,7 @@ def build(
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     lists = pattern.by_column if call.by_column else pattern.by_row
     launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
-    run = _prepared(launch, _values_step(call.sparse, turned), prepare, _allocator(gemm))
+    run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 
 
@@ -355,7 +356,7 @@ class _Launch:
 
 
 def _prepared(
-    launch: _Launch, values_step: Any, dense_step: Any, allocate: Callable[[torch.Tensor], torch.Tensor]
+    launch: _Launch, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
     lists, max_ctas, queued, index = launch.lists, launch.max_ctas, launch.queued, launch.target.index
@@ -364,7 +365,7 @@ def _prepared(
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
         nonlocal kernel
         if out is None:
-            out = allocate(dense)
+            out = make_out()
         if values_step is not None:
             values = values_step(values)
         if dense_step is not None:
@@ -378,14 +379,6 @@ def _prepared(
         return out
 
     return run
-
-
-def _allocator(call: GemmCall) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes D, given the dense factor."""
-    shape, dtype = call.d_shape, call.d_dtype
-    if dtype == call.ab_dtype:
-        return lambda dense: dense.new_empty(shape)
-    return lambda dense: torch.empty(shape, dtype=dtype, device=dense.device)
 
 
 def check_sampled(

@@ -15,6 +15,8 @@ from kernels_dsl.ops.gemm import _plain, _signature
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
+_Tensor = torch.Tensor
+_STRIDED = torch.strided
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -59,18 +61,60 @@ def bsr_scaled_gemm(
     which an instruction then has one scale. No gradients. Raises TypeError and ValueError before any launch,
     naming the argument.
     """
-    sparse, dense, left = _factors(a, b)
+    sparse: BsrTensor
+    dense: Any
+    if type(a) is BsrTensor and type(b) is _Tensor:
+        sparse, dense, left = a, b, False
+    elif type(b) is BsrTensor and type(a) is _Tensor:
+        sparse, dense, left = b, a, True
+    else:
+        sparse, dense, left = _factors(a, b)
     blocks, other = (scale_b, scale_a) if left else (scale_a, scale_b)
     if check:
         sparse.check()
     extras = (c, bias, residual, blocks, other, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype)
+    key: Any = None
+    if c is bias is residual is None and not epilogue_args:
+        key = _short_key((sparse, dense, blocks, other), out, (left, options, config, family))
+        plan = sparse._kept.get(key)
+        if plan is not None and (
+            out is None or not overlap.ranges_meet(out, (dense, sparse.values, *extras), plan.extents)
+        ):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            return plan.run(sparse.values, dense, out, operands)
     plain = (sparse.values, dense, out, *extras)
     if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not _plain(plain):
         from kernels_dsl.ops import bsr_scaled_register
 
         return bsr_scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
-    return run_direct(sparse, dense, left, extras, options, out, (config, family))
+    return run_direct(sparse, dense, left, extras, options, out, (config, family), key)
+
+
+def _short_key(factors: tuple[Any, ...], out: Any, rest: tuple[Any, ...]) -> Any:
+    """What finds the plan of a call with no other tensors; None where it must go the long way.
+
+    `factors`: the sparse one, the dense one, and their scales.
+    """
+    sparse, dense, blocks, other = factors
+    values = sparse.values
+    if (
+        not type(dense) is type(values) is type(blocks) is type(other) is _Tensor
+        or not dense.layout is blocks.layout is other.layout is _STRIDED
+        or not (out is None or (type(out) is _Tensor and out.layout is _STRIDED))
+        or _is_compiling()
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or not _plain((values, dense, blocks, other, out))
+    ):
+        return None
+    return (
+        dense.dtype, dense.shape, dense.stride(), dense.data_ptr() & 15, dense.get_device(),
+        blocks.dtype, blocks.shape, blocks.stride(), blocks.data_ptr() & 15, blocks.get_device(),
+        other.dtype, other.shape, other.stride(), other.data_ptr() & 15, other.get_device(),
+        sparse.transposed, rest, out if out is None else _signature(out),
+    )  # fmt: skip
 
 
 def run_direct(
@@ -81,15 +125,17 @@ def run_direct(
     options: tuple[Any, ...],
     out: torch.Tensor | None,
     forced: tuple[BsrConfig | None, str | None],
+    key: Any = None,
 ) -> torch.Tensor:
-    """`bsr_scaled_gemm` past the dispatcher.
+    """`bsr_scaled_gemm` past the dispatcher; `key`: that of the plan, None to make it here.
 
     `extras`: c, bias, residual, scales of the blocks and of the dense factor, the epilogue's arguments;
     `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype; `forced`: configuration, family.
     """
     config, family = forced
-    signatures = (*map(_signature, (sparse.values, dense, out)), *map(_signature, extras))
-    key = ("scaled", left, sparse.transposed, options, forced, signatures)
+    if key is None:
+        signatures = (*map(_signature, (sparse.values, dense, out)), *map(_signature, extras))
+        key = ("scaled", left, sparse.transposed, options, forced, signatures)
     plan = sparse._kept.get(key)
     if plan is None:
         call = described(sparse, dense, left, extras, options, out)

@@ -1,0 +1,142 @@
+"""The short way of repeated calls with fp8 and block-sparse factors: the same launch, no error is hidden."""
+
+from __future__ import annotations
+
+import bsr_cases
+import pytest
+import torch
+
+import kernels_dsl
+from kernels_dsl.config.problem import H200
+from kernels_dsl.ops import bsr, bsr_plan, bsr_scaled, gemm_kernels, launch, quantize, scaled_gemm
+from kernels_dsl.ops.target import Target
+from reference.bsr import random_bsr
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The arguments of each launch, on tensors that pass for those of an H200."""
+    calls = []
+    for module in (launch, gemm_kernels, bsr_plan):
+        monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
+    for module in (quantize, scaled_gemm, bsr, bsr_scaled):
+        monkeypatch.setattr(module, "target_of", lambda tensor: Target(H200, -1))
+    for module in (quantize, scaled_gemm):
+        monkeypatch.setattr(module, "_PLANS", {})
+    monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)
+    return calls
+
+
+def _sparse(dtype):
+    made = bsr_cases.sparse_of(random_bsr("power_law", (4, 8), (64, 64), 2, exact=False))
+    return kernels_dsl.BsrTensor(made.crow_indices, made.col_indices, made.values.to(dtype), made.shape)
+
+
+def _tensors():
+    generator = torch.Generator().manual_seed(0)
+    rows, wide = (torch.randn(shape, generator=generator) for shape in ((128, 256), (512, 64)))
+    values, fp8 = rows.to(FP8), _sparse(FP8)
+    return {
+        "x": rows.bfloat16(), "a": values, "b": values.mT, "bias": torch.ones(128).bfloat16(),
+        "one": torch.ones(1).squeeze(), "leaf": torch.ones(()), "scale_a": torch.ones(128, 1),
+        "scale_b": torch.ones(1, 128), "out": torch.empty(128, 128).bfloat16(),
+        "sparse": _sparse(torch.bfloat16), "wide": wide.bfloat16(), "sparse_fp8": fp8,
+        "wide_fp8": wide.mT.contiguous().to(FP8).mT, "blocks": torch.ones(fp8.nnz),
+        "wide_out": torch.empty(256, 64).bfloat16(),
+    }  # fmt: skip
+
+
+CALLS = {
+    "scaled_gemm": lambda t: kernels_dsl.scaled_gemm(t["a"], t["b"], t["scale_a"], t["scale_b"]),
+    "scaled_gemm out": lambda t: kernels_dsl.scaled_gemm(
+        t["a"], t["b"], t["scale_a"], t["scale_b"], out=t["out"], bias=t["bias"]
+    ),
+    "scaled_gemm one scale": lambda t: kernels_dsl.scaled_gemm(t["a"], t["b"], t["one"], t["leaf"]),
+    "bsr_gemm": lambda t: kernels_dsl.bsr_gemm(t["sparse"], t["wide"]),
+    "bsr_gemm out": lambda t: kernels_dsl.bsr_gemm(t["sparse"], t["wide"], out=t["wide_out"]),
+    "bsr_scaled_gemm": lambda t: kernels_dsl.bsr_scaled_gemm(
+        t["sparse_fp8"], t["wide_fp8"], t["blocks"], t["one"]
+    ),
+    "bsr_scaled_gemm out": lambda t: kernels_dsl.bsr_scaled_gemm(
+        t["sparse_fp8"], t["wide_fp8"], t["blocks"], t["one"], out=t["wide_out"]
+    ),
+    **{
+        f"quantize {scaling} {transpose}": lambda t, s=scaling, how=transpose: kernels_dsl.quantize(
+            t["x"], scaling=s, transpose=how
+        )
+        for scaling in quantize.SCALINGS
+        for transpose in (False, "both")
+    },
+    "quantize given": lambda t: kernels_dsl.quantize(t["x"], scale=t["one"]),
+}
+
+
+def _described(value):
+    if isinstance(value, tuple):
+        return tuple(map(_described, value))
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _results(value):
+    return tuple(map(_described, value if isinstance(value, tuple) else (value,)))
+
+
+def _addresses(value):
+    if isinstance(value, tuple):
+        return {address for item in value for address in _addresses(item)}
+    return {value.data_ptr()} if isinstance(value, torch.Tensor) else set()
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatch):
+    tensors = _tensors()
+    first = CALLS[name](tensors)
+    with monkeypatch.context() as patch:
+        for module, function in ((scaled_gemm, "_plan"), (quantize, "_plan"), (bsr_plan, "build")):
+            patch.setattr(module, function, None)  # nothing is decided again
+        second = CALLS[name](tensors)
+    args, again = launched
+    assert _described(args) == _described(again)
+    assert _results(first) == _results(second)
+    given = _addresses(tuple(x for x in tensors.values() if isinstance(x, torch.Tensor)))
+    assert _addresses(args) & given == _addresses(again) & given != set()
+    results = second if isinstance(second, tuple) else (second,)
+    assert _addresses(results) <= _addresses(again) | given
+
+
+def test_errors_after_a_call_that_was_right(launched):
+    t = _tensors()
+    for name in ("scaled_gemm", "scaled_gemm out", "bsr_scaled_gemm", "bsr_scaled_gemm out"):
+        CALLS[name](t)
+    launched.clear()
+    with pytest.raises(ValueError, match="scale_a has shape"):
+        kernels_dsl.scaled_gemm(t["a"], t["b"], torch.ones(64, 1), t["scale_b"])
+    with pytest.raises(TypeError, match="scale_b has dtype"):
+        kernels_dsl.scaled_gemm(t["a"], t["b"], t["scale_a"], t["scale_b"].half())
+    with pytest.raises(TypeError, match="b is a list, must be"):
+        kernels_dsl.scaled_gemm(t["a"], [1.0], t["scale_a"], t["scale_b"])
+    with pytest.raises(ValueError, match="scale_a has shape"):
+        kernels_dsl.bsr_scaled_gemm(t["sparse_fp8"], t["wide_fp8"], torch.ones(3), t["one"])
+    storage = torch.empty(4 * 128 * 128, dtype=torch.uint8)
+    a, out = storage[: 128 * 256].view(FP8).view(128, 256), storage[: 2 * 128 * 128].view(torch.bfloat16)
+    with pytest.raises(ValueError, match="out shares memory with a"):
+        kernels_dsl.scaled_gemm(a, t["b"], t["scale_a"], t["scale_b"], out=out.view(128, 128), bias=t["bias"])
+    wide = storage[: 512 * 64].view(FP8).view(64, 512).mT
+    with pytest.raises(ValueError, match="out shares memory with b"):
+        kernels_dsl.bsr_scaled_gemm(
+            t["sparse_fp8"], wide, t["blocks"], t["one"], out=out[: 256 * 64].view(256, 64)
+        )
+    needs = t["scale_a"].clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="no gradient"):
+        kernels_dsl.scaled_gemm(t["a"], t["b"], needs, t["scale_b"]).sum().backward()
+    assert len(launched) == 1  # that of the call whose gradient there is not
+
+
+def test_a_scale_without_modes_is_read_where_it_lies(launched):
+    base = torch.arange(4.0)
+    for scale in (base[2], base[1:2].squeeze(), torch.ones(1).squeeze(), torch.ones(()), base[3:].view(())):
+        kernels_dsl.quantize(_tensors()["x"], scale=scale)
+        (passed,) = (x for x in launched[-1] if isinstance(x, torch.Tensor) and x.dtype == torch.float32)
+        assert (passed.shape, passed.data_ptr()) == ((1,), scale.data_ptr())
