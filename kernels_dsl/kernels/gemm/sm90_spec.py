@@ -46,8 +46,8 @@ class GemmSpec(Warpgroups):
     def registers(self) -> tuple[int, int]:
         """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA.
 
-        Two sets of sums fit in 232. Where ptxas finds too few for the producer, it gives up uniform registers
-        in all of the kernel, and matrix instructions wait for their descriptors' way there.
+        Two sets of sums without scales fit in 224. With 240, ptxas gives up uniform registers in all of some
+        kernels, and matrix instructions wait for their descriptors' way there.
         """
         pair = (24, 240) if self.promotion is None or self.promotion.scaled else (56, 224)
         return {1: (40, 232), 2: pair, 3: (32, 160)}[self.consumers]
