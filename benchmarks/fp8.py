@@ -1,7 +1,7 @@
 """fp8: quantisation against a copy of as many bytes, GEMM against cuBLASLt, the rest against 16 bits.
 
-    python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite linear] [--suite attention]
-                             [--suite error] [--suite gemm_error] [--suite host]
+    python -m benchmarks.fp8 [--suite quantize] [--suite gemm] [--suite grouped] [--suite linear]
+                             [--suite attention] [--suite error] [--suite gemm_error] [--suite host]
 
 In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
 attention, ours and cuDNN's. Making the fp8 tensors is not in it; "quantise" is that, for Q, K and V.
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fp8_gemm, harness, machine
+from benchmarks import fp8_gemm, fp8_grouped, harness, machine
 from benchmarks.attention import PACKED_FLOPS, PACKED_LENGTHS, PACKED_NAME, packed_inputs
 from benchmarks.attention_calls import DEVICE, Shape, causal_pairs, ours, sdpa, tensors
 from benchmarks.harness import OURS, Case
@@ -251,7 +251,12 @@ def host_rows() -> list[dict[str, Any]]:
 LISTED = {
     "quantize": quantize_rows, "error": error_rows, "gemm_error": fp8_gemm.error_rows, "host": host_rows,
 }  # fmt: skip
-CASES = {"attention": attention_cases, "gemm": fp8_gemm.cases, "linear": linear_cases}
+CASES = {
+    "attention": attention_cases,
+    "gemm": fp8_gemm.cases,
+    "linear": linear_cases,
+    "grouped": fp8_grouped.cases,
+}
 SUITES = (*CASES, *LISTED)
 
 

@@ -7,6 +7,7 @@ wrongly, the tuner's record (see `tuned`) overrules it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -314,9 +315,11 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     model = MODELS[kind_of(problem, config.family)]
     chip = device.sm_count / 132  # rates of the whole chip were measured on 132 SMs
     cluster_m, cluster_n = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
-    tiles_m = _ceil_div(_ceil_div(problem.m, config.tile_m), cluster_m) * cluster_m
+    tiles_m: float = _ceil_div(_ceil_div(problem.m, config.tile_m), cluster_m) * cluster_m
+    if problem.grouped:  # of any size: half of the last cluster tile of a group is empty on average
+        tiles_m = max(1.0, problem.m / (config.tile_m * cluster_m) + 0.5) * cluster_m
     tiles_n = _ceil_div(_ceil_div(problem.n, config.tile_n), cluster_n) * cluster_n
-    tiles = tiles_m * tiles_n * problem.l * config.split_k
+    tiles = math.ceil(tiles_m * tiles_n * problem.l) * config.split_k
     cluster = cluster_m * cluster_n
     # Clusters of four do not fill the GPCs of an H200: see `gemm_kernels.resident_ctas`.
     slots = (

@@ -1,6 +1,6 @@
 """`grouped_gemm` and `scaled_grouped_gemm` on a GPU: generated cases, PyTorch's beside them, and graphs.
 
-TEST_GROUPED_CASES sets how many cases are generated (default 40).
+TEST_GROUPED_CASES sets how many cases are generated (default 24).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reference.inputs import integers, normal
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 E4M3 = grouped_cases.E4M3
 BF16 = torch.bfloat16
-CASES = int(os.environ.get("TEST_GROUPED_CASES", "40"))
+CASES = int(os.environ.get("TEST_GROUPED_CASES", "24"))
 LARGE = replace(
     grouped_cases.generate(0), sizes=(700, 0, 1, 1500, 64, 0, 129, 128, 333), extra=77, n=1160, k=528,
     dtypes=(BF16, BF16), kinds=None, out_dtype=torch.float32, pads=(0, 0), bias="ln", residual=True,
