@@ -11,6 +11,7 @@ import torch
 import lowering
 from kernels_dsl.config.attention import Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
+from kernels_dsl.ops import fresh
 from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
@@ -237,17 +238,16 @@ def _then_bare(plan: Plan, launch: Launch, make_out: Callable[..., Any], tail: _
 
     def bare_of(kernel: Callable[..., Any], q: torch.Tensor) -> Callable[..., torch.Tensor]:
         fixed, last, index = (*tail.bare, *tail.last), tail.last, tail.index
-        usual, like = make_out(q, None)[0], torch.empty_like(q)
-        same = usual.shape == like.shape and usual.stride() == like.stride()
-        new: Callable[..., torch.Tensor] = torch.empty_like if same else lambda q: make_out(q, None)[0]
+        usual = make_out(q, None)[0]
+        new = fresh.maker(usual.shape, usual.dtype, usual.device, usual.stride())
 
         def even(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            out = new(q)
+            out = new()
             kernel(q, k, v, out, None, *fixed)
             return out
 
         def queued(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            out = new(q)
+            out = new()
             kernel(q, k, v, out, None, *tail.bare, tile_counter(index), *last)
             return out
 

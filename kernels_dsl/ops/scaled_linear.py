@@ -132,7 +132,7 @@ def _scalings(weight: torch.Tensor, recipe: str) -> tuple[str, str]:
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x as one matrix for a weight, or as one for each."""
-    return x if weight.dim() == 3 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return x if weight.dim() == 3 or x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _output(
@@ -150,7 +150,7 @@ def _output(
     columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
     y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast)
     kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
-    return (y if weight.dim() == 3 else y.view(*x.shape[:-1], weight.shape[0])), kept
+    return (y if weight.dim() == 3 or x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])), kept
 
 
 class _Product(torch.autograd.Function):

@@ -1,0 +1,62 @@
+"""Tensors that operators make: as `torch.empty_strided` makes them, whichever way they are made."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels_dsl.ops import fresh
+
+CASES = [
+    ((), None, torch.float32),
+    ((3, 5), None, torch.bfloat16),
+    (torch.Size((2, 0, 4)), None, torch.float8_e4m3fn),
+    ((128, 2), (1, 128), torch.float32),
+]
+
+
+def _check(shape, strides, dtype, device):
+    made = fresh.maker(shape, dtype, device, strides)()
+    wanted = torch.empty(shape) if strides is None else torch.empty_strided(shape, strides)
+    assert (made.shape, made.stride()) == (wanted.shape, wanted.stride())
+    assert (made.dtype, made.device.type) == (dtype, device.type)
+
+
+@pytest.mark.parametrize(("shape", "strides", "dtype"), CASES)
+def test_on_the_cpu(shape, strides, dtype):
+    _check(shape, strides, dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "strides", "dtype"), CASES)
+def test_on_the_gpu(shape, strides, dtype):
+    _check(shape, strides, dtype, torch.device("cuda", torch.cuda.current_device()))
+    assert fresh._on_current_gpu() is not None
+
+
+@pytest.mark.parametrize("found", [None, lambda *_: torch.empty(0), lambda: None])
+def test_without_the_short_way(found, monkeypatch):
+    """A PyTorch that has no such function, or another one of that name."""
+    monkeypatch.setattr(torch._C._dynamo, "guards", SimpleNamespace(_empty_strided_cuda=found))
+    fresh._on_current_gpu.cache_clear()
+    try:
+        assert fresh._on_current_gpu() is None
+    finally:
+        fresh._on_current_gpu.cache_clear()
+
+
+def test_a_scale_is_not_taken_for_another():
+    base = torch.arange(3.0)
+    for x in (
+        base[1],
+        base[1:2].squeeze(),
+        torch.ones(2)[:1].squeeze(),
+        torch.ones(1).view(()),
+        torch.ones(()),
+    ):
+        given = fresh.with_a_mode(x)
+        assert (given.shape, given.data_ptr(), given.item()) == ((1,), x.data_ptr(), x.item())
+    bits = torch.ones(1).view(torch.int32).view(())
+    assert fresh.with_a_mode(bits).dtype == torch.int32
