@@ -14,6 +14,11 @@ from kernels_dsl.ops.target import target_of
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _MAX_PLANS = 8192
+_STRIDED = torch.strided
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
 OPTIONS = {"alpha": 1.0, "activation": None, "epilogue": None, "out_dtype": None, "use_fast_accum": False}
 """The options of `run_direct` with what they are where they are not given, in their order."""
 
@@ -108,16 +113,14 @@ def _call(
     out: torch.Tensor | None,
     forced: tuple[GemmConfig | None, str | None],
 ) -> torch.Tensor:
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or not _plain((a, b, out, *extras))
-    ):
+    key = None
+    if not (_is_compiling() or _dispatch_modes()) and _functorch_level() is None:
+        key = _key((a, b, *extras, out), (options, forced), _grad_enabled())
+    if key is None:
         from kernels_dsl.ops import grouped_register
 
         return grouped_register.call(a, b, extras, options, out, forced)
-    return run_direct(a, b, extras, options, out, forced)
+    return run_direct(a, b, extras, options, out, forced, key)
 
 
 def run_direct(
@@ -127,17 +130,19 @@ def run_direct(
     options: tuple[Any, ...],
     out: torch.Tensor | None,
     forced: tuple[GemmConfig | None, str | None],
+    key: Any = None,
 ) -> torch.Tensor:
-    """Both operations past the dispatcher.
+    """Both operations past the dispatcher; `key`: that of the plan, None to make it here.
 
     `extras`: None, bias, residual, the scales of a, b and the result, offs, the epilogue's arguments;
     `options`: alpha, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
-    key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
+    if key is None:
+        key = _key((a, b, *extras, out), (options, forced), grad=False)
     plan = _PLANS.get(key)
     if plan is None:
         plan = _plan(a, b, extras, options, out, forced)
-        if a.is_cuda:
+        if key is not None and a.is_cuda:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
@@ -235,22 +240,18 @@ def scaled_grouped_gemm_supports(
     return None
 
 
-def _signature(value: Any) -> Any:
-    """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
-    if value is None:
-        return None
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
-    return type(value)
-
-
-def _plain(values: tuple[Any, ...]) -> bool:
-    """Whether all tensors among the values can go past the dispatcher."""
-    grad = torch.is_grad_enabled()
+def _key(values: tuple[Any, ...], rest: tuple[Any, ...], grad: bool) -> Any:
+    """What finds the plan of a call; None where a tensor needs the dispatcher, for gradients if `grad`."""
+    parts: list[Any] = [rest]
     for value in values:
-        if type(value) in _PLAIN_TYPES:
+        if value is None:
+            parts.append(None)
+        elif type(value) in _PLAIN_TYPES and value.layout is _STRIDED:
             if (grad and value.requires_grad) or value.is_neg():
-                return False
-        elif isinstance(value, torch.Tensor):
-            return False
-    return True
+                return None
+            parts += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device())
+        elif isinstance(value, torch.Tensor) and value.layout is _STRIDED:
+            return None
+        else:
+            parts.append(type(value))
+    return tuple(parts)

@@ -38,6 +38,16 @@ def gemm(family: str, device: str) -> None:
             near(d, expected)
 
 
+def grouped(family: str, device: str) -> None:
+    """Groups of no rows, of one, and that end within tiles; rows behind the last group."""
+    a, b = torch.randn(300, 136, device=device).to(BF16), torch.randn(4, 136, 72, device=device).to(BF16)
+    ends = [0, 1, 133, 290]
+    d = kernels_dsl.grouped_gemm(a, b, torch.tensor(ends, dtype=torch.int32, device=device), family=family)
+    for group, (start, end) in enumerate(zip([0, *ends], ends)):
+        if start < end:
+            near(d[start:end], a[start:end].float() @ b[group].float())
+
+
 def scaled(family: str, device: str) -> None:
     """fp8 factors with one scale, scales of rows, and scales of 128 of K."""
     a, b = torch.randn(130, 272, device=device), torch.randn(272, 80, device=device)
@@ -108,6 +118,7 @@ def bsr(family: str, device: str) -> None:
 
 FAMILIES: dict[str, Callable[[str, str], None]] = {
     "gemm": gemm,
+    "grouped": grouped,
     "scaled": scaled,
     "quantize": quantize,
     "attention": attention,

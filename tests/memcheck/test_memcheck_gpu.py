@@ -11,7 +11,7 @@ import pytest
 
 CALLS = Path(__file__).with_name("calls.py")
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-BOTH = [(name, family) for name in ("gemm", "attention", "bsr") for family in ("sm90", "sm80")]
+BOTH = [(name, family) for name in ("gemm", "grouped", "attention", "bsr") for family in ("sm90", "sm80")]
 HOPPER = [("scaled", "sm90"), ("attention_fp8", "sm90"), ("quantize", "sm90")]
 
 
