@@ -271,22 +271,27 @@ def host_rows() -> list[dict[str, Any]]:
     """Host microseconds of an eager call at a size where the GPU outruns the host."""
     import torch
 
-    from kernels_dsl import bsr_gemm
+    from kernels_dsl import bsr_gemm, bsr_scaled_gemm, quantize
 
     shape = Shape((64, 64), 2, (4, 8), 256)
     sparse, b = operands(shape)
     out = torch.empty(sparse.shape[0], shape.n, dtype=b.dtype, device=DEVICE)
     bsr = sparse.to_torch()
+    values, scales = quantize(sparse.values, scaling="matrix")
+    b8, b_scale = quantize(b.mT, scaling="tensor")
+    fp8, b8 = sparse.with_values(values), b8.mT
     timed = {
         "bsr_gemm(BsrTensor, b, out=)": lambda: bsr_gemm(sparse, b, out=out),
         "bsr_gemm(BsrTensor, b)": lambda: bsr_gemm(sparse, b),
         "bsr_gemm(torch.sparse_bsr, b)": lambda: bsr_gemm(bsr, b),
+        "bsr_scaled_gemm(BsrTensor, b, …, out=)": lambda: bsr_scaled_gemm(fp8, b8, scales, b_scale, out=out),
+        "bsr_scaled_gemm(BsrTensor, b, …)": lambda: bsr_scaled_gemm(fp8, b8, scales, b_scale),
         "torch: sparse_bsr @ b": lambda: bsr @ b,
     }
     rows = []
     for name, call in timed.items():
         rows.append({"name": name, "host_us": host_us(call)})
-        print(f"{name:>32}  {rows[-1]['host_us']:6.2f} us a call on the host")
+        print(f"{name:>40}  {rows[-1]['host_us']:6.2f} us a call on the host")
     return rows
 
 

@@ -239,12 +239,17 @@ def host_rows() -> list[dict[str, Any]]:
     layer = kernels_dsl.ScaledLinear(256, 128, device=DEVICE, dtype=torch.bfloat16)
     calls["ScaledLinear, forward"] = torch.no_grad()(partial(layer, x))
     values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
-    for recipe in (fp8_gemm.RECIPES[0], fp8_gemm.BLOCK):
-        arguments = fp8_gemm.operands(x, x, recipe.scaling)
-        calls[f"scaled_gemm, {recipe.name}"] = partial(
-            kernels_dsl.scaled_gemm, *arguments, use_fast_accum=recipe.fast
-        )
-    calls["attention_fp8"] = lambda: kernels_dsl.attention_fp8(*values, **descales)
+    for recipe in fp8_gemm.RECIPES:
+        if recipe.fast or recipe is fp8_gemm.BLOCK:
+            arguments = fp8_gemm.operands(x, x, recipe.scaling)
+            call = partial(kernels_dsl.scaled_gemm, *arguments, use_fast_accum=recipe.fast)
+            calls[f"scaled_gemm, {recipe.name}"] = call
+    for causal in (False, True):
+        name = "attention_fp8" + ", causal" * causal
+        calls[name] = partial(kernels_dsl.attention_fp8, *values, **descales, causal=causal)
+    # In the same run, for comparison.
+    calls["gemm, bf16"] = partial(kernels_dsl.gemm, x, x.mT)
+    calls["attention, bf16"] = partial(kernels_dsl.attention, *tensors(Shape(1, 4, 128, 64)))
     return [{"name": name, "host_us": host_us(call)} for name, call in calls.items()]
 
 
