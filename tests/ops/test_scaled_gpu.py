@@ -102,13 +102,13 @@ def test_block_scales_beside_torch() -> None:
 
 
 def test_the_largest_magnitude() -> None:
-    """Of every tile in the table, in a graph too; the same bits each time."""
+    """With several tiles, in a graph too; the same bits each time."""
     m, n, k = 1000, 776, 528
-    a = normal((m, k), torch.float32, seed=1, device="cuda").to(E4M3)
-    b = normal((n, k), torch.float32, seed=2, device="cuda").to(E4M3).mT
+    a = integers((m, k), E4M3, seed=1, device="cuda")  # exact sums, whichever the split of K
+    b = integers((n, k), E4M3, seed=2, device="cuda").mT
     scale_a, scale_b = torch.full((m, 1), 0.5, device="cuda"), torch.full((1, n), 2.0, device="cuda")
     bias = torch.full((n,), -3.0, device="cuda")
-    for config in (None, *dict.fromkeys(c.config for c in SM90_FP8_CANDIDATES[::3])):
+    for config in (None, *dict.fromkeys(c.config for c in SM90_FP8_CANDIDATES[::15])):
         options = {"bias": bias, "config": config, "use_fast_accum": True}
         amax = torch.full((1,), torch.nan, device="cuda")
         exact = scaled_gemm(a, b, scale_a, scale_b, out_dtype=torch.float32, **options)
@@ -118,14 +118,15 @@ def test_the_largest_magnitude() -> None:
         )  # fmt: skip
         assert amax.item() == exact.abs().max().item(), str(config)
         assert torch.equal(found.float(), (exact * 0.5).to(E4M3).float())
-    amax.fill_(7.0)
+    scaled_gemm(a, b, scale_a, scale_b, amax=amax, **options)
+    amax.fill_(1e4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         scaled_gemm(a, b, scale_a, scale_b, amax=amax, **options)
     for _ in range(3):
         graph.replay()
     assert amax.item() == exact.abs().max().item()
-    a[5, 5] = float("nan")
+    a.view(torch.uint8)[5, 5] = 0x7F  # NaN
     graph.replay()
     assert amax.isnan().all()
 
