@@ -30,17 +30,26 @@ class GroupedGrid(NamedTuple):
         return (self.rows + groups * (tile_m - 1)) // tile_m * self.n
 
 
+class Cursor(NamedTuple):
+    """Where to go on searching for tiles: 32 groups from `block` on, and how many tiles come before them."""
+
+    block: Int32
+    before: Int32
+
+
 class Group(NamedTuple):
-    """Where a group lies: its number, its first row, how many it has, and how many tiles come before it."""
+    """Where a group lies: its number, its first row, how many it has, how many tiles come before it, and from
+    where a later tile is to be searched."""
 
     number: Int32
     start: Int32
     rows: Int32
     tiles_before: Int32
+    cursor: Cursor
 
 
 @cute.jit
-def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr) -> Group:
+def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, cursor: Cursor) -> Group:
     """The group of cluster tile number `index`; beyond the last tile one without rows behind all tiles.
 
     All lanes of a warp take part, with the same index: each looks at one of 32 groups at a time. Rows beyond
@@ -48,9 +57,11 @@ def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr) -> Gr
     """
     lane = cute.arch.lane_idx()
     groups = cute.size(grid.offsets)
-    base, number, start, rows, before = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
-    while base < groups:
-        g = base + lane
+    block, before = cursor.block, cursor.before
+    number, start, rows, in_block = Int32(0), Int32(0), Int32(0), Int32(0)
+    searching = block < groups
+    while searching:
+        g = block + lane
         begin, end = Int32(0), Int32(0)
         if g < groups:
             end = cutlass.min(cutlass.max(grid.offsets[g], Int32(0)), grid.rows)
@@ -64,35 +75,48 @@ def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr) -> Gr
             if lane >= 1 << step:
                 upto = upto + other
         behind = cute.arch.vote_ballot_sync(before + upto > index)
-        base = base + LANES
         if behind != 0:
             first = cute.arch.popc(~behind & (behind - 1))  # the lowest bit that is set
-            number = base - LANES + first
+            number = block + first
             start = cute.arch.shuffle_sync(begin, first)
             rows = cute.arch.shuffle_sync(own, first)
-            before = before + cute.arch.shuffle_sync(upto - tiles, first)
-            base = groups
+            in_block = cute.arch.shuffle_sync(upto - tiles, first)
+            searching = cutlass.Boolean(False)
         else:
             before = before + cute.arch.shuffle_sync(upto, LANES - 1)
+            block = block + LANES
+            searching = block < groups
     uniform = cute.arch.make_warp_uniform
-    return Group(uniform(number), uniform(start), uniform(rows), uniform(before))
+    block, before = uniform(block), uniform(before)
+    found = before + uniform(in_block)
+    return Group(uniform(number), uniform(start), uniform(rows), found, Cursor(block, before))
+
+
+def first_cursor() -> Cursor:
+    """Where a search starts at first."""
+    return Cursor(Int32(0), Int32(0))
 
 
 def tile_count(grid: GroupedGrid, tile_m: int) -> Int32:
     """Cluster tiles of all groups. All lanes of a warp take part."""
-    return find_group(Int32(LAST_TILE), grid, tile_m).tiles_before
+    return find_group(Int32(LAST_TILE), grid, tile_m, first_cursor()).tiles_before
 
 
 @cute.jit
 def decode_group_tile(
-    index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, raster: cutlass.Constexpr
+    index: Int32,
+    grid: GroupedGrid,
+    tile_m: cutlass.Constexpr,
+    raster: cutlass.Constexpr,
+    cursor: Cursor,
 ) -> tuple[TileCoord, Group]:
     """Cluster tile number `index`, its batch the group's number, m counted from the group's start; the group.
     Beyond the last tile one at the origin, of a group without rows.
 
-    `raster`: tiles that are visited together, and whether along M, as `decode_tile` has them.
+    `raster`: tiles that are visited together, and whether along M, as `decode_tile` has them. `cursor`:
+    that of an earlier tile's group, or the first.
     """
-    group = find_group(index, grid, tile_m)
+    group = find_group(index, grid, tile_m, cursor)
     in_group = index - group.tiles_before if group.rows > 0 else Int32(0)
     tiles_m = cutlass.max((group.rows + (tile_m - 1)) // tile_m, Int32(1))
     if cutlass.const_expr(raster[1]):

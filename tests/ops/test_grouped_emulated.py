@@ -49,7 +49,8 @@ def test_persistent_ctas_walk_all_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     small = lambda tensor: replace(found := real(tensor), device=replace(found.device, sm_count=3))  # noqa: E731
     monkeypatch.setattr(grouped, "target_of", small)
     with emulator.run(arch="sm_90a") as session:
-        grouped_cases.run(PLAIN, "cpu", config=Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG))
+        case = replace(PLAIN, sizes=(70, 0, 1, *[0] * 30, 64, 3))  # the last ones are beyond a warp's lanes
+        grouped_cases.run(case, "cpu", config=Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG))
     assert not session.reports
 
 

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.cp_async import tile_loader
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.groups import GroupedGrid, decode_group_tile, rows_of
+from kernels_dsl.blocks.groups import GroupedGrid, decode_group_tile, first_cursor, rows_of
 from kernels_dsl.blocks.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
@@ -133,7 +133,9 @@ def gemm_sm80_kernel(
     bidx, _, _ = cute.arch.block_idx()
     k_tiles = cute.ceil_div(mA.shape[1], config.tile_k)
     if cutlass.const_expr(isinstance(grid, GroupedGrid)):
-        tile, group = decode_group_tile(bidx, grid, config.tile_m, (config.raster_group, True))
+        tile, group = decode_group_tile(
+            bidx, grid, config.tile_m, (config.raster_group, True), first_cursor()
+        )
         mA, mD = rows_of(mA, group), rows_of(mD, group)
         operands = tuple(rows_of(operand, group) for operand in operands)
         scales = None if scales is None else (rows_of(scales[0], group), scales[1])

@@ -10,7 +10,16 @@ from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.groups import Group, GroupedGrid, decode_group_tile, from_row, rows_of, tile_count
+from kernels_dsl.blocks.groups import (
+    Cursor,
+    Group,
+    GroupedGrid,
+    decode_group_tile,
+    first_cursor,
+    from_row,
+    rows_of,
+    tile_count,
+)
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.promoted_ring import by_rows, chunk_scales, promoted_loop
@@ -65,9 +74,10 @@ def produce(
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     clusters = cute.arch.grid_dim()[2]
     state = producer_state(spec.stages)
-    work, size = cluster, work_items(spec, grid)
+    work, size, cursor = cluster, work_items(spec, grid), first_cursor()
     while work < size:
-        at, group = work_tile(spec, grid, work)
+        at, group = work_tile(spec, grid, work, cursor)
+        cursor = cursor if group is None else group.cursor
         m, n = at.m * spec.cluster[0] + rank_m, at.n * spec.cluster[1] + rank_n
         rows = tAgA
         if cutlass.const_expr(group is not None):
@@ -118,9 +128,10 @@ def consume(
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
             state = skip(state, k_tile_count(spec, grid, k_tiles, work))
             work += clusters
-    size = work_items(spec, grid)
+    size, cursor = work_items(spec, grid), first_cursor()
     while work < size:
-        at, rows = work_tile(spec, grid, work)
+        at, rows = work_tile(spec, grid, work, cursor)
+        cursor = cursor if rows is None else rows.cursor
         first, end = split_range(k_tiles, at.split, spec.split_k)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
@@ -153,7 +164,9 @@ def work_items(spec, grid: TileGrid | GroupedGrid) -> Int32:
     return grid.size if isinstance(grid, TileGrid) else tile_count(grid, spec.cluster_rows)
 
 
-def work_tile(spec, grid: TileGrid | GroupedGrid, work: Int32) -> tuple[TileCoord, Group | None]:
+def work_tile(
+    spec, grid: TileGrid | GroupedGrid, work: Int32, cursor: Cursor
+) -> tuple[TileCoord, Group | None]:
     """Cluster tile number `work`, and the group of rows from whose start it counts, None for none.
 
     All lanes of a warp take part.
@@ -161,7 +174,7 @@ def work_tile(spec, grid: TileGrid | GroupedGrid, work: Int32) -> tuple[TileCoor
     raster = spec.raster_group, spec.raster_along_m
     if isinstance(grid, TileGrid):
         return decode_tile(work, grid, *raster), None
-    return decode_group_tile(work, grid, spec.cluster_rows, raster)
+    return decode_group_tile(work, grid, spec.cluster_rows, raster, cursor)
 
 
 def destination(spec, output: tuple, sD: cute.Tensor, where: tuple, thread: Int32) -> tuple:
