@@ -233,13 +233,13 @@ def _bare_key(tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tupl
     q, k, v = tensors
     x, y, z = descales
     if (
-        not type(q) is type(k) is type(v) is _Tensor
+        _is_compiling()
+        or _dispatch_modes()
+        or not type(q) is type(k) is type(v) is _Tensor
         or not (x is None or type(x) is _Tensor)
         or not (y is None or type(y) is _Tensor)
         or not (z is None or type(z) is _Tensor)
         or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
-        or _is_compiling()
-        or _dispatch_modes()
     ):
         return None
     return (

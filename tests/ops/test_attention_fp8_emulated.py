@@ -65,6 +65,14 @@ def test_no_keys():
     assert kernels_dsl.attention_fp8(ONE[:, :0], ONE, ONE).shape == (1, 0, 1, 64)
 
 
+def test_compiled_in_one_graph():
+    """The short way of repeated calls is not traced; without keys, so that no kernel runs."""
+    torch.compiler.reset()
+    call = torch.compile(kernels_dsl.attention_fp8, fullgraph=True, backend="eager")
+    out = call(ONE, ONE[:, :0], ONE[:, :0], q_descale=torch.ones(1))
+    assert out.shape == (1, 4, 1, 64) and bool((out == 0).all())
+
+
 def test_one_descale_for_all_and_for_heads_of_keys(seed):
     q, k, v = (quantised((1, 40, h, 64), seed + h, "cpu") for h in (2, 1, 1))
     expected = kernels_dsl.attention_fp8(q[0], k[0], v[0], v_descale=torch.full((1, 1), 0.25))
