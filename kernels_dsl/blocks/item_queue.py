@@ -73,19 +73,29 @@ def number_taken(before: Int32, counter: cute.Tensor, size: Int32, clusters: Int
 
 @cute.jit
 def send(queue: ItemQueue, state: pipeline.PipelineState, words: tuple, cluster_size: cutlass.Constexpr):
-    """Leader's producer warp: four words to every CTA; blocks while a receiver is STAGES items behind."""
+    """Leader's producer warp: four words to every CTA; blocks while a receiver is STAGES items behind.
+
+    A CTA without peers stores plainly: remote stores in a cluster of one work, but memcheck reports them.
+    """
     cute.arch.mbarrier_wait(queue.empty + state.index, state.phase)
+    full, slot = queue.full + state.index, queue.slots[None, state.index]
     peer = cute.arch.lane_idx()
-    if peer < cluster_size:
-        full = queue.full + state.index
-        cute.arch.mbarrier_arrive_and_expect_tx(full, BYTES, peer)
-        slot = queue.slots[None, state.index].iterator
-        cute.arch.store_async_dsmem(slot.align(BYTES), words, full, peer)
+    if cutlass.const_expr(cluster_size == 1):
+        if peer == 0:
+            for i in cutlass.range_constexpr(BYTES // 4):
+                slot[i] = words[i]
+            cute.arch.mbarrier_arrive(full)
+    else:
+        if peer < cluster_size:
+            cute.arch.mbarrier_arrive_and_expect_tx(full, BYTES, peer)
+            cute.arch.store_async_dsmem(slot.iterator.align(BYTES), words, full, peer)
     cute.arch.sync_warp()
 
 
 @cute.jit
-def receive(queue: ItemQueue, state: pipeline.PipelineState) -> tuple[Int32, Int32, Int32, Int32]:
+def receive(
+    queue: ItemQueue, state: pipeline.PipelineState, cluster_size: cutlass.Constexpr
+) -> tuple[Int32, Int32, Int32, Int32]:
     """The next item's words, the same in all lanes. Every receiving warp calls it for every item."""
     cute.arch.mbarrier_wait(queue.full + state.index, state.phase)
     slot = cute.make_rmem_tensor(BYTES // 4, Int32)
@@ -93,7 +103,7 @@ def receive(queue: ItemQueue, state: pipeline.PipelineState) -> tuple[Int32, Int
     words = tuple(cute.arch.make_warp_uniform(slot[i]) for i in range(BYTES // 4))
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(queue.empty + state.index, Int32(0))
+        cute.arch.mbarrier_arrive(queue.empty + state.index, Int32(0) if cluster_size > 1 else None)
     return words
 
 

@@ -105,7 +105,7 @@ def produce(
     if leader:
         item_queue.send(queue, sent, tuple(item), cluster_size)
     else:
-        item_queue.receive(queue, received)
+        next_item(spec, queue, received)
     sent.advance()
     received.advance()
     dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
@@ -142,7 +142,7 @@ def produce(
                         item = list_item(number, grid, lists, heavy, sub_tiles)
                         item_queue.send(queue, sent, tuple(item), cluster_size)
                     else:
-                        item = ListItem(*item_queue.receive(queue, received))
+                        item = next_item(spec, queue, received)
                     sent.advance()
                     received.advance()
                     next_dense, next_kept = entries_of_lane(lists, item.begin, item.end, ends)
@@ -182,9 +182,11 @@ def share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, group: In
 
 
 @cute.jit
-def next_item(queue: item_queue.ItemQueue, state: pipeline.PipelineState) -> ListItem:
-    """Consumers: the next item of the cluster, whoever is to work on it."""
-    return ListItem(*item_queue.receive(queue, state))
+def next_item(
+    spec: cutlass.Constexpr, queue: item_queue.ItemQueue, state: pipeline.PipelineState
+) -> ListItem:
+    """Receivers: the next item of the cluster, whoever is to work on it."""
+    return ListItem(*item_queue.receive(queue, state, spec.cluster[0] * spec.cluster[1]))
 
 
 @cute.jit
@@ -212,13 +214,13 @@ def consume(
         write = epi.plain_writer(mD, sD, extent, thread)
 
     state, received = consumer_state(spec.stages), consumer_state(item_queue.STAGES)
-    item = next_item(queue, received)
+    item = next_item(spec, queue, received)
     received.advance()
     if cutlass.const_expr(spec.pingpong):
         if group == 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
             state = skip(state, group_count(item, spec.units) * len(spec.pieces))
-            item = next_item(queue, received)
+            item = next_item(spec, queue, received)
             received.advance()
     while item.tile >= 0:
         if cutlass.const_expr(spec.pingpong):
@@ -241,11 +243,11 @@ def consume(
             origin=(m * spec.tile_m + row, n * spec.tile_n + column, batch), extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
-        item = next_item(queue, received)
+        item = next_item(spec, queue, received)
         received.advance()
         if cutlass.const_expr(spec.pingpong):
             if item.tile >= 0:  # the other warpgroup's
                 state = skip(state, group_count(item, spec.units) * len(spec.pieces))
-                item = next_item(queue, received)
+                item = next_item(spec, queue, received)
                 received.advance()
     epi.drain(spec.epilogue, thread)
