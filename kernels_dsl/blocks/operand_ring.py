@@ -23,6 +23,8 @@ class Warpgroups:
 
     consumers: int
     pingpong: bool
+    copying_lanes = 0
+    """Threads that copy to a stage beside TMA, and arrive at its full barrier."""
 
     @property
     def threads(self) -> int:
@@ -36,16 +38,23 @@ class Warpgroups:
 
 
 def stages_that_fit(
-    config: object, wanted: int, stage_bytes: int, subtile_bytes: int, most: int = 64
+    config: object, wanted: int, stage_bytes: int, subtile_bytes: int, most: int = 64, scale_bytes: int = 0
 ) -> tuple[int, int]:
     """(stages of the ring, staging buffers of the epilogue) that shared memory holds.
 
     The ring has `wanted` stages, or for 0 as many as fit beside two staging buffers of `subtile_bytes`, up to
-    `most`. ValueError, which names `config`, where fewer than two of either fit.
+    `most`. ValueError, which names `config`, where fewer than two of either fit. `scale_bytes`: what a stage
+    takes beside the mbarriers.
     """
-    room = SMEM_BYTES - BARRIER_BYTES
-    stages = wanted or min(most, (room - 2 * subtile_bytes) // stage_bytes)
-    staging = min(MOST_EPILOGUE_STAGES, (room - stages * stage_bytes) // subtile_bytes)
+
+    def room(stages: int) -> int:
+        return SMEM_BYTES - max(1, -(-stages * (16 + scale_bytes) // BARRIER_BYTES)) * BARRIER_BYTES
+
+    stages = wanted or min(most, (SMEM_BYTES - BARRIER_BYTES - 2 * subtile_bytes) // stage_bytes)
+    if not wanted:
+        while stages > 0 and stages * stage_bytes + 2 * subtile_bytes > room(stages):
+            stages -= 1
+    staging = min(MOST_EPILOGUE_STAGES, (room(stages) - stages * stage_bytes) // subtile_bytes)
     if stages < 2 or staging < 2:
         raise ValueError(
             f"{config} leaves room for {stages} stages and {staging} staging buffers, must be 2 of each"
@@ -77,7 +86,9 @@ def start(
     prefetch_descriptors(atoms, warp)
     words, set_up = extra or (0, None)
     barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts, words)
-    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, cluster)
+    ring = make_tma_ring(
+        barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, cluster, spec.copying_lanes
+    )
     more = () if set_up is None else (set_up(barriers + 2 * spec.stages),)
     sync_after_init(cluster)
     cute.arch.griddepcontrol_launch_dependents()

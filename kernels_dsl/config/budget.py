@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
-from kernels_dsl.config.promotion import GROUP, Promotion
+from kernels_dsl.config.promotion import GROUP, Promotion, scale_tiles
 
 WARPGROUP_THREADS = 128
-SM90_RESERVED_SMEM = 1024  # mbarriers, and aligning the tiles behind them to a swizzle atom
+WGMMA_ROWS = 64
+SM90_RESERVED_SMEM = 1024  # mbarriers and scales, in multiples of this: the tiles' alignment behind them
 MIN_STAGES = 2
 MIN_EPILOGUE_STAGES = 2
 # Accumulator registers a thread may hold beside addresses, descriptors and the epilogue's values, by
@@ -64,6 +65,23 @@ def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
     return (config.tile_m + config.tile_n) * tile_k * ab_bytes
 
 
+def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> int:
+    """Shared memory of a stage's scales of 128 of K; `promotion` in the kernel's orientation."""
+    if promotion is None or not promotion.scaled:
+        return 0
+    steps = WGMMA_ROWS, promoted_columns(config, promotion) or config.tile_n
+    return 4 * scale_tiles(promotion, (config.tile_m, config.tile_n), steps).floats
+
+
+def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: int) -> int:
+    """Shared memory before the tiles: mbarriers, and the scales of `stages` stages."""
+    promotion = problem.promotion
+    if promotion is not None and config.turned:
+        promotion = promotion.swapped()
+    needed = stages * (16 + scale_bytes(config, promotion))
+    return max(1, -(-needed // SM90_RESERVED_SMEM)) * SM90_RESERVED_SMEM
+
+
 def sm90_staging_bytes(config: Sm90GemmConfig, d_bytes: int) -> int:
     """Shared memory of one staging buffer of D for each consumer: 64 rows of at most 64 bytes, 32 columns."""
     columns = 64 // max(d_bytes, 2)
@@ -78,7 +96,11 @@ def stages(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
         return config.stages
     assert isinstance(config, Sm90GemmConfig)  # an Sm80GemmConfig always says how many
     staging = MIN_EPILOGUE_STAGES * sm90_staging_bytes(config, stored_bytes(config, problem))
-    return max(0, capacity - SM90_RESERVED_SMEM - staging) // stage_bytes(config, problem.ab_bytes)
+    one = stage_bytes(config, problem.ab_bytes)
+    most = max(0, capacity - SM90_RESERVED_SMEM - staging) // one
+    while most > 0 and most * one + staging + sm90_reserved_bytes(config, problem, most) > capacity:
+        most -= 1
+    return most
 
 
 def stored_bytes(config: GemmConfig, problem: GemmProblem) -> int:
@@ -90,9 +112,10 @@ def smem_bytes(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
     """Shared memory that a CTA needs at least, in bytes."""
     if isinstance(config, Sm80GemmConfig):
         return config.smem_bytes(problem.ab_bytes)
-    loads = stages(config, problem, capacity) * stage_bytes(config, problem.ab_bytes)
+    count = stages(config, problem, capacity)
+    loads = count * stage_bytes(config, problem.ab_bytes)
     staging = MIN_EPILOGUE_STAGES * sm90_staging_bytes(config, stored_bytes(config, problem))
-    return SM90_RESERVED_SMEM + loads + staging
+    return sm90_reserved_bytes(config, problem, count) + loads + staging
 
 
 def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | None:

@@ -37,3 +37,44 @@ class Promotion:
                 raise ValueError(f"{name} is {rows}, must be 0, 1 or {GROUP}")
         if (self.rows_a == 0) != (self.rows_b == 0):
             raise ValueError(f"{self} has scales for one operand; it must have them for both or for none")
+
+
+@dataclass(frozen=True)
+class TileScales:
+    """The scales of a tile of one operand in a stage's shared memory: one for every `step` rows of the tile.
+
+    `rows` rows of the operand share one. `start`: floats of the stage before them.
+    """
+
+    rows: int
+    step: int
+    count: int
+    start: int
+
+
+@dataclass(frozen=True)
+class ScaleTiles:
+    """The scales of a stage in shared memory: those of A's rows, then of B's."""
+
+    a: TileScales
+    b: TileScales
+
+    @property
+    def floats(self) -> int:
+        """Floats of a stage: whole 16 bytes."""
+        return self.b.start + -(-self.b.count // 4) * 4
+
+
+def scale_tiles(promotion: Promotion, tile: tuple[int, int], steps: tuple[int, int]) -> ScaleTiles:
+    """How the scales of a `tile` of rows of A and rows of B lie in a stage.
+
+    Where scales are of blocks, every `steps` rows have an entry of their own; ValueError where those would
+    not lie within one block.
+    """
+    a_rows, b_rows = promotion.rows_a, promotion.rows_b
+    for rows, extent, step in zip((a_rows, b_rows), tile, steps):
+        if rows > 1 and (rows % step or extent % step):
+            raise ValueError(f"steps of {step} in a tile of {extent} rows; {rows} rows share a scale")
+    a_step, b_step = (1 if rows == 1 else step for rows, step in zip((a_rows, b_rows), steps))
+    a = TileScales(a_rows, a_step, tile[0] // a_step, 0)
+    return ScaleTiles(a, TileScales(b_rows, b_step, tile[1] // b_step, -(-a.count // 4) * 4))

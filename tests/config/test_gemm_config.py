@@ -14,6 +14,7 @@ import pytest
 from kernels_dsl.config import budget, gemm_table
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
+from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.config.tuned import TunedRecord, config_from_json, config_to_json
 
 SHAPES = [
@@ -166,6 +167,15 @@ def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
             spec = make_spec(candidate.config, a, a, d)
             assert spec.epilogue.m_major == turned
             assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
+    promotion = Promotion(1, 128)
+    problem = GemmProblem(512, 512, 512, ab_type="fp8", b_k_major=True, promotion=promotion)
+    a = SimpleNamespace(element_type=cutlass.Float8E4M3FN)
+    d = SimpleNamespace(element_type=cutlass.BFloat16, stride=(512, 1, 0))
+    for candidate in gemm_table.SM90_FP8_SCALED_CANDIDATES:
+        assert budget.why_not(candidate.config, problem, H200) is None
+        spec = make_spec(candidate.config, a, a, d, promotion)
+        assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
+        assert 4 * spec.scales.floats == budget.scale_bytes(candidate.config, promotion)
 
 
 CONFIGS = [

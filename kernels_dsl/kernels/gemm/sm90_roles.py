@@ -22,7 +22,8 @@ from kernels_dsl.blocks.groups import (
 )
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
-from kernels_dsl.blocks.promoted_ring import by_rows, chunk_scales, promoted_loop
+from kernels_dsl.blocks.promoted_ring import by_rows, chunk_factors, promoted_loop
+from kernels_dsl.blocks.scale_ring import copy_stage, staged_scales
 from kernels_dsl.blocks.scheduler import TileCoord, TileGrid, decode_tile, split_range
 
 
@@ -41,15 +42,19 @@ def gemm_kernel(
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     dtypes = (*spec.mma_dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
-    ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, smem_layouts, spec.cluster)
+    extra = staged_scales(spec.scales, spec.stages)
+    ring, (sA, sB, sD), warp, *sS = start(spec, atoms, dtypes, smem_layouts, spec.cluster, extra)
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
         if warp == spec.consumers * 4:
             produce(spec, ring, loads, (sA, sB), *schedule)
+        if cutlass.const_expr(spec.scales is not None):
+            if warp == spec.consumers * 4 + 1:
+                produce_scales(spec, ring, scales, sS[0], *schedule)
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
-        consume((spec, epilogue), ring, mmas, (sA, sB, sD), output, scales, schedule, group)
+        consume((spec, epilogue), ring, mmas, (sA, sB, sD, *sS), output, schedule, group)
 
 
 @cute.jit
@@ -100,13 +105,40 @@ def produce(
 
 
 @cute.jit
+def produce_scales(
+    spec: cutlass.Constexpr,
+    ring: pipeline.PipelineTmaAsync,
+    scales: tuple,
+    sS: cute.Tensor,
+    grid: TileGrid | GroupedGrid,
+    problem: tuple,
+):
+    """Copying warp: for each work tile, the scales of its K tiles, into the stages that `produce` fills."""
+    rank_m, rank_n, cluster = cute.arch.block_idx()
+    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
+    state = producer_state(spec.stages)
+    work, size, cursor = cluster, work_items(spec, grid), first_cursor()
+    while work < size:
+        at, rows = work_tile(spec, grid, work, cursor)
+        cursor = cursor if rows is None else rows.cursor
+        m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m
+        n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
+        of_a = scales[0] if rows is None else rows_of(scales[0], rows)
+        of_batch = of_a[None, None, at.batch], scales[1][None, None, at.batch]
+        first, end = split_range(k_tiles, at.split, spec.split_k)
+        for k in cutlass.range(first, end, unroll=1):
+            copy_stage(ring, state, spec.scales, sS, of_batch, (m, n), k)
+            state.advance()
+        work += cute.arch.grid_dim()[2]
+
+
+@cute.jit
 def consume(
     how: cutlass.Constexpr,  # (spec, epilogue)
     ring: pipeline.PipelineTmaAsync,
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
-    scales: tuple | None,
     schedule: tuple,  # (grid, problem)
     group: Int32,
 ):
@@ -143,10 +175,8 @@ def consume(
                 ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
             )
         else:
-            tile = spec.epilogue.tile
-            own = scales if rows is None or scales is None else (rows_of(scales[0], rows), scales[1])
-            factors = chunk_scales(spec.promotion, own, mmas[0], tile, (m, n, at.batch), thread)
-            state = promoted_loop(ring, state, mmas[0], fragments, (first, end), factors, next_turn)
+            factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread)
+            state = promoted_loop(ring, state, mmas[0], fragments, end - first, factors, next_turn)
         origin = (m, n, at.batch * spec.split_k + at.split)
         extent, operands, write = destination(spec, output, sD, (*schedule, rows), thread)
         epi.store_tile(

@@ -8,8 +8,10 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
-from kernels_dsl.config.budget import promoted_columns
-from kernels_dsl.config.promotion import GROUP, Promotion
+from kernels_dsl.blocks.scale_ring import LANES
+from kernels_dsl.blocks.wgmma import WGMMA_M
+from kernels_dsl.config.budget import promoted_columns, scale_bytes
+from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,27 @@ class GemmSpec(Warpgroups):
         return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtypes[0].width // 8
 
     @property
+    def scales(self) -> ScaleTiles | None:
+        """How scales of 128 of K lie in a stage."""
+        if self.promotion is None or not self.promotion.scaled:
+            return None
+        return scale_tiles(self.promotion, (self.tile_m, self.tile_n), (WGMMA_M, self.mma_n))
+
+    @property
+    def copying_lanes(self) -> int:  # type: ignore[override]
+        """Threads that copy those scales."""
+        return 0 if self.scales is None else LANES
+
+    @property
     def registers(self) -> tuple[int, int]:
         """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA.
 
-        Two sets of sums without scales fit in 224. With 240, ptxas gives up uniform registers in all of some
-        kernels, and matrix instructions wait for their descriptors' way there.
+        Two sets of sums fit in 224. With 240, ptxas gives up uniform registers in all of some kernels, and
+        matrix instructions wait for their descriptors' way there.
         """
-        pair = (24, 240) if self.promotion is None or self.promotion.scaled else (56, 224)
-        return {1: (40, 232), 2: pair, 3: (32, 160)}[self.consumers]
+        if self.promotion is not None and self.consumers < 3:
+            return 56, 224
+        return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
 
 
 def make_spec(
@@ -73,7 +88,9 @@ def make_spec(
         raise ValueError(f"tile_k is {tile_k}; it must be {GROUP} where partial sums are promoted")
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
-    stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes)
+    stages, epi_stages = stages_that_fit(
+        config, config.stages, stage_bytes, subtile_bytes, scale_bytes=scale_bytes(config, promotion)
+    )
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return GemmSpec(
