@@ -51,7 +51,7 @@ TILES = [
 @pytest.mark.parametrize("config", TILES, ids=lambda c: f"{c.tile_m}x{c.tile_n}" if c else "table")
 def test_large_cases_are_exact(kind: str, config: Sm90GemmConfig | None) -> None:
     case = LARGE_CASES[kind]
-    if config is TILES[4] and not case.fast:
+    if config is TILES[4] and (not case.fast or kind == "blocks"):
         config = Sm90GemmConfig(256, 128)  # two sets of accumulators do not fit in the other
     grouped_cases.run(case, "cuda", config=config)
 
