@@ -118,7 +118,7 @@ def launch(case: Case, a, b, d, scale_a, scale_b) -> None:
         operands = (kernel_view(scale_a.expand(d.shape)), kernel_view(scale_b.mT.expand(d.shape)))
         epilogue = scale_both
     views = (kernel_view(x) for x in (a, b, d))
-    GEMM(*views, scales, operands, 1, config=config, epilogue=epilogue, promotion=case.promotion)
+    GEMM(*views, scales, operands, 1, None, config=config, epilogue=epilogue, promotion=case.promotion)
 
 
 def run(case: Case, *, device: str, exact: bool) -> None:
