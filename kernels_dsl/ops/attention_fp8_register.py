@@ -10,19 +10,18 @@ from kernels_dsl.ops.attention_arguments import Extras
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_fp8 import described, run_direct
 from kernels_dsl.ops.attention_plan import lse_shape, out_shape
+from kernels_dsl.ops.operators import define
 
-LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
 _SEQLENS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 _NAMES = (*_DESCALES, "sinks", *_LISTS, *_SEQLENS)
-LIBRARY.define(
-    "attention_fp8(Tensor q, Tensor k, Tensor v, "
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, "
     + ", ".join(f"Tensor? {name}=None" for name in _NAMES)
     + ", *, bool causal=False, int? window_left=None, int? window_right=None, str alignment='bottom_right', "
     "float? scale=None, float softcap=0.0, int block_q=128, int block_k=128, int max_seqlen_q=0, "
-    "bool return_lse=False) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    "bool return_lse=False) -> (Tensor, Tensor)"
 )
 
 
@@ -68,9 +67,9 @@ def _attention_fake(
     return q.new_empty(out_shape(call), dtype=torch.bfloat16), lse
 
 
-for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
-    LIBRARY.impl("attention_fp8", _attention, _key)
-torch.library.register_fake("kernels_dsl::attention_fp8", _attention_fake, lib=LIBRARY)
+define(
+    "attention_fp8", _SCHEMA, _attention, _attention_fake, "backward: call it under torch.no_grad()"
+)
 
 
 def call(

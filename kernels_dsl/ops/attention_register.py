@@ -15,20 +15,19 @@ from kernels_dsl.ops.attention_arguments import Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention_plan import lse_shape, out_shape
+from kernels_dsl.ops.operators import define
 
-LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 _TENSORS = (
     "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q", "cu_seqlens_k",
     "seqused_k",
 )  # fmt: skip
-LIBRARY.define(
-    "attention(Tensor q, Tensor k, Tensor v, "
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, "
     + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
     + ", Tensor[]? aux=None, *, str layout='bshd', bool causal=False, int? window_left=None, "
     "int? window_right=None, str alignment='bottom_right', float? scale=None, float softcap=0.0, "
     "int block_q=128, int block_k=128, int max_seqlen_q=0, int max_seqlen_k=-1, "
-    "bool return_lse=False, str? family=None, str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    "bool return_lse=False, str? family=None, str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)"
 )
 _DEFAULTS: dict[str, Any] = {
     "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
@@ -83,19 +82,8 @@ def _attention_fake(
     return q.new_empty(out_shape(call)), lse
 
 
-def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    """Nothing to keep: there is no backward."""
-
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError("kernels_dsl::attention has no backward yet: call it under torch.no_grad()")
-
-
-for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
-    LIBRARY.impl("attention", _attention, _key)
-torch.library.register_fake("kernels_dsl::attention", _attention_fake, lib=LIBRARY)
-torch.library.register_autograd(
-    "kernels_dsl::attention", _backward, setup_context=_setup_context, lib=LIBRARY
+define(
+    "attention", _SCHEMA, _attention, _attention_fake, "backward yet: call it under torch.no_grad()"
 )
 
 

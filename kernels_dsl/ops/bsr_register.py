@@ -17,10 +17,16 @@ from kernels_dsl.ops.bsr import run_direct, run_sampled
 from kernels_dsl.ops.bsr_pattern import pattern_of
 from kernels_dsl.ops.bsr_plan import check_sampled, describe
 from kernels_dsl.ops.bsr_tensor import BsrTensor
-from kernels_dsl.ops.epilogues import name_for
 from kernels_dsl.ops.gemm import _signature
 from kernels_dsl.ops.gemm_grad import _through_activation
-from kernels_dsl.ops.register import LIBRARY
+from kernels_dsl.ops.operators import (
+    LIBRARY,
+    asks_gradients,
+    define,
+    epilogue_name,
+    refuse_written,
+    require_tensors,
+)  # fmt: skip
 
 _INPUTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor? c=None, Tensor? bias=None, "
@@ -32,11 +38,6 @@ _SAMPLED = (
     "Tensor crow, Tensor col, Tensor a, Tensor b, *, SymInt[] shape, SymInt[] block, float alpha=1.0, "
     "ScalarType? out_dtype=None"
 )
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-LIBRARY.define(f"bsr_gemm({_INPUTS}) -> Tensor", tags=_TAGS)
-LIBRARY.define(f"bsr_gemm_out({_INPUTS}, Tensor(a!) out) -> ()", tags=_TAGS)
-LIBRARY.define(f"bsr_sddmm({_SAMPLED}) -> Tensor", tags=_TAGS)
-
 _DEFAULTS: dict[str, Any] = {
     "bias_axis": "n", "alpha": 1.0, "beta": 1.0, "activation": None, "epilogue": None, "out_dtype": None,
 }  # fmt: skip
@@ -133,13 +134,9 @@ def _bsr_sddmm_fake(
     return a.new_empty((*([] if batch is None else [batch]), col.shape[0], *block), dtype=dtype)
 
 
-for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
-    LIBRARY.impl("bsr_gemm", _bsr_gemm, _key)
-    LIBRARY.impl("bsr_gemm_out", _bsr_gemm_out, _key)
-    LIBRARY.impl("bsr_sddmm", _bsr_sddmm, _key)
-torch.library.register_fake("kernels_dsl::bsr_gemm", _bsr_gemm_fake, lib=LIBRARY)
-torch.library.register_fake("kernels_dsl::bsr_gemm_out", _bsr_gemm_out_fake, lib=LIBRARY)
-torch.library.register_fake("kernels_dsl::bsr_sddmm", _bsr_sddmm_fake, lib=LIBRARY)
+define("bsr_gemm", f"({_INPUTS}) -> Tensor", _bsr_gemm, _bsr_gemm_fake)
+define("bsr_gemm_out", f"({_INPUTS}, Tensor(a!) out) -> ()", _bsr_gemm_out, _bsr_gemm_out_fake)
+define("bsr_sddmm", f"({_SAMPLED}) -> Tensor", _bsr_sddmm, _bsr_sddmm_fake)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -263,25 +260,15 @@ def through_dispatcher(
     Raises ValueError where gradients are asked for that do not exist (`epilogue`, `out`) or for a `config`,
     and TypeError for an argument that the operator's schema cannot express.
     """
-    name = "a" if left else "b"
-    if not isinstance(dense, torch.Tensor):
-        raise TypeError(f"{name} is a {type(dense).__name__}, must be a torch.Tensor")
+    extras = {f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}
+    require_tensors({"a" if left else "b": dense, **extras})
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
-    tensors = (sparse.values, dense, c, bias, residual, *epilogue_args)
-    grad = torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in (*tensors, out)
-    )
-    if grad and epilogue is not None:
+    values = (sparse.values, dense, c, bias, residual, *epilogue_args)
+    if epilogue is not None and asks_gradients((*values, out)):
         raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
-    if grad and out is not None:
-        raise ValueError("out is given and a tensor requires grad, must not: use torch.no_grad(), or no out")
-    if any(not isinstance(x, torch.Tensor) for x in epilogue_args):
-        raise TypeError("epilogue_args must be tensors under torch.compile or a mode")
-    if epilogue is not None and not isinstance(epilogue, str):
-        if torch.compiler.is_compiling():
-            raise TypeError("epilogue is a function, must be a registered name under torch.compile")
-        epilogue = name_for(epilogue)
+    refuse_written(values, out=out)
+    epilogue = epilogue_name(epilogue)
     keywords.update(
         epilogue=epilogue, shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left
     )

@@ -10,7 +10,7 @@ from kernels_dsl.ops.bsr_pattern import pattern_of
 from kernels_dsl.ops.bsr_register import _matrix
 from kernels_dsl.ops.bsr_scaled import described, run_direct
 from kernels_dsl.ops.bsr_tensor import BsrTensor
-from kernels_dsl.ops.register import LIBRARY, epilogue_name
+from kernels_dsl.ops.operators import define, epilogue_name, refuse_written, require_tensors
 
 _ARGUMENTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor scales, Tensor dense_scale, "
@@ -22,9 +22,6 @@ _ARGUMENTS = (
 _OPTIONS = {
     "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
 }  # fmt: skip
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-LIBRARY.define(f"bsr_scaled_gemm({_ARGUMENTS}) -> Tensor", tags=_TAGS)
-LIBRARY.define(f"bsr_scaled_gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()", tags=_TAGS)
 
 
 def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any], plans: dict[Any, Any]) -> tuple[Any, ...]:
@@ -60,24 +57,11 @@ def _fake_out(*tensors: Any, **keywords: Any) -> None:
     described(*_parts(tensors, keywords, {}))
 
 
-def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    """Nothing to keep: there is no backward."""
-
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "kernels_dsl::bsr_scaled_gemm has no gradient: use torch.no_grad(), or detach what requires grad"
-    )
-
-
-for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
-    LIBRARY.impl("bsr_scaled_gemm", _run, _key)
-    LIBRARY.impl("bsr_scaled_gemm_out", _run_out, _key)
-torch.library.register_fake("kernels_dsl::bsr_scaled_gemm", _fake, lib=LIBRARY)
-torch.library.register_fake("kernels_dsl::bsr_scaled_gemm_out", _fake_out, lib=LIBRARY)
-torch.library.register_autograd(
-    "kernels_dsl::bsr_scaled_gemm", _backward, setup_context=_setup_context, lib=LIBRARY
-)
+define(
+    "bsr_scaled_gemm", f"({_ARGUMENTS}) -> Tensor", _run, _fake,
+    "gradient: use torch.no_grad(), or detach what requires grad",
+)  # fmt: skip
+define("bsr_scaled_gemm_out", f"({_ARGUMENTS}, Tensor(a!) out) -> ()", _run_out, _fake_out)
 
 
 def call(
@@ -98,16 +82,11 @@ def call(
     scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
     named = {"a" if left else "b": dense, **dict(zip(scales, (blocks, other)))}
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
-    for name, value in named.items():
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    require_tensors(named)
     config, family = forced
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
-    tensors = (sparse.values, *named.values(), c, bias, residual, out)
-    grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
-    if grad and out is not None:
-        raise ValueError("out is given and a tensor requires grad, must not: use torch.no_grad(), or no out")
+    refuse_written((sparse.values, *named.values(), c, bias, residual), out=out)
     keywords: dict[str, Any] = dict(zip(_OPTIONS, options))
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])
     keywords.update(shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left, family=family)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from kernels_dsl.ops.operators import define
 from kernels_dsl.ops.quantize import assemble, buffers_of, check, finished, run_direct
 
-LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
-LIBRARY.define(
-    "quantize(Tensor x, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 _TRANSPOSES: dict[str, bool | str] = {"no": False, "yes": True, "both": "both"}
 _NAMES = {value: name for name, value in _TRANSPOSES.items()}
 
@@ -34,18 +28,11 @@ def _quantize_fake(
     return finished(buffers, [b.on(x.device) for b in buffers])
 
 
-def _setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    """Nothing to keep: there is no backward."""
-
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError("kernels_dsl::quantize has no gradient: call it under torch.no_grad() or detach x")
-
-
-for _key in ("CUDA", "CPU"):  # CPU tensors are for the emulator, and get an error that says so elsewhere
-    LIBRARY.impl("quantize", _quantize, _key)
-torch.library.register_fake("kernels_dsl::quantize", _quantize_fake, lib=LIBRARY)
-torch.library.register_autograd("kernels_dsl::quantize", _backward, setup_context=_setup_context, lib=LIBRARY)
+define(
+    "quantize",
+    "(Tensor x, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose) -> Tensor[]",
+    _quantize, _quantize_fake, "gradient: call it under torch.no_grad() or detach x",
+)  # fmt: skip
 
 
 def call(

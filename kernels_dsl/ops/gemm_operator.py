@@ -1,0 +1,105 @@
+"""An operator of PyTorch for a product whose host function takes (a, b, extras, options, out, forced)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.operators import (
+    config_of,
+    config_text,
+    define,
+    epilogue_name,
+    refuse_written,
+    require_tensors,
+)  # fmt: skip
+
+
+class GemmOperator:
+    """`kernels_dsl::name`, and `kernels_dsl::name_out`, which writes `out` and what else `written` names.
+
+    schema: of the arguments. tensors: names of the positional ones behind a and b, `epilogue_args` last, the
+    first `required` of them no None. extras: their order in the host function's tuple, that of the written
+    ones too; the epilogue's arguments follow it. options: names of the other arguments and their defaults.
+    described: (a, b, extras, options, out) -> the checked call. run: the host function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        *,
+        tensors: tuple[str, ...],
+        required: int,
+        extras: tuple[str, ...],
+        options: dict[str, Any],
+        described: Callable[..., Any],
+        run: Callable[..., torch.Tensor],
+        written: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.tensors, self.required = name, tensors, required
+        self.extras, self.options, self.written = extras, options, written
+        self._described, self._run = described, run
+        advice = "gradient: use torch.no_grad(), or detach what requires grad"
+        define(name, f"({schema}) -> Tensor", self._new, self._new_fake, advice)
+        outputs = ", ".join(
+            ("Tensor(a!) out", *(f"Tensor({set_}!)? {x}=None" for set_, x in zip("bcd", written)))
+        )
+        define(f"{name}_out", f"({schema}, {outputs}) -> ()", self._out, self._out_fake)
+
+    def _parts(self, tensors: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """(a, b, extras, options, out, forced) of an operator call."""
+        a, b, *rest = tensors
+        given = {**dict(zip(self.tensors, rest)), **keywords}
+        extras = (*map(given.get, self.extras), *(given.get("epilogue_args") or ()))
+        options = tuple(given.get(name, default) for name, default in self.options.items())
+        return a, b, extras, options, given.get("out"), (config_of(given.get("config")), given.get("family"))
+
+    def _new(self, *tensors: Any, **keywords: Any) -> torch.Tensor:
+        return self._run(*self._parts(tensors, keywords))
+
+    def _out(self, *tensors: Any, **keywords: Any) -> None:
+        self._run(*self._parts(tensors, keywords))
+
+    def _new_fake(self, *tensors: Any, **keywords: Any) -> torch.Tensor:
+        call = self._described(*self._parts(tensors, keywords)[:5])
+        return tensors[0].new_empty(call.d_shape, dtype=call.d_dtype)
+
+    def _out_fake(self, *tensors: Any, **keywords: Any) -> None:
+        self._described(*self._parts(tensors, keywords)[:5])
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        extras: tuple[Any, ...],
+        options: tuple[Any, ...],
+        out: torch.Tensor | None,
+        forced: tuple[Any, str | None],
+    ) -> torch.Tensor:
+        """A call as an operator; arguments as those of the host function.
+
+        Raises TypeError where the schema cannot express an argument, ValueError where gradients are asked for
+        with what is written.
+        """
+        given = dict(zip(self.extras, extras))
+        epilogue_args = list(extras[len(self.extras) :])
+        named = {"a": a, "b": b, **{name: given[name] for name in self.tensors[: self.required]}}
+        require_tensors({**named, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}})
+        written = {name: given[name] for name in self.written}
+        refuse_written((a, b, *extras), out=out, **written)
+        keywords: dict[str, Any] = dict(zip(self.options, options))
+        keywords["epilogue"] = epilogue_name(keywords["epilogue"])
+        config, keywords["family"] = forced
+        keywords["config"] = None if config is None else config_text(config)
+        positional = (a, b, *(given[name] for name in self.tensors[:-1]), epilogue_args or None)
+        operators = torch.ops.kernels_dsl
+        if out is None and not any(x is not None for x in written.values()):
+            return getattr(operators, self.name)(*positional, **keywords)
+        if out is None:
+            asked = self._described(a, b, extras, options, None)
+            out = a.new_empty(asked.d_shape, dtype=asked.d_dtype)
+        getattr(operators, f"{self.name}_out")(*positional, out=out, **written, **keywords)
+        return out
