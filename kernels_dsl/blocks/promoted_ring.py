@@ -3,6 +3,8 @@
 The tensor cores sum one stage, 128 of K, into a set of partial accumulators, which are then scaled and added
 to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial set is small, since both must
 fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and an instruction's columns.
+Where a tile is one chunk and there are registers for two partial sets, these take turns, and a warpgroup's
+own WGMMAs of the next stage run while it adds.
 """
 
 from __future__ import annotations
@@ -67,20 +69,103 @@ def promoted_loop(
     fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, slots)
     stages: Int32,
     factors: cutlass.Constexpr,
+    deep: cutlass.Constexpr,
     next_turn: cutlass.Constexpr,
 ) -> pipeline.PipelineState:
     """acc = sum over stages of scales * (A @ B of the stage).
 
-    `factors`: of `chunk_factors`. `next_turn`: None, or what to call at the end.
+    `factors`: of `chunk_factors`. `deep`: the tile is one chunk, and two partial sets take turns.
+    `next_turn`: None, or what to call at the end.
     """
     acc = fragments[0]
     acc.fill(0.0)
-    columns = tiled_mma.op.shape_mnk[1]
-    partial = cute.make_rmem_tensor(tiled_mma.partition_shape_C((WGMMA_M, columns)), Float32)  # (MMA, 1, 1)
-    for _ in cutlass.range(stages, unroll=1):
-        state = add_stage(ring, state, tiled_mma, (*fragments, partial), factors)
+    if const_expr(deep):
+        state = add_overlapped(ring, state, tiled_mma, fragments, stages, factors)
+    else:
+        state = add_stages(ring, state, tiled_mma, fragments, stages, factors)
     if const_expr(next_turn is not None):
         next_turn()
+    return state
+
+
+def partial_set(tiled_mma: cute.TiledMma) -> cute.Tensor:
+    """Accumulators (MMA, 1, 1) of a chunk."""
+    shape = tiled_mma.partition_shape_C((WGMMA_M, tiled_mma.op.shape_mnk[1]))
+    return cute.make_rmem_tensor(shape, Float32)
+
+
+@cute.jit
+def add_stages(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,
+    stages: Int32,
+    factors: cutlass.Constexpr,
+) -> pipeline.PipelineState:
+    """acc += scales * (A @ B of the stage), stage by stage and chunk by chunk, each waited for."""
+    partial = partial_set(tiled_mma)
+    for _ in cutlass.range(stages, unroll=1):
+        state = add_stage(ring, state, tiled_mma, (*fragments, partial), factors)
+    return state
+
+
+@cute.jit
+def add_overlapped(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,
+    stages: Int32,
+    factors: cutlass.Constexpr,
+) -> pipeline.PipelineState:
+    """acc += scales * (A @ B of the stage), where a stage is one chunk: each is added while the next runs."""
+    partials = partial_set(tiled_mma), partial_set(tiled_mma)
+    done = state.clone()
+    state = begin_stage(ring, state, tiled_mma, fragments, partials[0])
+    for _ in cutlass.range((stages - 1) // 2, unroll=1):
+        state = begin_stage(ring, state, tiled_mma, fragments, partials[1])
+        done = end_stage(ring, done, fragments[0], partials[0], factors, 1)
+        state = begin_stage(ring, state, tiled_mma, fragments, partials[0])
+        done = end_stage(ring, done, fragments[0], partials[1], factors, 1)
+    if stages % 2 == 0:
+        state = begin_stage(ring, state, tiled_mma, fragments, partials[1])
+        done = end_stage(ring, done, fragments[0], partials[0], factors, 1)
+        end_stage(ring, done, fragments[0], partials[1], factors, 0)
+    else:
+        end_stage(ring, done, fragments[0], partials[0], factors, 0)
+    return state
+
+
+def begin_stage(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,
+    partial: cute.Tensor,
+) -> pipeline.PipelineState:
+    """Issues partial = A @ B of the stage at `state`. Returns the state of the next."""
+    ring.consumer_wait(state)
+    a, b = (x[None, 0, None, state.index] for x in fragments[1:])
+    issue_chunk(tiled_mma, partial, a, b)
+    state.advance()
+    return state
+
+
+def end_stage(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    acc: cute.Tensor,
+    partial: cute.Tensor,
+    factors: Callable[[Int32, int, int], tuple[list, list]] | None,
+    newer: int,
+) -> pipeline.PipelineState:
+    """acc += scales * partial of the stage at `state`, behind which `newer` were issued. Returns the next."""
+    scales = ([], []) if factors is None else factors(state.index, 0, 0)
+    warpgroup.wait_group(newer)
+    ring.consumer_release(state)
+    add_chunk(acc[None, 0, 0], partial, *scales)
+    state.advance()
     return state
 
 

@@ -59,6 +59,17 @@ def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
     return max(fitting, default=0)
 
 
+def two_partial_sets(config: Sm90GemmConfig, promotion: Promotion | None) -> bool:
+    """Whether a warpgroup's tile is one chunk, and registers hold two sets of its partial sums."""
+    accumulators = accumulator_registers(config)
+    if promotion is None or accumulators * 128 != 64 * config.tile_n:
+        return False
+    return promoted_columns(config, promotion) == config.tile_n and (
+        3 * accumulators + (config.tile_n // 2 if promotion.rows_b == 1 else 0)
+        <= SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
+    )
+
+
 def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
     """Shared memory of one stage of A and B."""
     tile_k = config.tile_k_for(ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k

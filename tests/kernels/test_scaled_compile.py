@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.budget import promoted_columns, why_not
+from kernels_dsl.config.budget import promoted_columns, two_partial_sets, why_not
 from kernels_dsl.config.gemm import MAXIMUM, EntryLayout, Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import H200, GemmProblem
 from kernels_dsl.config.promotion import Promotion
@@ -96,7 +96,10 @@ PROMOTED = [
     (Sm90GemmConfig(192, 128), Promotion(1, 128)),
     (Sm90GemmConfig(128, 128), Promotion(1, 1)),
     (Sm90GemmConfig(64, 32), Promotion(128, 1)),
+    (Sm90GemmConfig(128, 128, cluster_m=2), Promotion(1, 128)),
 ]
+DEEP = (Sm90GemmConfig(64, 32), Sm90GemmConfig(128, 128, cluster_m=2))
+"""Of these, the tiles of one chunk whose registers hold two sets of partial sums."""
 
 
 @pytest.mark.parametrize(("config", "promotion"), PROMOTED, ids=range(len(PROMOTED)))
@@ -112,9 +115,12 @@ def test_two_sets_of_accumulators_fit(config, promotion) -> None:
         entry = _compiled(config, (E4M3, E5M2), (_meta(N, 1), _meta(1, N)), ("m1", "1n"), promotion)
     chunks = config.tile_n // promoted_columns(config, promotion)
     waves = 1 if config.tile_m == 192 else _waves(config)
-    assert entry.count("QGMMA") == 4 * waves * chunks
+    deep = two_partial_sets(config, promotion)
+    assert deep == (config in DEEP)
+    # Two sets in turn: one is begun before the loop, two in it and one behind it; each wait is written once.
+    assert entry.count("QGMMA") == 4 * waves * chunks * (4 if deep else 1)
     # One wait a chunk: ptxas has not put the matrix instructions one after the other.
-    assert entry.count("WARPGROUP.DEPBAR") == waves * chunks
+    assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * (5 if deep else 1)
     # Scales come to shared memory by one warp's copies; the warpgroups load nothing from global memory.
     assert bool(entry.count("LDGSTS")) == promotion.scaled
 

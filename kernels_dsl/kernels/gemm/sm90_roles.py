@@ -176,7 +176,9 @@ def consume(
             )
         else:
             factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread)
-            state = promoted_loop(ring, state, mmas[0], fragments, end - first, factors, next_turn)
+            state = promoted_loop(
+                ring, state, mmas[0], fragments, end - first, factors, spec.two_partial_sets, next_turn
+            )
         origin = (m, n, at.batch * spec.split_k + at.split)
         extent, operands, write = destination(spec, output, sD, (*schedule, rows), thread)
         epi.store_tile(

@@ -10,7 +10,7 @@ from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.blocks.scale_ring import LANES
 from kernels_dsl.blocks.wgmma import WGMMA_M
-from kernels_dsl.config.budget import promoted_columns, scale_bytes
+from kernels_dsl.config.budget import promoted_columns, scale_bytes, two_partial_sets
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 
 
@@ -32,6 +32,7 @@ class GemmSpec(Warpgroups):
     mma_dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     mma_n: int  # columns of an instruction: tile_n, or a divisor where partial sums are promoted
     promotion: Promotion | None
+    two_partial_sets: bool  # of promoted sums, see `blocks.promoted_ring`
     epilogue: EpiloguePlan
 
     @property
@@ -98,5 +99,5 @@ def make_spec(
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
-        promotion=promotion, epilogue=plan,
+        promotion=promotion, two_partial_sets=two_partial_sets(config, promotion), epilogue=plan,
     )  # fmt: skip
