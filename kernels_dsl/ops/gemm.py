@@ -79,9 +79,9 @@ def gemm(
         or (a.dtype is torch.float32 and (a.is_neg() or b.is_neg()))
         or (extras and not _plain(extras))
     ):
-        from kernels_dsl.ops import register
+        from kernels_dsl.ops import gemm_register
 
-        return register.through_dispatcher(
+        return gemm_register.through_dispatcher(
             a, b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
             activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
             out_dtype=out_dtype, config=config, family=family,

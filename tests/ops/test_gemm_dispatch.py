@@ -117,7 +117,7 @@ def test_fakes_have_the_shape_dtype_and_strides_of_the_result(model_kernels) -> 
 
 @pytest.mark.parametrize("case", ["plain", "everything", "broadcast"])
 def test_opcheck(model_kernels, case: str) -> None:
-    from kernels_dsl.ops import register  # noqa: F401
+    from kernels_dsl.ops import gemm_register  # noqa: F401
 
     options = _arguments(case, grad=True)
     arguments = (_randn(12, 16, grad=True), _randn(16, 20, grad=True))
