@@ -28,6 +28,7 @@ _PUBLIC = {
     "register_torch_attention": "kernels_dsl.ops.attention_torch",
     "register_transformers_attention": "kernels_dsl.ops.attention_transformers",
     "kernel_function": "kernels_dsl.ops.attention_functions",
+    "checked": "kernels_dsl.ops.checked",
     "BlockLists": "kernels_dsl.ops.attention_blocks",
     "quantize": "kernels_dsl.ops.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize",

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.ops import attention_plan, overlap
-from kernels_dsl.ops.attention_arguments import NO_EXTRAS, Extras, describe
-from kernels_dsl.ops.attention_blocks import BlockLists, from_block_mask
+from kernels_dsl.ops import attention_plan, checked, overlap
+from kernels_dsl.ops.attention_arguments import MODES, NAMES, NO_EXTRAS, Extras, describe
+from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_functions import unwrapped
 from kernels_dsl.ops.target import target_of
+from kernels_dsl.ops.torch_masks import causal_alignment, of_block_mask
 
 _PLANS: dict[Any, attention_plan.Plan] = {}
 _BARE: dict[Any, Callable[..., torch.Tensor]] = {}
@@ -27,6 +28,7 @@ _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -63,7 +65,8 @@ def attention(
     causal: j <= i + shift; window (left, right): i + shift - left <= j <= i + shift + right, None or -1 being
     no limit; mask: a tensor that broadcasts to (B, H, Sq, Sk), true where a query may attend, or numbers to
     add to the scaled scores; blocks: `BlockLists` or torch's `BlockMask`, blocks that are not listed are not
-    attended to; mask_mod(b, h, i, j, *aux) is true.
+    attended to; mask_mod(b, h, i, j, *aux) is true. In blocks that are listed as full nothing is masked, but
+    numbers are added. A BlockMask's own function counts where `mask_mod` is None; it must not hold tensors.
 
     softcap c > 0: scores become c · tanh(score / c). score_mod(score, b, h, i, j, *aux) returns the score to
     use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
@@ -76,7 +79,7 @@ def attention(
     reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
     tile attends to are not read into the result. No gradients yet: RuntimeError where they are asked for.
     """
-    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    options = (causal, window if window is None else _widths(window), alignment, scale, softcap)
     if mask is sinks is blocks is score_mod is mask_mod is out is None:
         if not return_lse and config is None and family is None:
             bare = _bare_of(q, k, v, "bshd", options)
@@ -84,9 +87,9 @@ def attention(
                 return bare(q, k, v)
         extras = NO_EXTRAS
     else:
-        mask_mod, blocks = _of_block_mask(blocks, mask_mod)
+        mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
         extras = Extras(mask, sinks, blocks, tuple(aux))
-    if _through_dispatcher(q, k, v):
+    if _through_dispatcher(q, k, v, extras):
         from kernels_dsl.ops import attention_register
 
         functions = (score_mod, mask_mod, return_lse, out, family)
@@ -107,26 +110,39 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` for (B, H, S, D), and (H, S, D) as a batch of one.
 
-    As there, `is_causal` is aligned to the top left and excludes `attn_mask`. dropout_p must be 0.
+    As there, `is_causal` is aligned to the top left and excludes `attn_mask`, which may be a `CausalBias`
+    (`torch.nn.attention.bias`) too. dropout_p must be 0.
     """
     if dropout_p != 0.0:
         raise ValueError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask is given beside is_causal, must be None")
+    if type(query) not in _PLAIN_TYPES or type(key) not in _PLAIN_TYPES:
+        for name, x in (("query", query), ("key", key)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
     unbatched = query.dim() == 3
     if unbatched:
-        query, key, value = (x[None] for x in (query, key, value))
+        for name, x in (("key", key), ("value", value)):
+            if isinstance(x, torch.Tensor) and x.dim() != 3:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 3 modes like query")
+        query, key, value = query[None], key[None], value[None]
     if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"key has {key.shape[1]} heads, must have {query.shape[1]} like query where enable_gqa is false"
         )
-    options = (is_causal, None, "top_left", scale, 0.0)
+    alignment = "top_left"
+    if attn_mask is not None and type(attn_mask) not in _PLAIN_TYPES:
+        found = causal_alignment(attn_mask, (query.shape[-2], key.shape[-2]))
+        if found is not None:
+            attn_mask, is_causal, alignment = None, True, found
+    options = (is_causal, None, alignment, scale, 0.0)
     if attn_mask is None and not unbatched:
         bare = _bare_of(query, key, value, "bhsd", options)
         if bare is not None:
             return bare(query, key, value)
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
-    if _through_dispatcher(query, key, value):
+    if _through_dispatcher(query, key, value, extras):
         from kernels_dsl.ops import attention_register
 
         functions = (None, None, False, None, None)
@@ -175,12 +191,12 @@ def attention_varlen(
 
     Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
     """
-    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
-    mask_mod, blocks = _of_block_mask(blocks, mask_mod)
+    options = (causal, window if window is None else _widths(window), alignment, scale, softcap)
+    mask_mod, blocks = of_block_mask(blocks, mask_mod, None)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
     max_seqlens = (int(max_seqlen_q), None if mask is None or max_seqlen_k is None else int(max_seqlen_k))
     extras = Extras(mask, sinks, blocks, tuple(aux), seqlens, max_seqlens)
-    if _through_dispatcher(q, k, v):
+    if _through_dispatcher(q, k, v, extras):
         from kernels_dsl.ops import attention_register
 
         functions = (score_mod, mask_mod, return_lse, out, family)
@@ -189,27 +205,55 @@ def attention_varlen(
     return run_direct(q, k, v, "thd", options, extras, (score_mod, mask_mod), rest)
 
 
-def _of_block_mask(blocks: Any, mask_mod: Any) -> tuple[Any, BlockLists | None]:
-    """(mask_mod, lists) where `blocks` may be torch's BlockMask, which has a mask_mod of its own."""
-    if blocks is None or isinstance(blocks, BlockLists):
-        return mask_mod, blocks
-    if not hasattr(blocks, "kv_num_blocks"):
-        raise TypeError(f"blocks is a {type(blocks).__name__}, must be BlockLists or a torch BlockMask")
-    return mask_mod or blocks.mask_mod, from_block_mask(blocks)
+def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
+    """(Sq, Sk); None where q or k is no tensor of this layout, or sequences are packed."""
+    rows = MODES[layout][1]
+    for x in (q, k):
+        if layout == "thd" or not isinstance(x, torch.Tensor) or x.dim() != 4:
+            return None
+    return q.shape[rows], k.shape[rows]
 
 
-def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether torch.compile, a mode or a tensor subclass must see this call as an operator."""
-    if _is_compiling() or _dispatch_modes():
+def _widths(window: Any) -> tuple[int | None, ...]:
+    """A window as a tuple."""
+    if type(window) is tuple:
+        return window
+    if not isinstance(window, Sequence):
+        raise TypeError(f"window is a {type(window).__name__}, must be (left, right) or None")
+    return tuple(window)
+
+
+def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras) -> bool:
+    """Whether torch.compile, a mode, a transform or a tensor subclass must see this call as an operator.
+
+    RuntimeError where a gradient is asked for.
+    """
+    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None:
         return True
-    if type(q) not in _PLAIN_TYPES or type(k) not in _PLAIN_TYPES or type(v) not in _PLAIN_TYPES:
-        return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
-    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError(
-            "q, k or v requires grad, but attention has no backward yet: call it under torch.no_grad(), or "
-            "on detached tensors"
-        )
-    return False
+    values = (q, k, v) if extras is NO_EXTRAS else (q, k, v, extras.mask, extras.sinks, *extras.aux)
+    grad = _grad_enabled()
+    subclass = False
+    for x in values:
+        if type(x) in _PLAIN_TYPES:
+            if grad and x.requires_grad:
+                raise RuntimeError(_no_gradient(x, q, k, v, extras))
+        elif x is not None and isinstance(x, torch.Tensor):
+            if hasattr(x, "seq_len_kv"):
+                raise TypeError(f"mask is a {type(x).__name__}, must be None: say causal and alignment")
+            subclass = True
+    return subclass and all(isinstance(x, torch.Tensor) for x in (q, k, v))
+
+
+def _no_gradient(
+    tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
+) -> str:
+    """Why there is no gradient of `tensor`, one of the arguments."""
+    named = {"q": q, "k": k, "v": v, **extras.tensors()}
+    name = next((name for name, x in named.items() if x is tensor), "an input")
+    return (
+        f"{name} requires grad, but attention has no backward yet: call it under torch.no_grad(), or on "
+        "detached tensors"
+    )
 
 
 def _bare_of(
@@ -222,6 +266,7 @@ def _bare_of(
         or type(v) not in _PLAIN_TYPES
         or _is_compiling()
         or _dispatch_modes()
+        or _functorch_level() is not None
         or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
     ):
@@ -271,12 +316,16 @@ def run_direct(
     plan = None if key is None else _PLANS.get(key)
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
-        if not target_of(q).emulated:
+        if not target_of(q, "q").emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
     if out is not None:
-        overlap.check_overlap(out, {"q": q, "k": k, "v": v})
+        named = {"q": q, "k": k, "v": v, **extras.tensors()}
+        overlap.check_overlap(out, named, tuple(named))
+    if extras is not NO_EXTRAS and checked.is_checked():
+        rows = MODES[layout][1]
+        checked.check_values(extras, (q.shape[rows], k.shape[rows]))
     result, lse = plan.run(q, k, v, out, extras)
     if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
         if len(_BARE) >= _MAX_PLANS:
@@ -296,6 +345,8 @@ def _plan(
         softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
     )  # fmt: skip
     if out is not None:
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
         shape = attention_plan.out_shape(call)
         if tuple(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
             raise ValueError(
@@ -305,7 +356,8 @@ def _plan(
         if overlap.self_overlaps(out):
             raise ValueError(f"out has strides {out.stride()}, must not overlap itself")
     max_q = rest[3] if len(rest) > 3 else 0
-    return attention_plan.build(call, (q, k, v), out, return_lse, target_of(q), choice, max_q)
+    target = target_of(q, NAMES[layout][0] if layout in NAMES else "q")
+    return attention_plan.build(call, (q, k, v), out, return_lse, target, choice, max_q)
 
 
 def attention_supports(
@@ -319,7 +371,8 @@ def attention_supports(
     picked = {name: options.pop(name, None) for name in ("causal", "window", "alignment", "scale", "softcap")}
     functions = (options.pop("score_mod", None), options.pop("mask_mod", None))
     try:
-        mask_mod, blocks = _of_block_mask(options.pop("blocks", None), functions[1])
+        lengths = _lengths(q, k, layout)
+        mask_mod, blocks = of_block_mask(options.pop("blocks", None), functions[1], lengths)
         seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
         max_seqlens = (options.pop("max_seqlen_q", 0), options.pop("max_seqlen_k", None))
         extras = Extras(
@@ -334,11 +387,13 @@ def attention_supports(
         rest = (options.pop("return_lse", False), options.pop("out", None), choice, max_seqlens[0])
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
+        _through_dispatcher(q, k, v, extras)
+        window = None if picked["window"] is None else _widths(picked["window"])
         values = (
-            bool(picked["causal"]), picked["window"], picked["alignment"] or "bottom_right", picked["scale"],
+            bool(picked["causal"]), window, picked["alignment"] or "bottom_right", picked["scale"],
             picked["softcap"] or 0.0,
         )  # fmt: skip
         _plan(q, k, v, layout, values, extras, (functions[0], mask_mod), rest)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return None

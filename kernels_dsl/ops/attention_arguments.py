@@ -15,11 +15,16 @@ import torch
 
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.function_checks import check_function
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 MASK_DTYPES = (torch.bool, torch.float32, torch.bfloat16, torch.float16)
 MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
 """Layout -> the modes of a tensor that are batch, rows, heads and head dimension."""
+NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
+"""Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
+UNLIMITED = 1 << 30
+"""A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +94,35 @@ def _check_tensor(
     return value
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
+def _check_shapes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, names: tuple[str, ...]
+) -> None:
     batch, rows, heads, dim = MODES[layout]
-    for name, x in (("k", k), ("v", v)):
+    name_q, name_k, name_v = names[:3]
+    for name, x in ((name_k, k), (name_v, v)):
         if x.dtype != q.dtype:
-            raise TypeError(f"{name} is {x.dtype}, must be {q.dtype} like q")
+            raise TypeError(f"{name} is {x.dtype}, must be {q.dtype} like {name_q}")
         if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
+            raise ValueError(f"{name} is on {x.device}, must be on {q.device} like {name_q}")
         if batch is not None and x.shape[batch] != q.shape[batch]:
-            raise ValueError(f"{name} has a batch of {x.shape[batch]}, must be {q.shape[batch]} like q's")
+            raise ValueError(
+                f"{name} has a batch of {x.shape[batch]}, must be {q.shape[batch]} like {name_q}'s"
+            )
     if k.shape[dim] != q.shape[dim]:
-        raise ValueError(f"k has head dimension {k.shape[dim]}, must be {q.shape[dim]} like q's")
+        raise ValueError(
+            f"{name_k} has head dimension {k.shape[dim]}, must be {q.shape[dim]} like {name_q}'s"
+        )
     for what, mode in (("length", rows), ("number of heads", heads)):
         if v.shape[mode] != k.shape[mode]:
-            raise ValueError(f"v has a {what} of {v.shape[mode]}, must be {k.shape[mode]} like k's")
+            raise ValueError(
+                f"{name_v} has a {what} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
+            )
     if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
         raise ValueError(
-            f"q has {q.shape[heads]} heads, must be a multiple of k's number of heads, {k.shape[heads]}"
+            f"{name_q} has {q.shape[heads]} heads, must be a multiple of {name_k}'s number of heads, "
+            f"{k.shape[heads]}"
         )
-    for name, x in (("q", q), ("v", v)):
+    for name, x in ((name_q, q), (name_v, v)):
         size = x.shape[dim]
         if not HEAD_DIM_STEP <= size <= MAX_HEAD_DIM or size % HEAD_DIM_STEP:
             raise ValueError(
@@ -116,40 +131,55 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str
             )
 
 
+def _check_number(name: str, value: Any) -> None:
+    """TypeError where a scalar is none: a tensor's value would have to be waited for."""
+    if isinstance(value, (str, bytes, torch.Tensor)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a Python number")
+
+
 def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
     """(left, right) with None for no limit."""
-    left, right = (None, None) if window is None else tuple(None if w == -1 else w for w in window)
-    for name, width in (("left", left), ("right", right)):
-        if width is not None and (not isinstance(width, int) or width < 0):
+    widths = (None, None) if window is None else tuple(window)
+    if len(widths) != 2:
+        raise ValueError(f"window has {len(widths)} entries, must be (left, right)")
+    limits: list[int | None] = []
+    for name, width in zip(("left", "right"), widths):
+        if width is not None and (not isinstance(width, (int, torch.SymInt)) or width < -1):
             raise ValueError(f"window's {name} is {width!r}, must be None, -1 (no limit) or at least 0")
-    if causal:
-        right = 0
-    return left, right
+        limits.append(None if width is None or width == -1 or width >= UNLIMITED else width)
+    left, right = limits
+    return left, 0 if causal else right
 
 
 def _check_mask(
-    mask: torch.Tensor | None, shape: tuple[int, int, int, int | None], device: torch.device
+    mask: torch.Tensor | None,
+    shape: tuple[int, int, int, int | None],
+    device: torch.device,
+    names: tuple[str, ...],
 ) -> str | None:
     """None, "boolean" or "additive"."""
     if mask is None:
         return None
+    name = names[3]
     if shape[3] is None:
         raise ValueError("max_seqlen_k is None, must be given beside mask")
     if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"mask is a {type(mask).__name__}, must be a torch.Tensor")
+        raise TypeError(f"{name} is a {type(mask).__name__}, must be a torch.Tensor")
     if mask.dtype not in MASK_DTYPES:
-        raise TypeError(f"mask is {mask.dtype}, must be one of {MASK_DTYPES}")
+        raise TypeError(f"{name} is {mask.dtype}, must be one of {', '.join(map(str, MASK_DTYPES))}")
     if mask.device != device:
-        raise ValueError(f"mask is on {mask.device}, must be on {device} like q")
+        raise ValueError(f"{name} is on {mask.device}, must be on {device} like {names[0]}")
     padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if len(padded) != 4 or any(m not in (1, s) for m, s in zip(padded, shape)):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, must broadcast to (B, H, Sq, Sk) = {shape}")
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, must broadcast to (B, H, Sq, Sk) = {shape}")
     return "boolean" if mask.dtype == torch.bool else "additive"
 
 
 def _check_sinks(sinks: torch.Tensor | None, heads: int, device: torch.device) -> bool:
     if sinks is None:
         return False
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks is a {type(sinks).__name__}, must be a torch.Tensor")
     if tuple(sinks.shape) != (heads,):
         raise ValueError(f"sinks has shape {tuple(sinks.shape)}, must be (heads,) = ({heads},)")
     if not sinks.is_floating_point() or sinks.device != device:
@@ -231,9 +261,10 @@ def describe(
 ) -> AttentionCall:
     """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
     rank = 3 if layout == "thd" else 4
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    names = NAMES.get(layout, ("q", "k", "v", "mask"))
+    for name, x in zip(names, (q, k, v)):
         _check_tensor(name, x, rank, dtypes)
-    _check_shapes(q, k, v, layout)
+    _check_shapes(q, k, v, layout, names)
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(f"alignment is {alignment!r}, must be 'bottom_right' or 'top_left'")
     batch_mode, rows, head_mode, dim_mode = MODES[layout]
@@ -246,6 +277,8 @@ def describe(
         batch = q.shape[batch_mode]
     if scale is None:
         scale = 1.0 / math.sqrt(dim)
+    _check_number("scale", scale)
+    _check_number("softcap", softcap)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"scale is {scale}, must be greater than 0 and finite")
     if not (softcap >= 0 and math.isfinite(softcap)):
@@ -253,19 +286,20 @@ def describe(
     left, right = _window(causal, window)
     lengths = _lengths(q.shape[rows], k.shape[rows], extras)
     if extras.blocks is not None:
-        if extras.mask is not None:
-            raise ValueError("mask is given beside blocks, must be None: give a mask_mod")
         _check_blocks(extras.blocks, batch, heads, lengths[0] or 0, q.device)
     for name, x in extras.tensors().items():
         if name.startswith("aux") and x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            check_function(name, function, "aux")
     variant = AttentionVariant(
         right=right is not None,
         left=left is not None,
         top_left=alignment == "top_left" and (left, right) != (None, None),
         softcap=softcap > 0,
         sinks=_check_sinks(extras.sinks, heads, q.device),
-        mask=_check_mask(extras.mask, (batch, heads, *lengths), q.device),
+        mask=_check_mask(extras.mask, (batch, heads, *lengths), q.device, names),
         score_mod=score_mod,
         mask_mod=mask_mod,
     )

@@ -40,8 +40,10 @@ class BlockLists:
         return self.counts, self.indices, self.full_counts, self.full_indices
 
     def check_indices(self, k_len: int) -> None:
-        """ValueError for a count or a block index out of range. Reads the lists: a host synchronisation."""
+        """ValueError for a count or a block index out of range, or a block that is listed twice for a query
+        block. Reads the lists: a host synchronisation. `kernels_dsl.checked` does it before each call."""
         blocks = -(-k_len // self.block[1])
+        found = []
         for name, counts, indices in (
             ("", self.counts, self.indices),
             ("full_", self.full_counts, self.full_indices),
@@ -59,6 +61,17 @@ class BlockLists:
                 place = tuple(int(i) for i in wrong.nonzero()[0])
                 raise ValueError(
                     f"{name}indices{list(place)} is {int(indices[place])}, must be from 0 to {blocks - 1}"
+                )
+            found.append(torch.where(listed, indices, -1))
+        if found:
+            lead = torch.broadcast_shapes(*(x.shape[:2] for x in found))
+            rows = torch.cat([x.expand(*lead, *x.shape[2:]) for x in found], dim=-1).sort(dim=-1).values
+            twice = (rows[..., 1:] == rows[..., :-1]) & (rows[..., 1:] >= 0)
+            if bool(twice.any()):
+                place = tuple(int(i) for i in twice.nonzero()[0])
+                raise ValueError(
+                    f"block {int(rows[place])} is listed twice at {list(place[:3])}, must be listed once at "
+                    "most"
                 )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.torch_masks import traceable
 from lowering.constants import Canonicalizer
 
 _BY_NAME: dict[str, Callable[..., Any]] = {}
@@ -44,6 +45,7 @@ def kernel_function(function: Callable[..., Any]) -> KernelFunction:
     """
     if isinstance(function, KernelFunction):
         return function
+    function = traceable(function) or function
     return KernelFunction(_keep(function), function)
 
 
@@ -53,8 +55,9 @@ def unwrapped(function: Any) -> Any:
 
 
 @torch.compiler.assume_constant_result
-def name_of(argument: str, function: Any, compiling: bool) -> str:
-    """The name of what was passed as `argument`; `compiling`: by code that torch.compile traces.
+def name_of(argument: str, function: Any, compiling: bool) -> str | None:
+    """The name of what was passed as `argument`; `compiling`: by code that torch.compile traces. None for a
+    function that is as good as none.
 
     TypeError where torch.compile would take another function for this one.
     """
@@ -66,7 +69,8 @@ def name_of(argument: str, function: Any, compiling: bool) -> str:
             f"{argument} {what}, must be passed through kernels_dsl.kernel_function, outside of what is "
             "compiled, under torch.compile"
         )
-    return _keep(function)
+    function = traceable(function)
+    return None if function is None else _keep(function)
 
 
 def function_of(name: str | None) -> Callable[..., Any] | None:

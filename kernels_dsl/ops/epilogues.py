@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kernels_dsl.ops.function_checks import check_function
+
 _registered: dict[str, Callable[..., Any]] = {}
 
 
@@ -22,7 +24,7 @@ def register_epilogue(name: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def resolve_epilogue(epilogue: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function that `epilogue` is or names."""
+    """The function that `epilogue` is or names. TypeError where it reads a tensor that it is not given."""
     if isinstance(epilogue, str):
         if epilogue not in _registered:
             known = ", ".join(sorted(_registered)) or "none so far"
@@ -30,6 +32,7 @@ def resolve_epilogue(epilogue: str | Callable[..., Any]) -> Callable[..., Any]:
         return _registered[epilogue]
     if not callable(epilogue):
         raise TypeError(f"epilogue is a {type(epilogue).__name__}, must be a function or a registered name")
+    check_function("epilogue", epilogue, "epilogue_args")
     return epilogue
 
 

@@ -60,16 +60,18 @@ def _same_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
     return (x.data_ptr(), x.shape, x.stride(), x.dtype) == (y.data_ptr(), y.shape, y.stride(), y.dtype)
 
 
-def check_overlap(out: torch.Tensor, named: dict[str, torch.Tensor]) -> None:
+def check_overlap(
+    out: torch.Tensor, named: dict[str, torch.Tensor], factors: tuple[str, ...] = ("a", "b")
+) -> None:
     """ValueError where `out` overlaps one of the inputs, named as the caller knows them.
 
-    An operand of the epilogue (any name but "a" and "b") may be the very tensor that `out` is: each of its
-    elements is read before the same element of D is written.
+    An operand of the epilogue (any name that is not in `factors`) may be the very tensor that `out` is: each
+    of its elements is read before the same element of D is written.
     """
     for name, tensor in named.items():
         if not ranges_meet(out, (tensor,), (byte_extent(out), byte_extent(tensor))):
             continue
-        if name not in ("a", "b") and _same_elements(out, tensor):
+        if name not in factors and _same_elements(out, tensor):
             continue
         if _columns_apart(out, tensor):
             continue

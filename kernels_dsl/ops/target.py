@@ -60,13 +60,15 @@ def _emulated() -> Target | None:
     return None if arch_name is None else Target(DEVICES_BY_ARCH[arch_name], -1, emulated=True)
 
 
-def target_of(tensor: torch.Tensor) -> Target:
-    """Where a call with this tensor runs. ValueError for a CPU tensor without the emulator."""
+def target_of(tensor: torch.Tensor, name: str = "a") -> Target:
+    """Where a call with this tensor, the argument `name`, runs. ValueError for a CPU tensor without the
+    emulator."""
     if tensor.is_cuda:
         return _gpu(tensor.get_device())
     target = _emulated() if tensor.device.type == "cpu" else None
     if target is None:
         raise ValueError(
-            f"a is on {tensor.device}, must be on a CUDA device (or on the CPU inside lowering.emulator.run)"
+            f"{name} is on {tensor.device}, must be on a CUDA device (or on the CPU inside "
+            "lowering.emulator.run)"
         )
     return target

@@ -16,7 +16,7 @@ def launched(monkeypatch):
     """The arguments of each launch, on tensors that pass for those of an H200."""
     calls = []
     target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
-    monkeypatch.setattr(attention, "target_of", lambda q: target)
+    monkeypatch.setattr(attention, "target_of", lambda *_: target)
     monkeypatch.setattr(attention, "_PLANS", {})
     monkeypatch.setattr(attention, "_BARE", {})
     monkeypatch.setattr(attention_plan.Launch, "__call__", lambda self, *args: calls.append(("first", args)))
@@ -76,7 +76,7 @@ def test_other_tensors_get_plans_of_their_own(launched):
 def launched_fp8(launched, monkeypatch):
     """The same for `attention_fp8`."""
     target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
-    monkeypatch.setattr(attention_fp8, "target_of", lambda q: target)
+    monkeypatch.setattr(attention_fp8, "target_of", lambda *_: target)
     monkeypatch.setattr(attention_fp8, "_PLANS", {})
     monkeypatch.setattr(attention_fp8, "_BARE", {})
     return launched

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as flex
 
 from kernels_dsl.ops import attention_blocks as builders
+from kernels_dsl.ops import torch_masks
 from kernels_dsl.ops.attention_blocks import BlockLists
 
 
@@ -107,6 +109,25 @@ def test_causal_topk_takes_no_block_behind_the_diagonal(seed):
     assert made.counts.flatten().tolist() == [1, 2, 3, 3]
     for row in range(4):
         assert int(made.indices[0, 0, row, : int(made.counts[0, 0, row])].max()) <= row
+
+
+def test_torch_functions_are_made_traceable():
+    def near(b, h, i, j):
+        return i - j < 20
+
+    def even(b, h, i, j):
+        return j % 2 == 0
+
+    def causal(b, h, i, j):
+        return i >= j
+
+    made = flex.and_masks(flex.or_masks(near, even), causal, flex.noop_mask)
+    found = torch_masks.traceable(made)
+    places = torch.arange(1), torch.arange(1), torch.arange(70)[:, None], torch.arange(90)[None]
+    assert torch.equal(found(*places), flex.create_mask(made, 1, 1, 70, 90, device="cpu")[0, 0])
+    assert torch_masks.traceable(made) is found  # so that repeated calls find their kernel
+    assert torch_masks.traceable(flex.noop_mask) is None and torch_masks.traceable(near) is near
+    assert bool(torch_masks.traceable(flex.or_masks(near, flex.noop_mask))(*places).all())
 
 
 def test_torch_block_mask():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_cases import check_close, inputs, run
+from torch.nn.attention import bias
+from torch.nn.attention import flex_attention as flex
 
 import kernels_dsl
 from kernels_dsl.ops import attention_blocks
@@ -62,10 +64,12 @@ def test_scale_softcap_and_sinks(seed):
 
 
 def test_boolean_mask_with_an_empty_row(seed):
+    """And with sinks, of which that row has nothing else. (Without: `test_attention_packed_emulated`.)"""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand((1, 2, 70, 90), generator=generator) < 0.5
     mask[:, :, 3] = False
-    run(_tensors((2, 2), (70, 90), (64, 64), seed), Masking(allowed=mask), mask=mask)
+    tensors, sinks = _tensors((2, 2), (70, 90), (64, 64), seed), torch.tensor([0.5, -1.0])
+    run(tensors, Masking(allowed=mask, sinks=sinks), mask=mask, sinks=sinks)
 
 
 def test_additive_mask(seed):
@@ -86,8 +90,14 @@ def _every_third(b, h, i, j):
     return (i - j) % 3 == 0
 
 
-def test_mask_function(seed):
-    run(_tensors((2, 2), (70, 90), (64, 64), seed), Masking(mask_mod=_every_third), mask_mod=_every_third)
+def _near(b, h, i, j):
+    return (i - j < 30) & (j - i < 50)
+
+
+def test_torch_block_mask_of_two_functions(seed):
+    mask = flex.create_block_mask(flex.and_masks(_every_third, _near), None, None, 70, 190, device="cpu")
+    masking = Masking(mask_mod=lambda *place: _every_third(*place) & _near(*place))
+    run(_tensors((2, 2), (70, 190), (64, 64), seed), masking, blocks=mask)
 
 
 def test_mask_function_that_reads_a_tensor(seed):
@@ -153,6 +163,19 @@ def test_torch_layout_and_top_left(seed):
     )
     assert found.shape == q.shape
     assert float((found.double() - expected).abs().max()) < 2e-2
+    biased = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_upper_left(70, 90))
+    assert torch.equal(biased, found)
+    found = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_lower_right(70, 90))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), attn_mask=bias.causal_lower_right(70, 90)
+    )
+    assert float((found.double() - expected).abs().max()) < 2e-2
+
+
+def test_vmap_goes_through_the_operator(seed):
+    tensors = _tensors((2, 2), (70, 90), (64, 64), seed)
+    found = torch.vmap(kernels_dsl.attention)(*(x[None] for x in tensors))
+    assert torch.equal(found[0], kernels_dsl.attention(*tensors))
 
 
 def test_out_and_strides(seed):
@@ -172,3 +195,6 @@ def test_no_keys_and_no_queries():
     out, lse = kernels_dsl.attention(q, k, v, return_lse=True)
     assert bool((out == 0).all()) and bool((lse == -torch.inf).all())
     assert kernels_dsl.attention(q[:, :0], q, q).shape == (1, 0, 2, 64)
+    sinks = torch.tensor([0.5, -2.0])
+    out, lse = kernels_dsl.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert bool((out == 0).all()) and torch.equal(lse, sinks[None, :, None].expand(1, 2, 3))

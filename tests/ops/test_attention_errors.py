@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.problem import H200, L40S, Device
 from kernels_dsl.ops import attention as ops
-from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops import attention_plan
+from kernels_dsl.ops.attention_blocks import BlockLists, document_mask
 from kernels_dsl.ops.target import Target
 
 
 @pytest.fixture
 def on_h200(monkeypatch):
     """CPU tensors are taken for tensors on an H200: plans are made, nothing is launched."""
-    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(H200, -1))
+    monkeypatch.setattr(ops, "target_of", lambda *_: Target(H200, -1))
+    monkeypatch.setattr(ops, "_PLANS", {})
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
+
+
+def _block_mask(q_len: int, k_len: int) -> BlockMask:
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, q_len, k_len, device="cpu")
 
 
 Q, K = _tensor(2, 40, 4, 64), _tensor(2, 50, 2, 64)
@@ -63,6 +73,23 @@ def test_bad_tensors(on_h200, q, k, v, message):
         ({"sinks": torch.zeros(3)}, "sinks has shape (3,), must be (heads,) = (4,)"),
         ({"mask": torch.zeros(3, 3)}, "mask has shape (3, 3), must broadcast to (B, H, Sq, Sk)"),
         ({"mask": torch.zeros(40, 50).int()}, "mask is torch.int32"),
+        ({"mask": [True]}, "mask is a list, must be a torch.Tensor"),
+        ({"mask": causal_lower_right(40, 50)}, "mask is a CausalBias, must be None: say causal"),
+        ({"scale": "1"}, "scale is a str, must be a Python number"),
+        ({"softcap": torch.ones(())}, "softcap is a Tensor, must be a Python number"),
+        ({"window": 5}, "window is a int, must be (left, right) or None"),
+        ({"window": (1, 2, 3)}, "window has 3 entries, must be (left, right)"),
+        ({"window": (1.5, 0)}, "window's left is 1.5, must be None, -1 (no limit) or at least 0"),
+        ({"window": (2**40, 2**31 - 1)}, None),
+        ({"sinks": [1.0] * 4}, "sinks is a list, must be a torch.Tensor"),
+        ({"score_mod": 3}, "score_mod is a int, must be a function"),
+        ({"mask_mod": lambda b, h, i, j: Q[b, i, h, j] > 0}, "mask_mod reads the torch.Tensor 'Q', must get"),
+        ({"blocks": 3}, "blocks is a int, must be BlockLists or a torch BlockMask"),
+        (
+            {"blocks": _block_mask(40, 500)},
+            "blocks is a BlockMask for (Sq, Sk) = (40, 500), must be for (40, 50)",
+        ),
+        ({"blocks": _block_mask(40, 50), "mask": torch.zeros(40, 50)}, None),
         ({"blocks": BlockLists(None, None)}, "neither counts nor full_counts"),
         ({"blocks": BlockLists(torch.zeros(1, 1, 1).int(), None)}, "one of counts and indices"),
         (
@@ -78,11 +105,18 @@ def test_bad_tensors(on_h200, q, k, v, message):
             "block is (96, 64), must be multiples of 64",
         ),
         ({"out": _tensor(2, 40, 4, 32)}, "out is torch.bfloat16 (2, 40, 4, 32)"),
+        ({"out": "here"}, "out is a str, must be a torch.Tensor"),
     ],
 )
 def test_bad_options(on_h200, options, message):
     found = kernels_dsl.attention_supports(Q, K, K, **options)
-    assert found is not None and message in found
+    if message is None:
+        assert found is None
+    else:
+        assert message in str(found)
+        with pytest.raises((TypeError, ValueError)) as error:
+            kernels_dsl.attention(Q, K, K, **options)
+        assert str(error.value) == found
 
 
 @pytest.mark.parametrize(
@@ -133,16 +167,22 @@ def test_lists_are_checked_on_request():
         lists.check_indices(k_len=384)
     with pytest.raises(ValueError, match="counts go from 3 to 3, must be from 0 to 2"):
         BlockLists(counts * 3, indices).check_indices(k_len=512)
+    with pytest.raises(ValueError, match=r"block 3 is listed twice at \[0, 0, 0\]"):
+        BlockLists(counts * 2, indices).check_indices(k_len=512)
+    with pytest.raises(ValueError, match=r"block 3 is listed twice at \[1, 0, 0\]"):
+        several = indices.repeat(2, 1, 1, 1)
+        several[0] = 1
+        BlockLists(counts, indices, counts.repeat(2, 1, 1), several).check_indices(k_len=512)
 
 
 def test_a_gpu_that_is_too_old_is_refused_with_the_reason(monkeypatch):
     turing = Device("T4", (7, 5), 40, 65536)
-    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(turing, -1))
+    monkeypatch.setattr(ops, "target_of", lambda *_: Target(turing, -1))
     assert "q is on T4 of compute capability 7.5, must be 8.0" in kernels_dsl.attention_supports(Q, K, K)
 
 
 def test_the_family_follows_from_the_gpu(monkeypatch):
-    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(L40S, -1))
+    monkeypatch.setattr(ops, "target_of", lambda *_: Target(L40S, -1))
     assert kernels_dsl.attention_supports(Q, K, K) is None
     assert kernels_dsl.attention_supports(Q, K, K, family="sm80") is None
     assert "family is 'sm90', must be one of ('sm80',)" in kernels_dsl.attention_supports(
@@ -163,27 +203,97 @@ def test_the_family_follows_from_the_gpu(monkeypatch):
     ],
 )
 def test_a_configuration_that_does_not_fit(monkeypatch, config, message):
-    monkeypatch.setattr(ops, "target_of", lambda tensor: Target(L40S, -1))
+    monkeypatch.setattr(ops, "target_of", lambda *_: Target(L40S, -1))
     assert message in kernels_dsl.attention_supports(Q, K, K, config=config)
     assert "family is 'sm90', must be config's, 'sm80', or None" in kernels_dsl.attention_supports(
         Q, K, K, config=config, family="sm90"
     )
 
 
-def test_gradients_are_refused():
-    q = Q.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match="no backward yet"):
-        kernels_dsl.attention(q, K, K)
+@pytest.mark.parametrize("name", ["q", "mask", "sinks", "aux[0]"])
+def test_gradients_are_refused(name):
+    asked = torch.zeros(4).requires_grad_()
+    options = {
+        "q": {},
+        "mask": {"mask": asked[0]},
+        "sinks": {"sinks": asked},
+        "aux[0]": {"mask_mod": document_mask, "aux": (asked,)},
+    }[name]
+    q = Q.clone().requires_grad_(name == "q")
+    with pytest.raises(RuntimeError, match=f"{re.escape(name)} requires grad, but attention has no backward"):
+        kernels_dsl.attention(q, K, K, **options)
+    assert "no backward" in kernels_dsl.attention_supports(q, K, K, **options)
 
 
-def test_torch_arguments_that_cannot_be():
-    q = Q.transpose(1, 2)
+@pytest.mark.parametrize("other", ["q", "k", "v"])
+def test_out_is_no_input(on_h200, monkeypatch, other):
+    tensors = {name: _tensor(1, 8, 1, 64) for name in "qkv"}
+    with pytest.raises(ValueError, match=f"out shares memory with {other}, must be a tensor of its own"):
+        kernels_dsl.attention(**tensors, out=tensors[other])
+
+
+def test_a_cpu_tensor_without_the_emulator():
+    with pytest.raises(ValueError, match="q is on cpu, must be on a CUDA device"):
+        kernels_dsl.attention(Q, K, K)
+    with pytest.raises(ValueError, match="query is on cpu, must be on a CUDA device"):
+        kernels_dsl.scaled_dot_product_attention(Q, Q, Q)
+
+
+def test_torch_arguments_that_cannot_be(on_h200):
+    q, sdpa = Q.transpose(1, 2), kernels_dsl.scaled_dot_product_attention
     with pytest.raises(ValueError, match=r"dropout_p is 0\.1, must be 0"):
-        kernels_dsl.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+        sdpa(q, q, q, dropout_p=0.1)
     with pytest.raises(ValueError, match="attn_mask is given beside is_causal"):
-        kernels_dsl.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(40, 40).bool(), is_causal=True)
+        sdpa(q, q, q, attn_mask=torch.ones(40, 40).bool(), is_causal=True)
     with pytest.raises(ValueError, match="key has 2 heads, must have 4"):
-        kernels_dsl.scaled_dot_product_attention(q, K.transpose(1, 2), K.transpose(1, 2))
+        sdpa(q, K.transpose(1, 2), K.transpose(1, 2))
+    with pytest.raises(ValueError, match=r"attn_mask is a CausalBias for \(L, S\) = \(40, 41\), must be for"):
+        sdpa(q, q, q, attn_mask=causal_lower_right(40, 41))
+    with pytest.raises(ValueError, match=r"attn_mask has shape \(7, 40\), must broadcast"):
+        sdpa(q, q, q, attn_mask=torch.ones(7, 40))
+    with pytest.raises(TypeError, match=r"key is torch\.float16, must be torch\.bfloat16 like query"):
+        sdpa(q, q.half(), q)
+    with pytest.raises(ValueError, match=r"key has shape \(2, 4, 40, 64\), must have 3 modes like query"):
+        sdpa(q[0], q, q)
+    with pytest.raises(TypeError, match=r"query is a list, must be a torch\.Tensor"):
+        sdpa([1.0], q, q)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"cu_seqlens_q": [0, 20, 10, 40]}, "cu_seqlens_q[2] is 10, must be at least 20, the one before"),
+        ({"cu_seqlens_k": [0, 20, 30, 41]}, "cu_seqlens_k[-1] is 41, must be at most 40, the rows of k"),
+        ({"cu_seqlens_q": [1, 20, 30, 40]}, "cu_seqlens_q[0] is 1, must be 0"),
+        ({"max_seqlen_q": 19}, "max_seqlen_q is 19, must be at least 20: sequence 0"),
+        ({"seqused_k": [20, 11, 10]}, "seqused_k[1] is 11, must be from 0 to 10, the sequence's keys"),
+        (
+            {"blocks": BlockLists(torch.ones(1, 1, 1).int(), torch.full((1, 1, 1, 2), 9).int())},
+            "indices[0, 0",
+        ),
+    ],
+)
+def test_values_are_looked_at_in_checked_mode(on_h200, monkeypatch, changes, message):
+    arguments = {
+        "cu_seqlens_q": [0, 20, 30, 40],
+        "cu_seqlens_k": [0, 20, 30, 40],
+        "max_seqlen_q": 20,
+        **changes,
+    }
+    arguments = {n: torch.tensor(x).int() if isinstance(x, list) else x for n, x in arguments.items()}
+    ran = []
+    plan = attention_plan.Plan(lambda *call: ran.append(call) or (None, None), None)
+    monkeypatch.setattr(attention_plan, "build", lambda *call: plan)
+    packed = _tensor(40, 2, 64)
+    kernels_dsl.attention_varlen(packed, packed, packed, **arguments)  # outside of the mode nothing is read
+    with kernels_dsl.checked():
+        if message is None:
+            kernels_dsl.attention_varlen(packed, packed, packed, **arguments)
+        else:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                kernels_dsl.attention_varlen(packed, packed, packed, **arguments)
+    assert len(ran) == (2 if message is None else 1)
 
 
 def test_fake_tensors_go_through_the_operator():

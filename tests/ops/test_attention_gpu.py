@@ -130,14 +130,48 @@ def test_top_k_lists(block, causal, seed, family):
 
 
 def test_torch_block_mask(seed, family):
-    from torch.nn.attention.flex_attention import create_block_mask
+    """As one function, and made of two by torch."""
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask
+
+    def causal(b, h, i, j):
+        return i >= j
+
+    def near(b, h, i, j):
+        return i - j < 200
 
     def window(b, h, i, j):
         return (i >= j) & (i - j < 200)
 
-    mask = create_block_mask(window, None, None, 1000, 1000, device="cuda")
     tensors = _tensors((2, 2), (1000, 1000), (128, 128), seed)
-    run(tensors, Masking(left=199, right=0), blocks=mask, family=family)
+    for function in (window, and_masks(causal, near)):
+        mask = create_block_mask(function, None, None, 1000, 1000, device="cuda")
+        run(tensors, Masking(left=199, right=0), blocks=mask, family=family)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_mask_tensors_beside_lists(kind, seed, family):
+    """A score function too. Only partial blocks are masked; numbers are added everywhere."""
+    tensors = _tensors((4, 4), (1000, 1500), (128, 128), seed)
+    generator = torch.Generator().manual_seed(seed)
+    lists = attention_blocks.window_blocks(1000, 1500, left=300, block=(128, 128), device="cuda")
+    boolean = additive = None
+    if kind == "boolean":
+        boolean = (torch.rand((2, 1, 1000, 1500), generator=generator) < 0.7).cuda()
+        hidden = ~boolean
+    else:
+        additive = torch.randn((1, 4, 1, 1500), generator=generator).cuda()
+        hidden = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device="cuda")
+    i, j = torch.arange(1000, device="cuda")[:, None] + 500, torch.arange(1500, device="cuda")
+    hidden = hidden | (j > i) | (j < i - 300)
+    allowed = allowed_by_lists(lists.tensors, (128, 128), (2, 4, 1000, 1500), hidden).cuda()
+    run(
+        tensors, Masking(allowed=allowed, bias=additive, score_mod=_alibi), blocks=lists, score_mod=_alibi,
+        window=(300, 0), mask=boolean if additive is None else additive, family=family,
+    )  # fmt: skip
+
+
+def _alibi(score, b, h, i, j):
+    return score - (i - j) * 0.125
 
 
 def test_output_is_written_once_and_nothing_else(seed, family):
@@ -197,14 +231,44 @@ def test_torch_drop_in(seed):
     assert float((found - expected).abs().max()) < 3e-2
 
 
+def test_a_long_window_needs_no_memory_but_its_output(seed, family):
+    """S = 131072: anything of size S x S would be 16 GiB and more. Once as a window, once as block lists."""
+    length, heads = 131072, 2
+    q, k, v = _tensors((heads, heads), (length, length), (128, 128), seed, batch=1)
+    lists = attention_blocks.window_blocks(length, length, left=2047)
+    for options in ({}, {"blocks": lists}):
+        options = {"window": (2047, 0), "family": family, **options}
+        kernels_dsl.attention(q, k, v, **options)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out, lse = kernels_dsl.attention(q, k, v, return_lse=True, **options)
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= out.nbytes + lse.nbytes + (1 << 20)
+        tail = (q[:, -300:], k[:, -2400:], v[:, -2400:])
+        check_close((out[:, -300:], lse[..., -300:]), tail, Masking(left=2047, right=0))
+        del out, lse
+
+
 def test_more_than_2_to_the_31_elements(family):
-    """Offsets do not fit 32 bits: the last head of a batch of views into a large tensor."""
-    if torch.cuda.mem_get_info()[0] < 12 << 30:
-        pytest.skip("needs 12 GB of free GPU memory")
+    """Offsets do not fit 32 bits: the last head of a batch of views into a large tensor, out included."""
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GB of free GPU memory")
     large = torch.zeros((1, 1 << 18, 65, 128), dtype=torch.bfloat16, device="cuda")
     q = large[:, -300:, -1:]
     q.normal_()
     k = large[:, :, -1:]
-    found = kernels_dsl.attention(q, k, k, causal=True, window=(512, 0), return_lse=True, family=family)
+    out = torch.full_like(large, torch.nan)[:, -300:, -1:]
+    options = {"causal": True, "window": (512, 0), "return_lse": True, "family": family}
+    found = kernels_dsl.attention(q, k, k, out=out, **options)
     tail = k[:, -1024:]
     check_close(found, (q, tail, tail), Masking(left=512, right=0))
+
+
+def test_a_mask_of_more_than_2_to_the_31_elements(seed, family):
+    rows, columns = 300, 400
+    q, k, v = _tensors((1, 1), (rows, columns), (64, 64), seed, batch=1)
+    pitch = (1 << 31) // (rows - 1) + 8
+    mask = torch.zeros((rows, pitch), dtype=torch.bool, device="cuda")[:, :columns]
+    mask.copy_(torch.rand((rows, columns), device="cuda") < 0.5)
+    run((q, k, v), Masking(allowed=mask[None, None]), mask=mask, family=family)

@@ -65,7 +65,8 @@ def test_masks(seed, family):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_lists(full, seed, family):
-    """Each sequence and head its own, unsorted, with blocks past the keys and garbage past the count."""
+    """Each sequence and head its own, unsorted, with blocks past the keys and garbage past the count; where
+    blocks are partial, under a boolean mask too."""
     generator = torch.Generator().manual_seed(seed)
     block, entries = (128 if full else 64, 64), 3  # two consumer warpgroups, or one
     rows = -(-max(Q_LENS) // block[0])
@@ -75,20 +76,27 @@ def test_lists(full, seed, family):
     indices[torch.arange(entries) >= counts[..., None]] = -77
     pair, none = (counts, indices), (None, None)
     lists = BlockLists(*(none + pair if full else pair + none), block=block)
+    mask = None if full else torch.rand((1, max(Q_LENS), max(K_LENS)), generator=generator) < 0.7
     maskings = []
     for n, (i, j) in enumerate(zip(Q_LENS, K_LENS)):
         parts = tuple(x if x is None else x[n : n + 1] for x in lists.tensors)
         allowed = allowed_by_lists(parts, block, (1, HEADS, i, max(K_LENS) + 64))[..., :j]
         if not full:
-            allowed &= torch.arange(j) <= torch.arange(i)[:, None] + j - i
+            allowed &= (torch.arange(j) <= torch.arange(i)[:, None] + j - i) & mask[:, :i, :j]
         maskings.append(Masking(allowed=allowed))
-    _check(seed, family, maskings, blocks=lists, causal=not full)
+    _check(seed, family, maskings, blocks=lists, causal=not full, mask=mask)
+
+
+def _steeper(score, b, h, i, j):
+    return score * 1.5
 
 
 def test_a_list_that_begins_with_a_whole_block(seed, family):
-    """Elements of whole blocks are not masked, wherever they are in a list."""
+    """Elements of whole blocks are not masked, wherever they are in a list; scores are changed there too."""
     tensors = inputs((1, 64, 1, 64), (1, 128, 1, 64), 64, seed)
+    bias = torch.randn((64, 128), generator=torch.Generator().manual_seed(seed))
     counts, indices = torch.tensor([[[2]]]).int(), torch.tensor([[[[1, 0]]]]).int()
     lists = BlockLists(None, None, counts, indices, (64, 64))
-    options = {"blocks": lists, "causal": True, "return_lse": True, "family": family}
-    check_close(kernels_dsl.attention(*tensors, **options), tensors, Masking())
+    options = {"blocks": lists, "causal": True, "mask": bias, "score_mod": _steeper}
+    found = kernels_dsl.attention(*tensors, **options, return_lse=True, family=family)
+    check_close(found, tensors, Masking(bias=bias, score_mod=_steeper))

@@ -67,7 +67,7 @@ BF16, FP8 = (torch.zeros(1, 40, 2, 64).to(dtype) for dtype in (torch.bfloat16, t
     ids=["attention", "attention_fp8", "quantize"],
 )
 def test_every_operator_says_so(module, call, capturing, monkeypatch):
-    monkeypatch.setattr(module, "target_of", lambda tensor: TARGET)
+    monkeypatch.setattr(module, "target_of", lambda *_: TARGET)
     monkeypatch.setattr(
         lowering.JitFunction, "compile", lambda self, *args, **constexprs: Function().compile(*args)
     )

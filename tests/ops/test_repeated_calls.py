@@ -22,7 +22,7 @@ def launched(monkeypatch):
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
     for module in (quantize, scaled_gemm, bsr, bsr_scaled):
-        monkeypatch.setattr(module, "target_of", lambda tensor: Target(H200, -1))
+        monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
     for module in (quantize, scaled_gemm):
         monkeypatch.setattr(module, "_PLANS", {})
     monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)

@@ -192,8 +192,11 @@ def step(
 
 
 def needs_mask(spec, visit: Visit, position: Int32):
-    """Whether the block at `position` lies in a masked segment of the visit; of a range, also the first."""
-    if spec.variant.masks_everywhere:
+    """Whether the block at `position` lies in a masked segment of the visit; of a range, also the first.
+
+    Whole blocks of a list are not masked, whatever the variant.
+    """
+    if spec.variant.masks_everywhere and spec.variant.lists is None:
         return True
     masked = position < visit.right
     if spec.variant.lists is None:

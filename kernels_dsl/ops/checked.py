@@ -1,0 +1,74 @@
+"""A mode for looking at the values of index tensors before each launch: prefix sums and block lists.
+
+Wrong ones are not noticed otherwise, as looking waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+
+from kernels_dsl.ops.attention_arguments import Extras
+
+_enabled = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
+
+
+@contextmanager
+def checked(enabled: bool = True) -> Iterator[None]:
+    """Calls of `attention` and its relatives in this block check prefix sums and block lists first.
+
+    ValueError where prefix sums fall or leave their tensor, a sequence is longer than its `max_seqlen`, or a
+    block list has a count or an index out of range or lists a block twice. Each such call waits for the GPU,
+    so it cannot be captured in a CUDA graph. The environment variable KERNELS_DSL_CHECK=1 turns it on for a
+    whole process. It holds for all threads.
+    """
+    global _enabled
+    before, _enabled = _enabled, enabled
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def is_checked() -> bool:
+    """Whether values are looked at now."""
+    return _enabled
+
+
+def check_values(extras: Extras, lengths: tuple[int, int]) -> None:
+    """ValueError for values in `extras` that no kernel must see. `lengths`: rows of q and of k."""
+    if extras.seqlens is not None:
+        _check_seqlens(extras.seqlens, lengths, extras.max_seqlens or (0, None))
+    if extras.blocks is not None:
+        extras.blocks.check_indices(lengths[1])
+
+
+def _check_seqlens(
+    seqlens: tuple[torch.Tensor | None, ...], lengths: tuple[int, int], longest: tuple[int, int | None]
+) -> None:
+    """Of (cu_seqlens_q, cu_seqlens_k, seqused_k)."""
+    keys: list[int] = []
+    for letter, starts, length, most in zip("qk", seqlens, lengths, longest):
+        name = f"cu_seqlens_{letter}"
+        assert starts is not None
+        values = starts.tolist()
+        if values[0] != 0:
+            raise ValueError(f"{name}[0] is {values[0]}, must be 0")
+        if values[-1] > length:
+            raise ValueError(f"{name}[-1] is {values[-1]}, must be at most {length}, the rows of {letter}")
+        keys = [end - start for start, end in pairwise(values)]
+        for n, size in enumerate(keys):
+            if size < 0:
+                raise ValueError(
+                    f"{name}[{n + 1}] is {values[n + 1]}, must be at least {values[n]}, the one before"
+                )
+            if most is not None and size > most:
+                raise ValueError(f"max_seqlen_{letter} is {most}, must be at least {size}: sequence {n}")
+    if seqlens[2] is not None:
+        for n, (used, size) in enumerate(zip(seqlens[2].tolist(), keys)):
+            if not 0 <= used <= size:
+                raise ValueError(f"seqused_k[{n}] is {used}, must be from 0 to {size}, the sequence's keys")
