@@ -15,7 +15,7 @@ from kernels_dsl.ops.attention_arguments import Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention_plan import lse_shape, out_shape
-from kernels_dsl.ops.operators import define
+from kernels_dsl.ops.operators import define, refuse_forward_mode
 
 _TENSORS = (
     "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q", "cu_seqlens_k",
@@ -109,6 +109,7 @@ def call(
     TypeError where the operator's schema cannot express an argument.
     """
     score_mod, mask_mod, return_lse, out, family = rest
+    refuse_forward_mode("attention")
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             raise TypeError(

@@ -163,9 +163,7 @@ def run_direct(
             _PLANS[key] = plan
     c, bias, residual, epilogue_args = (options[x] for x in ("c", "bias", "residual", "epilogue_args"))
     if out is not None:
-        named = {"a": a, "b": b, "c": c, "bias": bias, "residual": residual}
-        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
-        overlap.check_overlap(out, {name: x for name, x in named.items() if isinstance(x, torch.Tensor)})
+        overlap.check_overlap(out, _named(a, b, options))
     operands = None
     if plan.operands is not None:
         scalars = (float(options["alpha"]), float(options["beta"]))
@@ -190,6 +188,13 @@ def supports(
         out = options.get("out")
         if out is not None and overlap.self_overlaps(out):
             return f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
+        named = _named(a, b, options)
+        if out is not None:
+            overlap.check_overlap(out, named)
+        if torch.is_grad_enabled():
+            from kernels_dsl.ops import gemm_register
+
+            gemm_register.refuse_gradients(tuple(named.values()), options.get("epilogue"), out)
         gemm_plan.build(call, a, b, out, target_of(a), config, family)
     except (TypeError, ValueError) as error:
         return str(error)
@@ -206,6 +211,13 @@ def plan_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> gemm_plan.Plan
     config, family = options.pop("config", None), options.pop("family", None)
     call = gemm_arguments.describe(a, b, **options)
     return gemm_plan.build(call, a, b, options.get("out"), target_of(a), config, family)
+
+
+def _named(a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that a call reads, by the names of its arguments."""
+    named = {"a": a, "b": b, **{name: options.get(name) for name in ("c", "bias", "residual")}}
+    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options.get("epilogue_args", ())))
+    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
 
 
 def _signature(value: Any) -> Any:

@@ -18,6 +18,7 @@ from kernels_dsl.ops.operators import (
     config_text,
     define,
     epilogue_name,
+    refuse_forward_mode,
     refuse_written,
     require_tensors,
 )  # fmt: skip
@@ -116,6 +117,16 @@ define("gemm_out", f"({_ARGUMENTS}, Tensor(a!) out) -> ()", _gemm_out, _gemm_out
 torch.library.register_autograd("kernels_dsl::gemm", backward, setup_context=setup_context, lib=LIBRARY)
 
 
+def refuse_gradients(values: Sequence[Any], epilogue: Any, out: torch.Tensor | None) -> None:
+    """ValueError where a call with these tensors asks for gradients that do not exist."""
+    if epilogue is not None and asks_gradients((*values, out)):
+        raise ValueError(
+            "epilogue is given and an input requires grad, must not: PyTorch cannot differentiate a user's "
+            "epilogue; use torch.no_grad(), or activation and the other arguments"
+        )
+    refuse_written(values, out=out)
+
+
 def through_dispatcher(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -136,13 +147,8 @@ def through_dispatcher(
     """
     named = {"a": a, "b": b, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}}
     require_tensors(named)
-    values = (*named.values(), c, bias, residual)
-    if epilogue is not None and asks_gradients((*values, out)):
-        raise ValueError(
-            "epilogue is given and an input requires grad, must not: PyTorch cannot differentiate a user's "
-            "epilogue; use torch.no_grad(), or activation and the other arguments"
-        )
-    refuse_written(values, out=out)
+    refuse_gradients((*named.values(), c, bias, residual), epilogue, out)
+    refuse_forward_mode("gemm")
     keywords["epilogue"] = epilogue_name(epilogue)
     keywords["config"] = None if config is None else config_text(config)
     positional = (a, b, c, bias, residual, list(epilogue_args) or None)

@@ -89,3 +89,12 @@ def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> Non
         raise ValueError(
             f"{given[0]} is given and a tensor requires grad, must not: use torch.no_grad(), or no {given[0]}"
         )
+
+
+def refuse_forward_mode(operation: str) -> None:
+    """NotImplementedError inside of torch.func.jvp, which would take an operator for a constant."""
+    if torch.compiler.is_compiling():
+        return
+    level = torch._C._functorch.peek_interpreter_stack()
+    if level is not None and level.key() == torch._C._functorch.TransformType.Jvp:
+        raise NotImplementedError(f"{operation} has no forward-mode derivative")

@@ -194,6 +194,21 @@ def test_vmap_loops_over_the_batch(model_kernels) -> None:
     assert torch.equal(torch.vmap(gemm, in_dims=(0, None))(a, b), gemm(a, b))
 
 
+def test_forward_mode_is_refused(model_kernels) -> None:
+    a, b = _randn(12, 16), _randn(16, 20)
+    with pytest.raises(NotImplementedError, match="gemm has no forward-mode derivative"):
+        torch.func.jvp(lambda x: gemm(x, b), (a,), (a,))
+
+
+def test_a_second_derivative(model_kernels) -> None:
+    a, b, weight = _randn(12, 16, grad=True), _randn(16, 20), _randn(12, 16)
+    found, expected = (
+        torch.autograd.grad((torch.autograd.grad(y.float().sum(), a, create_graph=True)[0] * weight).sum(), a)
+        for y in (gemm(a, b, activation="gelu"), torch.nn.functional.gelu(a.float() @ b.float()))
+    )
+    torch.testing.assert_close(found[0], expected[0], atol=0.1, rtol=0.05)
+
+
 def test_a_dispatch_mode_sees_the_operator(model_kernels) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -211,3 +211,16 @@ def test_supports_gives_the_reason_that_gemm_raises(model_kernels) -> None:
     assert reason is not None and "accumulator registers" in reason
     with pytest.raises(ValueError, match="accumulator registers"):
         gemm(a, b, config=Sm90GemmConfig(256, 256))
+    asking, scale = a.clone().requires_grad_(), torch.ones(8)
+    for call, options in (
+        ((a, b), {"out": b}),
+        ((asking, b), {"out": torch.empty_like(a)}),
+        ((asking, b), {"epilogue": lambda acc: acc}),
+        ((a, b), {"epilogue": lambda acc: acc * scale}),
+        ((a, b), {"bias": torch.ones(7)}),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            gemm(*call, **options)
+        assert supports(*call, **options) == str(error.value)
+    with torch.no_grad():
+        assert supports(asking, b, out=torch.empty_like(a)) is None
