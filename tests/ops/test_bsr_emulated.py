@@ -161,6 +161,25 @@ def test_gradients_of_batches_and_of_the_sampled_product() -> None:
     assert torch.equal(a.grad.double(), matmul(ones, b[0]))
 
 
+@pytest.mark.parametrize(("grid", "n"), [((2, 3), 0), ((0, 3), 8), ((2, 0), 8)], ids=str)
+def test_nothing_to_multiply(grid: tuple[int, int], n: int) -> None:
+    """Extents of 0, forward and backward, and the sampled product of them."""
+    rows, columns = grid
+    crow, col = torch.arange(rows + 1) * columns, torch.arange(columns).repeat(rows)
+    values = torch.ones(len(col), 16, 32, dtype=torch.bfloat16, requires_grad=True)
+    b = torch.ones(32 * columns, n, dtype=torch.bfloat16, requires_grad=True)
+    sparse = BsrTensor(crow, col, values, (16 * rows, 32 * columns))
+    with emulator.run(arch="sm_89"):
+        d = bsr_gemm(sparse, b)
+        assert d.shape == (16 * rows, n) and not d.any()
+        assert bsr_gemm(b.mT, sparse.t()).shape == (n, 16 * rows)
+        d.sum().backward()
+        sampled = bsr_sddmm(d.detach(), b.detach().mT, sparse)
+    assert sampled.values.shape == values.shape and not sampled.values.any()
+    assert values.grad is not None and values.grad.shape == values.shape and not values.grad.any()
+    assert b.grad is not None and b.grad.shape == b.shape and not b.grad.any()
+
+
 def test_linear_forward_and_backward() -> None:
     linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
     layer = BsrLinear.from_linear(linear, (16, 32), density=0.5, activation="gelu")
