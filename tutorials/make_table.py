@@ -1,15 +1,16 @@
-"""Writes the measured tables of a run into tutorials/README.md.
+"""Writes the measured tables into tutorials/README.md, from the files in tutorials/results.
 
-python tutorials/make_table.py FOLDER      # of the JSON files that the steps write: 01.json, …, a1.json
+python tutorials/make_table.py             # from what is there
+python tutorials/make_table.py FOLDER      # of a new run, which is taken over first
 
-`measure_all.py` writes them for all steps. A folder that lacks some is of a run of the others: their sections
-alone are replaced or added.
+`measure_all.py` writes them for all steps, or for some: then the others' stay.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import common
 import traffic
 
 README = Path(__file__).resolve().parent / "README.md"
+RESULTS = README.parent / "results" / "h200"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 DENSE = "cuBLAS, dense"  # the baseline of step 12's tables
 SHOWN = {"12": "8192³, 32 of 64 blocks kept"}  # titles for the overview; of other steps the first table
@@ -111,31 +113,23 @@ def machine(facts: dict) -> list[str]:
     for key, words in (("power_cap_w", "power cap {} W"), ("driver", "driver {}"), ("cuda", "CUDA {}")):
         if key in facts:
             known.append(words.format(facts[key]))
-    return [", ".join([*known, versions]) + "."]
+    return [", ".join([*known, versions]) + f"; commit {facts['commit']}."]
 
 
-def merged(old: str, new: list[str]) -> str:
-    """The sections of `new` in the place of those of the same steps in `old`, all in order."""
-    head, *sections = old.strip("\n").split("\n### ")
-    made = "\n".join(new).split("\n### ")
-    found = {section.split("]")[0]: section.strip("\n") for section in [*sections, *made[1:]]}
-    parts = [head.strip("\n"), *("### " + found[name] for name in sorted(found))]
-    return "\n\n".join(parts)
-
-
-def main(folder: Path) -> None:
-    """Replace what is between the marks."""
-    text = README.read_text()
+def with_tables(text: str, lines: list[str]) -> str:
+    """The README with `lines` between the marks."""
     before, rest = text.split(BEGIN)
-    old, after = rest.split(END)
-    lines = render(folder)
-    steps = {path.stem.split("_")[0] for path in common.FOLDER.glob("[0-9a]*_*.py")}
-    complete = steps <= {path.stem for path in folder.glob("*.json")}
-    table = "\n".join(lines) if complete else merged(old, lines)
-    README.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1]
+
+
+def main(folder: Path | None) -> None:
+    """Take the files of a new run over, where there is one, and write the README."""
+    for path in sorted(folder.glob("*.json")) if folder is not None else ():
+        shutil.copyfile(path, RESULTS / path.name)
+    README.write_text(with_tables(README.read_text(), render(RESULTS)))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) > 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) == 2 else None)

@@ -38,14 +38,29 @@ def test_overview_names_what_a_step_is_compared_with(tmp_path):
     assert line == "| step 7 | T | 2000 TFLOPS | 2.00, step 6 | 1.25, mine |  |"
 
 
-def test_sections_of_a_partial_run_replace_theirs_alone():
+def test_committed_tables_are_those_of_the_committed_files():
     import make_table
 
-    old = "machine\n\n### [01_a.py](01_a.py)\n\none\n\n### [12_b.py](12_b.py)\n\ntwelve\n"
-    new = ["machine", "", "### [08_c.py](08_c.py)", "", "eight", "", "### [12_b.py](12_b.py)", "", "newer"]
-    text = make_table.merged(old, new)
-    assert text.split() == "machine ### [01_a.py](01_a.py) one ### [08_c.py](08_c.py) eight".split() + [
-        "###",
-        "[12_b.py](12_b.py)",
-        "newer",
-    ]
+    text = make_table.README.read_text()
+    assert make_table.with_tables(text, make_table.render(make_table.RESULTS)) == text
+
+
+def _contents(folder) -> list[str]:
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def test_files_of_a_partial_run_replace_theirs_alone(tmp_path, monkeypatch):
+    import make_table
+
+    results, run = tmp_path / "results", tmp_path / "run"
+    for folder, names in ((results, ("01", "08")), (run, ("08",))):
+        folder.mkdir()
+        for name in names:
+            (folder / f"{name}.json").write_text(f"{folder.name} {name}")
+    monkeypatch.setattr(make_table, "RESULTS", results)
+    monkeypatch.setattr(make_table, "README", tmp_path / "README.md")
+    monkeypatch.setattr(make_table, "render", _contents)
+    make_table.README.write_text(f"head\n{make_table.BEGIN}\nold\n{make_table.END}\ntail\n")
+    make_table.main(run)
+    written = f"head\n{make_table.BEGIN}\nresults 01\nrun 08\n{make_table.END}\ntail\n"
+    assert make_table.README.read_text() == written
