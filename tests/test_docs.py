@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -9,14 +10,40 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "tutorials", ROOT / "benchmarks")
+PAGES = (page for folder in FOLDERS for page in sorted(folder.rglob("*.md")))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
+
+
+def _anchors(document: Path) -> set[str]:
+    """What the headings of a page are linked by, as GitHub makes it."""
+    heads = re.findall(r"^#+ (.*)", document.read_text(), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).strip().lower() for head in heads)
+    return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
-    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)[^)]*\)", document.read_text()):
+        place, _, anchor = link.partition("#")
+        page = document.parent / place if place else document
+        if "://" not in link and (not page.exists() or (anchor and anchor not in _anchors(page))):
+            missing.append(link)
     assert not missing, f"{document.name} links to {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_exist(document):
+    """What is called as `kernels_dsl.name(`, and modules that are run."""
+    import kernels_dsl
+
+    text = document.read_text()
+    names = set(re.findall(r"\bkernels_dsl\.(\w+)\(", text))
+    modules = set(re.findall(r"python -m ((?:benchmarks|kernels_dsl|lowering)[\w.]*)", text))
+    lost = [name for name in names if not hasattr(kernels_dsl, name)]
+    lost += [module for module in modules if importlib.util.find_spec(module.rstrip(".")) is None]
+    assert not lost, f"{document.name} speaks of {lost}"
 
 
 def test_commands_of_the_readme_exist(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -111,6 +112,17 @@ def test_rendering_replaces_its_own_table_and_nothing_else(tmp_path):
     assert "NVIDIA H200 (132 SMs, L2 60 MiB), driver 580.1" in text
     render.render(results, document)
     assert document.read_text() == text
+
+
+def test_committed_tables_are_those_of_the_committed_results(tmp_path, monkeypatch):
+    """`python -m benchmarks.render` would change no page, and every plot of one is there."""
+    docs = harness.RESULTS.parents[1] / "docs"
+    shutil.copytree(docs, tmp_path / "docs")
+    for name in ("plot", "lines_plot"):
+        monkeypatch.setattr(render, name, lambda rows, title, path: path.exists())
+    assert render.render(harness.RESULTS, tmp_path / "docs" / "performance.md")
+    for page in docs.glob("*.md"):
+        assert (tmp_path / "docs" / page.name).read_text() == page.read_text(), page.name
 
 
 def test_plot_is_a_small_svg_that_does_not_change(tmp_path):

@@ -12,9 +12,10 @@ import torch
 from cutlass import Int32
 
 import lowering
+from kernels_dsl.blocks.gqa import kv_head
 from kernels_dsl.blocks.kv_blocks import Window, visit_range
 from kernels_dsl.blocks.query_tiles import QueryTiles, decode_query_tile
-from kernels_dsl.blocks.seqlen import SeqInfo
+from kernels_dsl.blocks.seqlen import V_STEP, SeqExtent, SeqInfo, padded_start, seq_info
 from kernels_dsl.config.attention import AttentionVariant
 from lowering import emulator
 
@@ -108,3 +109,37 @@ def test_visits_cover_the_mask(lengths, sides, widths):
                 assert blocks[b].shape[1] == tile[1] and bool(blocks[b].all())
             missed = sum(blocks[b].shape[1] == tile[1] and bool(blocks[b].all()) for b in visited[:n_right])
             assert missed == 0 or n_whole == 0
+
+
+@cute.kernel
+def _places_kernel(out: cute.Tensor, dense: SeqExtent, packed: SeqExtent, heads_per_kv: Int32):
+    n = Int32(cute.arch.thread_idx()[0])
+    if n < cute.size(out, mode=[0]):
+        seq, same = seq_info(packed, n), seq_info(dense, n)
+        values = (*seq, *same, padded_start(seq.k_start, n), kv_head(n, heads_per_kv))
+        for i, value in enumerate(values):
+            out[n, i] = value
+
+
+@lowering.jit
+def _places(
+    out: cute.Tensor, cu_q: cute.Tensor, cu_k: cute.Tensor, used: cute.Tensor, heads_per_kv: Int32, stream
+):
+    dense = SeqExtent(Int32(70), Int32(90), None, None)
+    packed = SeqExtent(Int32(0), Int32(0), (cu_q, cu_k), used)
+    _places_kernel(out, dense, packed, heads_per_kv).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+def test_places_of_sequences_and_heads():
+    q_lens, k_lens, used = (3, 0, 1, 40, 7), (5, 8, 0, 33, 1), (5, 2, 4, 33, 0)
+    starts = [[0, *itertools.accumulate(lens)] for lens in (q_lens, k_lens)]
+    out = torch.full((5, 10), -1, dtype=torch.int32)
+    with emulator.run(arch="sm_90a"):
+        _places(out, *(torch.tensor(x).int() for x in (*starts, used)), 3)
+    padded = 0  # room for each sequence, in steps of V_STEP: none begins before the end of the one before
+    for n, row in enumerate(out.tolist()):
+        assert row[:4] == [starts[0][n], starts[1][n], q_lens[n], min(used[n], k_lens[n])]
+        assert row[4:8] == [0, 0, 70, 90]
+        assert row[8] % V_STEP == 0 and row[8] >= padded
+        padded = row[8] + k_lens[n]
+        assert row[9] == n // 3
