@@ -80,7 +80,7 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     unit_k = min(problem.block_k, STAGE_K)
     blocked = problem.n if problem.dense_left else problem.m
     kept_k = problem.nnz * problem.block_k * problem.block_mn // max(1, blocked)
-    epi_tma = _stores_by_tma(problem, on_m)
+    epi_tma = _stores_by_tma(problem)
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma)
     return replace(
@@ -101,11 +101,10 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
     return tiles * -(-problem.other // 1024) * problem.l >= WIDE_ITEMS
 
 
-def _stores_by_tma(problem: BsrProblem, on_m: bool) -> bool:
-    """D's contiguous mode is its columns: TMA stores need it on the kernel's N, aligned."""
-    columns_on_n = on_m != problem.dense_left
+def _stores_by_tma(problem: BsrProblem) -> bool:
+    """Whether D's rows are aligned to what TMA stores need."""
     row = problem.n * (4 if problem.d_dtype == "fp32" else 2)
-    return columns_on_n and problem.d_align >= 16 and row % 16 == 0
+    return problem.d_align >= 16 and row % 16 == 0
 
 
 def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
@@ -128,7 +127,7 @@ def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
             units //= 2
     pairs = on_m and problem.block_mn // tile_s % 2 == 0 and schedule is Schedule.COOPERATIVE
     return Sm90BsrConfig(
-        tile_s, tile_x, on_m, unit_k, units, schedule=schedule, epi_tma=_stores_by_tma(problem, on_m),
+        tile_s, tile_x, on_m, unit_k, units, schedule=schedule, epi_tma=_stores_by_tma(problem),
         cluster_s=2 if pairs else 1, cluster_x=2 if not on_m and problem.other >= 2 * tile_x else 1,
     )  # fmt: skip
 

@@ -32,3 +32,10 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     ):
         chosen = choose(other)
         assert chosen is not None and chosen.tile == (64, 256)
+
+
+def test_stores_by_tma_where_rows_are_aligned() -> None:
+    for problem in (LARGE, replace(LARGE, dense_left=False), replace(LARGE, block_mn=128)):
+        for changes, by_tma in (({}, True), ({"d_align": 8}, False), ({"n": 8196}, False)):
+            chosen = choose(replace(problem, **changes))
+            assert chosen is not None and chosen.epi_tma == by_tma

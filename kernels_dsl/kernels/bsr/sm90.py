@@ -49,8 +49,8 @@ def bsr_sm90(
 ):
     """Launches D = epilogue(sum over each list of kept block @ its part of the dense matrix).
 
-    S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. D is contiguous in mode 1 and
-    16-byte aligned where `config.epi_tma`, else of any strides. `max_ctas`: CTAs that run at one time.
+    S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. So is D where `config.epi_tma`, else
+    it has any strides. `max_ctas`: CTAs that run at one time.
     """
     spec = make_spec(config, mS, mX, mD, scales is not None)
     mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
@@ -62,9 +62,8 @@ def bsr_sm90(
     slots = spec.stages * spec.units
     a_layout = staged_smem_layout(a_dtype, a_tile, slots, a_major)
     b_layout = staged_smem_layout(b_dtype, b_tile, slots * spec.shares_n, b_major)
-    d_layout = staged_smem_layout(
-        mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
-    )
+    d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
+    d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)
     a_atom, tma_a = tma.make_load_atom(mA, a_layout, a_tile, spec.cluster[1])
     b_atom, tma_b = tma.make_load_atom(mB, b_layout, b_tile, spec.cluster[0])
     d_atom, tma_d = None, mD

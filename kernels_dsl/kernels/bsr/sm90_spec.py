@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
@@ -71,8 +72,6 @@ def make_spec(
         raise ValueError(
             f"tile_s * cluster_s is {config.tile_s * config.cluster_s}, must divide the block's {block}"
         )
-    if config.epi_tma and not (cute.is_static(mD.stride[1]) and mD.stride[1] == 1):
-        raise ValueError("epi_tma is True, must be False where the tile's N is not the contiguous mode of D")
     count = -(-block_k // config.unit_k)
     if count > 1 and config.units > 1:
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
@@ -89,7 +88,8 @@ def make_spec(
     stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
-    plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma)
+    m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
+    plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return BsrSpec(
         tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, wg_n=wg_n, consumers=consumers,
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
