@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.quantize_plan import Kernels, Plan
+from kernels_dsl.ops.quantize_plan import Sequence as Launches
 from kernels_dsl.ops.target import Target, target_of
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -55,7 +56,7 @@ def quantize(
         from kernels_dsl.ops import quantize_register
 
         return quantize_register.call(x, dtype, scaling, transpose, scale)
-    return assemble(run_direct(x, dtype, scaling, transpose, scale), scaling, transpose, scale)
+    return run_direct(x, dtype, scaling, transpose, scale)
 
 
 def quantize_supports(
@@ -119,12 +120,22 @@ def _check_target(target: Target) -> None:
 def assemble(
     fresh: list[torch.Tensor], scaling: str, transpose: bool | str, scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """What the caller gets, from the tensors that `run_direct` made: a scale of all is there once."""
+    """What the caller gets, from the new tensors: a scale of all is there once, if it is new, and last."""
     if scaling != "tensor":
         return tuple(fresh)
     if scale is None:
         *fresh, scale = fresh
-    return (fresh[0], scale) if len(fresh) == 1 else (fresh[0], scale, fresh[1], scale)
+    return (fresh[0], scale) if transpose != "both" else (fresh[0], scale, fresh[1], scale)
+
+
+def new_ones(
+    results: tuple[torch.Tensor, ...], scaling: str, transpose: bool | str, scale: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """The other way round: what is new of what the caller gets."""
+    if scaling != "tensor":
+        return list(results)
+    values = [results[0]] if transpose != "both" else [results[0], results[2]]
+    return values if scale is not None else [*values, results[1]]
 
 
 class Buffer(NamedTuple):
@@ -185,19 +196,19 @@ def buffers_of(
         if scaling != "tensor":
             made.append(_scales(lead, m, k, scaling))
     if scaling == "tensor" and not given:
-        made.append(Buffer((1,), (1,), torch.float32, torch.squeeze))
+        made.append(Buffer((1,), (1,), torch.float32, torch.Tensor.squeeze))
     return made
 
 
-def finished(buffers: list[Buffer], made: list[torch.Tensor]) -> list[torch.Tensor]:
+def finished(buffers: list[Buffer], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What the caller gets of them."""
     return [t if b.result is None else b.result(t) for b, t in zip(buffers, made)]
 
 
 def run_direct(
     x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, scale: torch.Tensor | None
-) -> list[torch.Tensor]:
-    """`quantize` past the dispatcher: the new tensors alone, one shared scale last."""
+) -> tuple[torch.Tensor, ...]:
+    """`quantize` past the dispatcher."""
     key = None
     if isinstance(x, torch.Tensor) and x.layout == torch.strided:
         key = (
@@ -223,20 +234,50 @@ def _plan(
     """What serves calls like this one."""
     if x.dim() == 1:
         inner = _plan(x[None], dtype, scaling, transpose, target, given)
-        return lambda x, scale: [t[0] if t.dim() else t for t in inner(x[None], scale)]
+        return lambda x, scale: tuple(t[0] if t.dim() else t for t in inner(x[None], scale))
     buffers = buffers_of(x.shape, dtype, scaling, transpose, given)
     if x.numel() == 0:
-        return lambda x, scale: finished(buffers, [b.on(x.device).fill_(1.0) for b in buffers])
+        return lambda x, scale: assemble(
+            finished(buffers, [b.on(x.device).fill_(1.0) for b in buffers]), scaling, transpose, scale
+        )
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
     sequence = kernels.sequence(scaling, given, *_places(scaling, transpose, swap))
     make = [fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers]
-    as_they_are = all(b.result is None for b in buffers)
+    one_scale = scaling == "tensor" and not given
+    if prepare is None and all(b.result is None for b in buffers[: len(buffers) - one_scale]):
+        if one_scale:
+            return _with_one_scale(sequence, make)
+        if scaling != "tensor":
+            return _as_made(sequence, make)
 
-    def run(x: torch.Tensor, scale: torch.Tensor | None) -> list[torch.Tensor]:
-        made = [new() for new in make]
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        made = tuple([new() for new in make])
         sequence(x if prepare is None else prepare(x), made, scale)
-        return made if as_they_are else finished(buffers, made)
+        return assemble(finished(buffers, made), scaling, transpose, scale)
+
+    return run
+
+
+def _as_made(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan:
+    """The shortest way, where a caller gets the tensors as the kernels have them."""
+
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        made = tuple([new() for new in make])
+        sequence(x, made, scale)
+        return made
+
+    return run
+
+
+def _with_one_scale(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan:
+    """The same where a scale of all is made."""
+
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        made = tuple([new() for new in make])
+        sequence(x, made, scale)
+        one = made[-1].squeeze()
+        return (made[0], one) if len(made) == 2 else (made[0], one, made[1], one)
 
     return run
 

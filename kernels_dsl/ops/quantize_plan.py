@@ -32,9 +32,10 @@ FUNCTIONS = {
 SMALL = 1 << 17
 """Elements that one cluster takes through its registers, where all have one scale."""
 
-Plan = Callable[[torch.Tensor, "torch.Tensor | None"], list[torch.Tensor]]
-"""Serves calls (x, given scale)."""
-Sequence = Callable[[torch.Tensor, list[torch.Tensor], "torch.Tensor | None"], None]
+Made = tuple[torch.Tensor, ...]
+Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
+"""Serves calls (x, given scale): what the caller gets."""
+Sequence = Callable[[torch.Tensor, Made, "torch.Tensor | None"], None]
 """Launches on (what the kernels read, the buffers to be written, given scale)."""
 Place = tuple[int, int] | None
 """Where among the buffers an output's values and scales are."""
@@ -96,7 +97,7 @@ class Kernels:
         """With a scale of all that is there."""
         tile = self._tile("given" if plain else None, "given" if turned else None)
 
-        def run(x: torch.Tensor, made: list[torch.Tensor], scale: torch.Tensor | None) -> None:
+        def run(x: torch.Tensor, made: Made, scale: torch.Tensor | None) -> None:
             assert scale is not None
             one = fresh.with_a_mode(scale)
             first = (made[plain[0]], one) if plain else (None, None)
@@ -113,7 +114,7 @@ class Kernels:
         elements = maxima_elements(self.matrices, self.rows, self.columns, parts, kinds)
         workspace = fresh.maker((elements,), torch.float32, self.device)
 
-        def run(x: torch.Tensor, made: list[torch.Tensor], _scale: torch.Tensor | None) -> None:
+        def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
             first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
             second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
             kernel(x, *first, *second, workspace(), parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels_dsl.ops.operators import define
-from kernels_dsl.ops.quantize import assemble, buffers_of, check, finished, run_direct
+from kernels_dsl.ops.quantize import assemble, buffers_of, check, finished, new_ones, run_direct
 
 _TRANSPOSES: dict[str, bool | str] = {"no": False, "yes": True, "both": "both"}
 _NAMES = {value: name for name, value in _TRANSPOSES.items()}
@@ -14,7 +14,8 @@ _NAMES = {value: name for name, value in _TRANSPOSES.items()}
 def _quantize(
     x: torch.Tensor, scale: torch.Tensor | None = None, *, dtype: torch.dtype, scaling: str, transpose: str
 ) -> list[torch.Tensor]:
-    return run_direct(x, dtype, scaling, _TRANSPOSES[transpose], scale)
+    which = (scaling, _TRANSPOSES[transpose], scale)
+    return new_ones(run_direct(x, dtype, *which), *which)
 
 
 def _quantize_fake(
