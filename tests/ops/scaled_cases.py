@@ -148,3 +148,33 @@ def run(case: Case, device: str, **forced: Any) -> None:
     how = {"groups": case.groups, "fast": case.fast, "out_dtype": case.out_dtype}
     peer = reference.as_tensor_cores(*tensors, **options, **how)
     tolerance.check(result, exact, peer, case=str(case))
+
+
+def check_every_pattern(dtype: torch.dtype, device: str, **forced: Any) -> None:
+    """All 256 values of an operand, subnormals, infinities and NaN among them, and a scale of 0: as float64
+    has them, whichever operand it is."""
+    patterns = torch.arange(256, dtype=torch.uint8, device=device).view(dtype)
+    a = torch.zeros(256, 32, device=device).to(dtype)
+    a.view(torch.uint8)[:, 5] = patterns.view(torch.uint8)
+    b = torch.ones(16, 32, device=device).to(dtype).mT
+    scale_a, scale_b = torch.full((256, 1), 0.5, device=device), torch.ones(1, 16, device=device)
+    scale_a[7], scale_b[0, 3] = 0.0, 2.0
+    for arguments in ((a, b, scale_a, scale_b), (b.mT, a.mT, scale_b.mT, scale_a.mT)):
+        found = scaled_gemm(*arguments, out_dtype=torch.float32, **forced)
+        exact = reference.scaled_gemm(*arguments).float()
+        assert torch.equal(found.isnan(), exact.isnan())
+        assert torch.equal(found.nan_to_num(nan=0.0), exact.nan_to_num(nan=0.0))
+
+
+def check_odd_block_scales(device: str, **forced: Any) -> None:
+    """NaN, infinity, 0 and a subnormal number as scales of 128 of K reach what they should."""
+    a, b = torch.full((130, 200), 2.0, device=device).to(E4M3), torch.ones(140, 200, device=device).to(E4M3)
+    scale_a, scale_b = torch.ones(130, 2, device=device), torch.ones(2, 2, device=device)
+    scale_a[:4, 1] = torch.tensor([torch.nan, torch.inf, 0.0, 2.0**-130], device=device)
+    scale_a[:4, 0] = torch.tensor([1.0, 1.0, 1.0, 0.0], device=device)
+    scale_b[1, 0] = 4.0
+    arguments = (a, b.mT, scale_a, scale_b)
+    found = scaled_gemm(*arguments, out_dtype=torch.float32, **forced)
+    exact = reference.scaled_gemm(*arguments, groups=((1, 128), (128, 128))).float()
+    assert bool(found[0].isnan().all()) and bool(found[1].isinf().all()) and bool((found[2] == 256).all())
+    assert torch.equal(found[1:].nan_to_num(posinf=-1.0), exact[1:].nan_to_num(posinf=-1.0))

@@ -30,6 +30,18 @@ def test_every_16_bit_pattern(dtype, source):
     check(x, dtype, scaling="tensor", scale=torch.ones((), device="cuda"), transpose="both")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_float32(dtype):
+    """As PyTorch converts what has been clamped; NaN becomes NaN."""
+    one, limit, step = torch.ones((), device="cuda"), torch.finfo(dtype).max, 1 << 27
+    for first in range(-(1 << 31), 1 << 31, step):
+        x = torch.arange(first, first + step, dtype=torch.int64, device="cuda").int().view(torch.float32)
+        found = kernels_dsl.quantize(x.view(-1, 1 << 14), dtype, scaling="tensor", scale=one)[0].view(-1)
+        expected = x.clamp(-limit, limit).to(dtype)
+        same = found.view(torch.uint8) == expected.view(torch.uint8)
+        assert bool((same | (x.isnan() & found.isnan())).all()), first
+
+
 def _generated(count: int) -> list[dict]:
     """Calls drawn at random, all of it from one seed."""
     draw = random.Random(case_seed("quantize"))

@@ -9,7 +9,6 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from lowering import emulator
-from reference import scaled_gemm as reference
 
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
 LONG = 128  # of K: more than the tensor cores sum at a time
@@ -55,18 +54,16 @@ def test_fp8_results_saturate(dtype: torch.dtype) -> None:
             assert bool(found[2].isnan().all())
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_what_is_not_finite(dtype: torch.dtype) -> None:
-    """NaN and infinity in an operand reach their row, as in float64; a scale of 0 gives 0."""
-    a, b = torch.ones(4, 32).to(dtype), torch.ones(8, 32).to(dtype).mT
-    a[1, 3] = torch.tensor(float("nan")).to(dtype)
-    a[2, 5] = torch.tensor(float("inf") if dtype == E5M2 else 448.0).to(dtype)
-    scale_a, scale_b = torch.tensor([[1.0], [1.0], [2.0], [0.0]]), torch.ones(1, 8)
-    with emulator.run(arch="sm_90a"):
-        found = kernels_dsl.scaled_gemm(a, b, scale_a, scale_b, out_dtype=torch.float32)
-    expected = reference.scaled_gemm(a, b, scale_a, scale_b).float()
-    assert torch.equal(found.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
-    assert bool(found[1].isnan().all()) and bool((found[3] == 0).all())
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_90a", E4M3), ("sm_90a", E5M2), ("sm_89", E5M2)])
+def test_every_value_of_an_operand(arch: str, dtype: torch.dtype) -> None:
+    with emulator.run(arch=arch):
+        scaled_cases.check_every_pattern(dtype, "cpu")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+def test_odd_scales_of_blocks(arch: str) -> None:
+    with emulator.run(arch=arch):
+        scaled_cases.check_odd_block_scales("cpu")
 
 
 @pytest.mark.parametrize(("arch", "split"), [("sm_90a", 1), ("sm_90a", 2), ("sm_89", 1)])

@@ -19,6 +19,7 @@ from kernels_dsl.config.gemm_table import (
     SM90_FP8_SCALED_CANDIDATES,
 )
 from kernels_dsl.ops.scaled_gemm import scaled_gemm, scaled_gemm_supports
+from reference import quantize as quantization
 from reference import scaled_gemm as reference
 from reference import tolerance
 from reference.buffers import check_output, poisoned
@@ -32,6 +33,34 @@ CASES = int(os.environ.get("TEST_SCALED_CASES", "60"))
 @pytest.mark.parametrize("number", range(CASES))
 def test_generated_cases(number: int) -> None:
     scaled_cases.run(scaled_cases.generate(number), "cuda")
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm80"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_every_value_of_an_operand(dtype: torch.dtype, family: str) -> None:
+    scaled_cases.check_every_pattern(dtype, "cuda", family=family)
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm80"])
+def test_odd_scales_of_blocks(family: str) -> None:
+    scaled_cases.check_odd_block_scales("cuda", family=family)
+
+
+DECIBELS = {(E4M3, E4M3): 28.0, (E4M3, E5M2): 24.0, (E5M2, E4M3): 24.0}
+"""What is left of a product of N(0, 1) data beside the errors of both operands, whatever the scales."""
+
+
+@pytest.mark.parametrize("kinds", [("tensor", "tensor"), ("row", "row"), ("1x128", "128x128")], ids=str)
+@pytest.mark.parametrize("dtypes", DECIBELS, ids=str)
+def test_against_the_product_before_quantisation(dtypes: tuple, kinds: tuple) -> None:
+    m, n, k = 384, 512, 2048
+    a, b = (normal((rows, k), torch.bfloat16, seed=i, device="cuda") for i, rows in enumerate((m, n)))
+    (a8, scale_a), (b8, scale_b) = (
+        kernels_dsl.quantize(x, dtype, scaling=kind) for x, dtype, kind in zip((a, b), dtypes, kinds)
+    )
+    found = scaled_gemm(a8, b8.mT, scale_a, scale_b.mT if scale_b.dim() else scale_b)
+    left = quantization.signal_to_noise(found, a.double() @ b.double().mT)
+    assert DECIBELS[dtypes] < left < DECIBELS[dtypes] + 4
 
 
 def _table() -> list:
