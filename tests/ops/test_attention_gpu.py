@@ -148,6 +148,22 @@ def test_torch_block_mask(seed, family):
         run(tensors, Masking(left=199, right=0), blocks=mask, family=family)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(), (203,), (113, 1), (4, 1, 1), (2, 1, 1, 203), (203, 113)],
+    ids=["scalar", *map(str, range(5))],
+)
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks_that_broadcast(shape, boolean, seed, family):
+    """And a transposed one, the last."""
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).cuda()
+    mask = mask.t() if shape == (203, 113) else mask
+    mask = mask < 1 if boolean else mask
+    full = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    masking = Masking(allowed=full) if boolean else Masking(bias=full)
+    run(_tensors((4, 2), (113, 203), (64, 64), seed), masking, mask=mask, family=family)
+
+
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 def test_mask_tensors_beside_lists(kind, seed, family):
     """A score function too. Only partial blocks are masked; numbers are added everywhere."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import check_close, inputs
+from attention_cases import check_close, inputs, packed_cases, run_packed
 
 import kernels_dsl
 from kernels_dsl.ops.attention_blocks import BlockLists
@@ -66,6 +66,11 @@ def test_lists(full, seed, family):
         maskings.append(Masking(allowed=allowed.cuda()))
     on_gpu = (None if x is None else x.cuda() for x in lists)
     _check(seed, family, maskings, blocks=BlockLists(*on_gpu, block=BLOCK), causal=not full)
+
+
+@pytest.mark.parametrize("case", packed_cases(16, (0, 1, 3, 77, 128, 500, 1024)), ids=str)
+def test_generated(case, seed, family):
+    run_packed(case, seed, "cuda", family)
 
 
 def _alibi(score, b, h, i, j):
