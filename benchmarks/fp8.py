@@ -4,12 +4,13 @@
                              [--suite attention] [--suite error] [--suite gemm_error] [--suite host]
 
 In "attention", ours is the whole call on fp8 tensors, the transpose of V included; the peers are 16-bit
-attention, ours and cuDNN's. Making the fp8 tensors is not in it; "quantise" is that, for Q, K and V.
+attention, ours and cuDNN's. Making the fp8 tensors is not in it: that is in "quantize".
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ PASSES: dict[tuple[str, bool | str], int] = {
 NAMES: dict[bool | str, str] = {False: "", True: ", transpose", "both": ", both"}
 
 
-def copies(traffic: int) -> dict[str, Call]:
+def copies(traffic: int, name: str = "copy") -> dict[str, Call]:
     """Two ways to read half of `traffic` bytes and write as many: the driver's copy, a kernel of PyTorch's.
     Which is the faster one depends on the size."""
     import torch
@@ -51,22 +52,21 @@ def copies(traffic: int) -> dict[str, Call]:
     words = traffic // 8 // 4096 * 4096
     half = [torch.empty(words, dtype=torch.int32, device=DEVICE) for _ in range(SETS + 1)]
     return {
-        "copy/driver": lambda i: half[SETS].copy_(half[i]),
-        "copy/kernel": lambda i: torch.bitwise_not(half[i], out=half[SETS]),
+        f"{name}/driver": lambda i: half[SETS].copy_(half[i]),
+        f"{name}/kernel": lambda i: torch.bitwise_not(half[i], out=half[SETS]),
     }
 
 
-def quantize_rows() -> list[dict[str, Any]]:
+def quantize_rows() -> Iterator[dict[str, Any]]:
     """Time and rate of quantisation, and of the faster copy of as many bytes in the same run.
 
-    `traffic` counts x as often as it is read, `once` one time: what must be moved at the least. Of a second
-    read L2 serves a part, all of it where x is small.
+    "of a copy" counts x as often as a scale that has to be known before makes it necessary to read it;
+    "of a copy once" counts what would have to be moved if x stayed in the GPU between its two reads.
     """
     import torch
 
     import kernels_dsl
 
-    rows = []
     cases = [(shape, form) for shape in MATRICES for form in PASSES]
     cases += [(shape, ("row", False)) for shape in LONG_ROWS]
     for shape, (scaling, transpose) in cases:
@@ -75,21 +75,35 @@ def quantize_rows() -> list[dict[str, Any]]:
         def call(i: int, x: Any = x, s: str = scaling, t: bool | str = transpose) -> Any:
             return kernels_dsl.quantize(x[i], scaling=s, transpose=t)
 
-        written = sum(t.numel() * t.element_size() for t in call(0))
-        once = x[0].numel() * x[0].element_size() + written
-        passes = PASSES[scaling, transpose]
-        traffic = once + (passes - 1) * x[0].numel() * x[0].element_size()
-        found, _ = harness.best_of(
-            interleaved({OURS: call, **copies(traffic)}, sets=SETS, rounds=15, graph=True)
-        )
-        ms, copied = found[OURS].ms, found["copy"].ms
-        rows.append({
-            "name": f"{shape[0]}×{shape[1]}, {scaling}{NAMES[transpose]}",
-            "reads_of_x": passes, "us": ms * 1e3,
-            "TB_per_s": traffic / ms / 1e9, "of_a_copy": copied / ms, "once_TB_per_s": once / ms / 1e9,
-        })  # fmt: skip
+        name = f"{shape[0]}×{shape[1]}, {scaling}{NAMES[transpose]}"
+        yield quantize_row(name, call, x[0].numel() * x[0].element_size(), PASSES[scaling, transpose])
         torch.cuda.empty_cache()
-    return rows
+    for heads in SHAPES[:3]:
+        inputs = [tensors(heads, seed=seed) for seed in range(SETS)]
+
+        def qkv(i: int, inputs: Any = inputs) -> Any:
+            return quantised(*inputs[i])
+
+        read = sum(t.numel() * t.element_size() for t in inputs[0])
+        yield quantize_row(f"q, k, v of {heads}, a scale a head", qkv, read, 2)
+        torch.cuda.empty_cache()
+
+
+def quantize_row(name: str, call: Call, read: int, passes: int) -> dict[str, Any]:
+    """A row of `quantize_rows`; read: bytes of what is quantised."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    made = [t for t in pytree.tree_leaves(call(0)) if isinstance(t, torch.Tensor)]
+    once = read + sum(t.numel() * t.element_size() for t in {t.data_ptr(): t for t in made}.values())
+    traffic = once + (passes - 1) * read
+    calls = {OURS: call, **copies(traffic), **copies(once, "once")}
+    found, _ = harness.best_of(interleaved(calls, sets=SETS, rounds=15, graph=True))
+    us = {name: timing.ms * 1e3 for name, timing in found.items()}
+    return {
+        "name": name, "reads_of_x": passes, "us": us[OURS], "TB_per_s": traffic / us[OURS] / 1e6,
+        "of_a_copy": us["copy"] / us[OURS], "of_a_copy_once": us["once"] / us[OURS],
+    }  # fmt: skip
 
 
 def linear_cases() -> Iterator[Case]:
@@ -104,7 +118,7 @@ def linear_cases() -> Iterator[Case]:
         gradient = torch.randn(rows, n, device=DEVICE).bfloat16()
         layers: dict[str, Callable[[], Any]] = {
             OURS: lambda: kernels_dsl.scaled_linear(x, weight),  # noqa: B023
-            "tensor": lambda: kernels_dsl.scaled_linear(x, weight, recipe="tensor"),  # noqa: B023
+            "ours_tensor": lambda: kernels_dsl.scaled_linear(x, weight, recipe="tensor"),  # noqa: B023
             "bf16": lambda: torch.nn.functional.linear(x, weight),  # noqa: B023
         }
         for backward in (False, True):
@@ -152,10 +166,9 @@ def attention_cases() -> Iterator[Case]:
 
             calls: dict[str, Call] = {
                 OURS: call,
-                "scales_of_blocks": blocks,
-                "bf16": ours(q, k, v, causal=causal),
+                "ours_blocks": blocks,
+                "ours_bf16": ours(q, k, v, causal=causal),
                 "cudnn_bf16": sdpa(q, k, v, "cudnn", causal),
-                "quantise": lambda _set: quantised(q, k, v),  # noqa: B023
             }
             pairs = causal_pairs(shape.length) if causal else shape.length**2
             yield Case(f"{shape}{' causal' if causal else ''}", shape.flops(pairs), calls)
@@ -174,12 +187,12 @@ def packed_case() -> Case:
     arguments = (starts, starts, max(PACKED_LENGTHS))
     calls: dict[str, Call] = {
         OURS: lambda _set: kernels_dsl.attention_fp8_varlen(*values, *arguments, causal=True),
-        "bf16": lambda _set: kernels_dsl.attention_varlen(*inputs, *arguments, causal=True),
+        "ours_bf16": lambda _set: kernels_dsl.attention_varlen(*inputs, *arguments, causal=True),
     }
     return Case(PACKED_NAME, PACKED_FLOPS, calls)
 
 
-def error_rows() -> list[dict[str, Any]]:
+def error_rows() -> Iterator[dict[str, Any]]:
     """Error of fp8 attention against float64 on the unquantised tensors: decibels of signal over noise.
 
     "weights" is what rounding the weights alone to e4m3 leaves, in float64; "values" adds nothing but the
@@ -192,7 +205,6 @@ def error_rows() -> list[dict[str, Any]]:
     from reference import quantize as reference
     from reference.attention import Masking, attention, attention_fp8_weights
 
-    rows = []
     for dim in (64, 128, 256):
         for causal in (False, True):
             for outliers in (False, True):
@@ -216,11 +228,10 @@ def error_rows() -> list[dict[str, Any]]:
                 }
                 kind = "with outliers" if outliers else "N(0, 1)"
                 row: dict[str, Any] = {"name": f"D {dim}, {kind}, {'causal' if causal else 'full'}"}
-                rows.append(row | {name: reference.signal_to_noise(x, exact) for name, x in found.items()})
-    return rows
+                yield row | {name: reference.signal_to_noise(x, exact) for name, x in found.items()}
 
 
-def host_rows() -> list[dict[str, Any]]:
+def host_rows() -> Iterator[dict[str, Any]]:
     """Host microseconds of an eager call at sizes where the GPU outruns the host."""
     import torch
 
@@ -250,7 +261,8 @@ def host_rows() -> list[dict[str, Any]]:
     # In the same run, for comparison.
     calls["gemm, bf16"] = partial(kernels_dsl.gemm, x, x.mT)
     calls["attention, bf16"] = partial(kernels_dsl.attention, *tensors(Shape(1, 4, 128, 64)))
-    return [{"name": name, "host_us": host_us(call)} for name, call in calls.items()]
+    for name, timed in calls.items():
+        yield {"name": name, "host_us": host_us(timed)}
 
 
 LISTED = {
@@ -270,9 +282,11 @@ def run(suite: str, results: Path) -> None:
     if suite in CASES:
         harness.run_suite(f"fp8_{suite}", CASES[suite](), rounds=20, seconds=0.3, results=results)
         return
-    rows = LISTED[suite]()
-    for row in rows:
-        print("  ".join(f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items()))
+    rows = []
+    for row in LISTED[suite]():
+        words = (f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items())
+        print("  ".join(words), flush=True)
+        rows.append(row)
     harness.write(f"fp8_{suite}", machine.header(), rows, results)
 
 
@@ -287,7 +301,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
     for suite in args.suite or SUITES:
+        print(f"-- {suite}", flush=True)
+        start = time.perf_counter()
         run(suite, args.results)
+        print(f"-- {suite} took {time.perf_counter() - start:.0f} s", flush=True)
     return 0
 
 

@@ -77,13 +77,13 @@ def cases() -> Iterator[Case]:
                 def other(i: int, config: Sm90GemmConfig = config) -> Any:
                     return kernels_dsl.scaled_gemm(*sets[i], out=outs[i], config=config)  # noqa: B023
 
-                calls[f"other_tile/{label}"] = other
+                calls[f"ours_other_tile/{label}"] = other
             name = f"{m}×{n}×{k}, {recipe.name}"
             yield Case(name, 2 * m * n * k, calls, sets=count, verify=verify)
         torch.cuda.empty_cache()
 
 
-def error_rows() -> list[dict[str, Any]]:
+def error_rows() -> Iterator[dict[str, Any]]:
     """Decibels of signal over noise of the product against float64 on the operands before quantisation."""
     import torch
 
@@ -91,7 +91,6 @@ def error_rows() -> list[dict[str, Any]]:
     from reference.inputs import outliers
     from reference.quantize import signal_to_noise
 
-    rows = []
     for k in (1024, 16384):
         for fraction in (0.0, 1e-3):
             options: dict[str, Any] = {"device": DEVICE, "fraction": fraction}
@@ -103,5 +102,4 @@ def error_rows() -> list[dict[str, Any]]:
                     *operands(a, b, recipe.scaling), use_fast_accum=recipe.fast, out_dtype=torch.float32
                 )
                 row[f"{recipe.name}, dB"] = signal_to_noise(found, exact)
-            rows.append(row)
-    return rows
+            yield row

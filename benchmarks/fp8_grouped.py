@@ -44,8 +44,8 @@ def ends_of(shape: Experts) -> Any:
 def calls_of(shape: Experts, a: Any, b: Any, ends: Any) -> dict[str, Call]:
     """The competitors; a (rows, K) and b (groups, N, K), bf16.
 
-    "dense": one product of all rows with one matrix, what groups cannot beat. "torch" has the scales and sums
-    of ours; "blocks" has those of 1x128 and 128x128.
+    "ours_dense": one product of all rows with one matrix, what groups cannot beat. "torch" has the scales and
+    sums of ours; "ours_blocks" has those of 1x128 and 128x128.
     """
     import torch
 
@@ -59,12 +59,14 @@ def calls_of(shape: Experts, a: Any, b: Any, ends: Any) -> dict[str, Call]:
     torch_options: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
     return {
         OURS: lambda _set: kernels_dsl.scaled_grouped_gemm(*rows, ends, use_fast_accum=True),
-        "promoted": lambda _set: kernels_dsl.scaled_grouped_gemm(*rows, ends),
-        "blocks": lambda _set: kernels_dsl.scaled_grouped_gemm(a1, b1.mT, blocks_a, blocks_b.mT, ends),
-        "bf16": lambda _set: kernels_dsl.grouped_gemm(a, b.mT, ends),
+        "ours_promoted": lambda _set: kernels_dsl.scaled_grouped_gemm(*rows, ends),
+        "ours_blocks": lambda _set: kernels_dsl.scaled_grouped_gemm(a1, b1.mT, blocks_a, blocks_b.mT, ends),
+        "ours_bf16": lambda _set: kernels_dsl.grouped_gemm(a, b.mT, ends),
         "torch": lambda _set: torch._scaled_grouped_mm(*rows, ends, **torch_options),
         "torch_bf16": lambda _set: torch._grouped_mm(a, b.mT, ends),
-        "dense": lambda _set: kernels_dsl.scaled_gemm(a8, b8[0].mT, of_a, of_b[0].mT, use_fast_accum=True),
+        "ours_dense": lambda _set: kernels_dsl.scaled_gemm(
+            a8, b8[0].mT, of_a, of_b[0].mT, use_fast_accum=True
+        ),
     }
 
 
@@ -86,7 +88,7 @@ def cases() -> Iterator[Case]:
             rows = slice(int(ends[largest - 1]) if largest else 0, int(ends[largest]))  # noqa: B023
             plain = a[rows].float() @ b[largest].float().mT  # noqa: B023
             assert float((exact[rows] - plain).norm() / plain.norm()) < 0.01
-            for name in (OURS, "promoted", "blocks"):
+            for name in (OURS, "ours_promoted", "ours_blocks"):
                 found: Any = calls[name](0)  # noqa: B023
                 assert float((found.float() - exact).norm() / exact.norm()) < 0.05, name
 
