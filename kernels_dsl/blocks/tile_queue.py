@@ -9,14 +9,12 @@ counter back to 0 for the next launch. A counter must not be shared by launches 
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from .barriers import WARPGROUP_THREADS
-
 STAGES = 2
 """Numbers in flight to the consumers of one CTA."""
 
 
-def make_number_ring(barriers: cute.Pointer, consumers: int) -> pipeline.PipelineAsync:
-    """Ring from the producer warp's 32 threads to those of `consumers` warpgroups. The caller syncs.
+def make_number_ring(barriers: cute.Pointer, threads: int) -> pipeline.PipelineAsync:
+    """Ring from the producer warp's 32 threads to `threads` others. The caller syncs.
 
     `barriers` points to 2 * STAGES 8-byte words of shared memory.
     """
@@ -24,7 +22,7 @@ def make_number_ring(barriers: cute.Pointer, consumers: int) -> pipeline.Pipelin
         barrier_storage=barriers,
         num_stages=STAGES,
         producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 32),
-        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, consumers * WARPGROUP_THREADS),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, threads),
         defer_sync=True,
     )
 

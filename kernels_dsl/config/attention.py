@@ -7,7 +7,7 @@ of a kernel's cache key; sizes, window widths, the scale and the softcap's value
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MAX_HEAD_DIM = 256
@@ -77,7 +77,8 @@ class Sm90AttentionConfig:
     for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one
     consumer warpgroup).
     `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
-    their number.
+    their number. `turns_v`, for fp8 operands up to tile_m 128: the kernel transposes V itself, each CTA the
+    blocks that it visits, in place of a kernel before it.
     """
 
     tile_m: int
@@ -91,6 +92,7 @@ class Sm90AttentionConfig:
     late_wait: bool = False
     ctas_per_sm: int = 1
     pack: int = 1
+    turns_v: bool = False
 
     family = "sm90"
 
@@ -191,6 +193,17 @@ def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Ext
     if widest > 192 and variant.changes_scores:
         tile_n = 96  # 128 keys would spill
     return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=wide)
+
+
+def turning_v(config: Sm90AttentionConfig, extent: Extent) -> Sm90AttentionConfig:
+    """`config` for fp8 operands, with `turns_v` for a launch of at most a tile an SM.
+
+    There a kernel less is what counts, for the host too; V is transposed once for each tile.
+    """
+    if config.tile_m > 128 or config.several_tiles(extent):
+        return config
+    narrow = max(config.dim, config.dim_v) > 192 and config.tile_n > 96  # 128 keys would spill
+    return replace(config, turns_v=True, tile_n=96 if narrow else config.tile_n)
 
 
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:

@@ -19,6 +19,7 @@ from kernels_dsl.config.attention import (
     Sm90AttentionConfig,
     sm90_fp8_config,
     sm90_list_config,
+    turning_v,
 )
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH
@@ -56,7 +57,7 @@ _Tensor = torch.Tensor
 class _Plan:
     """How calls like one that was seen run: `run((q, k, v, *descales), extras)` gives what the caller gets.
 
-    `bare(q, k, v, descales)` does the same with as little of the host's time as can be: it is there after
+    `bare(q, k, v, *descales)` does the same with as little of the host's time as can be: it is there after
     the first run, for calls on one GPU without extras and log-sum-exp whose tensors kernels take as they are.
     """
 
@@ -102,10 +103,10 @@ def attention_fp8(
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
     descales = (q_descale, k_descale, v_descale)
-    if sinks is blocks is None and config is None and not return_lse:
+    if sinks is blocks is config is None and not return_lse:
         bare = _BARE.get(_bare_key((q, k, v), descales, options))
         if bare is not None:
-            return bare(q, k, v, descales)
+            return bare(q, k, v, *descales)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
     return _dispatched((q, k, v), descales, options, extras, (return_lse, config))
 
@@ -337,13 +338,14 @@ def _plan(
             "has no kernel for others"
         )
     variant = call.variant
+    rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
+    extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
     if call.block is not None:
         chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
         variant = replace(variant, lists=split)
     else:
-        rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
-        extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
         chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent)
+        chosen = chosen if call.packed else turning_v(chosen, extent)
     by_block = any(map(_of_blocks, descales[1:]))
     if by_block:
         chosen = replace(chosen, tile_n=DESCALE_KEYS if chosen.tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2)
@@ -351,6 +353,8 @@ def _plan(
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
+        if config.turns_v and (call.packed or config.tile_m > 128):
+            reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
         if by_block and DESCALE_KEYS % config.tile_n:
             reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
         if reason is not None:
@@ -369,12 +373,19 @@ def _plan(
         "descale_modes": tuple(map(_descale_modes, descales)),
     }  # fmt: skip
     heads = (call.heads, call.kv_heads, call.kv_heads)
-    steps = (*map(prepared_for_tma, tensors[:2]), _values_step(call, tensors[2]))
+    values_step = prepared_for_tma(tensors[2]) if chosen.turns_v else _values_step(call, tensors[2])
+    steps = (*map(prepared_for_tma, tensors[:2]), values_step)
     steps += tuple(map(_descale_step, descales, heads))
     shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
     dtypes = (tensors[2].dtype, torch.bfloat16, torch.float32)
     make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
+    if chosen.turns_v:
+        make[0] = _nothing
     return _launching(call, Launch(ATTENTION, target, constexprs), steps, make, extras, return_lse)
+
+
+def _nothing() -> None:
+    """In place of V's transpose, where the kernel makes it."""
 
 
 def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
@@ -397,7 +408,7 @@ def _launching(
     call: AttentionCall,
     launch: Launch,
     steps: tuple[Step | None, ...],
-    make: list[Callable[[], torch.Tensor]],
+    make: list[Callable[[], torch.Tensor | None]],
     extras: Extras,
     return_lse: bool,
 ) -> _Plan:
@@ -406,6 +417,10 @@ def _launching(
     scalars = (call.scale, call.softcap, call.left, call.right)
     queued = call.packed or call.block is not None or call.variant.uneven
     max_ctas, index = launch.target.device.sm_count, launch.target.index
+    chosen = launch.constexprs["config"]
+    if not call.packed:
+        extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
+        queued = queued and chosen.several_tiles(extent)
     max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
     simple = extras is NO_EXTRAS and not return_lse and not any(steps)
     without_extras = (*scalars, None, max_q, None, None)
@@ -427,13 +442,20 @@ def _launching(
         if kernel is None:
             return None
 
-        def bare(q: Any, k: Any, v: Any, descales: tuple[Any, ...]) -> torch.Tensor:
+        fixed = (*without_extras, None, max_ctas)
+
+        def alone(q: Any, k: Any, v: Any, x: Any, y: Any, z: Any) -> torch.Tensor:
             out = make_out()
-            rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
-            kernel(q, k, v, make_turned(), out, None, *descales, *rest)
+            kernel(q, k, v, None, out, None, x, y, z, *fixed)
             return out
 
-        return bare
+        def general(q: Any, k: Any, v: Any, x: Any, y: Any, z: Any) -> torch.Tensor:
+            out = make_out()
+            rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
+            kernel(q, k, v, make_turned(), out, None, x, y, z, *rest)
+            return out
+
+        return alone if chosen.turns_v and not queued else general
 
     plan = _Plan(run)
     return plan

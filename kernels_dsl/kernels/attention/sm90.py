@@ -92,7 +92,7 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
     """Launches the kernel on Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B) and O (Sq, Dv, H, B).
 
     16-bit V is contiguous along Dv. fp8 V is contiguous along the keys, in the order that
-    `blocks.score_tile.to_operand` needs.
+    `blocks.score_tile.to_operand` needs, or with `config.turns_v` (Sk, Dv, Hk, B) as K.
     """
     mQ, mK, mV, mO = tensors
     dtypes = (mQ.element_type, mO.element_type)
@@ -109,12 +109,16 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
     q_layout = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), spec.q_stages, major.K)
     k_layout = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
     v_layout = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, v_major)
+    v_tile, raw_layout = (spec.dim_v, spec.tile_n), None
+    if cutlass.const_expr(spec.raw_stages):
+        v_tile = (spec.tile_n, spec.dim_v)
+        raw_layout = staged_smem_layout(spec.dtype, v_tile, spec.raw_stages, major.K)
     o_layout = staged_smem_layout(spec.out_dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)
 
     loads = (
         tma.make_load_atom(mQ, q_layout, (spec.tile_m, spec.dim)),
         tma.make_load_atom(mK, k_layout, (spec.tile_n, spec.dim)),
-        tma.make_load_atom(mV, v_layout, (spec.dim_v, spec.tile_n)),
+        tma.make_load_atom(mV, raw_layout or v_layout, v_tile),
     )
     mO = cute.group_modes(mO, 2, 4)  # (rows, dim, (head, batch)): what the epilogue takes
     store = (None, mO)
@@ -136,9 +140,8 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
         descales=call.descales,
     )
     ctas = cutlass.max(cutlass.min(max_ctas * spec.ctas_per_sm, work.tiles.size), Int32(1))
-    kernel = attention_kernel(
-        spec, (mma_qk, mma_pv, mma_out), (q_layout, k_layout, v_layout, o_layout), loads, (*store, mO), work
-    )
+    layouts = (q_layout, k_layout, v_layout, o_layout, raw_layout)
+    kernel = attention_kernel(spec, (mma_qk, mma_pv, mma_out), layouts, loads, (*store, mO), work)
     kernel.launch(
         grid=(ctas, 1, 1),
         block=(spec.threads, 1, 1),

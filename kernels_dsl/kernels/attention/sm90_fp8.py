@@ -1,8 +1,9 @@
 """Attention forward for Hopper with fp8 operands: the kernel of `sm90`, with QGMMA for both products.
 
-fp8 WGMMA reads both operands along K only, so V comes transposed, (…, Dv, keys). Its keys are permuted within
-every sixteen, so that the probabilities are in the right registers for the second product as the first one
-leaves them (see `blocks.score_tile.to_operand`).
+fp8 WGMMA reads both operands along K only, so V comes transposed, (…, Dv, keys), or warps of the producer's
+warpgroup transpose its blocks in shared memory (`sm90_turn`). Its keys are permuted within every sixteen, so
+that the probabilities are in the right registers for the second product as the first one leaves them (see
+`blocks.score_tile.to_operand`).
 """
 
 import cuda.bindings.driver as cuda
@@ -21,7 +22,7 @@ from .sm90 import Call, launch
 def attention_sm90_fp8(
     q: cute.Tensor,
     k: cute.Tensor,
-    v: cute.Tensor,  # (B, Hk, Dv, keys); packed (Hk, Dv, keys), sequences at `seqlen.padded_start`
+    v: cute.Tensor,  # (B, Hk, Dv, keys); packed (Hk, Dv, keys), sequences at `padded_start`; turns_v: as k
     o: cute.Tensor,
     lse: cute.Tensor | None,
     scale: Float32,
@@ -42,7 +43,8 @@ def attention_sm90_fp8(
 ):
     """Launches the kernel; arguments as those of `attention_sm90`."""
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
-    mV = rows_first(v, (1, 2, 0, None) if layout == "thd" else (2, 3, 1, 0))  # (Dv, keys, head, batch)
+    modes = (1, 2, 0, None) if layout == "thd" else (2, 3, 1, 0)
+    mV = rows_first(v, LAYOUTS[layout] if config.turns_v else modes)  # (Dv, keys, head, batch), or as K
     call = Call(
         lse, ScoreOperands(scale, softcap, None, None), Window(left, right), seqlens, max_q=max_q,
         lists=lists, sinks=sinks, counter=counter, descales=descales,

@@ -21,7 +21,7 @@ def produce(
 
     `queue` is None or the ring of `blocks.tile_queue` and its numbers.
     """
-    states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.stages))
+    states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.v_stages))
     queue_state = producer_state(tile_queue.STAGES)
     number = Int32(cute.arch.block_idx()[0])
     while number < work.tiles.size:
@@ -98,7 +98,11 @@ def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:
         mV = cute.domain_offset((0, v_start, 0, 0), mV)
     gQ = cute.local_tile(mQ[None, None, at.head, batch], (spec.tile_m, spec.dim), (None, 0))  # (bM, D, restM)
     gK = cute.local_tile(mK[None, None, head, batch], (spec.tile_n, spec.dim), (None, 0))  # (bN, D, restN)
-    gV = cute.local_tile(mV[None, None, head, batch], (spec.dim_v, spec.tile_n), (0, None))  # (Dv, bN, restN)
+    mV = mV[None, None, head, batch]
+    if spec.raw_stages:
+        gV = cute.local_tile(mV, (spec.tile_n, spec.dim_v), (None, 0))  # (bN, Dv, restN)
+    else:
+        gV = cute.local_tile(mV, (spec.dim_v, spec.tile_n), (0, None))  # (Dv, bN, restN)
     alone = cute.make_layout(1)
     return tuple(
         tma.tile_loader(atom, t_g, t_s, None)

@@ -6,10 +6,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks import tile_queue
 from kernels_dsl.blocks.attention_work import Work
+from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.tile_queue import make_number_ring
 
+from . import sm90_turn as turning
 from .sm90_load import produce
 from .sm90_mma import consume
 
@@ -19,7 +21,7 @@ from .sm90_mma import consume
 def attention_kernel(
     spec: cutlass.Constexpr,
     mmas: tuple,  # TiledMma of Q K^T, of P V, and of an output subtile
-    smem_layouts: tuple,  # of Q, K, V and the output's staging
+    smem_layouts: tuple,  # of Q, K, V, the output's staging, and of V as it is loaded or None
     loads: tuple,  # (atom, coordinates) of Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B)
     output: tuple,  # (atom or None, coordinates, O (Sq, Dv, (H, B)))
     work: Work,
@@ -32,16 +34,25 @@ def attention_kernel(
         if cutlass.const_expr(output[0] is not None):
             cpasync.prefetch_descriptor(output[0])
 
-    barriers, numbers, (sQ, sK, sV, sO) = allocate(spec, smem_layouts)
+    barriers, numbers, (sQ, sK, sV, sO, raw) = allocate(spec, smem_layouts)
     consumer_warps = spec.consumers * 4
     q_ring = make_tma_ring(barriers, spec.q_stages, spec.q_bytes, consumer_warps, (1, 1))
     barriers += 2 * spec.q_stages
     k_ring = make_tma_ring(barriers, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
-    v_ring = make_tma_ring(barriers + 2 * spec.stages, spec.stages, spec.v_bytes, consumer_warps, (1, 1))
+    barriers += 2 * spec.stages
+    more = turning.WARPS - 1 if spec.raw_stages else 0
+    v_ring = make_tma_ring(barriers, spec.stages, spec.v_bytes, consumer_warps, (1, 1), more)
+    barriers += 2 * spec.stages
     rings = (q_ring, k_ring, v_ring)
+    loaded = rings, (sQ, sK, sV)
+    if cutlass.const_expr(spec.raw_stages):
+        raw_ring = make_tma_ring(barriers, spec.raw_stages, spec.v_bytes, turning.WARPS, (1, 1))
+        barriers += 2 * spec.raw_stages
+        loaded = (q_ring, k_ring, raw_ring), (sQ, sK, raw)
     queue = None
     if cutlass.const_expr(work.counter is not None):
-        queue = (make_number_ring(barriers + 4 * spec.stages, spec.consumers), numbers)
+        listeners = spec.consumers * WARPGROUP_THREADS + (turning.THREADS if spec.raw_stages else 0)
+        queue = (make_number_ring(barriers, listeners), numbers)
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
@@ -51,19 +62,23 @@ def attention_kernel(
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
         if warp == spec.consumers * 4:
-            produce(spec, rings, loads, (sQ, sK, sV), work, queue)
+            produce(spec, loaded[0], loads, loaded[1], work, queue)
+        elif cutlass.const_expr(spec.raw_stages):
+            turning.turn_values(spec, (loaded[0][2], v_ring), (raw, sV), (work, queue))
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(spec, rings, mmas, (sQ, sK, sV, sO), output, (work, queue), group)
 
 
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers, tile numbers, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), and the staging of O.
+    """mbarriers, tile numbers, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), the staging of O, and V
+    on its way to be transposed (N, Dv, stages) or None.
 
     Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
     """
-    words = 2 * (spec.q_stages + 2 * spec.stages + tile_queue.STAGES)
+    words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + tile_queue.STAGES)
+    raw_size = spec.raw_stages * spec.v_bytes
     o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
 
     @cute.struct
@@ -74,9 +89,13 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
         o: cute.struct.Align[cute.struct.MemRange[spec.out_dtype, o_size], 1024]
+        raw: cute.struct.Align[cute.struct.MemRange[spec.dtype, raw_size], 1024]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
-    q_layout, k_layout, v_layout, o_layout = layouts
+    q_layout, k_layout, v_layout, o_layout, raw_layout = layouts
+    raw = None
+    if raw_layout is not None:
+        raw = storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner)
     sO = storage.q if spec.stage_in_q else storage.o
     staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
     numbers = storage.numbers.get_tensor(cute.make_layout(tile_queue.STAGES))
@@ -88,5 +107,6 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
             storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
             storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
             sO.get_tensor(staging, swizzle=o_layout.inner),
+            raw,
         ),
     )

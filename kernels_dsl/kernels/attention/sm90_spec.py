@@ -38,6 +38,8 @@ class AttentionSpec:
     variant: Any  # AttentionVariant
     scales_blocks: bool = False
     """fp8 K or V have factors a block of keys."""
+    raw_stages: int = 0
+    """Blocks of V in flight on their way to be transposed; 0: it comes transposed."""
 
     @property
     def plain_epilogue(self) -> EpiloguePlan:
@@ -53,6 +55,11 @@ class AttentionSpec:
     def clears_each_block(self) -> bool:
         """Any block of keys, not only the first of a visit, may reach past the end of a packed sequence."""
         return self.varlen and self.variant.lists is not None
+
+    @property
+    def v_stages(self) -> int:
+        """Stages of V as TMA loads it."""
+        return self.raw_stages or self.stages
 
     @property
     def threads(self) -> int:
@@ -84,6 +91,8 @@ class AttentionSpec:
         """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the SM."""
         if self.ctas_per_sm == 2:
             return 24, 232
+        if self.raw_stages:
+            return 40, 232
         return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
 
 
@@ -108,8 +117,14 @@ def make_spec(
         raise ValueError(f"pack must be one of {PACKS}, and 1 with masks by head; it is {config.pack}")
     width = dtype.width // 8
     consumers = config.tile_m // WGMMA_M
+    raw_stages = 0
+    if config.turns_v:
+        if dtype.width != 8 or varlen or consumers > 2 or config.ctas_per_sm > 1:
+            raise ValueError(f"turns_v is for fp8, dense, tile_m up to 128, one CTA an SM; it is {config}")
+        raw_stages = 2 if config.dim_v <= 128 else 1
     epi_n = epilogue_columns(config.dim_v, out_dtype)
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    tiles += raw_stages * config.tile_n * config.dim_v
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):
         raise ValueError(f"ctas_per_sm must be 1, or 2 with tile_m 64; it is {config.ctas_per_sm}")
     # The SM keeps 1 KB for itself of each CTA's share.
@@ -134,4 +149,5 @@ def make_spec(
         late_wait=config.late_wait, ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen,
         stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
+        raw_stages=raw_stages,
     )  # fmt: skip

@@ -18,7 +18,7 @@ def attention_fp8_with_transpose(
     q: cute.Tensor,
     k: cute.Tensor,
     v: cute.Tensor,
-    turned: cute.Tensor,  # as `attention_sm90_fp8`'s v, in whole 16 keys; written
+    turned: cute.Tensor | None,  # as `attention_sm90_fp8`'s v, in whole 16 keys; written. None: `turns_v`
     o: cute.Tensor,
     lse: cute.Tensor | None,
     q_descale: cute.Tensor | None,
@@ -44,7 +44,10 @@ def attention_fp8_with_transpose(
     the head dimension. `descale_modes` says how many of the first modes of each descale, (B, heads, blocks of
     keys), count; 0: it is one element.
     """
-    if cutlass.const_expr(layout == "thd"):
+    values = v if turned is None else turned
+    if cutlass.const_expr(config.turns_v):
+        pass
+    elif cutlass.const_expr(layout == "thd"):
         transpose_packed(v, turned, seqlens[1], seqlens[2], stream, TRANSPOSE)
     else:
         heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
@@ -52,7 +55,7 @@ def attention_fp8_with_transpose(
         quantize_tile(heads_first, *unused, turned, None, *unused, stream=stream, spec=TRANSPOSE)
     descales = (q_descale, k_descale, v_descale)
     descales = tuple(_leading_modes(x, modes) for x, modes in zip(descales, descale_modes))
-    tensors, numbers = (q, k, turned, o, lse), (scale, softcap, left, right)
+    tensors, numbers = (q, k, values, o, lse), (scale, softcap, left, right)
     rest = (seqlens, max_q, descales, lists, sinks, counter, max_ctas, stream)
     attention_sm90_fp8(*tensors, *numbers, *rest, layout=layout, config=config, variant=variant)
 

@@ -1,0 +1,117 @@
+"""Transposing role of the SM90 attention with fp8 operands: V's blocks, from one ring of stages to another.
+
+fp8 WGMMA reads V along the keys. Three warps beside the one that issues TMA take a block of V as it is in
+memory, (N, Dv), transpose it through registers and write it to where WGMMA reads it, (Dv, N), the keys of every
+sixteen in the order of `blocks.score_tile.to_operand`. A lane takes four columns of sixteen keys at a time: a
+warp reads whole rows of 128 bytes, and writes sixteen bytes a column.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.blocks import tile_queue
+from kernels_dsl.blocks.inline_ptx import inline_ptx
+from kernels_dsl.blocks.kv_blocks import visit_tile
+from kernels_dsl.blocks.layouts import SWIZZLES
+from kernels_dsl.blocks.pipeline import consumer_state, producer_state
+from kernels_dsl.blocks.query_tiles import decode_query_tile
+from kernels_dsl.blocks.seqlen import V_STEP, seq_info
+from kernels_dsl.blocks.swizzled_rows import shared_pointer
+
+WARPS = 3
+"""Of the producer's warpgroup: all but the one that loads."""
+THREADS = WARPS * 32
+COLUMNS = 4
+"""Of one lane at a time: a word."""
+
+
+@cute.jit
+def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple):
+    """Every block of V that this CTA's work tiles visit. rings, tiles: of V as loaded and as multiplied. `todo`
+    as for `sm90_mma.consume`.
+    """
+    work, queue = todo
+    queue_state = consumer_state(tile_queue.STAGES)
+    raw_ring, v_ring = rings
+    raw, values = (tile.iterator.toint() for tile in tiles)
+    raw_state, v_state = consumer_state(spec.raw_stages), producer_state(spec.stages)
+    thread = cute.arch.thread_idx()[0] - (spec.threads - THREADS)
+    number = Int32(cute.arch.block_idx()[0])
+    while number < work.tiles.size:
+        at = decode_query_tile(number, work.tiles)
+        seq = seq_info(work.extent, at.batch)
+        visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+        for _ in cutlass.range(visit.count, unroll=1):
+            raw_ring.consumer_wait(raw_state)
+            v_ring.sync_object_empty.wait(v_state.index, v_state.phase)
+            source = raw + raw_state.index * spec.v_bytes
+            turn_block((spec.tile_n, spec.dim_v), source, values + v_state.index * spec.v_bytes, thread)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()
+            raw_ring.consumer_release(raw_state)
+            if cute.arch.lane_idx() == 0:
+                cute.arch.mbarrier_arrive(v_ring.producer_get_barrier(v_state))
+            raw_state.advance()
+            v_state.advance()
+        if cutlass.const_expr(queue is None):
+            number += cute.arch.grid_dim()[0]
+        else:
+            number = tile_queue.receive_number(queue[0], queue[1], queue_state)
+            queue_state.advance()
+
+
+@cute.jit
+def turn_block(shape: cutlass.Constexpr, source: Int32, target: Int32, thread: Int32):
+    """One block, `shape` keys and columns, between addresses in shared memory; this thread's share."""
+    keys, columns = shape
+    quads = cutlass.const_expr(columns // COLUMNS)
+    for unit in cutlass.range(thread, quads * keys // V_STEP, THREADS, unroll=1):
+        turn_unit(shape, source, target, unit % quads, unit // quads)
+
+
+def turn_unit(shape: tuple[int, int], source: Int32, target: Int32, quad: Int32, group: Int32) -> None:
+    """Columns 4 `quad` … 4 `quad` + 3 of keys 16 `group` … 16 `group` + 15."""
+    keys, columns = shape
+    first, span = place((keys, columns), group * V_STEP, quad * COLUMNS)
+    words = []
+    for key in range(V_STEP):
+        address = source + (first ^ flip(span, key)) + key * span
+        words.append(cute.make_tensor(shared_pointer(Int32, address, 4), cute.make_layout(1))[0])
+    turned: list[list] = [[None] * 4 for _ in range(COLUMNS)]
+    for c in range(4):
+        pairs = [(words[2 * c + r], words[2 * c + r + 1]) for r in (0, 8)]
+        for half, selector in enumerate((0x5140, 0x7362)):
+            low, high = (permuted(a, b, selector) for a, b in pairs)
+            turned[2 * half][c] = permuted(low, high, 0x5410)
+            turned[2 * half + 1][c] = permuted(low, high, 0x7632)
+    first, span = place((columns, keys), quad * COLUMNS, group * V_STEP)
+    vector = cute.make_rmem_tensor(4, Int32)
+    for column in range(COLUMNS):
+        for c in range(4):
+            vector[c] = turned[column][c]
+        address = target + (first ^ flip(span, column)) + column * span
+        cute.autovec_copy(vector, cute.make_tensor(shared_pointer(Int32, address, 16), cute.make_layout(4)))
+
+
+def place(shape: tuple[int, int], row: Int32, column: Int32) -> tuple[Int32, int]:
+    """Byte offset in a tile of bytes (rows, contiguous) in the layout of `staged_smem_layout`, and the span of
+    its swizzle. Row `row` + r, with `row` a multiple of a power of two above r, is at
+    (offset ^ flip(span, r)) + r * span."""
+    rows, width = shape
+    span = next(span for span, _, _ in SWIZZLES if width % span == 0)
+    offset = (column // span * rows + row) * span + column % span
+    return offset ^ flip(span, row), span
+
+
+def flip(span: int, row):
+    """What the place in a row is exclusive-ored with."""
+    return (row * span >> 3) & (span - 16)
+
+
+@dsl_user_op
+def permuted(low: Int32, high: Int32, selector: int, *, loc=None, ip=None) -> Int32:
+    """The bytes of a pair of words that the digits of `selector` name."""
+    text = f"prmt.b32 $0, $1, $2, {selector};"
+    return inline_ptx(Int32, (Int32(low), Int32(high)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
