@@ -2,8 +2,8 @@
 and after their two products.
 
 The tile lies in the accumulators of WGMMA or mma.sync (see `blocks.softmax`). `spec` is a kernel's own
-description: read are `variant`, `tile_n`, `dtype`, `varlen` and `lazy_rescale`. `rows` is a thread's state of
-its rows: `row_max`, `row_sum` and `correction`, float32 (rows,).
+description: read are `variant`, `tile_n`, `dtype`, `varlen`, `lazy_rescale` and `watch_sums`. `rows` is a
+thread's state of its rows: `row_max`, `row_sum` and `correction`, float32 (rows,).
 """
 
 from typing import NamedTuple, Protocol
@@ -14,7 +14,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.config.attention import DESCALE_KEYS
 
-from . import softmax
+from . import softmax, watched_softmax
 from .attention_work import Work
 from .gqa import kv_head
 from .kv_blocks import Visit, block_at
@@ -56,6 +56,8 @@ FP8_OFFSET = 8.0
 
 def probability_offset(spec) -> float:
     """The exponent of the factor of probabilities."""
+    if spec.watch_sums:
+        return watched_softmax.SUM_LOG2
     return FP8_OFFSET if spec.dtype.width == 8 else 0.0
 
 
@@ -156,6 +158,26 @@ def soften_lazily(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: b
     )
 
 
+def soften_watched(
+    spec, scores: cute.Tensor, operand: cute.Tensor, rows: Rows, place: tuple, masked: bool
+) -> cutlass.Boolean:
+    """`soften` and `to_operand` for blocks after the first, with `watched_softmax`; as `soften_lazily`."""
+    change_and_mask(spec, scores, place, masked)
+
+    def pack(i: int, values: cute.Tensor) -> None:
+        ordered = cute.make_rmem_tensor(cute.make_layout((2, (2, 2)), stride=(4, (1, 2))), Float32)
+        for r in range(2):
+            for c in range(4):
+                ordered[r, c] = values[r, c]
+        for r in range(2):  # four keys of a row are a register of the operand
+            source = cute.make_tensor(ordered.iterator + 4 * r, cute.make_layout(4))
+            target = cute.make_tensor(operand.iterator + 8 * i + 4 * r, cute.make_layout(4))
+            target.store(source.load().to(spec.dtype))
+
+    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, place[1])
+    return watched_softmax.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack)
+
+
 def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:
     """The first half of `soften`: what becomes of the scores."""
     tile, work, block = place
@@ -177,6 +199,10 @@ def exponentiate(
     spec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | cutlass.Boolean, first: bool
 ) -> None:
     """The second half of `soften`: scores become probabilities."""
+    if spec.watch_sums:
+        view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
+        watched_softmax.first_step(view, rows.row_max, rows.row_sum, scale, may_hide(spec, masked))
+        return
     softmax.online_step(
         softmax.rows_and_columns(scores),
         rows.row_max,

@@ -60,7 +60,7 @@ def finite_or_zero(value: Float32) -> Float32:
     return choose(value == Float32(-math.inf), Float32(0.0), value)
 
 
-def _fold(scores: cute.Tensor, row: int, combine, start=None):
+def fold(scores: cute.Tensor, row: int, combine, start=None):
     """Reduces one row of this thread, in CHAINS interleaved chains."""
     columns = cute.size(scores, mode=[1])
     chains = [scores[row, c] for c in range(min(CHAINS, columns))]
@@ -93,7 +93,7 @@ def online_step(
     """
     for r in range(cute.size(scores, mode=[0])):
         old = row_max[r]
-        new = quad_max(_fold(scores, r, cute.arch.fmax, None if correction is None else old))
+        new = quad_max(fold(scores, r, cute.arch.fmax, None if correction is None else old))
         if lazy and correction is not None:
             # From -inf the difference is +inf, or NaN where there is still no key: then nothing changes.
             new = choose((new - old) * scale_log2 > Float32(SLACK_LOG2), new, old)
@@ -102,7 +102,7 @@ def online_step(
         shift = base * scale_log2 - offset if offset else base * scale_log2
         for c in range(cute.size(scores, mode=[1])):
             scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - shift, fastmath=True)
-        total = _fold(scores, r, lambda x, y: x + y)
+        total = fold(scores, r, plus)
         if correction is not None:
             factor = cute.math.exp2((old - base) * scale_log2, fastmath=True)
             correction[r] = factor
@@ -125,7 +125,7 @@ def lazy_step(
     Returns whether this warp has new maxima; `correction` is set in that case alone.
     """
     rows = cute.size(scores, mode=[0])
-    highest = [_fold(scores, r, cute.arch.fmax) for r in range(rows)]
+    highest = [fold(scores, r, cute.arch.fmax) for r in range(rows)]
     # From -inf the difference is +inf, or NaN where there is still no key: then nothing changes.
     above = [highest[r] * scale_log2 - row_max[r] * scale_log2 > Float32(SLACK_LOG2) for r in range(rows)]
     moved = above[0]
@@ -144,7 +144,7 @@ def lazy_step(
         shift = base_of(row_max[r], may_be_empty) * scale_log2
         for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
             scores[r, c] = cute.math.exp2(scores[r, c] * scale_log2 - shift, fastmath=True)
-        row_sum[r] = row_sum[r] + _fold(scores, r, _plus)
+        row_sum[r] = row_sum[r] + fold(scores, r, plus)
     return moved
 
 
@@ -153,7 +153,8 @@ def base_of(maximum: Float32, may_be_empty: bool) -> Float32:
     return finite_or_zero(maximum) if may_be_empty else maximum
 
 
-def _plus(x: Float32, y: Float32) -> Float32:
+def plus(x: Float32, y: Float32) -> Float32:
+    """The sum, for `fold`."""
     return x + y
 
 

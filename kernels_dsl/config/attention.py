@@ -74,8 +74,9 @@ class Sm90AttentionConfig:
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
-    for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one
-    consumer warpgroup).
+    for; the compiler likes to wait sooner. `watch_sums`, for fp8 operands without sinks and without factors a
+    block of keys: no maxima, see `blocks.watched_softmax`. `ctas_per_sm` is 1, or 2 where the tiles leave
+    room for it (one consumer warpgroup).
     `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
     their number. `turns_v`, for fp8 operands up to tile_m 128: the kernel transposes V itself, each CTA the
     blocks that it visits, in place of a kernel before it.
@@ -90,6 +91,7 @@ class Sm90AttentionConfig:
     o_tma: bool = True
     lazy_rescale: bool = False
     late_wait: bool = False
+    watch_sums: bool = False
     ctas_per_sm: int = 1
     pack: int = 1
     turns_v: bool = False
@@ -115,6 +117,10 @@ TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
 """Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
 PAIR_COST = 11.6
 """The same for two CTAs of 64 rows on one SM, which head dimensions up to 64 leave room for."""
+FP8_TALL_COST = 17.0
+"""The same for 192 rows of fp8 operands of head dimensions above 96, whose blocks of keys are small then."""
+TURNED_VALUES = 1024 * 128
+"""Elements of V, of one head, up to which a CTA transposes them itself; as measured on an H200."""
 
 
 @dataclass(frozen=True)
@@ -176,34 +182,50 @@ def _visited(variant: AttentionVariant, extent: Extent, queries: int) -> float:
     return sum(max(1, -(-end // 128)) for end in ends) / (tiles * blocks)
 
 
-def sm90_fp8_config(dim: int, dim_v: int, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
-    """The tile for fp8 operands of these head dimensions, where key blocks are not listed."""
+def sm90_fp8_config(
+    dim: int, dim_v: int, variant: AttentionVariant, extent: Extent, by_block: bool = False
+) -> Sm90AttentionConfig:
+    """The tile for fp8 operands of these head dimensions, where key blocks are not listed.
+
+    `by_block`: K or V have a factor a block of keys.
+    """
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)
-    heights = [192, 128, 64] if widest <= 96 and not variant.changes_scores else [128, 64]
+    watch = not (variant.sinks or by_block)
+    tall = widest <= (128 if watch else 96) and not variant.changes_scores
+    heights = [192, 128, 64] if tall else [128, 64]
 
     def rounds(rows: int) -> float:
-        return -(-extent.tiles(rows) // extent.sms) * TILE_COST[rows]
+        cost = FP8_TALL_COST if rows == 192 and widest > 96 else TILE_COST[rows]
+        return -(-extent.tiles(rows) // extent.sms) * cost
 
     tile_m = min(heights, key=rounds)  # the first of equals: the tallest
     # As measured on an H200 from 4096 keys on.
     plain = not (variant.left or variant.changes_scores)
     wide = 96 < widest <= 128 and plain and extent.keys >= 2048
     tile_n = 192 if wide else 128
-    if widest > 192 and variant.changes_scores:
+    if tile_m == 192 and widest > 96:
+        tile_n = 96
+    if widest > 192 and (variant.changes_scores or tile_m == 64):
         tile_n = 96  # 128 keys would spill
-    return Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=wide)
+    if by_block:
+        tile_n = DESCALE_KEYS if tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2
+    late = wide and not watch
+    return Sm90AttentionConfig(
+        tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=late, watch_sums=watch
+    )
 
 
 def turning_v(config: Sm90AttentionConfig, extent: Extent) -> Sm90AttentionConfig:
-    """`config` for fp8 operands, with `turns_v` for a launch of at most a tile an SM.
+    """`config` for fp8 operands, with `turns_v` for a launch of at most a tile an SM with few keys.
 
-    There a kernel less is what counts, for the host too; V is transposed once for each tile.
+    There a kernel less is what counts, for the host too. Each tile transposes what it visits, and from more
+    keys on that takes longer than the rest.
     """
-    if config.tile_m > 128 or config.several_tiles(extent):
+    many = extent.keys * config.dim_v > TURNED_VALUES
+    if many or config.tile_m > 128 or config.several_tiles(extent):
         return config
-    narrow = max(config.dim, config.dim_v) > 192 and config.tile_n > 96  # 128 keys would spill
-    return replace(config, turns_v=True, tile_n=96 if narrow else config.tile_n)
+    return replace(config, turns_v=True)
 
 
 def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, keys: int) -> int:

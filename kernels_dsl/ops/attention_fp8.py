@@ -103,7 +103,7 @@ def attention_fp8(
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
     descales = (q_descale, k_descale, v_descale)
-    if sinks is blocks is config is None and not return_lse:
+    if sinks is blocks is None and config is None and not return_lse:
         bare = _BARE.get(_bare_key((q, k, v), descales, options))
         if bare is not None:
             return bare(q, k, v, *descales)
@@ -340,21 +340,21 @@ def _plan(
     variant = call.variant
     rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
     extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
+    by_block = any(map(_of_blocks, descales[1:]))
     if call.block is not None:
         chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
         variant = replace(variant, lists=split)
     else:
-        chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent)
+        chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent, by_block)
         chosen = chosen if call.packed else turning_v(chosen, extent)
-    by_block = any(map(_of_blocks, descales[1:]))
-    if by_block:
-        chosen = replace(chosen, tile_n=DESCALE_KEYS if chosen.tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2)
     return_lse, config = rest
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
         if config.turns_v and (call.packed or config.tile_m > 128):
             reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
+        if config.watch_sums and (by_block or variant.sinks):
+            reason = reason or "watch_sums must be False with sinks, and where blocks of keys have descales"
         if by_block and DESCALE_KEYS % config.tile_n:
             reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
         if reason is not None:
@@ -444,15 +444,15 @@ def _launching(
 
         fixed = (*without_extras, None, max_ctas)
 
-        def alone(q: Any, k: Any, v: Any, x: Any, y: Any, z: Any) -> torch.Tensor:
+        def alone(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
-            kernel(q, k, v, None, out, None, x, y, z, *fixed)
+            kernel(q, k, v, None, out, None, *descales, *fixed)
             return out
 
-        def general(q: Any, k: Any, v: Any, x: Any, y: Any, z: Any) -> torch.Tensor:
+        def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
             rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
-            kernel(q, k, v, make_turned(), out, None, x, y, z, *rest)
+            kernel(q, k, v, make_turned(), out, None, *descales, *rest)
             return out
 
         return alone if chosen.turns_v and not queued else general

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config
+from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config, turning_v
 from kernels_dsl.ops.attention_fp8 import ATTENTION
 
 LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
@@ -19,18 +19,40 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor
 @pytest.mark.parametrize("name", ["dense", "causal", "softcap"])
 def test_products(dim, name):
     variant = AttentionVariant(right=name != "dense", softcap=name == "softcap")
-    config = sm90_fp8_config(dim, dim, variant, LARGE)
+    found = _compiled(dim, sm90_fp8_config(dim, dim, variant, LARGE), variant)
+    assert ["quantize_tile" in each.entry for each in found] == [False, True]
+    _check(found)
+
+
+@pytest.mark.parametrize(("dim", "rows"), [(64, 64), (128, 128), (256, 64)])
+def test_v_transposed_in_the_kernel(dim, rows):
+    """One kernel, and no spills in the transposing warps, which have few registers."""
+    extent = Extent(rows=rows, keys=128, heads=132, sms=132)
+    variant = AttentionVariant(right=True)
+    config = turning_v(sm90_fp8_config(dim, dim, variant, extent), extent)
+    assert config.turns_v and config.tile_m == rows
+    found = _compiled(dim, config, variant)
+    assert len(found) == 1
+    _check(found)
+
+
+def _compiled(dim, config, variant):
+    """Resources of the kernels of a call, the attention's first."""
     descales = [_meta(2, 4, dtype=torch.float32)] * 3
     counter = _meta(1, dtype=torch.int32) if variant.uneven else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
-    tensors = (*[_meta(2, 512, 4, dim)] * 3, _meta(2, 4, dim, 512), out, None, *descales)
+    turned = None if config.turns_v else _meta(2, 4, dim, 512)
+    tensors = (*[_meta(2, 512, 4, dim)] * 3, turned, out, None, *descales)
     rest = (1.0, 1.0, 0, 0, None, 0, None, None, counter, 132)
     constexprs = {"layout": "bshd", "config": config, "variant": variant, "descale_modes": (2, 2, 2)}
     kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
-    transpose, found = sorted(kernel.resources(), key=lambda x: "attention" in x.entry)
-    assert "quantize_tile" in transpose.entry
-    for each in (transpose, found):
+    return sorted(kernel.resources(), key=lambda x: "attention" not in x.entry)
+
+
+def _check(kernels):
+    for each in kernels:
         assert each.stack_bytes == each.spill_loads == each.spill_stores == 0
+    found = kernels[0]
     products = [n for name, n in found.instructions.items() if name.startswith("QGMMA")]
     assert products and not any(name.startswith("HGMMA") for name in found.instructions)
     # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.

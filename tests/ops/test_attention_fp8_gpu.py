@@ -7,6 +7,7 @@ kernels. Each test says its name past the capture of pytest first: a kernel that
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from attention_fp8_cases import packed, quantised, run, run_packed
 
 import kernels_dsl
 import lowering
+from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.ops import attention_blocks
 from kernels_dsl.ops.attention_blocks import BlockLists
 from reference.attention import Masking, allowed_by_lists
@@ -56,6 +58,35 @@ def test_lengths(dims, causal, lengths, seed):
     masking = Masking(right=0 if causal else None)
     for pair in lengths:
         run(_shapes((4, 2), pair, dims), seed, masking, "cuda", causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("dims", "tile", "lengths", "causal"),
+    [
+        ((64, 64), (128, 128), (1023, 1300), True),  # more tiles than SMs: handed out one by one
+        ((128, 128), (64, 128), (300, 203), False),
+        ((96, 80), (128, 64), (203, 333), True),
+        ((256, 256), (64, 96), (130, 1000), False),
+    ],
+    ids=str,
+)
+def test_v_transposed_in_the_kernel(dims, tile, lengths, causal, seed):
+    """The same bits as with V transposed before it: the same products in the same order."""
+    padded = [-(-dim // 32) * 32 for dim in dims]
+    config = Sm90AttentionConfig(*tile, *padded, pingpong=max(padded) <= 128, watch_sums=True)
+    tensors = [quantised(shape, seed, "cuda")[0] for shape in _shapes((32, 16), lengths, dims)]
+    before, inside = (
+        kernels_dsl.attention_fp8(*tensors, causal=causal, config=replace(config, turns_v=turns))
+        for turns in (False, True)
+    )
+    assert torch.equal(before, inside)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_large_scales(dim, seed):
+    """Scores are N(0, 4), so that watched sums pass their limit in many blocks."""
+    shapes = _shapes((4, 2), (511, 2047), (dim, dim))
+    run(shapes, seed, Masking(right=0), "cuda", causal=True, scale=2.0 / dim**0.5)
 
 
 def test_more_tiles_than_can_run_at_once(seed):

@@ -1,10 +1,16 @@
-"""A maximum that falls behind where scores move it often: large scales, keys that grow along the walk."""
+"""A maximum that falls behind where scores move it often: large scales, keys that grow along the walk.
+
+With fp8 operands it is watched sums that take a new reference (`blocks.watched_softmax`).
+"""
 
 from __future__ import annotations
 
+import attention_fp8_cases as fp8
 import pytest
+import torch
 from attention_cases import inputs, run
 
+import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from lowering import emulator
 from reference.attention import Masking
@@ -36,3 +42,21 @@ def test_rows_that_see_their_first_key_late(seed):
     config = Sm90AttentionConfig(64, 32, 64, 64, lazy_rescale=True)
     tensors = inputs((1, 64, 1, 64), (1, 200, 1, 64), 64, seed)
     run(tensors, Masking(left=10, right=40), window=(10, 40), scale=0.7, config=config)
+
+
+def test_watched_sums(seed):
+    """Sums that pass the limit, rows without a key in their first blocks, and hardly any scale."""
+    config = Sm90AttentionConfig(64, 32, 64, 32, watch_sums=True)
+    shapes = ((1, 64, 1, 64), (1, 140, 1, 64), (1, 140, 1, 32))
+    for scale in (0.5, 1e-30):
+        fp8.run(shapes, seed, Masking(left=10, right=40), window=(10, 40), scale=scale, config=config)
+
+
+def test_watched_sums_of_one_weight(seed):
+    """The key that a row is all of comes last: older weights vanish, and its own is not rounded."""
+    q, k, v = ((torch.ones(1, 64 * n, 1, 64) / 8).to(torch.float8_e4m3fn) for n in (1, 2, 2))
+    k.view(torch.uint8)[:, 3] = torch.full((64,), 256.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    v.view(torch.uint8)[:, 3] = torch.arange(64).float().to(torch.float8_e4m3fn).view(torch.uint8)
+    config = Sm90AttentionConfig(64, 32, 64, 64, watch_sums=True)
+    out = kernels_dsl.attention_fp8(q, k, v, scale=1.0, config=config)
+    assert torch.equal(out, v[:, 3:4].bfloat16().expand_as(out))

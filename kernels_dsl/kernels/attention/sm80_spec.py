@@ -52,6 +52,8 @@ class Sm80AttentionSpec:
         """Padded head dimension of V and O."""
         return self.config.dim_v
 
+    watch_sums = False
+
     @property
     def lazy_rescale(self) -> bool:
         """See `softmax.online_step`."""

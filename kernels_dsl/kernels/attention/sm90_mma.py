@@ -24,6 +24,7 @@ from kernels_dsl.blocks.score_tile import (
     of_block,
     soften,
     soften_lazily,
+    soften_watched,
     start_descales,
     start_rows,
     take_values,
@@ -245,6 +246,13 @@ def step(
     if cutlass.const_expr(spec.scales_blocks):
         work = enter_block(spec, parts, work)
     here = (tile, work, block_to_mask(spec, tile, work, position, masked))
+    if cutlass.const_expr(spec.watch_sums):
+        # Probabilities are packed as they come, to where the product reads those of the block before.
+        warpgroup.wait_group(0)
+        v_ring.consumer_release(v_state)
+        v_state.advance()
+        moved = soften_watched(spec, scores, parts.p, parts, here, masked)
+        return q_state, k_state, v_state, moved
     if cutlass.const_expr(spec.lazy_rescale):
         moved = soften_lazily(spec, scores, parts, here, masked)
     else:
@@ -265,12 +273,12 @@ def step(
 
 @cute.jit
 def rescale_late(spec: cutlass.Constexpr, parts: Fragments, moved: cutlass.Boolean):
-    """With a lazy maximum: multiplies the output by the last block's `correction` where there is one.
+    """Where maxima fall behind: multiplies the output by the last block's `correction` where there is one.
 
     Just before the output's next product, and not when the correction is known: a branch there would keep
     the conversions of probabilities from mixing with their exponentials.
     """
-    if cutlass.const_expr(spec.lazy_rescale):
+    if cutlass.const_expr(spec.lazy_rescale or spec.watch_sums):
         if moved:
             softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
 

@@ -25,6 +25,7 @@ class AttentionSpec:
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
+    watch_sums: bool
     ctas_per_sm: int
     pack: int
     """Query heads whose rows share a tile: row r is query r // pack of head r % pack."""
@@ -107,6 +108,8 @@ def make_spec(
     dtype, out_dtype = dtypes
     if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale):
         raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")
+    if config.watch_sums and (dtype.width != 8 or scales_blocks or variant.sinks):
+        raise ValueError(f"watch_sums is for fp8 without sinks and factors a block of keys; it is {config}")
     if scales_blocks and DESCALE_KEYS % config.tile_n:
         raise ValueError(f"tile_n must divide {DESCALE_KEYS}, of which a factor is; it is {config.tile_n}")
     if config.tile_m not in (64, 128, 192):
@@ -146,8 +149,8 @@ def make_spec(
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        late_wait=config.late_wait, ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen,
-        stage_in_q=stage_in_q,
+        late_wait=config.late_wait, watch_sums=config.watch_sums, ctas_per_sm=config.ctas_per_sm,
+        pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
         raw_stages=raw_stages,
     )  # fmt: skip

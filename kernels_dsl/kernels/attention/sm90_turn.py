@@ -1,9 +1,9 @@
 """Transposing role of the SM90 attention with fp8 operands: V's blocks, from one ring of stages to another.
 
 fp8 WGMMA reads V along the keys. Three warps beside the one that issues TMA take a block of V as it is in
-memory, (N, Dv), transpose it through registers and write it to where WGMMA reads it, (Dv, N), the keys of every
-sixteen in the order of `blocks.score_tile.to_operand`. A lane takes four columns of sixteen keys at a time: a
-warp reads whole rows of 128 bytes, and writes sixteen bytes a column.
+memory, (N, Dv), transpose it through registers and write it to where WGMMA reads it, (Dv, N), the keys of
+every sixteen in the order of `blocks.score_tile.to_operand`. A lane takes four columns of sixteen keys at a
+time: a warp reads whole rows of 128 bytes, and writes sixteen bytes a column.
 """
 
 import cutlass
@@ -29,8 +29,9 @@ COLUMNS = 4
 
 @cute.jit
 def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple):
-    """Every block of V that this CTA's work tiles visit. rings, tiles: of V as loaded and as multiplied. `todo`
-    as for `sm90_mma.consume`.
+    """Every block of V that this CTA's work tiles visit, from one ring to the other.
+
+    rings, tiles: of V as it is loaded, and as it is multiplied. `todo` as for `sm90_mma.consume`.
     """
     work, queue = todo
     queue_state = consumer_state(tile_queue.STAGES)
@@ -96,9 +97,10 @@ def turn_unit(shape: tuple[int, int], source: Int32, target: Int32, quad: Int32,
 
 
 def place(shape: tuple[int, int], row: Int32, column: Int32) -> tuple[Int32, int]:
-    """Byte offset in a tile of bytes (rows, contiguous) in the layout of `staged_smem_layout`, and the span of
-    its swizzle. Row `row` + r, with `row` a multiple of a power of two above r, is at
-    (offset ^ flip(span, r)) + r * span."""
+    """Byte offset in a tile of bytes (rows, contiguous) of `staged_smem_layout`, and its swizzle's span.
+
+    Row `row` + r, with `row` a multiple of a power of two above r, is at (offset ^ flip(span, r)) + r * span.
+    """
     rows, width = shape
     span = next(span for span, _, _ in SWIZZLES if width % span == 0)
     offset = (column // span * rows + row) * span + column % span
