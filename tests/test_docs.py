@@ -80,3 +80,23 @@ def test_the_readmes_calls_are_right_in_the_emulator(seed):
         with emulator.run(arch="sm_90a", check=False):
             d = eval(call, dict(names))
         tolerance.check(d, gemm(a, w.t(), **epilogue), gemm_same_dtype(a, w.t(), **epilogue), case=call)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/gemm.md"])
+def test_examples_of_calls_are_taken(page):
+    """Every block that calls operations, on smaller tensors: kernels are asked for, none is compiled."""
+    import lowering
+
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    text = "\n".join(block for block in blocks if not re.search(r"@lowering|emulator|autotune", block))
+    lines = [_smaller(line) for line in text.replace('device="cuda", ', "").splitlines()]
+    with lowering.recording.record(arch="sm_90a") as calls:
+        exec("\n".join(lines), {})
+    assert len(calls) >= text.count("kernels_dsl.gemm(")
+
+
+def _smaller(line: str) -> str:
+    """A line of an example, with the sizes of tensors that it makes divided by 8."""
+    if "torch.rand" not in line:
+        return line
+    return re.sub(r"\b\d{3,}\b", lambda size: str(int(size[0]) // 16 * 2), line)
