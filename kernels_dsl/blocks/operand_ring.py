@@ -2,6 +2,8 @@
 is the producer's business: a counter along K (dense), or a list of kept blocks (block-sparse).
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
@@ -9,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from .barriers import WARPGROUP_THREADS, NamedBarrier, give_turn
 from .pipeline import make_tma_ring, sync_after_init
-from .wgmma import issue_k_tile
+from .wgmma import issue_k_tile, issue_steps
 
 SMEM_BYTES = 232448
 """Dynamic shared memory that one CTA may have on SM90 (227 KB)."""
@@ -38,19 +40,26 @@ class Warpgroups:
 
 
 def stages_that_fit(
-    config: object, wanted: int, stage_bytes: int, subtile_bytes: int, most: int = 64, scale_bytes: int = 0
+    config: object,
+    wanted: int,
+    stage_bytes: int,
+    subtile_bytes: int,
+    most: int = 64,
+    scale_bytes: int = 0,
+    taken: int = 0,
 ) -> tuple[int, int]:
     """(stages of the ring, staging buffers of the epilogue) that shared memory holds.
 
     The ring has `wanted` stages, or for 0 as many as fit beside two staging buffers of `subtile_bytes`, up to
-    `most`. ValueError, which names `config`, where fewer than two of either fit. `scale_bytes`: what a stage
-    takes beside the mbarriers.
+    `most`, and `taken` bytes for other things. ValueError, which names `config`, where fewer than two of
+    either fit. `scale_bytes`: what a stage takes beside the mbarriers.
     """
 
     def room(stages: int) -> int:
-        return SMEM_BYTES - max(1, -(-stages * (16 + scale_bytes) // BARRIER_BYTES)) * BARRIER_BYTES
+        beside = max(1, -(-stages * (16 + scale_bytes) // BARRIER_BYTES)) * BARRIER_BYTES
+        return SMEM_BYTES - taken - beside
 
-    stages = wanted or min(most, (SMEM_BYTES - BARRIER_BYTES - 2 * subtile_bytes) // stage_bytes)
+    stages = wanted or min(most, (SMEM_BYTES - taken - BARRIER_BYTES - 2 * subtile_bytes) // stage_bytes)
     if not wanted:
         while stages > 0 and stages * stage_bytes + 2 * subtile_bytes > room(stages):
             stages -= 1
@@ -72,12 +81,19 @@ def prefetch_descriptors(atoms: tuple, warp: Int32):
 
 
 def start(
-    spec, atoms: tuple, dtypes: tuple, layouts: tuple, cluster: tuple[int, int], extra: tuple | None = None
+    spec,
+    atoms: tuple,
+    dtypes: tuple,
+    layouts: tuple,
+    cluster: tuple[int, int],
+    extra: tuple | None = None,
+    shared: tuple[int, int] | None = None,
 ) -> tuple:
     """What every warp does first. Returns the ring, the tensors of `allocate`, and the warp's number.
 
     `extra`: (8-byte words of shared memory, function of a pointer to them that is called before the cluster
-    syncs); what it returns comes last then.
+    syncs); what it returns comes last then. `shared`: the cluster whose CTAs write into each other's stages,
+    if that is not the whole.
     `spec` has stages, stage_bytes, consumers and wgs_per_tile. With programmatic dependent launch all of this
     runs beside the tail of the kernel before this one, and the next one may do so too, on SMs whose CTAs are
     gone. Global memory is touched only behind it.
@@ -87,8 +103,11 @@ def start(
     words, set_up = extra or (0, None)
     barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts, words)
     ring = make_tma_ring(
-        barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, cluster, spec.copying_lanes
+        barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, shared or cluster, spec.copying_lanes
     )
+    if cutlass.const_expr(shared == (1, 1)):
+        # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
+        ring = replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0)
     more = () if set_up is None else (set_up(barriers + 2 * spec.stages),)
     sync_after_init(cluster)
     cute.arch.griddepcontrol_launch_dependents()
@@ -179,6 +198,51 @@ def main_loop(
     warpgroup.wait_group(0)
     ring.consumer_release(release)
     return state
+
+
+@cute.jit
+def two_ring_loop(
+    rings: tuple,  # of A and of B
+    states: tuple,  # of both
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, slots)
+    groups: Int32,
+    pieces: cutlass.Constexpr,
+) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
+    """acc = sum of A @ B over `groups` >= 1 times `len(pieces)` stages of B; a stage of A serves several.
+
+    `pieces`: instructions along K in each stage of B. Every stage is released as soon as it has been
+    multiplied: while this warpgroup waits for its WGMMAs, another one's run.
+    """
+    state_a, state_b = multiply_group(rings, states, tiled_mma, fragments, pieces, True)
+    for _ in cutlass.range(1, groups, unroll=1):
+        state_a, state_b = multiply_group(rings, (state_a, state_b), tiled_mma, fragments, pieces, False)
+    return state_a, state_b
+
+
+def multiply_group(
+    rings: tuple, states: tuple, tiled_mma, fragments: tuple, pieces: tuple, first: bool
+) -> tuple:
+    """The stages of one group of `two_ring_loop`; the `first` one overwrites the accumulators."""
+    (ring_a, ring_b), (state_a, state_b) = rings, states
+    acc, tCrA, tCrB = fragments
+    steps_a, steps_b = (cute.size(x, mode=[2]) for x in (tCrA, tCrB))
+    per_stage = steps_a // steps_b
+    for piece, steps in enumerate(pieces):
+        place = piece % per_stage
+        if place == 0:
+            ring_a.consumer_wait(state_a)
+        ring_b.consumer_wait(state_b)
+        a = [tCrA[None, None, place * steps_b + k, state_a.index] for k in range(steps)]
+        b = [tCrB[None, None, k, state_b.index] for k in range(steps)]
+        issue_steps(tiled_mma, acc, a, b, not (first and piece == 0))
+        warpgroup.wait_group(0)
+        ring_b.consumer_release(state_b)
+        state_b.advance()
+        if place == per_stage - 1 or piece == len(pieces) - 1:
+            ring_a.consumer_release(state_a)
+            state_a.advance()
+    return state_a, state_b
 
 
 def pass_turn(group: Int32):

@@ -102,6 +102,18 @@ def issue_k_tile(
     warpgroup.commit_group()
 
 
+def issue_steps(tiled_mma, acc: cute.Tensor, a: list, b: list, accumulate: bool) -> None:
+    """Issues acc (+)= the sum of a[k] @ b[k], (MMA, MMA_MN) descriptors each, as one committed group."""
+    # Setting a field rebinds the atom's value, which must not leave a loop that the caller may be in.
+    own_mma = cute.make_tiled_mma(cute.make_mma_atom(tiled_mma.op))
+    own_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+    warpgroup.fence()
+    for a_k, b_k in zip(a, b):
+        cute.gemm(own_mma, acc, a_k, b_k, acc)
+        own_mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
 @cute.jit
 def issue_product(
     tiled_mma: cute.TiledMma,

@@ -17,6 +17,8 @@ SMALL_BLOCK = 64
 """Blocks with fewer rows than WGMMA's M go on its N."""
 WIDE_ITEMS = 400
 """Tiles of 64 x 1024 from which on a CTA's tile may be 64 x 512."""
+KEPT_STAGES = 4
+"""Stages of 64 x 64 of kept blocks in a ring of their own."""
 LONG_LIST = 1400
 """Elements of K of a list from which on a large cooperative tile beats a ping-pong of smaller ones."""
 PROMOTED_TILE = 192
@@ -35,7 +37,9 @@ class Sm90BsrConfig:
     either mode; those along s share the dense tile, those along x the kept block. `unit_k`: elements of K of
     a block that one TMA load brings, `units` of them make a stage. `stages` 0 takes as many as fit.
     `epi_tma` False stores D with predicated stores, which any alignment and either order of D allow. A
-    cooperative tile of 64 rows with an N above 256 is shared by two warpgroups along N.
+    cooperative tile of 64 rows with an N above 256 is shared by two warpgroups along N. There kept blocks may
+    have a ring of their own, of `kept_stages` parts of STAGE_K along K, beside stages of the dense matrix:
+    CTAs that share kept blocks then wait for each other's progress along these only.
     """
 
     tile_s: int
@@ -48,6 +52,7 @@ class Sm90BsrConfig:
     schedule: Schedule = Schedule.COOPERATIVE
     stages: int = 0
     epi_tma: bool = True
+    kept_stages: int = 0
 
     family = "sm90"
 
@@ -82,7 +87,9 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     kept_k = problem.nnz * problem.block_k * problem.block_mn // max(1, blocked)
     epi_tma = _stores_by_tma(problem)
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
-        return Sm90BsrConfig(tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma)
+        return Sm90BsrConfig(
+            tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES
+        )
     return replace(
         _tiles(problem, on_m, tile_s, kept_k),
         unit_k=unit_k,

@@ -58,9 +58,9 @@ def bsr_sm90(
     a_dtype, b_dtype = spec.dtypes
     tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.wg_n, b_dtype=b_dtype)
     tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
-    a_tile, b_tile = (spec.tile_m, spec.unit_k), (spec.wg_n, spec.unit_k)
+    a_tile, b_tile = (spec.tile_m, spec.kept_k), (spec.wg_n, spec.unit_k)
     slots = spec.stages * spec.units
-    a_layout = staged_smem_layout(a_dtype, a_tile, slots, a_major)
+    a_layout = staged_smem_layout(a_dtype, a_tile, spec.kept_stages or slots, a_major)
     b_layout = staged_smem_layout(b_dtype, b_tile, slots * spec.shares_n, b_major)
     d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
     d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)

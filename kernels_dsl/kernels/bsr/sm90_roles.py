@@ -1,5 +1,7 @@
 """Device side of the SM90 block-sparse GEMM: the kernel that hands out roles, and one function a role."""
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
@@ -21,10 +23,22 @@ from kernels_dsl.blocks.operand_ring import (
     main_loop,
     pass_turn,
     start,
+    two_ring_loop,
     warpgroup_share,
 )
-from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
+
+
+def queue_and_kept_ring(spec, words: cute.Pointer) -> tuple:
+    """The queue of items, and the kept blocks' own ring or None, in shared memory at `words`."""
+    warps = spec.consumers * 4
+    # Each CTA's second producer warp receives the items too.
+    queue = item_queue.make_item_queue(words, warps + spec.two_rings, spec.cluster[0] * spec.cluster[1])
+    if not spec.two_rings:
+        return queue, None
+    words += item_queue.QUEUE_WORDS
+    return queue, make_tma_ring(words, spec.kept_stages, spec.kept_bytes, warps, spec.cluster)
 
 
 @entry_name("bsr_sm90")
@@ -42,18 +56,22 @@ def bsr_kernel(
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     dtypes = (*spec.dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
-    receivers, size = spec.consumers * 4, spec.cluster[0] * spec.cluster[1]
-    extra = (item_queue.QUEUE_WORDS, lambda words: item_queue.make_item_queue(words, receivers, size))
-    ring, (sA, sB, sD), warp, queue = start(spec, atoms, dtypes, smem_layouts, spec.cluster, extra)
+    extra = (item_queue.QUEUE_WORDS + 2 * spec.kept_stages, partial(queue_and_kept_ring, spec))
+    ring, (sA, sB, sD), warp, (queue, kept_ring) = start(
+        spec, atoms, dtypes, smem_layouts, spec.cluster, extra, shared=(1, 1) if spec.two_rings else None
+    )
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
         if warp == spec.consumers * 4:
             produce(spec, (ring, queue), loads, (sA, sB), pattern, grid)
+        if cutlass.const_expr(spec.two_rings):
+            if warp == spec.consumers * 4 + 1:
+                produce_kept(spec, (kept_ring, queue), loads[:2], sA, (*pattern[:3], grid.panels))
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(
-            spec, epilogue, (ring, queue), mmas, (sA, sB, sD), (*output, pattern[3]),
+            spec, epilogue, (ring, queue, kept_ring), mmas, (sA, sB, sD), (*output, pattern[3]),
             (pattern[0], pattern[4], grid.panels), group,
         )  # fmt: skip
 
@@ -78,7 +96,8 @@ def produce(
     pattern: tuple,
     grid: ListGrid,
 ):
-    """Producer warp: for each work item of this cluster, follows its list and loads what it names.
+    """Producer warp: for each work item of this cluster, follows its list and loads what it names, but for
+    kept blocks where those have a ring of their own.
 
     The cluster's first CTA takes the items and passes them on, each while the last load of the one before is
     still to come: its peers and the consumers need it soon after, and it should be nobody else's till then.
@@ -87,7 +106,7 @@ def produce(
     a_atom, tma_a, b_atom, tma_b = loads
     lists, counter, ends, _, _ = pattern
     rank_m, rank_n, cluster = cute.arch.block_idx()
-    gA = cute.local_tile(tma_a, (spec.tile_m, spec.unit_k), (None, None, None, None))
+    gA = cute.local_tile(tma_a, (spec.tile_m, spec.kept_k), (None, None, None, None))
     gB = cute.local_tile(tma_b, (spec.wg_n, spec.unit_k), (None, None, None, None))
     # (bMN, bK, restMN, pieces, blocks, L)
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
@@ -155,7 +174,8 @@ def produce(
                         of_kept = (piece, cute.arch.shuffle_sync(kept, lane))
                         of_a, of_b = (of_kept, of_dense) if spec.sparse_on_m else (of_dense, of_kept)
                         slot = state.index * spec.units + unit
-                        load_a(of_a, slot, full)
+                        if cutlass.const_expr(not spec.two_rings):
+                            load_a(of_a, slot, full)
                         for i in cutlass.range_constexpr(spec.shares_n):
                             load_b[i](of_b, slot * spec.shares_n + i, full)
                     ring.producer_commit(state)
@@ -167,6 +187,51 @@ def produce(
     ring.producer_tail(state)
     if leader:
         item_queue.wait_until_received(queue, sent)
+
+
+@cute.jit
+def produce_kept(
+    spec: cutlass.Constexpr,
+    rings: tuple,  # (kept blocks, items)
+    load: tuple,  # atom and coordinates of the kept blocks, which are A
+    sA: cute.Tensor,
+    pattern: tuple,  # (BlockLists, counter of items, (kept blocks, dense blocks), panels)
+):
+    """Second producer warp: loads the kept blocks of each work item into a ring of their own."""
+    ring, queue = rings
+    atom, coordinates = load
+    lists, _, ends, panels = pattern
+    rank_m, rank_n, _ = cute.arch.block_idx()
+    gA = cute.local_tile(coordinates, (spec.tile_m, spec.kept_k), (None, None, None, None))
+    tAsA, tAgA = tma.load_partition(atom, gA, sA, cute.make_layout(spec.cluster[1]), rank_n)
+    mask, _ = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
+    state, received = producer_state(spec.kept_stages), consumer_state(item_queue.STAGES)
+    item = next_item(spec, queue, received)
+    received.advance()
+    while item.tile >= 0:
+        m, _, batch = tile_numbers(spec, item, panels)
+        load_a = tma.tile_loader(
+            atom, cute.group_modes(tAgA[None, m % spec.sub_clusters, None, None, batch], 1, 3), tAsA, mask
+        )
+        groups, at = group_count(item, 1), item.begin
+        _, kept = entries_of_lane(lists, at, item.end, ends)
+        while groups > 0:
+            at += LANES
+            _, next_kept = entries_of_lane(lists, at, item.end, ends)
+            here = cutlass.min(groups, Int32(LANES))
+            for g in cutlass.range(here, unroll=1):
+                number = cute.arch.shuffle_sync(kept, g)
+                for part in cutlass.range_constexpr(spec.kept_parts):
+                    ring.producer_acquire(state)
+                    load_a((part, number), state.index, ring.producer_get_barrier(state))
+                    ring.producer_commit(state)
+                    state.advance()
+            groups -= here
+            kept = next_kept
+        item = next_item(spec, queue, received)
+        received.advance()
+    # Peers may still write into this CTA's shared memory.
+    ring.producer_tail(state)
 
 
 def share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, group: Int32) -> tuple:
@@ -193,7 +258,7 @@ def next_item(
 def consume(
     spec: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
-    rings: tuple,  # (operands, items)
+    rings: tuple,  # (operands, items, kept blocks or None)
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,  # (atom of D or None, D or its coordinates, epilogue operands, extent of D)
@@ -201,7 +266,7 @@ def consume(
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
-    ring, queue = rings
+    ring, queue, kept_ring = rings
     lists, scales, panels = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
@@ -214,6 +279,7 @@ def consume(
         write = epi.plain_writer(mD, sD, extent, thread)
 
     state, received = consumer_state(spec.stages), consumer_state(item_queue.STAGES)
+    of_kept = consumer_state(spec.kept_stages or spec.stages)
     item = next_item(spec, queue, received)
     received.advance()
     if cutlass.const_expr(spec.pingpong):
@@ -233,6 +299,10 @@ def consume(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),
                 shape=(spec.pieces, spec.units), factor=factors.of, next_turn=next_turn,
             )  # fmt: skip
+        elif cutlass.const_expr(spec.two_rings):
+            of_kept, state = two_ring_loop(
+                (kept_ring, ring), (of_kept, state), mmas[0], fragments, group_count(item, 1), spec.pieces
+            )
         else:
             state = main_loop(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),

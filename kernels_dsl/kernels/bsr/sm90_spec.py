@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
-from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
 
 MOST_N = 256
 """Of one WGMMA."""
@@ -41,6 +41,23 @@ class BsrSpec(Warpgroups):
     dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     promoted: bool
     epilogue: EpiloguePlan
+    kept_k: int
+    kept_stages: int
+
+    @property
+    def two_rings(self) -> bool:
+        """Whether kept blocks, `kept_k` of K a stage, have a ring of their own."""
+        return self.kept_stages > 0
+
+    @property
+    def kept_parts(self) -> int:
+        """Stages of a kept block in a ring of their own."""
+        return -(-len(self.pieces) * self.unit_k // self.kept_k)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of a stage of kept blocks in a ring of their own."""
+        return self.tile_m * self.kept_k * self.dtypes[0].width // 8
 
     @property
     def shares_n(self) -> int:
@@ -49,8 +66,9 @@ class BsrSpec(Warpgroups):
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
-        return (self.tile_m + self.tile_n) * self.unit_k * self.units * self.dtypes[0].width // 8
+        """Bytes of one stage in shared memory, of A and B or of B, which are what TMA announces."""
+        rows = self.tile_n if self.two_rings else self.tile_m + self.tile_n
+        return rows * self.unit_k * self.units * self.dtypes[0].width // 8
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -75,6 +93,8 @@ def make_spec(
     count = -(-block_k // config.unit_k)
     if count > 1 and config.units > 1:
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
+    if config.kept_stages and (config.units > 1 or tile_n <= MOST_N or config.cluster_s > 1):
+        raise ValueError(f"kept_stages is {config.kept_stages}, must be 0 but for tiles above 64 x {MOST_N}")
     step = MMA_K_BYTES // element_bytes
     pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"
@@ -85,9 +105,13 @@ def make_spec(
     wg_m = tile_m if pingpong else tile_m * shares_n // consumers
     wg_n = tile_n // shares_n
     epi_n = epilogue_columns(wg_n, mD.element_type)
-    stage_bytes = (tile_m + tile_n) * config.unit_k * config.units * element_bytes
+    rows = tile_n if config.kept_stages else tile_m + tile_n
+    stage_bytes = rows * config.unit_k * config.units * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
-    stages, epi_stages = stages_that_fit(config, config.stages, stage_bytes, subtile_bytes, most=12)
+    kept_bytes = config.kept_stages * tile_m * STAGE_K * element_bytes
+    stages, epi_stages = stages_that_fit(
+        config, config.stages, stage_bytes, subtile_bytes, most=12, taken=kept_bytes
+    )
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return BsrSpec(
@@ -95,4 +119,5 @@ def make_spec(
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
+        kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
     )  # fmt: skip
