@@ -24,6 +24,7 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     large = BsrProblem(8192, 8192, 8192, 32 * 128, 64, 64)
     wide = choose(large)
     assert wide is not None and wide.tile == (64, 512) and wide.cluster == (1, 2)
+    assert wide.kept_stages
     for other in (
         replace(large, n=8192 - 512),  # half of the last pair's tiles would be empty
         replace(large, m=2048),
@@ -31,7 +32,7 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
         replace(large, block_k=32),
     ):
         chosen = choose(other)
-        assert chosen is not None and chosen.tile == (64, 256)
+        assert chosen is not None and chosen.tile == (64, 256) and not chosen.kept_stages
 
 
 def test_stores_by_tma_where_rows_are_aligned() -> None:
