@@ -14,9 +14,10 @@ def add_command(commands: Any) -> None:
     """Add `bench` to the parser."""
     parser = commands.add_parser("bench", help="measure against the peers (needs a GPU)", description=__doc__)
     parser.add_argument("name", choices=BENCHMARKS, help="what to measure")
-    parser.add_argument(
+    passed_on = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="passed on; `bench gemm --help` lists what it takes"
     )
+    passed_on.required = False  # argparse would name it among what is missing
     parser.set_defaults(run=run)
 
 

@@ -15,7 +15,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect", help="PTX, SASS, registers, spills of a kernel", description=__doc__
     )
-    parser.add_argument("op", choices=kernels.OPS)
+    parser.add_argument("op", choices=kernels.OPS, help="whose kernels")
     parser.add_argument("--arch", default="sm_90a", help="default %(default)s")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
     parser.add_argument("--list", action="store_true", help="name the kernels, compile nothing")

@@ -143,6 +143,6 @@ def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
 
 def iter_attention(arch: str) -> Iterator[Kernel]:
     """The attention kernels of an architecture, a key of `DEVICES_BY_ARCH`, and those that make lists."""
-    yield from iter_lists()
     for kind in kinds():
         yield from attention_kernels(kind, DEVICES_BY_ARCH[arch])
+    yield from iter_lists()

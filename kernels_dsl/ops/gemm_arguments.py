@@ -75,6 +75,7 @@ class GemmCall:
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
+    """`value`; TypeError where it is no dense tensor."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
     if value.layout != torch.strided:
@@ -83,11 +84,13 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
 
 
 def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
+    """TypeError for a dtype that is not `allowed`."""
     if dtype not in allowed:
         raise TypeError(f"{name} has dtype {dtype}, must be one of {', '.join(str(x) for x in allowed)}")
 
 
 def check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
+    """ValueError for a tensor elsewhere than a."""
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, must be on a's device, {device}")
 
@@ -222,6 +225,7 @@ def _custom_operands(
 
 
 def check_out(out: torch.Tensor, call: GemmCall, device: torch.device) -> None:
+    """TypeError or ValueError where `out` cannot take the result of `call`."""
     check_tensor("out", out)
     check_device("out", out, device)
     if tuple(out.shape) != call.d_shape:

@@ -268,6 +268,7 @@ _PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
 
 
 def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
+    """`operands(values)`: what a kernel takes of (alpha, beta, c, bias, residual, *others); or None."""
     if not specs:
         return None
     places = [_PLACES[spec.source] + spec.index for spec in specs]

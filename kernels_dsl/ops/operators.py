@@ -48,14 +48,17 @@ def define(
 
 @torch.compiler.assume_constant_result
 def config_text(config: GemmConfig) -> str:
+    """A configuration as the text that a schema can take."""
     return json.dumps(config_to_json(config), sort_keys=True)
 
 
 def config_of(text: str | None) -> GemmConfig | None:
+    """What `config_text` was given; None for None."""
     return None if text is None else config_from_json(json.loads(text))
 
 
 def epilogue_name(epilogue: str | Callable[..., Any] | None) -> str | None:
+    """The name of an epilogue. TypeError for a function under torch.compile, which cannot tell them apart."""
     if epilogue is None or isinstance(epilogue, str):
         return epilogue
     if torch.compiler.is_compiling():
