@@ -128,6 +128,7 @@ def allowed_by_lists(
     """
     batch, heads = shape[:2]
     allowed = torch.zeros(shape, dtype=torch.bool)
+    hidden = None if hidden_in_partial is None else hidden_in_partial.cpu().expand(shape)
     for (counts, indices), partial in ((lists[:2], True), (lists[2:], False)):
         if counts is None or indices is None:
             continue
@@ -140,8 +141,7 @@ def allowed_by_lists(
                         first = int(indices[b, h, row, entry]) * block[1]
                         columns = slice(first, first + block[1])
                         seen = torch.ones_like(allowed[b, h, rows, columns])
-                        if partial and hidden_in_partial is not None:
-                            hidden = hidden_in_partial.cpu().expand(shape)
+                        if partial and hidden is not None:
                             seen &= ~hidden[b, h, rows, columns]
                         allowed[b, h, rows, columns] |= seen
     return allowed

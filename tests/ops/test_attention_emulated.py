@@ -156,24 +156,24 @@ def test_nan_behind_the_window_is_not_read(seed):
 
 
 def test_torch_layout_and_top_left(seed):
-    q, k, v = (x.transpose(1, 2) for x in _tensors((2, 2), (70, 90), (64, 64), seed))
+    q, k, v = (x.transpose(1, 2) for x in _tensors((2, 2), (30, 50), (64, 64), seed))
     found = kernels_dsl.scaled_dot_product_attention(q, k, v, is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(x.double() for x in (q, k, v)), is_causal=True
     )
     assert found.shape == q.shape
     assert float((found.double() - expected).abs().max()) < 2e-2
-    biased = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_upper_left(70, 90))
+    biased = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_upper_left(30, 50))
     assert torch.equal(biased, found)
-    found = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_lower_right(70, 90))
+    found = kernels_dsl.scaled_dot_product_attention(q, k, v, attn_mask=bias.causal_lower_right(30, 50))
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.double() for x in (q, k, v)), attn_mask=bias.causal_lower_right(70, 90)
+        *(x.double() for x in (q, k, v)), attn_mask=bias.causal_lower_right(30, 50)
     )
     assert float((found.double() - expected).abs().max()) < 2e-2
 
 
 def test_vmap_goes_through_the_operator(seed):
-    tensors = _tensors((2, 2), (70, 90), (64, 64), seed)
+    tensors = _tensors((1, 1), (5, 9), (64, 64), seed)
     found = torch.vmap(kernels_dsl.attention)(*(x[None] for x in tensors))
     assert torch.equal(found[0], kernels_dsl.attention(*tensors))
 

@@ -247,18 +247,18 @@ def test_torch_drop_in(seed):
     assert float((found - expected).abs().max()) < 3e-2
 
 
-def test_a_long_window_needs_no_memory_but_its_output(seed, family):
+def test_a_long_window_needs_no_memory_but_its_output(family):
     """S = 131072: anything of size S x S would be 16 GiB and more. Once as a window, once as block lists."""
-    length, heads = 131072, 2
-    q, k, v = _tensors((heads, heads), (length, length), (128, 128), seed, batch=1)
+    length = 131072
+    q, k, v = (torch.randn((1, length, 2, 128), device="cuda").bfloat16() for _ in range(3))
     lists = attention_blocks.window_blocks(length, length, left=2047)
     for options in ({}, {"blocks": lists}):
-        options = {"window": (2047, 0), "family": family, **options}
+        options = {"window": (2047, 0), "family": family, "return_lse": True, **options}
         kernels_dsl.attention(q, k, v, **options)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        out, lse = kernels_dsl.attention(q, k, v, return_lse=True, **options)
+        out, lse = kernels_dsl.attention(q, k, v, **options)
         torch.cuda.synchronize()
         assert torch.cuda.max_memory_allocated() - before <= out.nbytes + lse.nbytes + (1 << 20)
         tail = (q[:, -300:], k[:, -2400:], v[:, -2400:])
