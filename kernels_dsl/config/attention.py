@@ -238,6 +238,31 @@ def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, 
     return 96 if widest <= 192 else 64
 
 
+def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: int) -> str | None:
+    """Why a configuration cannot be compiled for operands of `element_bytes`; None where nothing is found.
+
+    A CTA may have `smem_bytes` of shared memory.
+    """
+    if config.tile_m not in (64, 128, 192):
+        return f"tile_m is {config.tile_m}, must be 64, 128 or 192"
+    if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
+        return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256"
+    if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and config.tile_m > 64):
+        return f"ctas_per_sm is {config.ctas_per_sm}, must be 1, or 2 with tile_m 64"
+    tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    needed, there = tiles * element_bytes, smem_bytes // config.ctas_per_sm
+    return f"it takes {needed} bytes of shared memory, there are {there}" if needed > there else None
+
+
+def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
+    """How many (query, key) tiles of a configuration a listed block is. ValueError where it is not a whole
+    number of them."""
+    tile = config.tile_m, config.tile_n
+    if block[0] % tile[0] or block[1] % tile[1]:
+        raise ValueError(f"config has tiles of {tile}, must have such that blocks of {block} are whole tiles")
+    return block[0] // tile[0], block[1] // tile[1]
+
+
 def sm90_list_config(
     dim: int, dim_v: int, block: tuple[int, int]
 ) -> tuple[Sm90AttentionConfig, tuple[int, int]]:

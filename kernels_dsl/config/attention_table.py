@@ -11,6 +11,7 @@ from kernels_dsl.config.attention import (
     Sm90AttentionConfig,
     sm90_config,
     sm90_list_config,
+    sm90_why_not,
 )
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig, sm80_config, sm80_list_config
 from kernels_dsl.config.problem import Device
@@ -45,11 +46,13 @@ def choose_for_lists(
     return sm80_list_config(dim, dim_v, variant, block, device.smem_bytes)
 
 
-def why_not(config: AttentionConfig, dim: int, dim_v: int, device: Device) -> str | None:
+def why_not(
+    config: AttentionConfig, dim: int, dim_v: int, device: Device, element_bytes: int = 2
+) -> str | None:
     """Why a caller's configuration cannot serve these head dimensions on `device`; None if it can."""
     for name, size, padded in (("dim", dim, config.dim), ("dim_v", dim_v, config.dim_v)):
         if padded < size:
             return f"{name} is {padded}, the head dimension is {size}"
     if isinstance(config, Sm80AttentionConfig):
         return attention_sm80.why_not(config, device.smem_bytes)
-    return None
+    return sm90_why_not(config, device.smem_bytes, element_bytes)

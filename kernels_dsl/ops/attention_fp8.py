@@ -19,6 +19,7 @@ from kernels_dsl.config.attention import (
     Sm90AttentionConfig,
     sm90_fp8_config,
     sm90_list_config,
+    split_of,
     turning_v,
 )
 from kernels_dsl.config.attention_table import why_not
@@ -349,7 +350,7 @@ def _plan(
         chosen = chosen if call.packed else turning_v(chosen, extent)
     return_lse, config = rest
     if config is not None:
-        reason = why_not(config, call.dim, call.dim_v, target.device)
+        reason = why_not(config, call.dim, call.dim_v, target.device, element_bytes=1)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
         if config.turns_v and (call.packed or config.tile_m > 128):
             reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
@@ -360,6 +361,8 @@ def _plan(
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         chosen = config
+        if call.block is not None:
+            variant = replace(variant, lists=split_of(config, call.block))
     if is_empty(call):
         zeros = without_keys(call, return_lse, torch.bfloat16)
 

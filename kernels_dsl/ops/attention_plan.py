@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention import Extent, Sm90AttentionConfig
+from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, split_of
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.attention_arguments import MODES, NO_EXTRAS, AttentionCall, Extras
@@ -74,6 +74,8 @@ def build(
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         _check_pack(config, call)
         chosen = config
+        if call.block is not None:
+            variant = replace(variant, lists=split_of(config, call.block))
     steps = tuple(prepared_for_tma(x) for x in tensors)
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
     launch = Launch(FUNCTIONS[family], target, constexprs)

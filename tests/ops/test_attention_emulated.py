@@ -117,11 +117,13 @@ def test_window_lists(block, dim, seed):
 
 
 def test_unsorted_lists_with_garbage_and_an_empty_row(seed):
+    """By a configuration of the caller's, of whose tiles a listed block is two."""
+    config = kernels_dsl.Sm90AttentionConfig(64, 64, 64, 64)
     indices = torch.tensor([2, 0, 99, -7], dtype=torch.int32).view(1, 1, 1, 4).repeat(1, 1, 3, 1)
     counts = torch.tensor([2, 0, 1], dtype=torch.int32).view(1, 1, 3)
     lists = BlockLists(None, None, counts, indices, (64, 128))
     allowed = allowed_by_lists(lists.tensors, lists.block, (1, 2, 190, 300))
-    run(_tensors((2, 2), (190, 300), (64, 64), seed), Masking(allowed=allowed), blocks=lists)
+    run(_tensors((2, 2), (190, 300), (64, 64), seed), Masking(allowed=allowed), blocks=lists, config=config)
 
 
 @pytest.mark.parametrize("used", [None, (50, 5, 0, 100)])

@@ -210,6 +210,23 @@ def test_a_configuration_that_does_not_fit(monkeypatch, config, message):
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Sm90AttentionConfig(96, 128, 64, 64), "tile_m is 96, must be 64, 128 or 192"),
+        (Sm90AttentionConfig(128, 72, 64, 64), "tile_n is 72, must be a multiple of 16 from 16 to 256"),
+        (Sm90AttentionConfig(128, 64, 64, 64, ctas_per_sm=2), "ctas_per_sm is 2, must be 1, or 2 with"),
+        (Sm90AttentionConfig(128, 256, 128, 128), "bytes of shared memory, there are 232448"),
+        (Sm90AttentionConfig(192, 64, 64, 64), "config has tiles of (192, 64), must have such that blocks"),
+        (Sm90AttentionConfig(64, 128, 64, 64), None),
+    ],
+)
+def test_a_configuration_for_hopper_that_does_not_fit(on_h200, config, message):
+    lists = BlockLists(torch.zeros(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int())
+    found = kernels_dsl.attention_supports(Q, K, K, config=config, blocks=lists)
+    assert found is None if message is None else message in found
+
+
 @pytest.mark.parametrize("name", ["q", "mask", "sinks", "aux[0]"])
 def test_gradients_are_refused(name):
     asked = torch.zeros(4).requires_grad_()
