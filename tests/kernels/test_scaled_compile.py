@@ -123,6 +123,8 @@ def test_two_sets_of_accumulators_fit(config, promotion) -> None:
     assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * (5 if deep else 1)
     # Scales come to shared memory by one warp's copies; the warpgroups load nothing from global memory.
     assert bool(entry.count("LDGSTS")) == promotion.scaled
+    # Those of rows in one bulk copy, if they are neighbours.
+    assert entry.count("UBLKCP") == (promotion.rows_a == 1) + (promotion.rows_b == 1)
 
 
 def test_tiles_without_room_for_two_sets_are_refused() -> None:
