@@ -9,8 +9,6 @@ own WGMMAs of the next stage run while it adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
@@ -24,36 +22,49 @@ from .scale_ring import entry
 from .wgmma import WGMMA_M
 
 
-def chunk_factors(
-    tiles: ScaleTiles | None,
-    staged: tuple,  # their tensor (floats, stages) in shared memory
-    mma: cute.TiledMma,  # 64 x a chunk's columns
-    row: Int32,  # of the CTA's tile, the warpgroup's first
-    thread: Int32,  # within the warpgroup
-) -> Callable[[Int32, int, int], tuple[list, list]] | None:
-    """factors(stage, wave, chunk) of a thread's accumulators in 64 rows and a chunk's columns; None where no
-    scales are.
+class ChunkFactors:
+    """The factors of a thread's accumulators in a chunk, 64 rows and an instruction's columns.
 
-    They are those of the two rows and those of the columns, none if the columns share one: the rows' have it
-    then. The function loads and computes them where it is called.
+    They are those of the two rows and those of the columns, or of one column where they share its scale.
     """
-    if tiles is None:
-        return None
-    (sS,) = staged
-    width = mma.op.shape_mnk[1]
-    tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, width)))
-    of_rows = [entry(tiles.a, row + tCcC[(0, j, 0), 0, 0][0]) for j in range(2)]
-    of_columns = [entry(tiles.b, tCcC[(v, 0, p), 0, 0][1]) for p in range(width // 8) for v in range(2)]
 
-    def factors(stage: Int32, wave: int, chunk: int) -> tuple[list, list]:
-        wave_step, chunk_step = WGMMA_M // tiles.a.step, width // tiles.b.step
-        rows = [sS[at + wave_step * wave, stage] for at in of_rows[: min(2, wave_step)]] * 2
-        columns = [sS[at + chunk_step * chunk, stage] for at in of_columns[:chunk_step]]
-        if chunk_step == 1:
-            return [pinned(x * columns[0]) for x in rows[:2]], []
-        return [pinned(x) for x in rows[:2]], [pinned(x) for x in columns]
+    def __init__(
+        self,
+        tiles: ScaleTiles,
+        sS: cute.Tensor,  # (floats, stages) in shared memory
+        mma: cute.TiledMma,  # 64 x a chunk's columns
+        row: Int32,  # of the CTA's tile, the warpgroup's first
+        thread: Int32,  # within the warpgroup
+    ) -> None:
+        width = mma.op.shape_mnk[1]
+        tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, width)))
+        self.staged = sS
+        self.steps = WGMMA_M // tiles.a.step, width // tiles.b.step
+        rows = [entry(tiles.a, row + tCcC[(0, j, 0), 0, 0][0]) for j in range(2)]
+        columns = [entry(tiles.b, tCcC[(v, 0, p), 0, 0][1]) for p in range(width // 8) for v in range(2)]
+        self.rows, self.columns = rows[: min(2, self.steps[0])], columns[: self.steps[1]]
 
-    return factors
+    def load(self, stage: Int32, wave: int, chunk: int) -> list:
+        """The scales of rows, then of columns, read from a stage that is full."""
+        of_rows = [self.staged[at + self.steps[0] * wave, stage] for at in self.rows]
+        return of_rows + [self.staged[at + self.steps[1] * chunk, stage] for at in self.columns]
+
+    def of(self, scales: list) -> tuple[list, list]:
+        """(two rows' factors, columns' factors) of what `load` returned.
+
+        No columns' factors where those share one: the rows' have it then.
+        """
+        rows, columns = (scales[: len(self.rows)] * 2)[:2], scales[len(self.rows) :]
+        if self.steps[1] == 1:
+            return [pinned(x * columns[0]) for x in rows], []
+        return [pinned(x) for x in rows], [pinned(x) for x in columns]
+
+
+def chunk_factors(
+    tiles: ScaleTiles | None, staged: tuple, mma: cute.TiledMma, row: Int32, thread: Int32
+) -> ChunkFactors | None:
+    """`ChunkFactors` of `staged`, one tensor; None where no scales are."""
+    return None if tiles is None else ChunkFactors(tiles, *staged, mma, row, thread)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -120,21 +131,27 @@ def add_overlapped(
     factors: cutlass.Constexpr,
 ) -> pipeline.PipelineState:
     """acc += scales * (A @ B of the stage), where a stage is one chunk: each is added while the next runs."""
-    partials = partial_set(tiled_mma), partial_set(tiled_mma)
+    sets = overlapped_set(tiled_mma, factors), overlapped_set(tiled_mma, factors)
     done = state.clone()
-    state = begin_stage(ring, state, tiled_mma, fragments, partials[0])
+    state = begin_stage(ring, state, tiled_mma, fragments, sets[0], factors)
     for _ in cutlass.range((stages - 1) // 2, unroll=1):
-        state = begin_stage(ring, state, tiled_mma, fragments, partials[1])
-        done = end_stage(ring, done, fragments[0], partials[0], factors, 1)
-        state = begin_stage(ring, state, tiled_mma, fragments, partials[0])
-        done = end_stage(ring, done, fragments[0], partials[1], factors, 1)
+        state = begin_stage(ring, state, tiled_mma, fragments, sets[1], factors)
+        done = end_stage(ring, done, fragments[0], sets[0], factors, 1)
+        state = begin_stage(ring, state, tiled_mma, fragments, sets[0], factors)
+        done = end_stage(ring, done, fragments[0], sets[1], factors, 1)
     if stages % 2 == 0:
-        state = begin_stage(ring, state, tiled_mma, fragments, partials[1])
-        done = end_stage(ring, done, fragments[0], partials[0], factors, 1)
-        end_stage(ring, done, fragments[0], partials[1], factors, 0)
+        state = begin_stage(ring, state, tiled_mma, fragments, sets[1], factors)
+        done = end_stage(ring, done, fragments[0], sets[0], factors, 1)
+        end_stage(ring, done, fragments[0], sets[1], factors, 0)
     else:
-        end_stage(ring, done, fragments[0], partials[0], factors, 0)
+        end_stage(ring, done, fragments[0], sets[0], factors, 0)
     return state
+
+
+def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tuple:
+    """(partial accumulators of a chunk, registers of its scales or None)."""
+    count = 0 if factors is None else len(factors.rows) + len(factors.columns)
+    return partial_set(tiled_mma), cute.make_rmem_tensor((count,), Float32) if count else None
 
 
 def begin_stage(
@@ -142,12 +159,16 @@ def begin_stage(
     state: pipeline.PipelineState,
     tiled_mma: cute.TiledMma,
     fragments: tuple,
-    partial: cute.Tensor,
+    into: tuple,  # of `overlapped_set`
+    factors: ChunkFactors | None,
 ) -> pipeline.PipelineState:
-    """Issues partial = A @ B of the stage at `state`. Returns the state of the next."""
+    """Issues partial = A @ B of the stage at `state`, reads its scales. Returns the state of the next."""
     ring.consumer_wait(state)
     a, b = (x[None, 0, None, state.index] for x in fragments[1:])
-    issue_chunk(tiled_mma, partial, a, b)
+    issue_chunk(tiled_mma, into[0], a, b)
+    if factors is not None:
+        for i, scale in enumerate(factors.load(state.index, 0, 0)):
+            into[1][i] = pinned(scale)
     state.advance()
     return state
 
@@ -156,15 +177,15 @@ def end_stage(
     ring: pipeline.PipelineTmaAsync,
     state: pipeline.PipelineState,
     acc: cute.Tensor,
-    partial: cute.Tensor,
-    factors: Callable[[Int32, int, int], tuple[list, list]] | None,
+    found: tuple,  # of `overlapped_set`
+    factors: ChunkFactors | None,
     newer: int,
 ) -> pipeline.PipelineState:
     """acc += scales * partial of the stage at `state`, behind which `newer` were issued. Returns the next."""
-    scales = ([], []) if factors is None else factors(state.index, 0, 0)
+    scales = ([], []) if factors is None else factors.of([found[1][i] for i in range(cute.size(found[1]))])
     warpgroup.wait_group(newer)
     ring.consumer_release(state)
-    add_chunk(acc[None, 0, 0], partial, *scales)
+    add_chunk(acc[None, 0, 0], found[0], *scales)
     state.advance()
     return state
 
@@ -174,7 +195,7 @@ def add_stage(
     state: pipeline.PipelineState,
     tiled_mma: cute.TiledMma,
     tensors: tuple,  # acc, A, B as in `promoted_loop`, and the partial accumulators of a chunk
-    factors: Callable[[Int32, int, int], tuple[list, list]] | None,
+    factors: ChunkFactors | None,
 ) -> pipeline.PipelineState:
     """acc += scales * (A @ B of one stage). Returns the state of the next."""
     acc, tCrA, tCrB, partial = tensors
@@ -184,7 +205,7 @@ def add_stage(
         for chunk in range(chunks):
             a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
             issue_chunk(tiled_mma, partial, a, b)
-            scales = ([], []) if factors is None else factors(state.index, wave, chunk)
+            scales = ([], []) if factors is None else factors.of(factors.load(state.index, wave, chunk))
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)
