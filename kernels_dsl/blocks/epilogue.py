@@ -7,6 +7,7 @@ overlap the main loop of whoever computes next. One barrier a subtile is enough:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +15,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
-from .epilogue_operands import apply_epilogue, load_operands
+from .epilogue_operands import apply_epilogue, load_operands, operand_registers
 from .maximum import publish_maxima, running_maxima
 from .wgmma import WGMMA_M
 
@@ -30,6 +31,8 @@ class EpiloguePlan:
     use_tma: bool
     m_major: bool = False
     """D is contiguous along M, so staging is too. With TMA stores only: others take any strides."""
+    spare: int = 0
+    """Registers a thread has beside its accumulators for operands that are loaded early."""
 
     @property
     def subtile(self) -> tuple[int, int]:
@@ -88,20 +91,19 @@ def store_tile(
     shape = thr_mma.partition_shape_C(plan.subtile)  # (MMA, 1, 1)
     r_acc = cute.make_rmem_tensor(shape, cutlass.Float32)
     size = cute.size(r_acc)
-    columns = plan.tile[1] // plan.epi_n
     operands = running_maxima(operands)
+    pieces = cute.size(acc) // size
+    place = partial(subtile_place, plan, thr_mma, c_sub, origin)
+    # All at once where registers allow, so that one load's way from L2 is waited for, not one a subtile.
+    early = operand_registers(operands, place(0)[1]) * pieces <= plan.spare
+    loaded = [load_operands(operands, place(sub)[1], extent) for sub in range(pieces)] if early else []
     drain(plan, thread)
     sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
-    for sub in cutlass.range_constexpr(cute.size(acc) // size):
-        row, column = (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
+    for sub in cutlass.range_constexpr(pieces):
         for i in cutlass.range_constexpr(size):
             r_acc[i] = acc[sub * size + i]
-        # Divisibility lets the gathering of operands use vector loads.
-        m = cute.assume(origin[0] + row, divby=WGMMA_M)
-        n = cute.assume(origin[1] + column, divby=plan.epi_n)
-        at = (m, n, origin[2])
-        t_coord = thr_mma.partition_C(cute.domain_offset(at, c_sub)[None, None, 0])  # (MMA, 1, 1)
-        values = load_operands(operands, t_coord, extent)
+        at, t_coord = place(sub)
+        values = loaded[sub] if cutlass.const_expr(early) else load_operands(operands, t_coord, extent)
         tRS_rD = cute.make_rmem_tensor(thr_copy.partition_S(sD).shape[:3], plan.dtype)
         r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
         r_d.store(apply_epilogue(epilogue, r_acc.load(), values).to(plan.dtype))
@@ -109,6 +111,19 @@ def store_tile(
         cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
         store_subtile(plan, write, stage, at, thread, warpgroup)
     publish_maxima(operands)
+
+
+def subtile_place(
+    plan: EpiloguePlan, thr_mma: cute.ThrMma, c_sub: cute.Tensor, origin: tuple, sub: int
+) -> tuple[tuple, cute.Tensor]:
+    """((m, n, batch) of subtile number `sub`, the coordinates (MMA, 1, 1) of a thread's elements in it)."""
+    columns = plan.tile[1] // plan.epi_n
+    row, column = (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
+    # Divisibility lets the gathering of operands use vector loads.
+    m = cute.assume(origin[0] + row, divby=WGMMA_M)
+    n = cute.assume(origin[1] + column, divby=plan.epi_n)
+    at = (m, n, origin[2])
+    return at, thr_mma.partition_C(cute.domain_offset(at, c_sub)[None, None, 0])
 
 
 @cute.jit

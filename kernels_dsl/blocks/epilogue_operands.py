@@ -174,6 +174,11 @@ def _load_guarded(
         values[i] = element[0].to(Float32)
 
 
+def operand_registers(operands: tuple, tCcD: cute.Tensor) -> int:
+    """Registers that the tensors among `operands` take at the coordinates of one piece."""
+    return sum(_fragment_layout(op, tCcD)[1] for op in operands if isinstance(op, cute.Tensor))
+
+
 def load_operands(operands: tuple, tCcD: cute.Tensor, limits: tuple) -> tuple:
     """All operands of an epilogue at the coordinates tCcD (m, n, l) of one piece of the accumulator.
 

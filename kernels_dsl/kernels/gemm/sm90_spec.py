@@ -10,8 +10,12 @@ from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.blocks.scale_ring import LANES
 from kernels_dsl.blocks.wgmma import WGMMA_M
-from kernels_dsl.config.budget import promoted_columns, scale_bytes, two_partial_sets
+from kernels_dsl.config.budget import accumulator_registers, promoted_columns, scale_bytes, two_partial_sets
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
+
+
+PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
+"""Registers for accumulators and what the epilogue loads early, by consumer warpgroups; more spills."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,12 @@ def make_spec(
         config, config.stages, stage_bytes, subtile_bytes, scale_bytes=scale_bytes(config, promotion)
     )
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
-    plan = EpiloguePlan((wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
+    # Where partial sums were, the epilogue has registers to spare.
+    limit = 0 if promotion is None else PROMOTED_EPILOGUE_LIMIT[consumers]
+    plan = EpiloguePlan(
+        (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
+        spare=max(0, limit - accumulator_registers(config)),
+    )  # fmt: skip
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
