@@ -9,6 +9,8 @@ own WGMMAs of the next stage run while it adds.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
@@ -35,10 +37,11 @@ class ChunkFactors:
         mma: cute.TiledMma,  # 64 x a chunk's columns
         row: Int32,  # of the CTA's tile, the warpgroup's first
         thread: Int32,  # within the warpgroup
+        zero: Int32,  # which the compiler does not know to be 0
     ) -> None:
         width = mma.op.shape_mnk[1]
         tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, width)))
-        self.staged = sS
+        self.staged, self.zero = sS, zero
         self.steps = WGMMA_M // tiles.a.step, width // tiles.b.step
         rows = [entry(tiles.a, row + tCcC[(0, j, 0), 0, 0][0]) for j in range(2)]
         columns = [entry(tiles.b, tCcC[(v, 0, p), 0, 0][1]) for p in range(width // 8) for v in range(2)]
@@ -49,22 +52,23 @@ class ChunkFactors:
         of_rows = [self.staged[at + self.steps[0] * wave, stage] for at in self.rows]
         return of_rows + [self.staged[at + self.steps[1] * chunk, stage] for at in self.columns]
 
-    def of(self, scales: list) -> tuple[list, list]:
+    def of(self, scales: list, after: Float32 | None = None) -> tuple[list, list]:
         """(two rows' factors, columns' factors) of what `load` returned.
 
-        No columns' factors where those share one: the rows' have it then.
+        No columns' factors where those share one: the rows' have it then. `after`: a value before which
+        nothing is computed.
         """
         rows, columns = (scales[: len(self.rows)] * 2)[:2], scales[len(self.rows) :]
         if self.steps[1] == 1:
+            if after is not None:
+                columns = [behind(columns[0], after, self.zero)]
             return [pinned(x * columns[0]) for x in rows], []
         return [pinned(x) for x in rows], [pinned(x) for x in columns]
 
 
-def chunk_factors(
-    tiles: ScaleTiles | None, staged: tuple, mma: cute.TiledMma, row: Int32, thread: Int32
-) -> ChunkFactors | None:
-    """`ChunkFactors` of `staged`, one tensor; None where no scales are."""
-    return None if tiles is None else ChunkFactors(tiles, *staged, mma, row, thread)
+def chunk_factors(tiles: ScaleTiles | None, staged: tuple, *rest: Any) -> ChunkFactors | None:
+    """`ChunkFactors` of `staged`, one tensor, and the rest; None where no scales are."""
+    return None if tiles is None else ChunkFactors(tiles, *staged, *rest)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -205,10 +209,11 @@ def add_stage(
         for chunk in range(chunks):
             a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
             issue_chunk(tiled_mma, partial, a, b)
-            scales = ([], []) if factors is None else factors.of(factors.load(state.index, wave, chunk))
+            loaded = [] if factors is None else factors.load(state.index, wave, chunk)
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)
+            scales = ([], []) if factors is None else factors.of(loaded, after=partial[0])
             add_chunk(acc[None, wave, chunk], partial, *scales)
     state.advance()
     return state
@@ -229,6 +234,17 @@ def pinned(value: Float32, *, loc=None, ip=None) -> Float32:
     """The same value, computed here and not behind the next matrix instruction, where the compiler would like
     to have it: the partial accumulators would be needed twice then, and there are no registers for that."""
     return inline_ptx(Float32, (value,), "", "=f,0", effects=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def behind(value: Float32, after: Float32, zero: Int32, *, loc=None, ip=None) -> Float32:
+    """`value`, in an instruction that needs `after` as well.
+
+    Else ptxas computes with a scale between two matrix instructions, the second of which then waits for the
+    load of the scale.
+    """
+    text = "{\n .reg .b32 t;\n and.b32 t, $2, $3;\n or.b32 $0, $1, t;\n}"
+    return inline_ptx(Float32, (value, after, zero), text, "=f,f,f,r", effects=True, loc=loc, ip=ip)
 
 
 @cute.jit

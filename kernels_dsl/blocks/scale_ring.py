@@ -23,6 +23,8 @@ LANES = 32
 """Of the copying warp, each of which arrives."""
 BULK_BYTES = 16
 """What a bulk copy's addresses and size are multiples of."""
+BULK_LEAST = 128
+"""Scales from which on they are copied so: fewer come later in bulk."""
 
 
 def staged_scales(
@@ -70,7 +72,7 @@ def copy_tile(
 
     Behind mS's last row a bulk copy leaves what was there, other copies repeat the last scale.
     """
-    if const_expr(tile.step > 1):
+    if const_expr(tile.step > 1 or tile.count < BULK_LEAST):
         copy_elements(tile, mS, origin, group, stage)
     else:
         rows = cutlass.min(mS.shape[0] - origin, Int32(tile.count))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.scale_ring import BULK_LEAST
 from kernels_dsl.config.budget import promoted_columns, two_partial_sets, why_not
 from kernels_dsl.config.gemm import MAXIMUM, EntryLayout, Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import H200, GemmProblem
@@ -123,8 +124,9 @@ def test_two_sets_of_accumulators_fit(config, promotion) -> None:
     assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * (5 if deep else 1)
     # Scales come to shared memory by one warp's copies; the warpgroups load nothing from global memory.
     assert bool(entry.count("LDGSTS")) == promotion.scaled
-    # Those of rows in one bulk copy, if they are neighbours.
-    assert entry.count("UBLKCP") == (promotion.rows_a == 1) + (promotion.rows_b == 1)
+    # Those of many rows in one bulk copy, if they are neighbours.
+    many = (promotion.rows_a, config.tile_m), (promotion.rows_b, config.tile_n)
+    assert entry.count("UBLKCP") == sum(rows == 1 and extent >= BULK_LEAST for rows, extent in many)
 
 
 def test_tiles_without_room_for_two_sets_are_refused() -> None:

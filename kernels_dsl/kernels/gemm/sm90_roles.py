@@ -175,7 +175,7 @@ def consume(
                 ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
             )
         else:
-            factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread)
+            factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread, problem[2] >> 31)
             state = promoted_loop(
                 ring, state, mmas[0], fragments, end - first, factors, spec.two_partial_sets, next_turn
             )

@@ -13,7 +13,6 @@ from kernels_dsl.blocks.wgmma import WGMMA_M
 from kernels_dsl.config.budget import accumulator_registers, promoted_columns, scale_bytes, two_partial_sets
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 
-
 PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 """Registers for accumulators and what the epilogue loads early, by consumer warpgroups; more spills."""
 
