@@ -181,9 +181,9 @@ def attention_varlen(
     """Attention of packed sequences, each to itself. Arguments as those of `attention`, and:
 
     q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
-    from 0: where each sequence starts. max_seqlen_q: no sequence has more queries (rows beyond are not
-    computed). max_seqlen_k: none has more keys; needed beside `mask` only. seqused_k: int32 (sequences,), the
-    keys of each that count.
+    from 0: where each sequence starts. max_seqlen_q: no sequence has more queries (rows beyond, and
+    those behind the last sequence, are not written). max_seqlen_k: none has more keys; needed beside `mask`
+    only. seqused_k: int32 (sequences,), the keys of each that count.
     i, j and b are places within a sequence and its number, for `mask` and `blocks` too, which are padded:
     `mask` broadcasts to (sequences, H, max_seqlen_q, max_seqlen_k), and the lists of `blocks` have
     (sequences or 1, H or 1, query blocks of max_seqlen_q) as their first modes. What they say of places past

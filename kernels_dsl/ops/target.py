@@ -53,11 +53,15 @@ def _gpu(index: int) -> Target:
 
 
 def _emulated() -> Target | None:
-    """The emulator's target while one is active."""
+    """The emulator's target while one is active. ValueError for an arch that no device stands for."""
     from lowering.function import emulated_arch
 
     arch_name = emulated_arch()
-    return None if arch_name is None else Target(DEVICES_BY_ARCH[arch_name], -1, emulated=True)
+    if arch_name is None:
+        return None
+    if arch_name not in DEVICES_BY_ARCH:
+        raise ValueError(f"the emulated arch is {arch_name!r}, must be one of {', '.join(DEVICES_BY_ARCH)}")
+    return Target(DEVICES_BY_ARCH[arch_name], -1, emulated=True)
 
 
 def target_of(tensor: torch.Tensor, name: str = "a") -> Target:

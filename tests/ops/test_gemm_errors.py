@@ -86,6 +86,12 @@ def test_a_cpu_tensor_without_the_emulator() -> None:
     assert "must be on a CUDA device" in str(supports(A, B))
 
 
+def test_an_arch_that_cannot_be_emulated(monkeypatch) -> None:
+    monkeypatch.setenv("KERNELS_DSL_EMULATE", "sm_90")
+    with pytest.raises(ValueError, match=r"the emulated arch is 'sm_90', must be one of sm_80, .*sm_90a"):
+        gemm(A, B)
+
+
 def test_a_known_plan_still_looks_for_shared_memory(model_kernels) -> None:
     x, fresh = _ones(64, 64), torch.empty(64, 64, dtype=BF16)
     for options in ({}, {"c": _ones(64, 64)}):
