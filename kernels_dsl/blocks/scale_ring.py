@@ -92,15 +92,14 @@ def copy_elements(
     """The same, element by element."""
     lane = cute.arch.lane_idx()
     for i in range_constexpr(-(-tile.count // LANES)):
-        number = lane + i * LANES
+        # Where there are fewer scales than lanes, some copy the last one again: a branch costs more.
+        number = cutlass.min(lane + i * LANES, tile.count - 1)
         row = origin + number * tile.step
         if const_expr(tile.rows > 1):
             row = row // tile.rows
         at = (cutlass.min(row, mS.shape[0] - 1), group)
         source, target = mS.iterator + cute.crd2idx(at, mS.layout), stage.iterator + (tile.start + number)
-        # No lane copies what another one does: in one place in shared memory they would go one by one.
-        if number < tile.count:
-            cp_async(target, source, 4, Int32(4))
+        cp_async(target, source, 4, Int32(4))
 
 
 @dsl_user_op
