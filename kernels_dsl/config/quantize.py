@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -21,8 +20,24 @@ CTAS_PER_SM = {1: 4, 2: 4, 4: 2}
 MANY_PARTS = 4096
 """More maxima than this become fewer before every CTA reads all of them."""
 FEW_PARTS = 256
+WARPS = THREADS // 32
+RESERVED = 1024
+"""Bytes of shared memory that the driver takes of each CTA."""
 MAXIMA_ALIGN = 4
 """Elements of 16 bytes: rows of maxima start at multiples of them."""
+Kinds = tuple["str | None", "str | None"]
+"""Where the scales of x and of its transpose come from."""
+
+
+@dataclass(frozen=True)
+class OneLaunch:
+    """How a GPU runs all CTAs of `quantize_grid` at the same time: `per_sm` on an SM. Each keeps its first
+    `kept` tiles in shared memory from the first pass to the second. `rounds`: there are more matrices than
+    CTAs."""
+
+    per_sm: int
+    kept: int
+    rounds: bool
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,9 @@ class TileQuantization:
     pairs 0 … 7 stand in the order 0, 4, 1, 5, 2, 6, 3, 7."""
     early: bool = False
     """Programmatic dependent launch: it begins beside the tail of the kernel before, and lets the next."""
+
+    grid: OneLaunch | None = None
+    """Maxima and conversion in one launch, by `quantize_grid`."""
 
     @property
     def of_parts(self) -> bool:
@@ -83,13 +101,61 @@ def row_quantization(format: str, columns: int, hopper: bool, bytes_each: int = 
     return RowQuantization(format, THREADS, 0, 8, True)
 
 
-def maxima_elements(matrices: int, rows: int, columns: int, parts: int, kinds: tuple[str | None, ...]) -> int:
+def _padded(size: int) -> int:
+    return -(-size // MAXIMA_ALIGN) * MAXIMA_ALIGN
+
+
+def maxima_elements(matrices: int, columns: int, parts: int, kinds: Kinds) -> int:
     """Elements of the workspace of `quantize_by_maxima`. `kinds`: the spec's (plain, turned)."""
+    if "lines" in kinds:
+        return matrices * parts * _padded(columns)
+    return matrices * _padded(parts) + FEW_PARTS
 
-    def padded(*shape: int) -> int:
-        return math.prod(shape[:-1]) * (-(-shape[-1] // MAXIMA_ALIGN) * MAXIMA_ALIGN)
 
+def grid_elements(matrices: int, rows: int, columns: int, kinds: Kinds) -> int:
+    """Elements of the workspace of `quantize_grid`. `kinds`: the spec's (plain, turned)."""
     if "lines" not in kinds:
-        return padded(matrices, parts) + FEW_PARTS
-    own = padded(matrices, -(-columns // TILE) + 1, rows) if kinds[0] == "lines" else 0
-    return padded(matrices, parts, columns) + own
+        return 1 if "whole" in kinds else matrices
+    return matrices * (_padded(columns) + (_padded(rows) if kinds[0] == "lines" else 0))
+
+
+def division_of(matrices: int, tiles: tuple[int, int], resident: int) -> tuple[int, int, int]:
+    """(CTAs, along M, along K): how `quantize_grid` deals the tiles of matrices, so many along M and K, to at
+    most `resident` CTAs: as evenly as can be, and then as wide as can be."""
+    most = max(1, resident // matrices)
+
+    def tiles_of_one(k: int) -> tuple[int, int]:
+        return -(-tiles[0] // min(tiles[0], most // k)) * -(-tiles[1] // k), -k
+
+    k = min(range(1, min(tiles[1], most) + 1), key=tiles_of_one)
+    m = min(tiles[0], most // k)
+    return min(resident, matrices * m * k), m, k
+
+
+def one_launch(
+    kinds: Kinds, matrices: int, tiles: tuple[int, int], device: tuple[int, int], bytes_each: int
+) -> tuple[OneLaunch, tuple[int, int, int]] | None:
+    """How `quantize_grid` takes matrices of so many tiles, and its division; None where a launch for the
+    maxima and one for the conversion are as fast.
+
+    device: its SMs, and the bytes of shared memory that a CTA can have.
+
+    Two launches pass over a large tensor without a pause: CTAs that end early are replaced. One launch saves
+    2 µs of the host's time, and the second read of what stays on the chip. Lines of both outputs need three
+    launches otherwise.
+    """
+    sms, smem_bytes = device
+    count = matrices * tiles[0] * tiles[1]
+    both = None not in kinds
+    if kinds != ("lines", "lines") and not (0 if both else 4 * sms) < count <= 8 * sms:
+        return None
+    found = []
+    for per_sm in (2,) if bytes_each > 2 else (2, 3):
+        ctas, m, k = division_of(matrices, tiles, per_sm * sms)
+        steps = -(-tiles[0] // m) * -(-tiles[1] // k) * -(-matrices * m * k // ctas)
+        found.append((steps * per_sm, per_sm, (ctas, m, k)))
+    # Three CTAs hide more, unless they share the work worse.
+    _, per_sm, division = found[-1] if found[-1][0] <= 1.1 * found[0][0] else found[0]
+    own = 4 * WARPS * TILE + (TILE * TILE if kinds[1] is not None else 0)
+    kept = ((smem_bytes + RESERVED) // per_sm - RESERVED - own) // (TILE * TILE * bytes_each)
+    return OneLaunch(per_sm, kept, matrices > per_sm * sms), division

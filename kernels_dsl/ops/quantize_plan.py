@@ -16,17 +16,21 @@ from kernels_dsl.config.quantize import (
     TILE,
     RowQuantization,
     TileQuantization,
+    grid_elements,
     maxima_elements,
+    one_launch,
     row_quantization,
 )
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import counter_and_workspace
 
 _FOLDER = "kernels_dsl.kernels.quantize"
 FUNCTIONS = {
     "tile": lowering.jit(f"{_FOLDER}.tile:quantize_tile", name="quantize_tile"),
     "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
+    "grid": lowering.jit(f"{_FOLDER}.grid:quantize_grid", name="quantize_grid"),
     "maxima": lowering.jit(f"{_FOLDER}.maxima:quantize_by_maxima", name="quantize_by_maxima"),
 }
 SMALL = 1 << 17
@@ -77,11 +81,11 @@ class Kernels:
         kind = "group" if scaling == "1x128" else "block"
         tile = self._tile(kind if plain else None, kind if turned else None)
         if turned is None:
-            return lambda x, made, _: tile(x, made[0], made[1], None, None, None, None)
+            return lambda x, made, _: tile(x, made[0], made[1], None, None, None)
         if plain is None:
-            return lambda x, made, _: tile(x, None, None, made[0], made[1], None, None)
+            return lambda x, made, _: tile(x, None, None, made[0], made[1], None)
         order = (*plain, *turned)
-        return lambda x, made, _: tile(x, *[made[n] for n in order], None, None)
+        return lambda x, made, _: tile(x, *[made[n] for n in order], None)
 
     def _kernel(self, name: str, **constants: Any) -> Callable[..., Any]:
         """Kernel `name`, of which a plan has one form."""
@@ -102,7 +106,7 @@ class Kernels:
             one = fresh.with_a_mode(scale)
             first = (made[plain[0]], one) if plain else (None, None)
             second = (made[turned[0]], one) if turned else (None, None)
-            tile(x, *first, *second, None, None)
+            tile(x, *first, *second, None)
 
         return run
 
@@ -111,7 +115,7 @@ class Kernels:
         many = "whole" in (spec.plain, spec.turned) and self.matrices * parts > MANY_PARTS
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
-        elements = maxima_elements(self.matrices, self.rows, self.columns, parts, kinds)
+        elements = maxima_elements(self.matrices, self.columns, parts, kinds)
         workspace = fresh.maker((elements,), torch.float32, self.device)
 
         def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
@@ -121,11 +125,41 @@ class Kernels:
 
         return run
 
+    def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sequence | None:
+        """The same in one launch; None where that is not better."""
+        kinds = (spec.plain, spec.turned)
+        device = self.target.device
+        found = one_launch(
+            kinds, self.matrices, self.tiles, (device.sm_count, device.smem_bytes), self.bytes_each
+        )
+        if found is None:
+            return None
+        kernel = self._kernel("grid", spec=replace(spec, grid=found[0]))
+        division = found[1]
+        elements = grid_elements(self.matrices, self.rows, self.columns, kinds)
+        index = self.target.index
+        (v, s), (tv, ts) = plain or (None, None), turned or (None, None)
+
+        def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
+            counter, workspace = counter_and_workspace(index, elements)
+            kernel(
+                x,
+                None if v is None else made[v],
+                None if s is None else made[s],
+                None if tv is None else made[tv],
+                None if ts is None else made[ts],
+                workspace,
+                counter,
+                division,
+            )
+
+        return run
+
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
         """With scales of matrices or of all."""
+        spec = self._tile_spec(kind if plain else None, kind if turned else None)
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
-        kinds = (kind if plain else None, kind if turned else None)
-        return self._by_maxima(plain, turned, parts, self._tile_spec(*kinds))
+        return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
     def _rows(self, plain: Place, turned: Place) -> Sequence:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
@@ -133,5 +167,6 @@ class Kernels:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
             rows = self._kernel("rows", spec=spec)
             return lambda x, made, _: rows(x, made[0], made[1])
+        lines = self._tile_spec("lines" if plain else None, "lines")
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
-        return self._by_maxima(plain, turned, parts, self._tile_spec("lines" if plain else None, "lines"))
+        return self._in_one_launch(plain, turned, lines) or self._by_maxima(plain, turned, parts, lines)

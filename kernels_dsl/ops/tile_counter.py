@@ -1,4 +1,4 @@
-"""Counters that kernels hand out their work tiles with: zero before a launch and again after it.
+"""Counters that kernels hand out their work tiles with or meet at: zero before a launch and again after it.
 
 Launches that can run at the same time need counters of their own. Those of one stream run one after the
 other, so they share one. A launch that a CUDA graph captures may be replayed on any stream, so it gets one
@@ -13,10 +13,13 @@ SLOTS = 1 << 14
 """Counters of a device that are made at once."""
 SPACING = 4
 """Elements from one to the next: kernels are compiled for 16-byte aligned addresses."""
+LEAST = 1 << 14
+"""Elements of a workspace that is kept."""
 
 _slabs: dict[int, torch.Tensor] = {}
 _taken: dict[int, int] = {}
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
+_with_workspace: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def tile_counter(device: int) -> torch.Tensor:
@@ -30,6 +33,21 @@ def tile_counter(device: int) -> torch.Tensor:
     if counter is None:
         counter = _by_stream[key] = _fresh(device)
     return counter
+
+
+def counter_and_workspace(device: int, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a counter as of `tile_counter`, float32 (elements or more,) not initialised) for the next launch."""
+    if device < 0:
+        return torch.zeros(1, dtype=torch.int32), torch.empty(elements)
+    if torch._C._cuda_isCurrentStreamCapturing():
+        return _fresh(device), torch.empty(elements, device=f"cuda:{device}")
+    key = (device, torch._C._cuda_getCurrentRawStream(device))
+    found = _with_workspace.get(key)
+    if found is None or found[1].numel() < elements:
+        counter = _fresh(device) if found is None else found[0]
+        found = counter, torch.empty(max(elements, LEAST), device=f"cuda:{device}")
+        _with_workspace[key] = found
+    return found
 
 
 def _fresh(device: int) -> torch.Tensor:

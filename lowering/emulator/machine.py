@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,9 @@ class Machine:
         self.files, self.check, self.watch = files, check, watch
         self.random = np.random.default_rng(seed)
         self.timeline, self.stats = timeline, stats
-        self.resident, self.max_steps = resident, max_steps
+        # CTAs of a cooperative launch may wait for each other, so they run all at the same time.
+        self.resident = sys.maxsize if launch.attributes.get("cooperative") else resident
+        self.max_steps = max_steps
         self._lay_out()
         self.uses_wgmma = any(i.root == "wgmma" for i in kernel.instructions)
         self.program = Program(kernel, handlers, self.symbol_value, single=watch is not None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.config.quantize import TileQuantization, row_quantization
+from kernels_dsl.config.problem import H200
+from kernels_dsl.config.quantize import RESERVED, TileQuantization, one_launch, row_quantization
 from kernels_dsl.ops.quantize_plan import FUNCTIONS
 
 N = 1024
@@ -29,7 +30,7 @@ def test_both_outputs_of_a_tile(arch, format):
     dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2
     x, values, scales = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=dtype), _meta(N // 128, N).mT
     spec = TileQuantization(format, "group", "group", early=arch == "sm_90a")
-    args = (x, values, scales, values, scales, None, None)
+    args = (x, values, scales, values, scales, None)
     compiled = FUNCTIONS["tile"].compile(*args, arch=arch, spec=spec)
     assert _instructions(compiled, "F2FP.SATFINITE." + format.upper()) == 64  # 64 elements by pairs, twice
     assert _instructions(compiled, "LDG.E.128") >= 8
@@ -37,25 +38,48 @@ def test_both_outputs_of_a_tile(arch, format):
         assert _instructions(compiled, "HMNMX2") > 0  # maxima of pairs
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kinds", [("whole", "whole"), (None, "lines"), ("lines", "lines")])
-def test_scales_of_maxima(dtype, kinds):
+def _with_maxima(name: str, kinds: tuple, dtype: torch.dtype, *rest, **constants):
+    """Resources of kernels that make scales of maxima; `rest`: what follows the workspace."""
     x, values = _meta(N, N, dtype=dtype), _meta(N, N, dtype=torch.float8_e4m3fn)
-    whole = kinds[0] == "whole"
-    scale = _meta(1) if whole else _meta(N, 1)
-    plain = (values, scale) if kinds[0] else (None, None)
-    spec = TileQuantization("e4m3", *kinds, early=True)
-    args = (x, *plain, values, scale, _meta(1 << 20), 4)
-    compiled = FUNCTIONS["maxima"].compile(*args, arch="sm_90a", spec=spec, many=False)
-    found = [kernel.entry.rpartition("_")[0] for kernel in compiled.resources()]
-    assert found.count("quantize_tile") == 1 and found.count("quantize_amax") == (
-        2 if kinds[0] == "lines" else 1
-    )
-    for kernel in compiled.resources():
+    scale = _meta(1) if "whole" in kinds else _meta(N, 1)
+    outputs = [t for kind in kinds for t in ((values, scale) if kind else (None, None))]
+    compiled = FUNCTIONS[name].compile(x, *outputs, _meta(1 << 20), *rest, arch="sm_90a", **constants)
+    found = compiled.resources()
+    for kernel in found:
         assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
-        second = kernel.entry == "quantize_amax_1"  # of maxima, which are float32
-        both = kinds[0] == "lines" and kernel.entry == "quantize_amax_0"
-        assert kernel.registers <= (128 if dtype == torch.float32 or second else 80 if both else 64), kernel
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kinds", [("whole", "whole"), (None, "lines")])
+def test_scales_of_maxima(dtype, kinds):
+    spec = TileQuantization("e4m3", *kinds, early=True)
+    found = _with_maxima("maxima", kinds, dtype, 4, spec=spec, many=False)
+    assert sorted(k.entry.rpartition("_")[0] for k in found) == ["quantize_amax", "quantize_tile"]
+    assert all(kernel.registers <= (128 if dtype == torch.float32 else 64) for kernel in found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds", "tiles"),
+    [
+        (torch.float16, ("lines", "lines"), (64, 64)),
+        (torch.float32, ("lines", "lines"), (64, 64)),
+        (torch.float16, ("whole", "whole"), (32, 32)),
+        (torch.float16, (None, "lines"), (25, 32)),
+    ],
+)
+def test_one_launch(dtype, kinds, tiles):
+    """As many CTAs as are asked for fit an SM, with the tiles that they keep."""
+    form, division = one_launch(kinds, 1, tiles, (H200.sm_count, H200.smem_bytes), dtype.itemsize)
+    counter = _meta(1, dtype=torch.int32)
+    spec = TileQuantization("e4m3", *kinds, early=True, grid=form)
+    (found,) = _with_maxima("grid", kinds, dtype, counter, division, spec=spec)
+    assert found.registers * 256 * form.per_sm <= 65536
+    assert form.kept >= 1
+    taken = found.dynamic_smem + found.static_smem + RESERVED
+    assert (
+        taken * form.per_sm <= H200.smem_bytes + RESERVED < (taken + (1 << 14) * dtype.itemsize) * form.per_sm
+    )
 
 
 @pytest.mark.parametrize("columns", [1024, 8192, 16384, 65536, 262144])

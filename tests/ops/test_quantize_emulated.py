@@ -7,7 +7,7 @@ import torch
 from quantize_cases import awkward, check
 
 import kernels_dsl
-from kernels_dsl.config.quantize import RowQuantization
+from kernels_dsl.config.quantize import OneLaunch, RowQuantization, division_of
 from kernels_dsl.ops import quantize_plan
 from kernels_dsl.ops.quantize import SCALINGS
 from lowering import emulator
@@ -67,8 +67,31 @@ def test_small_tensors_are_one_row(shape, seed):
 
 
 def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
+    monkeypatch.setattr(quantize_plan, "one_launch", lambda *_: None)
     monkeypatch.setattr(quantize_plan, "MANY_PARTS", 4)
     check(awkward((3, 2, 2, 40), seed, torch.float16), scaling="tensor", transpose="both")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "transpose", "shape", "dtype"),
+    [
+        ("row", "both", (300, 400), torch.bfloat16),
+        ("row", True, (2, 130, 200), torch.float32),
+        ("matrix", False, (4, 70, 140), torch.bfloat16),  # more matrices than CTAs
+        ("tensor", "both", (2, 200, 130), torch.float16),
+    ],
+)
+def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypatch):
+    """CTAs with several tiles, of which they keep some, that wait for each other."""
+
+    def three_ctas(kinds, matrices, tiles, device, bytes_each):
+        return OneLaunch(3, 1, matrices > 3), division_of(matrices, tiles, 3)
+
+    monkeypatch.setattr(quantize_plan, "one_launch", three_ctas)
+    with emulator.run(arch="sm_90a", seed=seed) as session:
+        check(awkward(shape, seed, dtype), scaling=scaling, transpose=transpose)
+    (launch,) = session.launches
+    assert launch.attributes["cooperative"] and launch.grid[0] in (2, 3) and not session.reports
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "matrix", "1x128"])

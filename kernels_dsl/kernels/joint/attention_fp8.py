@@ -52,7 +52,7 @@ def attention_fp8_with_transpose(
     else:
         heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
         unused = (None, None)
-        quantize_tile(heads_first, *unused, turned, None, *unused, stream=stream, spec=TRANSPOSE)
+        quantize_tile(heads_first, *unused, turned, None, None, stream=stream, spec=TRANSPOSE)
     descales = (q_descale, k_descale, v_descale)
     descales = tuple(_leading_modes(x, modes) for x, modes in zip(descales, descale_modes))
     tensors, numbers = (q, k, values, o, lse), (scale, softcap, left, right)

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import block_max, halves
-from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR
+from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR, WARPS
 
 from .views import (
     LANES,
@@ -18,20 +18,14 @@ from .views import (
     four_modes,
     larger_pairs,
     load_tile,
-    maxima_of_rows,
     maximum,
-    maximum_of_row,
     pairs_of_columns,
-    row_of_tile,
 )
-
-WARPS = THREADS // 32
 
 
 def amax_parts(
     x: cute.Tensor,
     parts: cute.Tensor,
-    row_parts: cute.Tensor | None,
     stream,
     columns: cutlass.Constexpr[bool],
     early: cutlass.Constexpr[bool],
@@ -39,15 +33,14 @@ def amax_parts(
     """Launch maxima of finite magnitudes of x (…, M, K), up to four modes, L matrices, K contiguous.
 
     parts, float32: (L, P), any P, a part of each matrix; with `columns` (L, P, K), a part of each column. A
-    part is every Pth tile. row_parts: None, or with `columns` also (L, ceil(K / 128), M), parts of rows, one
-    in each tile. early: as in `TileQuantization`.
+    part is every Pth tile. early: as in `TileQuantization`.
     """
     x = four_modes(x)
     tiles_k = cute.ceil_div(x.shape[3], TILE) if columns else 1
-    amax_parts_kernel(x, parts, row_parts, columns, early).launch(
+    amax_parts_kernel(x, parts, columns, early).launch(
         grid=[parts.shape[1] * tiles_k * parts.shape[0], 1, 1],
         block=[THREADS, 1, 1],
-        min_blocks_per_mp=min(CTAS_PER_SM[x.element_type.width // 8], 4 if row_parts is None else 3),
+        min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
         preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
         stream=stream,
         use_pdl=early,
@@ -59,7 +52,6 @@ def amax_parts(
 def amax_parts_kernel(
     x: cute.Tensor,
     parts: cute.Tensor,
-    row_parts: cute.Tensor,
     columns: cutlass.Constexpr,
     early: cutlass.Constexpr,
 ):
@@ -84,11 +76,6 @@ def amax_parts_kernel(
         clear(most)
         for m in cutlass.range(part, tiles_m, parts.shape[1], unroll=1):
             load_tile(x, at, (m * TILE, k0), (word, lane * VECTOR), elements, False)
-            if const_expr(row_parts is not None):
-                own = maximum_of_row(maxima_of_rows(elements), lane)
-                row = m * TILE + row_of_tile(word, lane // 2, False)
-                if (lane % 2 == 0) & (row < x.shape[2]):
-                    row_parts[matrix, band, row] = own
             larger_pairs(most, pairs_of_columns(elements), x.element_type)
         largest = halves(most, x.element_type) if const_expr(narrow) else most
         for v in range_constexpr(VECTOR):

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from kernels_dsl.config.quantize import FEW_PARTS, MAXIMA_ALIGN, TILE
+from kernels_dsl.config.quantize import FEW_PARTS, MAXIMA_ALIGN
 
 from .amax import amax_parts
 from .tile import quantize_tile
@@ -23,36 +23,26 @@ def quantize_by_maxima(
     spec: cutlass.Constexpr,
     many: cutlass.Constexpr[bool],
 ):
-    """Launch `amax_parts` and `quantize_tile` of the same x, by `spec`; the tensors are theirs.
+    """Launch `amax_parts` and `quantize_tile` of the same x, by `spec`; the tensors are theirs. Lines of both
+    outputs are for `quantize_grid`.
 
     workspace: float32, of `config.quantize.maxima_elements`, written. parts: maxima of each matrix, or of
     each of its columns. With `many` there are so many that `quantize_tile` reads maxima of those.
     """
     columns = "lines" in (spec.plain, spec.turned)
     whole = four_modes(x)
-    matrices, rows = whole.shape[0] * whole.shape[1], whole.shape[2]
-    row_maxima = None
-    if columns:
-        maxima, rest = _leading(workspace, (matrices, parts, whole.shape[3]))
-        if spec.plain == "lines":
-            row_maxima, rest = _leading(rest, (matrices, cute.ceil_div(whole.shape[3], TILE), rows))
-    else:
-        maxima, rest = _leading(workspace, (matrices, parts), pad=many)
-    amax_parts(x, maxima, row_maxima, stream, columns, spec.early)
-    if row_maxima is not None:
-        fewer, _ = _leading(rest, (matrices, 1, rows))
-        amax_parts(row_maxima, fewer, None, stream, True, spec.early)
-        row_maxima = fewer
-    elif many:
-        fewer, _ = _leading(rest, (1, FEW_PARTS))
-        amax_parts(maxima, fewer, None, stream, False, spec.early)
+    matrices = whole.shape[0] * whole.shape[1]
+    shape = (matrices, parts, whole.shape[3]) if columns else (matrices, parts)
+    maxima, rest = _leading(workspace, shape, columns or many)
+    amax_parts(x, maxima, stream, columns, spec.early)
+    if many:
+        fewer, _ = _leading(rest, (1, FEW_PARTS), True)
+        amax_parts(maxima, fewer, stream, False, spec.early)
         maxima = fewer
-    quantize_tile(
-        x, values, scales, turned_values, turned_scales, maxima, row_maxima, stream=stream, spec=spec
-    )
+    quantize_tile(x, values, scales, turned_values, turned_scales, maxima, stream=stream, spec=spec)
 
 
-def _leading(workspace: cute.Tensor, shape: tuple, pad: bool = True) -> tuple:
+def _leading(workspace: cute.Tensor, shape: tuple, pad: bool) -> tuple:
     """(a tensor of this shape, its rows padded to whole 16 bytes where `pad`, what lies behind it)."""
     pitch = cute.ceil_div(shape[-1], MAXIMA_ALIGN) * MAXIMA_ALIGN if pad else shape[-1]
     strides, step = [1], pitch

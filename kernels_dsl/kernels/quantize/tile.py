@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
-from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR
+from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR, WARPS
 
 from .views import (
     LANES,
@@ -28,7 +28,6 @@ from .views import (
     tile_place,
 )
 
-WARPS = THREADS // 32
 PARTS_AT_ONCE = 4
 """Loads of maxima that a thread has under way."""
 
@@ -40,7 +39,6 @@ def quantize_tile(
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
     parts: cute.Tensor | None,
-    row_parts: cute.Tensor | None,
     stream,
     spec: cutlass.Constexpr,
 ):
@@ -48,17 +46,17 @@ def quantize_tile(
 
     values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
     written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
-    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines" (…, M, 1) and (…, K, 1), "group"
-    (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K / 128)) and its
-    transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines" (L, P, K); for "whole" any L.
-    row_parts: (L, P, M) for "lines" of x's own rows.
+    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines", of the transpose alone,
+    (…, K, 1), "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128),
+    ceil(K / 128)) and its transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines"
+    (L, P, K); for "whole" any L.
     """
     x = four_modes(x)
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, outputs, (parts, row_parts), spec).launch(
+    quantize_tile_kernel(x, outputs, parts, spec).launch(
         grid=[tiles * x.shape[0] * x.shape[1], 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
@@ -70,14 +68,12 @@ def quantize_tile(
 
 @entry_name("quantize_tile")
 @cute.kernel
-def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, maxima_of: tuple, spec: cutlass.Constexpr):
+def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spec: cutlass.Constexpr):
     """Device side of `quantize_tile`.
 
     The kernel that made `parts` ended with the last tiles, so this one begins with those: L2 still has them.
     They may be read before that kernel has ended, since it let this one start after the kernels before it.
     """
-    values, scales, turned_values, turned_scales = outputs
-    parts, row_parts = maxima_of
     thread = cute.arch.thread_idx()[0]
     word, lane = thread // LANES, thread % LANES
     number = cute.arch.block_idx()[0]
@@ -105,15 +101,35 @@ def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, maxima_of: tuple, spec:
         shared = scale_of_parts(parts, Int32(0), maxima[0, None], thread, spec.format)
     if const_expr("matrix" in (spec.plain, spec.turned)):
         shared = scale_of_parts(parts, at[0] * x.shape[1] + at[1], maxima[0, None], thread, spec.format)
+    tile = None
+    if const_expr(spec.turned is not None):
+        tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
+    convert_tile(spec, x, outputs, elements, (shared, maxima, tile), (parts, None), place)
+
+
+@cute.jit
+def convert_tile(
+    spec: cutlass.Constexpr,
+    x: cute.Tensor,
+    outputs: tuple,
+    elements: cute.Tensor,
+    shared: tuple,
+    maxima_of: tuple,
+    place: tuple,
+):
+    """Scales and fp8 values of a tile that lies in registers. `shared`: the scale of all of it, if it has
+    one, and shared memory for maxima of columns and for the transpose."""
+    values, scales, turned_values, turned_scales = outputs
+    scale, maxima, tile = shared
+    parts, row_parts = maxima_of
     if const_expr(spec.turned in ("group", "lines")):
         # Before the rows' work, so that nobody waits for it.
         column_scales(spec, x, turned_scales, elements, (maxima, parts), place)
     if const_expr(spec.plain is not None):
-        factors = row_factors(spec, x, scales, elements, (shared, row_parts), place)
+        factors = row_factors(spec, x, scales, elements, (scale, row_parts), place)
         store_rows(spec, x, values, elements, factors, place)
     if const_expr(spec.turned is not None):
-        factors = column_factors(spec, turned_scales, (shared, maxima), place)
-        tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
+        factors = column_factors(spec, turned_scales, (scale, maxima), place)
         store_turned(spec, x, turned_values, elements, (factors, tile), place)
 
 
