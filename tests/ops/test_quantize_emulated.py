@@ -82,13 +82,13 @@ def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
     ],
 )
 def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypatch):
-    """CTAs with several tiles, of which they keep some, that wait for each other."""
+    """CTAs with several tiles, of which they keep some, that wait for each other: all run at the same time."""
 
     def three_ctas(kinds, matrices, tiles, device, bytes_each):
         return OneLaunch(3, 1, matrices > 3), division_of(matrices, tiles, 3)
 
     monkeypatch.setattr(quantize_plan, "one_launch", three_ctas)
-    with emulator.run(arch="sm_90a", seed=seed) as session:
+    with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
         check(awkward(shape, seed, dtype), scaling=scaling, transpose=transpose)
     (launch,) = session.launches
     assert launch.attributes["cooperative"] and launch.grid[0] in (2, 3) and not session.reports
