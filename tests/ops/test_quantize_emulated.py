@@ -82,7 +82,7 @@ def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
     ],
 )
 def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypatch):
-    """CTAs with several tiles, of which they keep some, that wait for each other: all run at the same time."""
+    """CTAs with several tiles, of which they keep some, that wait for each other; all of them run at once."""
 
     def three_ctas(kinds, matrices, tiles, device, bytes_each):
         return OneLaunch(3, 1, matrices > 3), division_of(matrices, tiles, 3)
