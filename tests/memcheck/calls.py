@@ -14,6 +14,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import BsrTensor
+from kernels_dsl.ops.attention_blocks import causal_blocks
 
 BF16 = torch.bfloat16
 
@@ -82,12 +83,23 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) 
 
 
 def attention(family: str, device: str) -> None:
-    """Dense, causal and listed blocks, grouped heads, lengths that fill no tile."""
+    """Dense and causal, also by a mask tensor, lists and packed sequences; lengths that fill no tile."""
     for dim in (64, 128):
         q = torch.randn(2, 131, 4, dim, device=device, dtype=BF16)
         k, v = (torch.randn(2, 203, 2, dim, device=device, dtype=BF16) for _ in range(2))
         for causal in (False, True):
             near(kernels_dsl.attention(q, k, v, causal=causal, family=family), _attention(q, k, v, causal))
+    expected = _attention(q, k, v, True)
+    mask = torch.ones(131, 203, dtype=torch.bool, device=device).tril(203 - 131)
+    near(kernels_dsl.attention(q, k, v, mask=mask, family=family), expected)
+    lists = causal_blocks(131, 203, block=(64, 64), device=device)
+    near(kernels_dsl.attention(q, k, v, causal=True, blocks=lists, family=family), expected)
+    ends = [0, 70, 70, 131], [0, 90, 95, 203]
+    starts = (torch.tensor(x, dtype=torch.int32, device=device) for x in ends)
+    out = kernels_dsl.attention_varlen(q[0], k[0], v[0], *starts, 70, causal=True, family=family)
+    for n in (0, 2):
+        rows, keys = (slice(x[n], x[n + 1]) for x in ends)
+        near(out[None, rows], _attention(q[:1, rows], k[:1, keys], v[:1, keys], True))
 
 
 def attention_fp8(family: str, device: str) -> None:
