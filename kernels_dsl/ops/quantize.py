@@ -272,14 +272,25 @@ def _as_made(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan
 
 def _with_one_scale(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan:
     """The same where a scale of all is made."""
+    if len(make) == 2:
+        new_values, new_scale = make
 
-    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        made = tuple([new() for new in make])
-        sequence(x, made, scale)
-        one = made[-1].squeeze()
-        return (made[0], one) if len(made) == 2 else (made[0], one, made[1], one)
+        def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+            values, one = new_values(), new_scale()
+            sequence(x, (values, one), None)
+            return values, one.squeeze()
 
-    return run
+        return run
+
+    new_plain, new_turned, new_scale = make
+
+    def run_both(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        plain, turned, one = new_plain(), new_turned(), new_scale()
+        sequence(x, (plain, turned, one), None)
+        one = one.squeeze()
+        return plain, one, turned, one
+
+    return run_both
 
 
 def _places(scaling: str, transpose: bool | str, swap: bool) -> tuple[tuple[int, int] | None, ...]:

@@ -87,7 +87,7 @@ class Kernels:
         order = (*plain, *turned)
         return lambda x, made, _: tile(x, *[made[n] for n in order], None)
 
-    def _kernel(self, name: str, **constants: Any) -> Callable[..., Any]:
+    def _kernel(self, name: str, **constants: Any) -> Launch:
         """Kernel `name`, of which a plan has one form."""
         return Launch(FUNCTIONS[name], self.target, constants)
 
@@ -142,7 +142,7 @@ class Kernels:
 
         def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
             counter, workspace = counter_and_workspace(index, elements)
-            kernel(
+            (kernel.direct() or kernel)(
                 x,
                 None if v is None else made[v],
                 None if s is None else made[s],
