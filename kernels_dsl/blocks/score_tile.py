@@ -175,7 +175,9 @@ def soften_watched(
             target.store(source.load().to(spec.dtype))
 
     view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, place[1])
-    return watched_softmax.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack)
+    exact = masked or place[1].lse is not None  # which shows the sums
+    linear = 0 if exact else spec.linear_exps
+    return watched_softmax.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack, linear)
 
 
 def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:

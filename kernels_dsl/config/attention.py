@@ -74,12 +74,14 @@ class Sm90AttentionConfig:
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
-    for; the compiler likes to wait sooner. `watch_sums`, for fp8 operands without sinks and without factors a
-    block of keys: no maxima, see `blocks.watched_softmax`. `ctas_per_sm` is 1, or 2 where the tiles leave
-    room for it (one consumer warpgroup).
+    for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one
+    consumer warpgroup).
     `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
-    their number. `turns_v`, for fp8 operands up to tile_m 128: the kernel transposes V itself, each CTA the
-    blocks that it visits, in place of a kernel before it.
+    their number.
+    For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
+    `blocks.watched_softmax`. Then of `linear_exps` exponentials, if not 0, one is taken without MUFU, with an
+    error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel transposes
+    V itself, each CTA the blocks that it visits, in place of a kernel before it.
     """
 
     tile_m: int
@@ -92,6 +94,7 @@ class Sm90AttentionConfig:
     lazy_rescale: bool = False
     late_wait: bool = False
     watch_sums: bool = False
+    linear_exps: int = 0
     ctas_per_sm: int = 1
     pack: int = 1
     turns_v: bool = False
@@ -210,10 +213,10 @@ def sm90_fp8_config(
         tile_n = 96  # 128 keys would spill
     if by_block:
         tile_n = DESCALE_KEYS if tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2
-    late = wide and not watch
     return Sm90AttentionConfig(
-        tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=late, watch_sums=watch
-    )
+        tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=wide and not watch, watch_sums=watch,
+        linear_exps=3 if watch and widest <= 128 else 0,
+    )  # fmt: skip
 
 
 def turning_v(config: Sm90AttentionConfig, extent: Extent) -> Sm90AttentionConfig:

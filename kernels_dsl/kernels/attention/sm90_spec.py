@@ -26,6 +26,7 @@ class AttentionSpec:
     lazy_rescale: bool
     late_wait: bool
     watch_sums: bool
+    linear_exps: int
     ctas_per_sm: int
     pack: int
     """Query heads whose rows share a tile: row r is query r // pack of head r % pack."""
@@ -149,8 +150,8 @@ def make_spec(
     return AttentionSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        late_wait=config.late_wait, watch_sums=config.watch_sums, ctas_per_sm=config.ctas_per_sm,
-        pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
+        late_wait=config.late_wait, watch_sums=config.watch_sums, linear_exps=config.linear_exps,
+        ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
         raw_stages=raw_stages,
     )  # fmt: skip
