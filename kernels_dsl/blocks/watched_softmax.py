@@ -7,9 +7,9 @@ they come. A thread needs their sum in any case, and none of them is larger than
 not pass e4m3's largest value, no probability does. Where one does, the warp takes a new reference and the
 block again: its scores are still there.
 
-Of a block, after the first and without a mask, a part of the exponentials may be linear between powers of two,
-without MUFU, whose 16 a clock bound the kernel. In the two rows of a thread these are of other keys, so that a
-key of NaN shows in one of the two, and the warp takes the block again, exactly.
+Of a block, after the first and without a mask, a part of the exponentials may be linear between powers of
+two, without MUFU, whose 16 a clock bound the kernel. In the two rows of a thread these are of other keys, so
+that a key of NaN shows in one of the two, and the warp takes the block again, exactly.
 
 The steps between references are whole powers of two, so that the largest weight of a row, which may be most
 of it, is one as well and is not rounded.

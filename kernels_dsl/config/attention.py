@@ -80,8 +80,8 @@ class Sm90AttentionConfig:
     their number.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.watched_softmax`. Then of `linear_exps` exponentials, if not 0, one is taken without MUFU, with an
-    error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel transposes
-    V itself, each CTA the blocks that it visits, in place of a kernel before it.
+    error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel
+    transposes V itself, each CTA the blocks that it visits, in place of a kernel before it.
     """
 
     tile_m: int

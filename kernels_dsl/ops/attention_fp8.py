@@ -94,9 +94,10 @@ def attention_fp8(
     128; they must be greater than 0. The other arguments are those of `kernels_dsl.attention`; there is no
     `mask`, `score_mod`, `mask_mod`, `out`.
 
-    Scores and the softmax are float32; the probabilities are scaled by a power of two a row and rounded to
-    e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter of
-    a block of keys an absolute one of 2⁻¹⁶ of that sum (docs/fp8.md).
+    Scores and the softmax are float32. The probabilities are scaled by a power of two a row and rounded to
+    e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter
+    of a block of keys an absolute one of 2⁻¹⁶ of that sum. At D up to 128 and without `return_lse` a third of
+    the exponentials is piecewise linear, with an error of -4 to 2 % of its own (docs/fp8.md).
 
     Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0 only. Raises
     TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No

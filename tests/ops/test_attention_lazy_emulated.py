@@ -52,11 +52,23 @@ def test_watched_sums(seed):
         fp8.run(shapes, seed, Masking(left=10, right=40), window=(10, 40), scale=scale, config=config)
 
 
-def test_watched_sums_of_one_weight(seed):
+def test_linear_exponentials(seed):
+    """With NaN for a key too, which a row whose weight of it is linear must show."""
+    config = Sm90AttentionConfig(64, 64, 64, 64, watch_sums=True, linear_exps=3)
+    shapes = ((1, 64, 1, 64), (1, 140, 1, 64), (1, 140, 1, 64))
+    fp8.run(shapes, seed, Masking(), scale=0.3, config=config, lse=False)
+    q, k, v = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in shapes)
+    for key in (2, 3, 12):
+        k.view(torch.uint8)[:, key] = 0x7F
+        assert bool(kernels_dsl.attention_fp8(q, k, v, scale=0.3, config=config).isnan().all())
+        k.view(torch.uint8)[:, key] = 0x38
+
+
+def test_watched_sums_of_one_weight():
     """The key that a row is all of comes last: older weights vanish, and its own is not rounded."""
     q, k, v = ((torch.ones(1, 64 * n, 1, 64) / 8).to(torch.float8_e4m3fn) for n in (1, 2, 2))
     k.view(torch.uint8)[:, 3] = torch.full((64,), 256.0).to(torch.float8_e4m3fn).view(torch.uint8)
     v.view(torch.uint8)[:, 3] = torch.arange(64).float().to(torch.float8_e4m3fn).view(torch.uint8)
-    config = Sm90AttentionConfig(64, 32, 64, 64, watch_sums=True)
+    config = Sm90AttentionConfig(64, 64, 64, 64, watch_sums=True, linear_exps=3)
     out = kernels_dsl.attention_fp8(q, k, v, scale=1.0, config=config)
     assert torch.equal(out, v[:, 3:4].bfloat16().expand_as(out))
