@@ -15,8 +15,10 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("name", ["dense", "causal", "softcap"])
+@pytest.mark.parametrize(
+    ("dim", "name"), [(64, "dense"), (64, "causal"), (128, "dense"), (128, "causal"), (128, "softcap"),
+                      (256, "causal"), (256, "softcap")]
+)  # fmt: skip
 def test_products(dim, name):
     variant = AttentionVariant(right=name != "dense", softcap=name == "softcap")
     found = _compiled(dim, sm90_fp8_config(dim, dim, variant, LARGE), variant)
