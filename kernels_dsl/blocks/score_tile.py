@@ -177,7 +177,8 @@ def soften_watched(
     view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, place[1])
     exact = masked or place[1].lse is not None  # which shows the sums
     linear = 0 if exact else spec.linear_exps
-    return watched_softmax.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack, linear)
+    state = rows.row_max, rows.row_sum, rows.correction
+    return watched_softmax.step(view, *state, scale, pack, linear, masked)
 
 
 def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:
@@ -203,7 +204,8 @@ def exponentiate(
     """The second half of `soften`: scores become probabilities."""
     if spec.watch_sums:
         view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
-        watched_softmax.first_step(view, rows.row_max, rows.row_sum, scale, may_hide(spec, masked))
+        empty = may_hide(spec, masked)
+        watched_softmax.first_step(view, rows.row_max, rows.row_sum, scale, empty, masked)
         return
     softmax.online_step(
         softmax.rows_and_columns(scores),

@@ -29,6 +29,9 @@ LARGEST_SUM = 448.0
 """The largest e4m3."""
 SUM_LOG2 = 7.0
 """Exponent of 2 of a thread's sum over the block that a reference is taken from, at most."""
+MASKED_LOG2 = 4.0
+"""Powers of two that a reference from a masked block is at least above its largest score: a row may have seen
+one key of it, and sums of whole blocks follow."""
 COLUMNS = 4
 """Columns of both rows that are packed at a time."""
 SMALLEST_SCALE = 2.0**-60
@@ -46,6 +49,7 @@ def first_step(
     row_sum: cute.Tensor,  # (rows,): out
     scale_log2: Float32,
     may_be_empty: bool,
+    masked: bool | Boolean,
 ) -> None:
     """Takes the first block of a row and its reference; exp(scale * s) as exp2(scale_log2 * s).
 
@@ -58,7 +62,7 @@ def first_step(
             scores[r, c] = _exponential(scores[r, c], scale_log2, shift)
         total = softmax.fold(scores, r, softmax.plus)
         largest = softmax.quad_max(total)
-        reference[r] = _raised(highest, largest, scale_log2)
+        reference[r] = _raised(highest, largest, scale_log2, masked)
         factor = cute.math.exp2((highest - reference[r]) * scale_log2 + Float32(SUM_LOG2), fastmath=True)
         factor = softmax.choose(largest > Float32(0.0), factor, Float32(0.0))
         for c in columns:
@@ -75,6 +79,7 @@ def step(
     scale_log2: Float32,
     pack: cutlass.Constexpr,  # pack(i, values): takes the probabilities of columns 4 i … 4 i + 3, (2, 4)
     linear: cutlass.Constexpr,  # of so many exponentials one is taken by `_linear`; 0: none
+    masked: cutlass.Constexpr,
 ) -> Boolean:
     """Takes a further block. Returns whether this warp has new references; `correction`, what older outputs
     must be multiplied by, is set in that case alone.
@@ -94,7 +99,7 @@ def step(
             total = Float32(0.0)
             for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
                 total = total + _exponential(scores[r, c], scale_log2, shift)
-            new = cute.arch.fmax(_raised(highest, softmax.quad_max(total), scale_log2), old)
+            new = cute.arch.fmax(_raised(highest, softmax.quad_max(total), scale_log2, masked), old)
             base = softmax.finite_or_zero(new)
             reference[r] = new
             correction[r] = cute.math.exp2((old - base) * scale_log2, fastmath=True)
@@ -158,12 +163,17 @@ def _linear(score: Float32, share: Float32, start: Float32, *, loc=None, ip=None
     return inline_ptx(Float32, (score, share, start), text, "=f,f,f,f", effects=False, loc=loc, ip=ip)
 
 
-def _raised(highest: Float32, total: Float32, scale_log2: Float32) -> Float32:
+def _raised(highest: Float32, total: Float32, scale_log2: Float32, masked: bool | Boolean) -> Float32:
     """The reference of a row; -inf where it has no key. `total` is a sum in units of the largest weight.
 
     With hardly any scale all weights are alike, and the quotient would be none.
     """
     powers = _rounded_up(cute.math.log2(total, fastmath=True))
+    if masked is not False:
+        least = Float32(MASKED_LOG2)
+        if masked is not True:
+            least = softmax.choose(masked, least, Float32(0.0))
+        powers = cute.arch.fmax(powers, least)
     raised = highest + powers * cute.arch.rcp_approx(scale_log2)
     return softmax.choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)
 

@@ -206,7 +206,7 @@ def sm90_fp8_config(
     # As measured on an H200 from 4096 keys on.
     plain = not (variant.left or variant.changes_scores)
     wide = 96 < widest <= 128 and plain and extent.keys >= 2048
-    tile_n = 192 if wide else 128
+    tile_n = (160 if watch else 192) if wide else 128
     if tile_m == 192 and widest > 96:
         tile_n = 96
     if widest > 192 and (variant.changes_scores or tile_m == 64):

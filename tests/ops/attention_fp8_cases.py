@@ -52,7 +52,8 @@ def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **optio
         **options,
     )
     out, lse = found if with_lse else (found, None)
-    compare((out, lse), [part[2] for part in parts], masking, options.get("scale"))
+    maxima = bool(by_block) or not options.keys().isdisjoint(("sinks", "blocks"))
+    compare((out, lse), [part[2] for part in parts], masking, options.get("scale"), 2.0 if maxima else 4.0)
     return out
 
 
@@ -90,14 +91,24 @@ def run_packed(
 
 
 def compare(
-    found: tuple[torch.Tensor, torch.Tensor | None], exact: list, masking: Masking, scale: float | None = None
+    found: tuple[torch.Tensor, torch.Tensor | None],
+    exact: list,
+    masking: Masking,
+    scale: float | None = None,
+    factor: float = 4.0,
 ) -> None:
-    """Output and log-sum-exp against float64 on `exact`: the q, k, v (B, S, H, D) that fp8 values are."""
+    """Output and log-sum-exp against float64 on `exact`: the q, k, v (B, S, H, D) that fp8 values are.
+
+    The root mean square is held to twice that of weights rounded once, the largest error of a tile to
+    `factor` times: there the largest weight of a row is exact, in the kernel it need not where sums are
+    watched.
+    """
     out, lse = found
     expected, expected_lse = attention(*exact, masking, scale=scale)
     peer = attention_fp8_weights(*exact, masking, scale=scale).bfloat16()
     assert out.dtype == torch.bfloat16
-    check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0)
+    report = check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0, factor=factor)
+    assert report.rms <= report.rms_bound - (factor - 2.0) * report.peer_rms, report
     if lse is None:
         return
     same = lse.double() == expected_lse  # -inf among them
