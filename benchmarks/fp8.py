@@ -265,9 +265,22 @@ def host_rows() -> Iterator[dict[str, Any]]:
         yield {"name": name, "host_us": host_us(timed)}
 
 
-LISTED = {
-    "quantize": quantize_rows, "error": error_rows, "gemm_error": fp8_gemm.error_rows, "host": host_rows,
-}  # fmt: skip
+def _as_they_come(rows: Callable[[], Iterator[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """All of them, each printed as soon as it is there."""
+    found = []
+    for row in rows():
+        words = (f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items())
+        print("  ".join(words), flush=True)
+        found.append(row)
+    return found
+
+
+LISTED: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "quantize": partial(_as_they_come, quantize_rows),
+    "error": partial(_as_they_come, error_rows),
+    "gemm_error": partial(_as_they_come, fp8_gemm.error_rows),
+    "host": partial(_as_they_come, host_rows),
+}
 CASES = {
     "attention": attention_cases,
     "gemm": fp8_gemm.cases,
@@ -282,11 +295,7 @@ def run(suite: str, results: Path) -> None:
     if suite in CASES:
         harness.run_suite(f"fp8_{suite}", CASES[suite](), rounds=20, seconds=0.3, results=results)
         return
-    rows = []
-    for row in LISTED[suite]():
-        words = (f"{key} {v:.4g}" if isinstance(v, float) else str(v) for key, v in row.items())
-        print("  ".join(words), flush=True)
-        rows.append(row)
+    rows = LISTED[suite]()
     harness.write(f"fp8_{suite}", machine.header(), rows, results)
 
 
