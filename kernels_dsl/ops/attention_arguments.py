@@ -290,6 +290,8 @@ def describe(
     for name, x in extras.tensors().items():
         if name.startswith("aux") and x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
+        if name.startswith("aux") and x.dtype == torch.bool:
+            raise TypeError(f"{name} is torch.bool, must be of numbers: view it as torch.uint8")
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             check_function(name, function, "aux")

@@ -84,6 +84,7 @@ def test_bad_tensors(on_h200, q, k, v, message):
         ({"sinks": [1.0] * 4}, "sinks is a list, must be a torch.Tensor"),
         ({"score_mod": 3}, "score_mod is a int, must be a function"),
         ({"mask_mod": lambda b, h, i, j: Q[b, i, h, j] > 0}, "mask_mod reads the torch.Tensor 'Q', must get"),
+        ({"mask_mod": document_mask, "aux": (Q > 0,)}, "aux[0] is torch.bool, must be of numbers: view it"),
         ({"blocks": 3}, "blocks is a int, must be BlockLists or a torch BlockMask"),
         (
             {"blocks": _block_mask(40, 500)},
