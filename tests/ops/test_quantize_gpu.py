@@ -103,13 +103,31 @@ def test_rows_of_clusters(columns, seed):
 
 def test_repeated_calls_of_two_passes(seed):
     """Kernels that start beside the end of those before, many times over changing data."""
-    for scaling in ("tensor", "row"):
+    for scaling, shape in (("tensor", (1024, 1536)), ("row", (1024, 1536)), ("tensor", (4352, 4096))):
         for n in range(20):
-            x = torch.full((1024, 1536), float(n + 1), device="cuda").bfloat16()
+            x = torch.full(shape, float(n + 1), device="cuda").bfloat16()
             values, scales, _, turned = kernels_dsl.quantize(x, scaling=scaling, transpose="both")
             expected = ref.scale_of(torch.tensor(float(n + 1)), values.dtype)
             assert bool((scales.cpu() == expected).all()) and bool((turned.cpu() == expected).all())
             assert bool((values.float() == 448).all())
+
+
+def test_launches_of_two_streams_at_once():
+    """Launches that need the whole GPU, whose CTAs wait for each other, beside each other."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [torch.full((2048, 2048), float(n + 1), device="cuda").bfloat16() for n in range(2)]
+    torch.cuda.synchronize()
+    found: list[list] = [[], []]
+    for _ in range(30):
+        for n, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found[n].append(kernels_dsl.quantize(inputs[n], scaling="row", transpose="both"))
+    torch.cuda.synchronize()
+    for n, results in enumerate(found):
+        expected = ref.scale_of(torch.tensor(float(n + 1)), torch.float8_e4m3fn)
+        for values, scales, turned, turned_scales in results:
+            assert bool((values.float() == 448).all()) and bool((turned.float() == 448).all())
+            assert bool((scales.cpu() == expected).all()) and bool((turned_scales.cpu() == expected).all())
 
 
 def test_more_than_two_to_the_31_elements():
