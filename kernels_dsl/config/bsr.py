@@ -116,7 +116,7 @@ def _stores_by_tma(problem: BsrProblem) -> bool:
 
 def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
     """Tiles of which a warpgroup holds two sets of accumulators; the fastest measured at 8192 x 8192 x 8192,
-    25 % kept. Blocks go where D's columns are the kernel's N, for TMA stores: that is half of the rate.
+    25 % kept, with blocks where D's columns are the kernel's N.
     """
     on_m = problem.block_mn % SMALL_BLOCK == 0 and not problem.dense_left
     unit_k = min(-(-problem.block_k // 32) * 32, 2 * STAGE_K)
