@@ -29,6 +29,7 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
+_forward_ad = torch.autograd.forward_ad
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -230,6 +231,8 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra
     """
     if _is_compiling() or _dispatch_modes() or _functorch_level() is not None:
         return True
+    if _forward_ad._current_level >= 0:
+        return True
     values = (q, k, v) if extras is NO_EXTRAS else (q, k, v, extras.mask, extras.sinks, *extras.aux)
     grad = _grad_enabled()
     subclass = False
@@ -267,6 +270,7 @@ def _bare_of(
         or _is_compiling()
         or _dispatch_modes()
         or _functorch_level() is not None
+        or _forward_ad._current_level >= 0
         or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
     ):

@@ -21,6 +21,7 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
+_forward_ad = torch.autograd.forward_ad
 
 
 def gemm(
@@ -72,6 +73,7 @@ def gemm(
         or type(b) not in _PLAIN_TYPES
         or _dispatch_modes()
         or _functorch_level() is not None
+        or _forward_ad._current_level >= 0
         or (
             _grad_enabled()
             and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad))

@@ -147,8 +147,9 @@ def through_dispatcher(
     """
     named = {"a": a, "b": b, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}}
     require_tensors(named)
-    refuse_gradients((*named.values(), c, bias, residual), epilogue, out)
-    refuse_forward_mode("gemm")
+    values = (*named.values(), c, bias, residual)
+    refuse_gradients(values, epilogue, out)
+    refuse_forward_mode("gemm", values)
     keywords["epilogue"] = epilogue_name(epilogue)
     keywords["config"] = None if config is None else config_text(config)
     positional = (a, b, c, bias, residual, list(epilogue_args) or None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
@@ -94,10 +95,17 @@ def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> Non
         )
 
 
-def refuse_forward_mode(operation: str) -> None:
-    """NotImplementedError inside of torch.func.jvp, which would take an operator for a constant."""
+def refuse_forward_mode(operation: str, values: Iterable[Any]) -> None:
+    """NotImplementedError where a tangent is asked for, in torch.func.jvp or by dual tensors.
+
+    PyTorch takes an operator without a forward-mode derivative for a constant.
+    """
     if torch.compiler.is_compiling():
         return
     level = torch._C._functorch.peek_interpreter_stack()
-    if level is not None and level.key() == torch._C._functorch.TransformType.Jvp:
+    asked = level is not None and level.key() == torch._C._functorch.TransformType.Jvp
+    if not asked and forward_ad._current_level >= 0:
+        tensors = (value for value in values if isinstance(value, torch.Tensor))
+        asked = any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    if asked:
         raise NotImplementedError(f"{operation} has no forward-mode derivative")

@@ -243,6 +243,13 @@ def test_gradients_are_refused(name):
     assert "no backward" in kernels_dsl.attention_supports(q, K, K, **options)
 
 
+def test_tangents_are_refused():
+    with torch.autograd.forward_ad.dual_level():
+        q = torch.autograd.forward_ad.make_dual(Q, Q)
+        with pytest.raises(NotImplementedError, match="attention has no forward-mode derivative"):
+            kernels_dsl.attention(q, K, K)
+
+
 @pytest.mark.parametrize("other", ["q", "k", "v"])
 def test_out_is_no_input(on_h200, monkeypatch, other):
     tensors = {name: _tensor(1, 8, 1, 64) for name in "qkv"}

@@ -196,8 +196,16 @@ def test_vmap_loops_over_the_batch(model_kernels) -> None:
 
 def test_forward_mode_is_refused(model_kernels) -> None:
     a, b = _randn(12, 16), _randn(16, 20)
+    expected = gemm(a, b)
     with pytest.raises(NotImplementedError, match="gemm has no forward-mode derivative"):
         torch.func.jvp(lambda x: gemm(x, b), (a,), (a,))
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(gemm(a, b), expected)  # no tangent is asked for
+        for tensors in ((torch.autograd.forward_ad.make_dual(a, a), b, None), (a, b, expected)):
+            c = tensors[2]
+            c = None if c is None else torch.autograd.forward_ad.make_dual(c, c)
+            with pytest.raises(NotImplementedError, match="gemm has no forward-mode derivative"):
+                gemm(*tensors[:2], c=c)
 
 
 def test_a_second_derivative(model_kernels) -> None:
