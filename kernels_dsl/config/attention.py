@@ -120,8 +120,10 @@ TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
 """Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
 PAIR_COST = 11.6
 """The same for two CTAs of 64 rows on one SM, which head dimensions up to 64 leave room for."""
-FP8_TALL_COST = 17.0
+FP8_TALL_COST = 16.5
 """The same for 192 rows of fp8 operands of head dimensions above 96, whose blocks of keys are small then."""
+FEW_KEYS = 512
+"""Up to so many, fp8 attention keeps maxima: the first blocks of watched sums take longer."""
 TURNED_VALUES = 1024 * 128
 """Elements of V, of one head, up to which a CTA transposes them itself; as measured on an H200."""
 
@@ -194,15 +196,15 @@ def sm90_fp8_config(
     """
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest = max(d, dv)
-    watch = not (variant.sinks or by_block)
+    watch = not (variant.sinks or by_block) and extent.keys > FEW_KEYS
     tall = widest <= (128 if watch else 96) and not variant.changes_scores
     heights = [192, 128, 64] if tall else [128, 64]
 
-    def rounds(rows: int) -> float:
-        cost = FP8_TALL_COST if rows == 192 and widest > 96 else TILE_COST[rows]
-        return -(-extent.tiles(rows) // extent.sms) * cost
+    def cost(rows: int) -> float:
+        one = FP8_TALL_COST if rows == 192 and widest > 96 else TILE_COST[rows]
+        return -(-extent.tiles(rows) // extent.sms) * one * _visited(variant, extent, rows)
 
-    tile_m = min(heights, key=rounds)  # the first of equals: the tallest
+    tile_m = min(heights, key=cost)  # the first of equals: the tallest
     # As measured on an H200 from 4096 keys on.
     plain = not (variant.left or variant.changes_scores)
     wide = 96 < widest <= 128 and plain and extent.keys >= 2048

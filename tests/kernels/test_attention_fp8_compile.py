@@ -26,13 +26,13 @@ def test_products(dim, name):
     _check(found)
 
 
-@pytest.mark.parametrize(("dim", "rows"), [(64, 64), (128, 128), (256, 64)])
-def test_v_transposed_in_the_kernel(dim, rows):
+@pytest.mark.parametrize(("dim", "rows", "keys"), [(64, 64, 1024), (128, 128, 1024), (256, 64, 512)])
+def test_v_transposed_in_the_kernel(dim, rows, keys):
     """One kernel, and no spills in the transposing warps, which have few registers."""
-    extent = Extent(rows=rows, keys=128, heads=132, sms=132)
+    extent = Extent(rows=rows, keys=keys, heads=132, sms=132)
     variant = AttentionVariant(right=True)
     config = turning_v(sm90_fp8_config(dim, dim, variant, extent), extent)
-    assert config.turns_v and config.tile_m == rows
+    assert config.turns_v and config.tile_m == rows and config.watch_sums == (keys > 512)
     found = _compiled(dim, config, variant)
     assert len(found) == 1
     _check(found)
