@@ -97,7 +97,7 @@ def _near(b, h, i, j):
 def test_torch_block_mask_of_two_functions(seed):
     mask = flex.create_block_mask(flex.and_masks(_every_third, _near), None, None, 70, 190, device="cpu")
     masking = Masking(mask_mod=lambda *place: _every_third(*place) & _near(*place))
-    run(_tensors((2, 2), (70, 190), (64, 64), seed), masking, blocks=mask)
+    run(_tensors((1, 1), (70, 190), (64, 64), seed), masking, blocks=mask)
 
 
 def test_mask_function_that_reads_a_tensor(seed):
@@ -112,7 +112,7 @@ def test_mask_function_that_reads_a_tensor(seed):
 @pytest.mark.parametrize(("block", "dim"), [((64, 64), 64), ((128, 128), 64), ((128, 128), 192)])
 def test_window_lists(block, dim, seed):
     lists = attention_blocks.window_blocks(200, 230, left=100, block=block, device="cpu")
-    tensors = _tensors((2, 2), (200, 230), (dim, dim), seed)
+    tensors = _tensors((1, 1), (200, 230), (dim, dim), seed)
     run(tensors, Masking(left=100, right=0), blocks=lists, window=(100, 0))
 
 
