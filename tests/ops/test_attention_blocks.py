@@ -133,8 +133,12 @@ def test_torch_functions_are_made_traceable():
 def test_torch_block_mask():
     from torch.nn.attention.flex_attention import create_block_mask
 
-    made = builders.from_block_mask(
-        create_block_mask(lambda b, h, i, j: i >= j, None, None, 300, 300, device="cpu", BLOCK_SIZE=128)
-    )
+    def other(b, h, i, j):
+        return i > j
+
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 300, 300, device="cpu", BLOCK_SIZE=128)
+    made = builders.from_block_mask(mask)
+    assert torch_masks.of_block_mask(mask, None, (300, 300)) == (mask.mask_mod, made)
+    assert torch_masks.of_block_mask(mask, other, None)[0] is other  # the call's own goes first
     assert made.block == (128, 128)
     assert _classes(made, 3, 3)[0, 0].gt(0).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
