@@ -1,4 +1,4 @@
-"""Writes the tables and the plot of docs/performance.md from the JSON files of benchmarks/results.
+"""Writes the tables and plots of docs/ and the README's overview from the JSON files of benchmarks/results.
 
     python -m benchmarks.render [--results benchmarks/results] [--document docs/performance.md]
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine
+from benchmarks import harness, machine, overview
 from benchmarks.harness import OURS, Row
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -157,6 +157,12 @@ def render(results: Path, document: Path) -> list[str]:
         table, what = _rendered(path, page.parent / "plots" / f"{path.parent.name}_{path.stem}.svg")
         texts[page] = insert(texts.get(page) or page.read_text(), name, table)
         done.append(f"{name}: {what}")
+    readme = document.parent.parent / "README.md"
+    for folder in sorted({path.parent for path in results.glob("*/*.json")}):
+        name = f"{folder.name} overview"
+        if readme.exists() and f"<!-- table {name} -->" in readme.read_text():
+            texts[readme] = insert(texts.get(readme) or readme.read_text(), name, overview.table(folder))
+            done.append(f"{name}: table of the README")
     for page, text in texts.items():
         page.write_text(text)
     return done

@@ -116,13 +116,17 @@ def test_rendering_replaces_its_own_table_and_nothing_else(tmp_path):
 
 def test_committed_tables_are_those_of_the_committed_results(tmp_path, monkeypatch):
     """`python -m benchmarks.render` would change no page, and every plot of one is there."""
-    docs = harness.RESULTS.parents[1] / "docs"
+    root = harness.RESULTS.parents[1]
+    docs = root / "docs"
     shutil.copytree(docs, tmp_path / "docs")
+    shutil.copy(root / "README.md", tmp_path)
     for name in ("plot", "lines_plot"):
         monkeypatch.setattr(render, name, lambda rows, title, path: path.exists())
     assert render.render(harness.RESULTS, tmp_path / "docs" / "performance.md")
     for page in docs.glob("*.md"):
         assert (tmp_path / "docs" / page.name).read_text() == page.read_text(), page.name
+    text = (root / "README.md").read_text()
+    assert "| cuBLASLt |" in text and (tmp_path / "README.md").read_text() == text
 
 
 def test_plot_is_a_small_svg_that_does_not_change(tmp_path):
