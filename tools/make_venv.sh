@@ -43,7 +43,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
 driver=$(driver_major)
 constraints=()
-extras=test,bench
+extras=test,bench,hf
 if [[ -z $driver ]]; then
   echo "make_venv: no NVIDIA GPU found: torch's CPU build, kernels are compiled but not run"
   constraints=(-c constraints-cpu.txt)
@@ -54,7 +54,7 @@ if [[ -z $driver ]]; then
   "${pip[@]}" "${constraints[@]}" ${index[@]+"${index[@]}"} torch
 elif ((driver >= 580)); then
   echo "make_venv: NVIDIA driver $driver: CUDA 13"
-  extras=test,bench,cu13
+  extras=test,bench,hf,cu13
 else
   echo "make_venv: NVIDIA driver $driver: CUDA 12"
   # The ordinary index has torch for CUDA 13, which needs driver 580; cuda-python likewise.
