@@ -18,6 +18,7 @@ from kernels_dsl.ops import attention_plan, checked, overlap
 from kernels_dsl.ops.attention_arguments import MODES, NAMES, NO_EXTRAS, Extras, describe
 from kernels_dsl.ops.attention_blocks import BlockLists
 from kernels_dsl.ops.attention_functions import unwrapped
+from kernels_dsl.ops.plain import PLAIN_TYPES
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.torch_masks import causal_alignment, of_block_mask
 
@@ -32,7 +33,6 @@ _functorch_level = torch._C._functorch.peek_interpreter_stack
 _forward_ad = torch.autograd.forward_ad
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def attention(
@@ -118,7 +118,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask is given beside is_causal, must be None")
-    if type(query) not in _PLAIN_TYPES or type(key) not in _PLAIN_TYPES:
+    if type(query) not in PLAIN_TYPES or type(key) not in PLAIN_TYPES:
         for name, x in (("query", query), ("key", key)):
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
@@ -133,7 +133,7 @@ def scaled_dot_product_attention(
             f"key has {key.shape[1]} heads, must have {query.shape[1]} like query where enable_gqa is false"
         )
     alignment = "top_left"
-    if attn_mask is not None and type(attn_mask) not in _PLAIN_TYPES:
+    if attn_mask is not None and type(attn_mask) not in PLAIN_TYPES:
         found = causal_alignment(attn_mask, (query.shape[-2], key.shape[-2]))
         if found is not None:
             attn_mask, is_causal, alignment = None, True, found
@@ -237,7 +237,7 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra
     grad = _grad_enabled()
     subclass = False
     for x in values:
-        if type(x) in _PLAIN_TYPES:
+        if type(x) in PLAIN_TYPES:
             if grad and x.requires_grad:
                 raise RuntimeError(_no_gradient(x, q, k, v, extras))
         elif x is not None and isinstance(x, torch.Tensor):
@@ -264,9 +264,9 @@ def _bare_of(
 ) -> Callable[..., torch.Tensor] | None:
     """The short way for a call that has gone the long one before; None where there is none."""
     if (
-        type(q) not in _PLAIN_TYPES
-        or type(k) not in _PLAIN_TYPES
-        or type(v) not in _PLAIN_TYPES
+        type(q) not in PLAIN_TYPES
+        or type(k) not in PLAIN_TYPES
+        or type(v) not in PLAIN_TYPES
         or _is_compiling()
         or _dispatch_modes()
         or _functorch_level() is not None

@@ -37,6 +37,7 @@ from kernels_dsl.ops.attention_plan import (
     without_keys,
 )
 from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.plain import signature
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -179,9 +180,9 @@ def run_direct(
     key: Any = None
     known = extras.blocks is None or isinstance(extras.blocks, BlockLists)
     if known and all(isinstance(x, torch.Tensor) for x in tensors):
-        key = (*map(_signature, (*tensors, *descales)), options, rest)
+        key = (*map(signature, (*tensors, *descales)), options, rest)
         if extras is not NO_EXTRAS:
-            others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
+            others = tuple((name, signature(x)) for name, x in extras.tensors().items())
             key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
     plan = _PLANS.get(key) if key is not None else None
     if plan is None:
@@ -252,12 +253,6 @@ def _bare_key(tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tupl
         y if y is None else (y.dtype, y.shape, y.stride(), y.data_ptr() & 15, y.get_device()),
         z if z is None else (z.dtype, z.shape, z.stride(), z.data_ptr() & 15, z.get_device()),
     )  # fmt: skip
-
-
-def _signature(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device()
-    return type(x)
 
 
 def _check_descale(

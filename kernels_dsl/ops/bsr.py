@@ -12,10 +12,9 @@ from kernels_dsl.ops import bsr_plan, overlap
 from kernels_dsl.ops.bsr_pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr_plan import BsrConfig
 from kernels_dsl.ops.bsr_tensor import BsrTensor
-from kernels_dsl.ops.gemm import _plain, _signature
+from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
 from kernels_dsl.ops.target import target_of
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_PLANS = 256  # of one matrix
 _NO_EXTRAS: tuple[Any, ...] = ()
 _FROM_TORCH = WeakIdKeyDictionary()
@@ -76,15 +75,15 @@ def bsr_gemm(
     values = sparse.values
     if (
         _is_compiling()
-        or type(dense) not in _PLAIN_TYPES
-        or type(values) not in _PLAIN_TYPES
+        or type(dense) not in PLAIN_TYPES
+        or type(values) not in PLAIN_TYPES
         or _dispatch_modes()
         or _functorch_level() is not None
         or (
             _grad_enabled()
             and (values.requires_grad or dense.requires_grad or (out is not None and out.requires_grad))
         )
-        or (extras and not _plain(extras))
+        or (extras and not plain(extras))
     ):
         from kernels_dsl.ops import bsr_register
 
@@ -96,7 +95,7 @@ def bsr_gemm(
     # From here on every line is host time of every call.
     key: Any = None
     if dense.layout is torch.strided and (
-        out is None or (type(out) in _PLAIN_TYPES and out.layout is torch.strided)
+        out is None or (type(out) in PLAIN_TYPES and out.layout is torch.strided)
     ):
         at_dense = dense.data_ptr()
         key = (
@@ -108,7 +107,7 @@ def bsr_gemm(
             at_out = out.data_ptr()
             key += (out.dtype, out.shape, out.stride(), at_out & 15, out.get_device())
         if extras:
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(_signature, extras))
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(signature, extras))
         plan = sparse._kept.get(key)
         if plan is not None and out is not None:
             # The addresses that out spans, against those of the factors; `overlap` asks more exactly.
@@ -146,10 +145,7 @@ def run_direct(
     plan = None if key is None else sparse._kept.get(key)
     if plan is None:
         call = bsr_plan.describe(sparse, dense, left, out=out, **options)
-        if out is not None and overlap.self_overlaps(out):
-            raise ValueError(
-                f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
-            )
+        overlap.check_self_overlap(out)
         target = target_of(dense)
         extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = bsr_plan.build(
@@ -284,7 +280,7 @@ def run_sampled(
     batch = bsr_plan.check_sampled(a, b, shape, block, out_dtype)
     target = target_of(a)
     pattern = pattern_of(crow, col, shape[0] // block[0], shape[1] // block[1])
-    key = ("sampled", block, alpha == 1.0, out_dtype, _signature(a), _signature(b))
+    key = ("sampled", block, alpha == 1.0, out_dtype, signature(a), signature(b))
     run = pattern.plans.get(key)
     if run is None:
         run = bsr_plan.build_sampled(

@@ -17,7 +17,6 @@ from kernels_dsl.ops.bsr import run_direct, run_sampled
 from kernels_dsl.ops.bsr_pattern import pattern_of
 from kernels_dsl.ops.bsr_plan import check_sampled, describe
 from kernels_dsl.ops.bsr_tensor import BsrTensor
-from kernels_dsl.ops.gemm import _signature
 from kernels_dsl.ops.gemm_grad import _through_activation
 from kernels_dsl.ops.operators import (
     LIBRARY,
@@ -27,6 +26,7 @@ from kernels_dsl.ops.operators import (
     refuse_written,
     require_tensors,
 )  # fmt: skip
+from kernels_dsl.ops.plain import signature
 
 _INPUTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor? c=None, Tensor? bias=None, "
@@ -68,9 +68,9 @@ def _run(tensors: Sequence[Any], out: torch.Tensor | None, keywords: dict[str, A
     rows, columns = shape[0] // values.shape[-2], shape[1] // values.shape[-1]
     pattern = pattern_of(crow, col, rows, columns)
     options = _options(rest, keywords)
-    parts = (_signature(x) for x in (values, dense, out, options["c"], options["bias"], options["residual"]))
+    parts = (signature(x) for x in (values, dense, out, options["c"], options["bias"], options["residual"]))
     plain = (options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype"))
-    extra = tuple(map(_signature, options["epilogue_args"]))
+    extra = tuple(map(signature, options["epilogue_args"]))
     key = (
         transposed, left, family, options["alpha"] == 1.0, options["beta"] == 0.0, extra, *parts, *plain
     )  # fmt: skip

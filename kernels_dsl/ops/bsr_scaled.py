@@ -11,7 +11,7 @@ from kernels_dsl.ops import bsr_plan, overlap
 from kernels_dsl.ops.bsr import _check_overlap, _pattern
 from kernels_dsl.ops.bsr_plan import BsrConfig
 from kernels_dsl.ops.bsr_tensor import BsrTensor
-from kernels_dsl.ops.gemm import _plain, _signature
+from kernels_dsl.ops.plain import plain, signature
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
@@ -84,8 +84,8 @@ def bsr_scaled_gemm(
             make = plan.operands
             operands = None if make is None else make((float(alpha), float(beta), *extras))
             return plan.run(sparse.values, dense, out, operands)
-    plain = (sparse.values, dense, out, *extras)
-    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not _plain(plain):
+    values = (sparse.values, dense, out, *extras)
+    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not plain(values):
         from kernels_dsl.ops import bsr_scaled_register
 
         return bsr_scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
@@ -106,14 +106,14 @@ def _short_key(factors: tuple[Any, ...], out: Any, rest: tuple[Any, ...]) -> Any
         or _is_compiling()
         or _dispatch_modes()
         or _functorch_level() is not None
-        or not _plain((values, dense, blocks, other, out))
+        or not plain((values, dense, blocks, other, out))
     ):
         return None
     return (
         dense.dtype, dense.shape, dense.stride(), dense.data_ptr() & 15, dense.get_device(),
         blocks.dtype, blocks.shape, blocks.stride(), blocks.data_ptr() & 15, blocks.get_device(),
         other.dtype, other.shape, other.stride(), other.data_ptr() & 15, other.get_device(),
-        sparse.transposed, rest, out if out is None else _signature(out),
+        sparse.transposed, rest, out if out is None else signature(out),
     )  # fmt: skip
 
 
@@ -134,15 +134,12 @@ def run_direct(
     """
     config, family = forced
     if key is None:
-        signatures = (*map(_signature, (sparse.values, dense, out)), *map(_signature, extras))
+        signatures = (*map(signature, (sparse.values, dense, out)), *map(signature, extras))
         key = ("scaled", left, sparse.transposed, options, forced, signatures)
     plan = sparse._kept.get(key)
     if plan is None:
         call = described(sparse, dense, left, extras, options, out)
-        if out is not None and overlap.self_overlaps(out):
-            raise ValueError(
-                f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
-            )
+        overlap.check_self_overlap(out)
         target = target_of(dense)
         plan = bsr_plan.build(
             call, dense, out, target, _pattern(sparse), config=config, family=family, extras=extras

@@ -9,10 +9,10 @@ import torch
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops import gemm_arguments, gemm_plan, overlap
+from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
 from kernels_dsl.ops.target import target_of
 
 _STRIDED = torch.strided
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _NO_EXTRAS: tuple[Any, ...] = ()
 _MAX_PLANS = 8192  # some hundred bytes each; cleared when full, since plans are cheap to make again
@@ -69,8 +69,8 @@ def gemm(
         extras = (c, bias, residual, *epilogue_args)
     if (
         _is_compiling()
-        or type(a) not in _PLAIN_TYPES
-        or type(b) not in _PLAIN_TYPES
+        or type(a) not in PLAIN_TYPES
+        or type(b) not in PLAIN_TYPES
         or _dispatch_modes()
         or _functorch_level() is not None
         or _forward_ad._current_level >= 0
@@ -79,7 +79,7 @@ def gemm(
             and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad))
         )
         or (a.dtype is torch.float32 and (a.is_neg() or b.is_neg()))
-        or (extras and not _plain(extras))
+        or (extras and not plain(extras))
     ):
         from kernels_dsl.ops import gemm_register
 
@@ -91,7 +91,7 @@ def gemm(
     # From here on every line is host time of every call.
     key: Any = None
     if a.layout is b.layout is _STRIDED and (
-        out is None or (type(out) in _PLAIN_TYPES and out.layout is _STRIDED)
+        out is None or (type(out) in PLAIN_TYPES and out.layout is _STRIDED)
     ):
         at_a, at_b = a.data_ptr(), b.data_ptr()
         if out is None:
@@ -109,7 +109,7 @@ def gemm(
                 out.dtype, out.shape, out.stride(), at_out & 15, out.get_device(),
             )  # fmt: skip
         if extras:
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(_signature, extras))
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(signature, extras))
         plan = _PLANS.get(key)
         if plan is not None:
             if out is not None:
@@ -148,14 +148,11 @@ def run_direct(
     `key` is that of the plan, None to make it here.
     """
     if key is None and _strided(a) and _strided(b):
-        key = ("direct", *map(_signature, (a, b, out)), config, family, *map(_part, options.values()))
+        key = ("direct", *map(signature, (a, b, out)), config, family, *map(_part, options.values()))
     plan = None if key is None else _PLANS.get(key)
     if plan is None:
         call = gemm_arguments.describe(a, b, out=out, **options)
-        if out is not None and overlap.self_overlaps(out):
-            raise ValueError(
-                f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
-            )
+        overlap.check_self_overlap(out)
         target = target_of(a)
         extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
@@ -188,8 +185,7 @@ def supports(
     try:
         call = gemm_arguments.describe(a, b, **options)
         out = options.get("out")
-        if out is not None and overlap.self_overlaps(out):
-            return f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
+        overlap.check_self_overlap(out)
         named = _named(a, b, options)
         if out is not None:
             overlap.check_overlap(out, named)
@@ -222,15 +218,6 @@ def _named(a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]) -> dict[st
     return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
 
 
-def _signature(value: Any) -> Any:
-    """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
-    if value is None:
-        return None
-    if type(value) in _PLAIN_TYPES and value.layout is torch.strided:
-        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
-    return type(value)
-
-
 def _strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
@@ -238,19 +225,5 @@ def _strided(value: Any) -> bool:
 def _part(option: Any) -> Any:
     """What of an optional argument a plan depends on; a scalar's value too, which is more than needed."""
     if isinstance(option, tuple):
-        return tuple(map(_signature, option))
-    return _signature(option) if isinstance(option, torch.Tensor) else option
-
-
-def _plain(values: tuple[Any, ...]) -> bool:
-    """Whether all tensors among the values can go past the dispatcher."""
-    grad = _grad_enabled()
-    for value in values:
-        if value is None:
-            continue
-        if type(value) in _PLAIN_TYPES:  # much quicker than isinstance, which asks Tensor's metaclass
-            if (grad and value.requires_grad) or value.is_neg():
-                return False
-        elif isinstance(value, torch.Tensor):
-            return False
-    return True
+        return tuple(map(signature, option))
+    return signature(option) if isinstance(option, torch.Tensor) else option

@@ -9,9 +9,9 @@ import torch
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops import gemm_plan, grouped_arguments, overlap
+from kernels_dsl.ops.plain import PLAIN_TYPES
 from kernels_dsl.ops.target import target_of
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _MAX_PLANS = 8192
 _STRIDED = torch.strided
@@ -181,10 +181,7 @@ def _plan(
     forced: tuple[GemmConfig | None, str | None],
 ) -> gemm_plan.Plan:
     call = described(a, b, extras, options, out)
-    if out is not None and overlap.self_overlaps(out):
-        raise ValueError(
-            f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
-        )
+    overlap.check_self_overlap(out)
     return gemm_plan.build(call, a, b, out, target_of(a), *forced, extras)
 
 
@@ -246,7 +243,7 @@ def _key(values: tuple[Any, ...], rest: tuple[Any, ...], grad: bool) -> Any:
     for value in values:
         if value is None:
             parts.append(None)
-        elif type(value) in _PLAIN_TYPES and value.layout is _STRIDED:
+        elif type(value) in PLAIN_TYPES and value.layout is _STRIDED:
             if (grad and value.requires_grad) or value.is_neg():
                 return None
             parts += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device())

@@ -29,6 +29,14 @@ def self_overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
+def check_self_overlap(out: torch.Tensor | None) -> None:
+    """ValueError where two elements of `out`, if it is given, may share an address."""
+    if out is not None and self_overlaps(out):
+        raise ValueError(
+            f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
+        )
+
+
 def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]) -> bool:
     """Whether the addresses that `out` spans meet those of an input: true more often than needed.
 

@@ -10,6 +10,7 @@ import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import fresh
+from kernels_dsl.ops.plain import PLAIN_TYPES
 from kernels_dsl.ops.quantize_plan import Kernels, Plan
 from kernels_dsl.ops.quantize_plan import Sequence as Launches
 from kernels_dsl.ops.target import Target, target_of
@@ -19,7 +20,6 @@ INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALINGS = ("tensor", "matrix", "row", "1x128", "128x128")
 # transpose -> whether there are values of x, of x.mT
 OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, True), "both": (True, True)}
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, Plan] = {}
 _MAX_PLANS = 8192
 _is_compiling = torch.compiler.is_compiling
@@ -52,7 +52,7 @@ def quantize(
     Not differentiable. Compute capability 8.9 or later. Raises TypeError and ValueError that name the
     argument; `quantize_supports` gives the same reasons as text.
     """
-    if _is_compiling() or _dispatch_modes() or type(x) not in _PLAIN_TYPES:
+    if _is_compiling() or _dispatch_modes() or type(x) not in PLAIN_TYPES:
         from kernels_dsl.ops import quantize_register
 
         return quantize_register.call(x, dtype, scaling, transpose, scale)

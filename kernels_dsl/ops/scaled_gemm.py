@@ -9,9 +9,9 @@ import torch
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops import gemm_plan, overlap, scaled_arguments
+from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
 from kernels_dsl.ops.target import target_of
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _AMAX = 6
 """Where amax stands among the extras of `run_direct`."""
@@ -90,7 +90,7 @@ def scaled_gemm(
         _is_compiling()
         or _dispatch_modes()
         or _functorch_level() is not None
-        or not _plain((a, b, out, *extras))
+        or not plain((a, b, out, *extras))
     ):
         from kernels_dsl.ops import scaled_register
 
@@ -107,7 +107,7 @@ def _short_key(tensors: tuple[Any, ...], bias: Any, out: Any, rest: tuple[Any, .
     if (
         not type(a) is type(b) is type(scale_a) is type(scale_b) is _Tensor
         or not a.layout is b.layout is scale_a.layout is scale_b.layout is _STRIDED
-        or not ((bias is None or type(bias) in _PLAIN_TYPES) and (out is None or type(out) is _Tensor))
+        or not ((bias is None or type(bias) in PLAIN_TYPES) and (out is None or type(out) is _Tensor))
         or _is_compiling()
         or _dispatch_modes()
         or _functorch_level() is not None
@@ -115,7 +115,7 @@ def _short_key(tensors: tuple[Any, ...], bias: Any, out: Any, rest: tuple[Any, .
         or scale_b.is_neg()
         or (_grad_enabled() and (a.requires_grad or b.requires_grad))
         or (_grad_enabled() and (scale_a.requires_grad or scale_b.requires_grad))
-        or not (bias is out is None or _plain((bias, out)))
+        or not (bias is out is None or plain((bias, out)))
     ):
         return None
     return (
@@ -123,7 +123,7 @@ def _short_key(tensors: tuple[Any, ...], bias: Any, out: Any, rest: tuple[Any, .
         b.dtype, b.shape, b.stride(), b.data_ptr() & 15, b.get_device(),
         scale_a.dtype, scale_a.shape, scale_a.stride(), scale_a.data_ptr() & 15, scale_a.get_device(),
         scale_b.dtype, scale_b.shape, scale_b.stride(), scale_b.data_ptr() & 15, scale_b.get_device(),
-        rest, bias if bias is None else _signature(bias), out if out is None else _signature(out),
+        rest, bias if bias is None else signature(bias), out if out is None else signature(out),
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def run_direct(
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
     if key is None:
-        key = (_signature(a), _signature(b), *map(_signature, extras), options, forced, _signature(out))
+        key = (signature(a), signature(b), *map(signature, extras), options, forced, signature(out))
     plan = _PLANS.get(key)
     if plan is None:
         plan = _plan(a, b, extras, options, out, forced)
@@ -204,10 +204,7 @@ def _plan(
     forced: tuple[GemmConfig | None, str | None],
 ) -> gemm_plan.Plan:
     call = described(a, b, extras, options, out)
-    if out is not None and overlap.self_overlaps(out):
-        raise ValueError(
-            f"out has strides {out.stride()} for shape {tuple(out.shape)}, must not overlap itself"
-        )
+    overlap.check_self_overlap(out)
     return gemm_plan.build(call, a, b, out, target_of(a), *forced, extras)
 
 
@@ -258,26 +255,3 @@ OPTIONS = {
     "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
     "use_fast_accum": False,
 }  # fmt: skip
-
-
-def _signature(value: Any) -> Any:
-    """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
-    if value is None:
-        return None
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
-    return type(value)
-
-
-def _plain(values: tuple[Any, ...]) -> bool:
-    """Whether all tensors among the values can go past the dispatcher."""
-    grad = _grad_enabled()
-    for value in values:
-        if value is None:
-            continue
-        if type(value) in _PLAIN_TYPES:
-            if (grad and value.requires_grad) or value.is_neg():
-                return False
-        elif isinstance(value, torch.Tensor):
-            return False
-    return True
