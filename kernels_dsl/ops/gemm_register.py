@@ -31,85 +31,35 @@ _ARGUMENTS = (
 )
 
 
-def _options(
-    c: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    epilogue_args: Sequence[torch.Tensor] | None,
-    keywords: dict[str, Any],
-) -> dict[str, Any]:
-    """The arguments of an operator call with defaults filled in, in the form of `run_direct`."""
-    options: dict[str, Any] = {
-        "bias_axis": "n", "alpha": 1.0, "beta": 1.0, "activation": None, "epilogue": None, "out_dtype": None,
-        "config": None, "family": None,
-    }  # fmt: skip
-    options.update(keywords)
-    options["config"] = config_of(options["config"])
-    return {
-        **options,
-        "c": c,
-        "bias": bias,
-        "residual": residual,
-        "epilogue_args": tuple(epilogue_args or ()),
-    }
+_TENSORS = ("c", "bias", "residual", "epilogue_args")
+_DEFAULTS: dict[str, Any] = {
+    "bias_axis": "n", "alpha": 1.0, "beta": 1.0, "activation": None, "epilogue": None, "out_dtype": None,
+}  # fmt: skip
 
 
-def _gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] | None = None,
-    **keywords: Any,
-) -> torch.Tensor:
-    return run_direct(a, b, out=None, **_options(c, bias, residual, epilogue_args, keywords))
+def _options(rest: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """What `describe` takes of an operator call besides a and b; `rest`: the positional ones behind b."""
+    given = {**dict.fromkeys(_TENSORS), **_DEFAULTS, **dict(zip(_TENSORS, rest)), **keywords}
+    options = {name: given[name] for name in (*_TENSORS, *_DEFAULTS)}
+    return {**options, "epilogue_args": tuple(options["epilogue_args"] or ()), "out": given.get("out")}
 
 
-def _gemm_out(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] | None = None,
-    *,
-    out: torch.Tensor,
-    **keywords: Any,
-) -> None:
-    run_direct(a, b, out=out, **_options(c, bias, residual, epilogue_args, keywords))
+def _gemm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **keywords: Any) -> torch.Tensor:
+    config, family = config_of(keywords.get("config")), keywords.get("family")
+    return run_direct(a, b, config=config, family=family, **_options(rest, keywords))
 
 
-def _described(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, options: dict[str, Any]) -> Any:
-    checked = {name: value for name, value in options.items() if name not in ("config", "family")}
-    return describe(a, b, out=out, **checked)
+def _gemm_out(a: torch.Tensor, b: torch.Tensor, *rest: Any, **keywords: Any) -> None:
+    _gemm(a, b, *rest, **keywords)
 
 
-def _gemm_fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] | None = None,
-    **keywords: Any,
-) -> torch.Tensor:
-    call = _described(a, b, None, _options(c, bias, residual, epilogue_args, keywords))
+def _gemm_fake(a: torch.Tensor, b: torch.Tensor, *rest: Any, **keywords: Any) -> torch.Tensor:
+    call = describe(a, b, **_options(rest, keywords))
     return a.new_empty(call.d_shape, dtype=call.d_dtype)
 
 
-def _gemm_out_fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    epilogue_args: Sequence[torch.Tensor] | None = None,
-    *,
-    out: torch.Tensor,
-    **keywords: Any,
-) -> None:
-    _described(a, b, out, _options(c, bias, residual, epilogue_args, keywords))
+def _gemm_out_fake(a: torch.Tensor, b: torch.Tensor, *rest: Any, **keywords: Any) -> None:
+    describe(a, b, **_options(rest, keywords))
 
 
 define("gemm", f"({_ARGUMENTS}) -> Tensor", _gemm, _gemm_fake)
