@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -61,6 +62,11 @@ class Row:
     def ratio(self, peer: str) -> float:
         """Our rate divided by the peer's: above 1 we are faster."""
         return self.ms[peer] / self.ms[OURS]
+
+    @property
+    def title(self) -> str:
+        """The name as tables have it, sizes with a times sign between them."""
+        return re.sub(r"(?<=\d)x(?=\d)", "×", self.name)
 
     @property
     def peers(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +56,9 @@ def table(folder: Path) -> str:
             f"one {facts['gpu']}, driver {facts['driver']}, torch {facts['versions']['torch']}, "
             f"nvidia-cutlass-dsl {facts['versions']['nvidia-cutlass-dsl']}, commit {facts['commit']}"
         )
-        found = [(ratio, row.name) for row in rows if (ratio := _ratio(row, line.peer)) is not None]
+        found = [(ratio, row.title) for row in rows if (ratio := _ratio(row, line.peer)) is not None]
         least, name = min(found)
         mean = harness.geomean(ratio for ratio, _ in found)
-        name = re.sub(r"(?<=\d)x(?=\d)", "×", name)
         text.append(
             f"| [{line.what}](docs/{line.page}.md) | {line.against} | {len(found)} | {mean:.2f} | "
             f"{least:.2f}, {name} |"

@@ -34,7 +34,7 @@ def rate_table(facts: dict[str, Any], rows: list[Row], case: str = "M×N×K") ->
     heads = [case, "ms", "TFLOPS"] + [f"{peer} TFLOPS | × {peer}" for peer in peers] + ["timed by"]
     text = ["| " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + len(peers))]
     for row in rows:
-        cells = [re.sub(r"(?<=\d)x(?=\d)", "×", row.name), f"{row.ms[OURS]:.4f}", f"{row.tflops(OURS):.0f}"]
+        cells = [row.title, f"{row.ms[OURS]:.4f}", f"{row.tflops(OURS):.0f}"]
         for peer in peers:
             if peer in row.ms:
                 chosen = f" ({row.chosen[peer]})" if peer in row.chosen else ""
