@@ -32,7 +32,7 @@ class Shipped(NamedTuple):
 
 def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "") -> list[Shipped]:
     """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match."""
-    from kernels_dsl.ops import aot
+    from kernels_dsl.ops.aot import aot
 
     try:
         found = [Shipped(*item) for item in aot.iter_kernels(arch, ops=tuple(ops))]

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from kernels_dsl.ops.attention_arguments import Extras
+from kernels_dsl.ops.attention.arguments import Extras
 
 _enabled = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config, turning_v
-from kernels_dsl.ops.attention_fp8 import ATTENTION
+from kernels_dsl.ops.attention.attention_fp8 import ATTENTION
 
 LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
 

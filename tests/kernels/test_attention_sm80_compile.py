@@ -14,7 +14,7 @@ import torch
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig, sm80_config, sm80_list_config
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from kernels_dsl.ops.attention_plan import FUNCTIONS
+from kernels_dsl.ops.attention.plan import FUNCTIONS
 from lowering.errors import CompileError
 
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (40, 72), (128, 64)]

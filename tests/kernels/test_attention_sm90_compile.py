@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant, Sm90AttentionConfig, sm90_config, sm90_list_config
-from kernels_dsl.ops.attention_plan import FUNCTIONS
+from kernels_dsl.ops.attention.plan import FUNCTIONS
 from lowering.errors import CompileError
 
 CAUSAL = AttentionVariant(right=True)

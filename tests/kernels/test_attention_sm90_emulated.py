@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant, Sm90AttentionConfig
-from kernels_dsl.ops.attention_plan import FUNCTIONS
+from kernels_dsl.ops.attention.plan import FUNCTIONS
 from lowering import emulator
 from reference.attention import Masking, attention
 from reference.inputs import normal

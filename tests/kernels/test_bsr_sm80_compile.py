@@ -11,7 +11,7 @@ from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S
-from kernels_dsl.ops.bsr_plan import FUNCTIONS
+from kernels_dsl.ops.bsr.plan import FUNCTIONS
 
 EVERYTHING = LinearEpilogue(alpha=True, beta=True, bias=True, residual=True, activation="gelu")
 MODES = ("", "", "mn", "n", "mn")

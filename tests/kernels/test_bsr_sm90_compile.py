@@ -8,8 +8,8 @@ import torch
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.ops.aot_bsr import LARGE, bsr_kernel, iter_bsr, sampled_kernel, scaled_kernel
-from kernels_dsl.ops.bsr_plan import FUNCTIONS
+from kernels_dsl.ops.aot.bsr import LARGE, bsr_kernel, iter_bsr, sampled_kernel, scaled_kernel
+from kernels_dsl.ops.bsr.plan import FUNCTIONS
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops.attention_lists import FUNCTIONS
+from kernels_dsl.ops.attention.lists import FUNCTIONS
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

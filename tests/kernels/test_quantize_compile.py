@@ -7,7 +7,7 @@ import torch
 
 from kernels_dsl.config.problem import H200
 from kernels_dsl.config.quantize import RESERVED, TileQuantization, one_launch, row_quantization
-from kernels_dsl.ops.quantize_plan import FUNCTIONS
+from kernels_dsl.ops.quantize.plan import FUNCTIONS
 
 N = 1024
 

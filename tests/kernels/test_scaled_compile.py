@@ -11,7 +11,7 @@ from kernels_dsl.config.budget import promoted_columns, two_partial_sets, why_no
 from kernels_dsl.config.gemm import MAXIMUM, EntryLayout, Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import H200, GemmProblem
 from kernels_dsl.config.promotion import Promotion
-from kernels_dsl.ops.gemm_kernels import FUNCTIONS
+from kernels_dsl.ops.gemm.kernels import FUNCTIONS
 
 N = 1024
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

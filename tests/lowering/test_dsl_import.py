@@ -15,7 +15,7 @@ import torch
 import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.gemm import EntryLayout
-from kernels_dsl.ops import gemm_kernels
+from kernels_dsl.ops.gemm import kernels as gemm_kernels
 
 x, d, w = (torch.empty(shape, device="meta") for shape in ((2, 64, 64), (64, 64), (64, 64)))
 layout = EntryLayout((), False)

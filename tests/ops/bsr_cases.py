@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.tensor import BsrTensor
 from reference import buffers, tolerance
 from reference.bsr import PATTERNS, Bsr, matmul, random_bsr, sampled, to_dense
 from reference.gemm import activation_function, gemm_same_dtype

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.grouped import grouped_gemm, scaled_grouped_gemm
+from kernels_dsl.ops.gemm.grouped import grouped_gemm, scaled_grouped_gemm
 from reference import buffers, inputs, tolerance
 from reference import gemm as plain_reference
 from reference import quantize as quantization

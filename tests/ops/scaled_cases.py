@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.scaled_gemm import scaled_gemm
+from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 from reference import buffers, inputs, tolerance
 from reference import quantize as quantization
 from reference import scaled_gemm as reference

@@ -7,8 +7,10 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.cli.main import main
-from kernels_dsl.ops import aot, attention_lists, attention_plan
-from kernels_dsl.ops.attention_blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
+from kernels_dsl.ops.aot import aot
+from kernels_dsl.ops.attention import lists as attention_lists
+from kernels_dsl.ops.attention import plan as attention_plan
+from kernels_dsl.ops.attention.blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
 from lowering import emulator
 
 REAL = attention_plan.FUNCTIONS["sm90"]

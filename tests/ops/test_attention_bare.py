@@ -7,7 +7,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from kernels_dsl.ops import attention, attention_fp8, attention_plan
+from kernels_dsl.ops.attention import attention, attention_fp8
+from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.target import Target
 
 

@@ -7,8 +7,8 @@ import torch
 from attention_cases import inputs
 
 import kernels_dsl
-from kernels_dsl.ops import attention_register  # noqa: F401  (defines the operator)
-from kernels_dsl.ops.attention_blocks import BlockLists, window_blocks
+from kernels_dsl.ops.attention import register as attention_register  # noqa: F401  (defines the operator)
+from kernels_dsl.ops.attention.blocks import BlockLists, window_blocks
 from lowering import emulator
 
 OP = torch.ops.kernels_dsl.attention.default

@@ -13,9 +13,9 @@ import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.problem import H200, L40S, Device
-from kernels_dsl.ops import attention as ops
-from kernels_dsl.ops import attention_plan
-from kernels_dsl.ops.attention_blocks import BlockLists, document_mask
+from kernels_dsl.ops.attention import attention as ops
+from kernels_dsl.ops.attention import plan as attention_plan
+from kernels_dsl.ops.attention.blocks import BlockLists, document_mask
 from kernels_dsl.ops.target import Target
 
 

@@ -8,8 +8,8 @@ from attention_fp8_cases import quantised, run, run_packed
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
-from kernels_dsl.ops import attention_blocks
-from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention import blocks as attention_blocks
+from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference import quantize as ref
 from reference.attention import Masking
@@ -84,7 +84,7 @@ def test_one_descale_for_all_and_for_heads_of_keys(seed):
 
 
 def test_operator_and_its_fake(seed):
-    import kernels_dsl.ops.attention_fp8_register  # noqa: F401
+    import kernels_dsl.ops.attention.fp8_register  # noqa: F401
 
     (q, qs, _), (k, ks, _), (v, vs, _) = (quantised((1, 40, 1, 64), seed + i) for i in range(3))
     torch.library.opcheck(

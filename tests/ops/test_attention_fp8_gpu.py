@@ -16,8 +16,8 @@ from attention_fp8_cases import packed, quantised, run, run_packed
 import kernels_dsl
 import lowering
 from kernels_dsl.config.attention import Sm90AttentionConfig
-from kernels_dsl.ops import attention_blocks
-from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention import blocks as attention_blocks
+from kernels_dsl.ops.attention.blocks import BlockLists
 from reference.attention import Masking, allowed_by_lists
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]

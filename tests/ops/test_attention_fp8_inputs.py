@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention_fp8_inputs import rotations
+from kernels_dsl.ops.attention.fp8_inputs import rotations
 from lowering import emulator
 from reference.attention import attention
 from reference.quantize import dequantize, quantize, signal_to_noise

@@ -7,9 +7,9 @@ import torch
 from attention_cases import check_close, inputs
 
 import kernels_dsl
-from kernels_dsl.ops import attention_functions as functions
-from kernels_dsl.ops import attention_register  # noqa: F401  (defines the operator)
-from kernels_dsl.ops.attention_blocks import document_blocks, document_mask
+from kernels_dsl.ops.attention import functions
+from kernels_dsl.ops.attention import register as attention_register  # noqa: F401  (defines the operator)
+from kernels_dsl.ops.attention.blocks import document_blocks, document_mask
 from lowering import emulator
 from reference.attention import Masking
 

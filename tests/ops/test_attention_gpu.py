@@ -13,7 +13,7 @@ import torch
 from attention_cases import check_close, inputs, run
 
 import kernels_dsl
-from kernels_dsl.ops import attention_blocks
+from kernels_dsl.ops.attention import blocks as attention_blocks
 from reference.attention import Masking, allowed_by_lists
 from reference.buffers import check_output, poisoned
 from reference.inputs import case_seed

@@ -10,7 +10,8 @@ import torch
 from attention_cases import check_close, inputs
 
 import kernels_dsl
-from kernels_dsl.ops import attention_torch, attention_transformers
+from kernels_dsl.ops.attention import with_torch as attention_torch
+from kernels_dsl.ops.attention import with_transformers as attention_transformers
 from lowering import emulator
 from reference.attention import Masking
 
@@ -148,7 +149,7 @@ def test_a_layer(emulated, options, masking, seed):
     tensors = inputs((1, 50, 2, 64), (1, 70, 1, 64), 64, seed)
     out, weights = attention_transformers.attention_forward(LAYER, *_heads_first(tensors), None, **options)
     assert weights is None and out.shape == (1, 50, 2, 64)
-    lse = kernels_dsl.ops.attention.attention(
+    lse = kernels_dsl.ops.attention.attention.attention(
         *tensors, causal=masking.right == 0, return_lse=True, scale=options.get("scaling"),
         window=None if masking.left is None else (19, 0), softcap=masking.softcap,
     )[1]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from attention_cases import check_close, inputs, packed_cases, run_packed
 
 import kernels_dsl
-from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention.blocks import BlockLists
 from reference.attention import Masking, allowed_by_lists
 
 pytestmark = pytest.mark.gpu

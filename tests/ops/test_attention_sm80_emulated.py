@@ -12,7 +12,7 @@ from attention_cases import check_close, inputs, run
 
 import kernels_dsl
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
-from kernels_dsl.ops.attention_blocks import BlockLists
+from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 

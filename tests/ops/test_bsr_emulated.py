@@ -9,9 +9,9 @@ import pytest
 import torch
 from bsr_cases import FORMS, Case
 
-from kernels_dsl.ops.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.linear import BsrLinear
+from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.target import Target, target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 from lowering import emulator
@@ -82,8 +82,8 @@ def test_clusters_take_items_until_there_are_none(
 
     if wide:
         monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
-    monkeypatch.setattr("kernels_dsl.ops.bsr.target_of", few)
-    monkeypatch.setattr("kernels_dsl.ops.bsr_plan.tile_counter", counter)
+    monkeypatch.setattr("kernels_dsl.ops.bsr.bsr.target_of", few)
+    monkeypatch.setattr("kernels_dsl.ops.bsr.plan.tile_counter", counter)
     with emulator.run(arch="sm_90a", seed=ctas) as session:
         bsr_cases.run(replace(case, family="sm90"), "cpu")
     assert not session.reports
@@ -221,7 +221,7 @@ def test_compiled_with_everything_in_one_graph() -> None:
 
 @pytest.mark.parametrize("left", [False, True])
 def test_opcheck(left: bool) -> None:
-    from kernels_dsl.ops import bsr_register  # noqa: F401
+    from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401
 
     matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
     dense = integers((8, 32) if left else (48, 8), torch.bfloat16, seed=4).requires_grad_()

@@ -7,10 +7,10 @@ import torch
 from bsr_scaled_cases import CASES, E4M3, E5M2, Case, run
 
 import kernels_dsl
-from kernels_dsl.ops import bsr_scaled_register  # noqa: F401  registers the operator
-from kernels_dsl.ops.bsr import bsr_gemm
-from kernels_dsl.ops.bsr_scaled import bsr_scaled_gemm, bsr_scaled_supports
-from kernels_dsl.ops.bsr_tensor import BsrTensor
+from kernels_dsl.ops.bsr import scaled_register as bsr_scaled_register  # noqa: F401  registers the operator
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm, bsr_scaled_supports
+from kernels_dsl.ops.bsr.tensor import BsrTensor
 from lowering import emulator
 
 

@@ -35,8 +35,8 @@ def test_the_sm80_family_against_float64(case: Case) -> None:
 
 def test_the_same_call_gives_the_same_bits() -> None:
     """Which cluster takes which work item differs from run to run; the result does not."""
-    from kernels_dsl.ops.bsr_scaled import bsr_scaled_gemm
-    from kernels_dsl.ops.bsr_tensor import BsrTensor
+    from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
+    from kernels_dsl.ops.bsr.tensor import BsrTensor
 
     generator = torch.Generator("cuda").manual_seed(5)
     dense = torch.randn(2048, 2048, generator=generator, device="cuda").bfloat16()

@@ -10,8 +10,8 @@ import torch
 
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.measure import Timing
-from kernels_dsl.ops import autotune
-from kernels_dsl.ops.gemm import gemm, plan_for
+from kernels_dsl.ops.gemm import autotune
+from kernels_dsl.ops.gemm.gemm import gemm, plan_for
 from lowering import cache
 
 BF16 = torch.bfloat16

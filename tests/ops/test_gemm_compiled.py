@@ -15,8 +15,8 @@ from kernels_dsl.config.budget import accumulator_registers, why_not
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.config.gemm_table import SM90_CANDIDATES
 from kernels_dsl.config.problem import H200, GemmProblem
-from kernels_dsl.ops import aot
-from kernels_dsl.ops.gemm_kernels import FUNCTIONS
+from kernels_dsl.ops.aot import aot
+from kernels_dsl.ops.gemm.kernels import FUNCTIONS
 
 ARCHES = ("sm_90a", "sm_89")
 ALL = os.environ.get("TEST_ALL_KERNELS") == "1"  # every kernel for ahead-of-time use: some minutes
@@ -49,7 +49,7 @@ def test_compiled_code(arch: str, name: str, function, args, constexprs) -> None
 
 _SECOND_PROCESS = """
 import sys
-from kernels_dsl.ops import aot
+from kernels_dsl.ops.aot import aot
 name, function, args, constexprs = next(aot.representative("sm_89"))
 compiled = function.compile(*args, arch="sm_89", **constexprs)
 assert compiled.source == "disk", compiled.source

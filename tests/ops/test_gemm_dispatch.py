@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.ops.epilogues import register_epilogue
-from kernels_dsl.ops.gemm import gemm
+from kernels_dsl.ops.gemm.gemm import gemm
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -117,7 +117,7 @@ def test_fakes_have_the_shape_dtype_and_strides_of_the_result(model_kernels) -> 
 
 @pytest.mark.parametrize("case", ["plain", "everything", "broadcast"])
 def test_opcheck(model_kernels, case: str) -> None:
-    from kernels_dsl.ops import gemm_register  # noqa: F401
+    from kernels_dsl.ops.gemm import register as gemm_register  # noqa: F401
 
     options = _arguments(case, grad=True)
     arguments = (_randn(12, 16, grad=True), _randn(16, 20, grad=True))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
-from kernels_dsl.ops.gemm import gemm
+from kernels_dsl.ops.gemm.gemm import gemm
 from lowering import emulator
 from reference import gemm as reference
 from reference import tolerance

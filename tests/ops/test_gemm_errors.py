@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
-from kernels_dsl.ops.gemm import gemm, supports
+from kernels_dsl.ops.gemm.gemm import gemm, supports
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

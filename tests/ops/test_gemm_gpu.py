@@ -15,7 +15,7 @@ import torch
 import lowering
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import SM80_CANDIDATES, SM90_CANDIDATES, adapted
-from kernels_dsl.ops.gemm import gemm, plan_for, supports
+from kernels_dsl.ops.gemm.gemm import gemm, plan_for, supports
 from reference import gemm as reference
 from reference import tolerance
 from reference.buffers import check_output, poisoned

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
-from kernels_dsl.ops.gemm import gemm, plan_for, supports
+from kernels_dsl.ops.gemm.gemm import gemm, plan_for, supports
 from reference import gemm as reference
 from reference.buffers import check_output, poisoned
 from reference.inputs import integers

@@ -10,7 +10,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
-from kernels_dsl.ops import grouped
+from kernels_dsl.ops.gemm import grouped
 from lowering import emulator
 
 E4M3 = torch.float8_e4m3fn

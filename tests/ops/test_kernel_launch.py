@@ -10,8 +10,9 @@ import torch
 import kernels_dsl
 import lowering
 from kernels_dsl.config.problem import H200
-from kernels_dsl.ops import attention, attention_fp8, quantize
+from kernels_dsl.ops.attention import attention, attention_fp8
 from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.quantize import quantize
 from kernels_dsl.ops.target import Target
 
 TARGET = Target(H200, -1)

@@ -8,8 +8,8 @@ from quantize_cases import awkward, check
 
 import kernels_dsl
 from kernels_dsl.config.quantize import OneLaunch, RowQuantization, division_of
-from kernels_dsl.ops import quantize_plan
-from kernels_dsl.ops.quantize import SCALINGS
+from kernels_dsl.ops.quantize import plan as quantize_plan
+from kernels_dsl.ops.quantize.quantize import SCALINGS
 from lowering import emulator
 
 DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -153,7 +153,7 @@ def test_errors_name_the_argument(change, message):
 
 
 def test_fake_tensors_and_opcheck(seed):
-    import kernels_dsl.ops.quantize_register  # noqa: F401
+    import kernels_dsl.ops.quantize.register  # noqa: F401
 
     x = awkward((20, 130), seed, torch.bfloat16)
     for scaling, transpose in (("tensor", "no"), ("1x128", "both")):

@@ -9,7 +9,7 @@ import torch
 from quantize_cases import assert_same, awkward, check
 
 import kernels_dsl
-from kernels_dsl.ops.quantize import SCALINGS
+from kernels_dsl.ops.quantize.quantize import SCALINGS
 from reference import quantize as ref
 from reference.inputs import case_seed
 

@@ -8,7 +8,13 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.problem import H200
-from kernels_dsl.ops import bsr, bsr_plan, bsr_scaled, gemm_kernels, launch, quantize, scaled_gemm
+from kernels_dsl.ops import launch
+from kernels_dsl.ops.bsr import bsr
+from kernels_dsl.ops.bsr import plan as bsr_plan
+from kernels_dsl.ops.bsr import scaled as bsr_scaled
+from kernels_dsl.ops.gemm import kernels as gemm_kernels
+from kernels_dsl.ops.quantize import quantize
+from kernels_dsl.ops.scaled import scaled_gemm
 from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
-from kernels_dsl.ops.scaled_gemm import plan_for, scaled_gemm, scaled_gemm_supports
+from kernels_dsl.ops.scaled.scaled_gemm import plan_for, scaled_gemm, scaled_gemm_supports
 from lowering import emulator
 
 E4M3 = torch.float8_e4m3fn

@@ -18,7 +18,7 @@ from kernels_dsl.config.gemm_table import (
     SM90_FP8_PROMOTED_CANDIDATES,
     SM90_FP8_SCALED_CANDIDATES,
 )
-from kernels_dsl.ops.scaled_gemm import scaled_gemm, scaled_gemm_supports
+from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm, scaled_gemm_supports
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
 from reference import tolerance

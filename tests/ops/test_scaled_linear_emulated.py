@@ -10,8 +10,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import ScaledLinear, scaled_linear
-from kernels_dsl.ops import scaled_linear as module
-from kernels_dsl.ops.scaled_linear import RECIPES
+from kernels_dsl.ops.scaled import linear as module
+from kernels_dsl.ops.scaled.linear import RECIPES
 from lowering import emulator
 from reference import quantize as quantization
 from reference import scaled_gemm as reference

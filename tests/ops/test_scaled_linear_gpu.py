@@ -7,7 +7,7 @@ import scaled_linear_cases
 import torch
 
 from kernels_dsl import ScaledLinear, scaled_linear
-from kernels_dsl.ops.scaled_linear import RECIPES
+from kernels_dsl.ops.scaled.linear import RECIPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 

@@ -1,0 +1,1 @@
+"""The kernels that are worth compiling ahead of time, by family."""

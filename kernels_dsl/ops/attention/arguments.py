@@ -1,0 +1,313 @@
+"""What a call of attention asks for: checked once, described as plain data.
+
+Every error is a TypeError or ValueError that names the argument, what it was and what it must be. The checks
+look at shapes, dtypes and devices only, so they serve real and fake tensors alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
+from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.function_checks import check_function
+
+INPUT_DTYPES = (torch.bfloat16, torch.float16)
+MASK_DTYPES = (torch.bool, torch.float32, torch.bfloat16, torch.float16)
+MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
+"""Layout -> the modes of a tensor that are batch, rows, heads and head dimension."""
+NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
+"""Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
+UNLIMITED = 1 << 30
+"""A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A checked call. `batch` and the lengths of a packed call are those of the caller's arguments."""
+
+    layout: str
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    k_len: int
+    dim: int
+    dim_v: int
+    dtype: torch.dtype
+    variant: AttentionVariant
+    left: int
+    right: int
+    scale: float
+    softcap: float
+    block: tuple[int, int] | None
+
+    @property
+    def packed(self) -> bool:
+        """Sequences of different lengths lie behind each other."""
+        return self.layout == "thd"
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Tensor arguments beside q, k and v."""
+
+    mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    blocks: BlockLists | None = None
+    aux: tuple[Any, ...] = ()
+    seqlens: tuple[torch.Tensor | None, ...] | None = None
+    max_seqlens: tuple[int, int | None] | None = None
+    """Of packed sequences: the most queries and keys of one, for the extents of `mask` and `blocks`."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are there, by the names of the caller's arguments."""
+        found = {"mask": self.mask, "sinks": self.sinks}
+        if self.blocks is not None:
+            names = ("counts", "indices", "full_counts", "full_indices")
+            found.update((f"blocks.{name}", x) for name, x in zip(names, self.blocks.tensors))
+        found.update((f"aux[{i}]", x) for i, x in enumerate(self.aux))
+        if self.seqlens is not None:
+            found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
+        return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
+
+
+NO_EXTRAS = Extras()
+
+
+def _check_tensor(
+    name: str, value: object, rank: int, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES
+) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} has layout {value.layout}, must be strided")
+    if value.dim() != rank:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}, must have {rank} modes")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} is {value.dtype}, must be {' or '.join(map(str, dtypes))}")
+    return value
+
+
+def _check_shapes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, names: tuple[str, ...]
+) -> None:
+    batch, rows, heads, dim = MODES[layout]
+    name_q, name_k, name_v = names[:3]
+    for name, x in ((name_k, k), (name_v, v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype}, must be {q.dtype} like {name_q}")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, must be on {q.device} like {name_q}")
+        if batch is not None and x.shape[batch] != q.shape[batch]:
+            raise ValueError(
+                f"{name} has a batch of {x.shape[batch]}, must be {q.shape[batch]} like {name_q}'s"
+            )
+    if k.shape[dim] != q.shape[dim]:
+        raise ValueError(
+            f"{name_k} has head dimension {k.shape[dim]}, must be {q.shape[dim]} like {name_q}'s"
+        )
+    for what, mode in (("length", rows), ("number of heads", heads)):
+        if v.shape[mode] != k.shape[mode]:
+            raise ValueError(
+                f"{name_v} has a {what} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
+            )
+    if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
+        raise ValueError(
+            f"{name_q} has {q.shape[heads]} heads, must be a multiple of {name_k}'s number of heads, "
+            f"{k.shape[heads]}"
+        )
+    for name, x in ((name_q, q), (name_v, v)):
+        size = x.shape[dim]
+        if not HEAD_DIM_STEP <= size <= MAX_HEAD_DIM or size % HEAD_DIM_STEP:
+            raise ValueError(
+                f"{name} has head dimension {size}, must be a multiple of {HEAD_DIM_STEP} up to "
+                f"{MAX_HEAD_DIM}"
+            )
+
+
+def _check_number(name: str, value: Any) -> None:
+    """TypeError where a scalar is none: a tensor's value would have to be waited for."""
+    if isinstance(value, (str, bytes, torch.Tensor)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a Python number")
+
+
+def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
+    """(left, right) with None for no limit."""
+    widths = (None, None) if window is None else tuple(window)
+    if len(widths) != 2:
+        raise ValueError(f"window has {len(widths)} entries, must be (left, right)")
+    limits: list[int | None] = []
+    for name, width in zip(("left", "right"), widths):
+        if width is not None and (not isinstance(width, (int, torch.SymInt)) or width < -1):
+            raise ValueError(f"window's {name} is {width!r}, must be None, -1 (no limit) or at least 0")
+        limits.append(None if width is None or width == -1 or width >= UNLIMITED else width)
+    left, right = limits
+    return left, 0 if causal else right
+
+
+def _check_mask(
+    mask: torch.Tensor | None,
+    shape: tuple[int, int, int, int | None],
+    device: torch.device,
+    names: tuple[str, ...],
+) -> str | None:
+    """None, "boolean" or "additive"."""
+    if mask is None:
+        return None
+    name = names[3]
+    if shape[3] is None:
+        raise ValueError("max_seqlen_k is None, must be given beside mask")
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}, must be a torch.Tensor")
+    if mask.dtype not in MASK_DTYPES:
+        raise TypeError(f"{name} is {mask.dtype}, must be one of {', '.join(map(str, MASK_DTYPES))}")
+    if mask.device != device:
+        raise ValueError(f"{name} is on {mask.device}, must be on {device} like {names[0]}")
+    padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if len(padded) != 4 or any(m not in (1, s) for m, s in zip(padded, shape)):
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, must broadcast to (B, H, Sq, Sk) = {shape}")
+    return "boolean" if mask.dtype == torch.bool else "additive"
+
+
+def _check_sinks(sinks: torch.Tensor | None, heads: int, device: torch.device) -> bool:
+    if sinks is None:
+        return False
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks is a {type(sinks).__name__}, must be a torch.Tensor")
+    if tuple(sinks.shape) != (heads,):
+        raise ValueError(f"sinks has shape {tuple(sinks.shape)}, must be (heads,) = ({heads},)")
+    if not sinks.is_floating_point() or sinks.device != device:
+        raise ValueError(f"sinks is {sinks.dtype} on {sinks.device}, must be floating point on {device}")
+    return True
+
+
+def _check_blocks(blocks: BlockLists, batch: int, heads: int, q_len: int, device: torch.device) -> None:
+    rows = -(-q_len // blocks.block[0])
+    if blocks.counts is None and blocks.full_counts is None:
+        raise ValueError("blocks has neither counts nor full_counts, must have one of them")
+    for prefix, counts, indices in (
+        ("", blocks.counts, blocks.indices),
+        ("full_", blocks.full_counts, blocks.full_indices),
+    ):
+        if (counts is None) != (indices is None):
+            raise ValueError(f"blocks has one of {prefix}counts and {prefix}indices, must have both or none")
+        for name, x, rank in ((f"{prefix}counts", counts, 3), (f"{prefix}indices", indices, 4)):
+            if x is None:
+                continue
+            if x.dtype != torch.int32 or x.device != device:
+                raise TypeError(f"blocks.{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
+            if (
+                x.dim() != rank
+                or x.shape[0] not in (1, batch)
+                or x.shape[1] not in (1, heads)
+                or (x.shape[2] != rows)
+            ):
+                raise ValueError(
+                    f"blocks.{name} has shape {tuple(x.shape)}, must be (1 or {batch}, 1 or {heads}, {rows}"
+                    + (", entries)" if rank == 4 else ")")
+                )
+
+
+def _lengths(q_len: int, k_len: int, extras: Extras) -> tuple[int, int | None]:
+    """Queries and keys that a mask tensor and block lists are about: of the longest sequence where packed."""
+    if extras.seqlens is None:
+        return q_len, k_len
+    return extras.max_seqlens or (0, None)
+
+
+def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.device) -> int:
+    """The number of sequences."""
+    cu_q, cu_k, used = seqlens
+    for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k), ("seqused_k", used)):
+        if x is None and name == "seqused_k":
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+        if x.dtype != torch.int32 or x.device != device:
+            raise TypeError(f"{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
+        if x.dim() != 1 or not (x.is_contiguous() or x.numel() < 2):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, must be contiguous with one mode")
+    assert cu_q is not None and cu_k is not None
+    if cu_q.numel() < 1 or cu_k.numel() != cu_q.numel():
+        raise ValueError(
+            f"cu_seqlens_k has {cu_k.numel()} elements, must have {max(cu_q.numel(), 1)} like cu_seqlens_q"
+        )
+    if used is not None and used.numel() != cu_q.numel() - 1:
+        raise ValueError(f"seqused_k has {used.numel()} elements, must have {cu_q.numel() - 1}")
+    return cu_q.numel() - 1
+
+
+def describe(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "bshd",
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    extras: Extras = NO_EXTRAS,
+    dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES,
+) -> AttentionCall:
+    """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
+    rank = 3 if layout == "thd" else 4
+    names = NAMES.get(layout, ("q", "k", "v", "mask"))
+    for name, x in zip(names, (q, k, v)):
+        _check_tensor(name, x, rank, dtypes)
+    _check_shapes(q, k, v, layout, names)
+    if alignment not in ("bottom_right", "top_left"):
+        raise ValueError(f"alignment is {alignment!r}, must be 'bottom_right' or 'top_left'")
+    batch_mode, rows, head_mode, dim_mode = MODES[layout]
+    heads, dim = q.shape[head_mode], q.shape[dim_mode]
+    if layout == "thd":
+        assert extras.seqlens is not None
+        batch = _check_seqlens(extras.seqlens, q.device)
+    else:
+        assert batch_mode is not None
+        batch = q.shape[batch_mode]
+    if scale is None:
+        scale = 1.0 / math.sqrt(dim)
+    _check_number("scale", scale)
+    _check_number("softcap", softcap)
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"scale is {scale}, must be greater than 0 and finite")
+    if not (softcap >= 0 and math.isfinite(softcap)):
+        raise ValueError(f"softcap is {softcap}, must be at least 0 (0: none) and finite")
+    left, right = _window(causal, window)
+    lengths = _lengths(q.shape[rows], k.shape[rows], extras)
+    if extras.blocks is not None:
+        _check_blocks(extras.blocks, batch, heads, lengths[0] or 0, q.device)
+    for name, x in extras.tensors().items():
+        if name.startswith("aux") and x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
+        if name.startswith("aux") and x.dtype == torch.bool:
+            raise TypeError(f"{name} is torch.bool, must be of numbers: view it as torch.uint8")
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            check_function(name, function, "aux")
+    variant = AttentionVariant(
+        right=right is not None,
+        left=left is not None,
+        top_left=alignment == "top_left" and (left, right) != (None, None),
+        softcap=softcap > 0,
+        sinks=_check_sinks(extras.sinks, heads, q.device),
+        mask=_check_mask(extras.mask, (batch, heads, *lengths), q.device, names),
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+    )
+    return AttentionCall(
+        layout, batch, heads, k.shape[head_mode], q_len=q.shape[rows], k_len=k.shape[rows], dim=dim,
+        dim_v=v.shape[dim_mode], dtype=q.dtype, variant=variant, left=left or 0, right=right or 0,
+        scale=float(scale), softcap=float(softcap) or 1.0,
+        block=None if extras.blocks is None else extras.blocks.block,
+    )  # fmt: skip

@@ -1,0 +1,460 @@
+"""Attention forward with e4m3 operands on Hopper: softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
+
+V is transposed by a kernel of its own before the attention, since fp8 matrix instructions read operands along
+the summed mode only; its time is part of the call. One host function launches both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.config.attention import (
+    DESCALE_KEYS,
+    Extent,
+    Sm90AttentionConfig,
+    sm90_fp8_config,
+    sm90_list_config,
+    split_of,
+    turning_v,
+)
+from kernels_dsl.config.attention_table import why_not
+from kernels_dsl.config.quantize import PITCH
+from kernels_dsl.ops import fresh
+from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe
+from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.attention.plan import (
+    Step,
+    is_empty,
+    lists_and_sinks,
+    lse_shape,
+    out_shape,
+    prepared_for_tma,
+    without_keys,
+)
+from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.plain import signature
+from kernels_dsl.ops.target import target_of
+from kernels_dsl.ops.tile_counter import tile_counter
+
+ATTENTION = lowering.jit(
+    "kernels_dsl.kernels.joint.attention_fp8:attention_fp8_with_transpose", name="attention_sm90_fp8"
+)
+DIM_STEP = 16
+"""Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
+_PLANS: dict[Any, _Plan] = {}
+_BARE: dict[Any, Callable[..., torch.Tensor]] = {}
+"""`_Plan.bare` of calls without extras, log-sum-exp and configuration, by what `_bare_of` finds them with."""
+_MAX_PLANS = 8192
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_Tensor = torch.Tensor
+
+
+@dataclass
+class _Plan:
+    """How calls like one that was seen run: `run((q, k, v, *descales), extras)` gives what the caller gets.
+
+    `bare(q, k, v, *descales)` does the same with as little of the host's time as can be: it is there after
+    the first run, for calls on one GPU without extras and log-sum-exp whose tensors kernels take as they are.
+    """
+
+    run: Callable[[tuple[Any, ...], Extras], Any]
+    bare: Callable[..., torch.Tensor] | None = None
+
+
+def attention_fp8(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    blocks: BlockLists | None = None,
+    return_lse: bool = False,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """softmax(scale · (q · q_descale) (k · k_descale)ᵀ) (v · v_descale), in bf16.
+
+    q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), torch.float8_e4m3fn, D and Dv multiples of 16 up
+    to 256. The descales, float32: one element, or a factor a head: (B, H) or (B, Hk) for q, (B, Hk) for k and
+    v, as FlashAttention-3 has them, or with two more modes of 1, as
+    `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. For k and v also a factor for
+    every 128 keys, (B, Hk, ceil(Sk / 128)) or with one more mode of 1, as "128x128" returns them up to D =
+    128; they must be greater than 0. The other arguments are those of `kernels_dsl.attention`; there is no
+    `mask`, `score_mod`, `mask_mod`, `out`.
+
+    Scores and the softmax are float32. The probabilities are scaled by a power of two a row and rounded to
+    e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter
+    of a block of keys an absolute one of 2⁻¹⁶ of that sum. At D up to 128 and without `return_lse` a third of
+    the exponentials is piecewise linear, with an error of -4 to 2 % of its own (docs/fp8.md).
+
+    Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0 only. Raises
+    TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No
+    gradients.
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    descales = (q_descale, k_descale, v_descale)
+    if sinks is blocks is None and config is None and not return_lse:
+        bare = _BARE.get(_bare_key((q, k, v), descales, options))
+        if bare is not None:
+            return bare(q, k, v, *descales)
+    extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
+    return _dispatched((q, k, v), descales, options, extras, (return_lse, config))
+
+
+def attention_fp8_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    alignment: str = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    blocks: BlockLists | None = None,
+    return_lse: bool = False,
+    config: Sm90AttentionConfig | None = None,
+) -> Any:
+    """`attention_fp8` of packed sequences, each to itself, arguments as there and in `attention_varlen`.
+
+    q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
+    from 0. max_seqlen_q: no sequence has more queries. seqused_k: int32 (sequences,). The batch of descales
+    and of `blocks` is the sequences.
+
+    Returns (Tq, H, Dv) bf16, and with `return_lse` float32 (H, Tq).
+    """
+    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
+    extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(int(max_seqlen_q), None))
+    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+
+
+def _dispatched(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> Any:
+    """A call by itself, or as an operator where something must see it as one. As `run_direct`."""
+    return_lse, config = rest
+    if _is_compiling() or _dispatch_modes():
+        from kernels_dsl.ops.attention import fp8_register as attention_fp8_register
+
+        if config is not None:
+            raise TypeError("config is given, must be None under torch.compile or a mode")
+        return attention_fp8_register.call(tensors, descales, options, extras, return_lse)
+    return run_direct(tensors, descales, options, extras, rest)
+
+
+def run_direct(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> Any:
+    """A call past the dispatcher. `tensors`: q, k, v; `options`: (causal, window, alignment, scale, softcap);
+    `rest`: (return_lse, config)."""
+    key: Any = None
+    known = extras.blocks is None or isinstance(extras.blocks, BlockLists)
+    if known and all(isinstance(x, torch.Tensor) for x in tensors):
+        key = (*map(signature, (*tensors, *descales)), options, rest)
+        if extras is not NO_EXTRAS:
+            others = tuple((name, signature(x)) for name, x in extras.tensors().items())
+            key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
+    plan = _PLANS.get(key) if key is not None else None
+    if plan is None:
+        plan = _plan(tensors, descales, options, extras, rest)
+        if key is not None and not target_of(tensors[0]).emulated:
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    result = plan.run((*tensors, *descales), extras)
+    if plan.bare is not None and extras is NO_EXTRAS and rest == (False, None):
+        if len(_BARE) >= _MAX_PLANS:
+            _BARE.clear()
+        _BARE[_bare_key(tensors, descales, options)] = plan.bare
+    return result
+
+
+def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
+    """Why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
+
+    With `cu_seqlens_q`, `cu_seqlens_k`, `max_seqlen_q` and perhaps `seqused_k`: `attention_fp8_varlen`.
+    """
+    names = ("q_descale", "k_descale", "v_descale")
+    descales = tuple(options.pop(name, None) for name in names)
+    values = tuple(
+        options.pop(name, default)
+        for name, default in (
+            ("causal", False), ("window", None), ("alignment", "bottom_right"), ("scale", None),
+            ("softcap", 0.0),
+        )
+    )  # fmt: skip
+    seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+    longest = (options.pop("max_seqlen_q", 0), None)
+    packed = seqlens[0] is not None or seqlens[1] is not None
+    extras = Extras(
+        sinks=options.pop("sinks", None),
+        blocks=options.pop("blocks", None),
+        seqlens=seqlens if packed else None,
+        max_seqlens=longest if packed else None,
+    )
+    rest = (options.pop("return_lse", False), options.pop("config", None))
+    if options:
+        return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
+    try:
+        _plan((q, k, v), descales, values, extras, rest)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _bare_key(tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    """What `_BARE` knows a call by; None for one that must go the long way."""
+    q, k, v = tensors
+    x, y, z = descales
+    if (
+        _is_compiling()
+        or _dispatch_modes()
+        or not type(q) is type(k) is type(v) is _Tensor
+        or not (x is None or type(x) is _Tensor)
+        or not (y is None or type(y) is _Tensor)
+        or not (z is None or type(z) is _Tensor)
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+    ):
+        return None
+    return (
+        q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
+        v.dtype, v.shape, v.stride(), v.get_device(), options,
+        x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device()),
+        y if y is None else (y.dtype, y.shape, y.stride(), y.data_ptr() & 15, y.get_device()),
+        z if z is None else (z.dtype, z.shape, z.stride(), z.data_ptr() & 15, z.get_device()),
+    )  # fmt: skip
+
+
+def _check_descale(
+    name: str, x: Any, batch: int, heads: tuple[int, ...], device: torch.device, blocks: int | None = None
+) -> None:
+    """`blocks`: key blocks that may have a factor each; None: only heads may."""
+    if x is None:
+        return
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, must be a float32 torch.Tensor")
+    shapes: list[tuple[int, ...]] = [(batch, h) for h in dict.fromkeys(heads)]
+    if _of_blocks(x) and blocks is not None:
+        shapes = [(batch, heads[0], blocks)]
+    fits = x.numel() == 1 or tuple(x.shape) in [s + tail for s in shapes for tail in ((), (1,), (1, 1))]
+    if x.dtype != torch.float32 or x.device != device or not fits:
+        raise ValueError(
+            f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, must be torch.float32 of one element or "
+            f"{' or '.join(map(str, shapes))} on {device}"
+        )
+
+
+def _of_blocks(x: torch.Tensor | None) -> bool:
+    """Whether a descale has a factor for each block of keys."""
+    return x is not None and x.dim() >= 3 and x.shape[2] > 1
+
+
+def _descale_modes(x: torch.Tensor | None) -> int | None:
+    """How many of a descale's modes the kernel indexes; 0: it is one element."""
+    if x is None:
+        return None
+    return 0 if x.numel() == 1 else 3 if _of_blocks(x) else 2
+
+
+def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes the kernel's descale of the caller's; None for nothing."""
+    if x is None or (x.numel() > 1 and x.shape[1] == heads):
+        return None
+    if x.numel() == 1:
+        return fresh.with_a_mode if x.dim() == 0 else None
+    return lambda t: t.reshape(t.shape[:2]).repeat_interleave(heads // t.shape[1], dim=1)
+
+
+def described(
+    tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tuple[Any, ...], extras: Extras
+) -> AttentionCall:
+    """A checked call; arguments as those of `run_direct`. TypeError and ValueError name what is wrong."""
+    causal, window, alignment, scale, softcap = options
+    if extras.blocks is not None and not isinstance(extras.blocks, BlockLists):
+        raise TypeError(f"blocks is a {type(extras.blocks).__name__}, must be BlockLists")
+    layout = "bshd" if extras.seqlens is None else "thd"
+    call = describe(
+        *tensors, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
+        softcap=softcap, extras=extras, dtypes=(torch.float8_e4m3fn,),
+    )  # fmt: skip
+    for name, size in (("q", call.dim), ("v", call.dim_v)):
+        if size % DIM_STEP:
+            raise ValueError(f"{name} has head dimension {size}, must be a multiple of {DIM_STEP} with fp8")
+    heads = ((call.heads, call.kv_heads), (call.kv_heads,), (call.kv_heads,))
+    blocks = None if call.packed else -(-call.k_len // DESCALE_KEYS)
+    for name, x, allowed, parts in zip(("q", "k", "v"), descales, heads, (None, blocks, blocks)):
+        _check_descale(f"{name}_descale", x, call.batch, allowed, tensors[0].device, parts)
+    return call
+
+
+def _plan(
+    tensors: tuple[Any, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> _Plan:
+    """What serves calls like this one; arguments as those of `run_direct`."""
+    call = described(tensors, descales, options, extras)
+    q = tensors[0]
+    target = target_of(q)
+    if target.device.capability != (9, 0):
+        major, minor = target.device.capability
+        raise ValueError(
+            f"q is on {target.device.name} of compute capability {major}.{minor}, must be 9.0: fp8 attention "
+            "has no kernel for others"
+        )
+    variant = call.variant
+    rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
+    extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
+    by_block = any(map(_of_blocks, descales[1:]))
+    if call.block is not None:
+        chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
+        variant = replace(variant, lists=split)
+    else:
+        chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent, by_block)
+        chosen = chosen if call.packed else turning_v(chosen, extent)
+    return_lse, config = rest
+    if config is not None:
+        reason = why_not(config, call.dim, call.dim_v, target.device, element_bytes=1)
+        reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
+        if config.turns_v and (call.packed or config.tile_m > 128):
+            reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
+        if config.watch_sums and (by_block or variant.sinks):
+            reason = reason or "watch_sums must be False with sinks, and where blocks of keys have descales"
+        if by_block and DESCALE_KEYS % config.tile_n:
+            reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
+        if reason is not None:
+            raise ValueError(f"config is {config}, must be one that fits: {reason}")
+        chosen = config
+        if call.block is not None:
+            variant = replace(variant, lists=split_of(config, call.block))
+    if is_empty(call):
+        zeros = without_keys(call, return_lse, torch.bfloat16)
+
+        def empty(tensors: tuple[Any, ...], extras: Extras) -> Any:
+            found = zeros(*tensors[:3], None, extras)
+            return found if return_lse else found[0]
+
+        return _Plan(empty)
+    constexprs = {
+        "layout": call.layout, "config": chosen, "variant": variant,
+        "descale_modes": tuple(map(_descale_modes, descales)),
+    }  # fmt: skip
+    heads = (call.heads, call.kv_heads, call.kv_heads)
+    values_step = prepared_for_tma(tensors[2]) if chosen.turns_v else _values_step(call, tensors[2])
+    steps = (*map(prepared_for_tma, tensors[:2]), values_step)
+    steps += tuple(map(_descale_step, descales, heads))
+    shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
+    dtypes = (tensors[2].dtype, torch.bfloat16, torch.float32)
+    make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
+    if chosen.turns_v:
+        make[0] = _nothing
+    return _launching(call, Launch(ATTENTION, target, constexprs), steps, make, extras, return_lse)
+
+
+def _nothing() -> None:
+    """In place of V's transpose, where the kernel makes it."""
+
+
+def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
+    """What is done to V before the kernels; None for nothing. The transpose takes any contiguous rows, that
+    of packed sequences whole 16 bytes."""
+    if call.packed:
+        return prepared_for_tma(v)
+    return None if v.stride(-1) == 1 else lambda t: t.contiguous()
+
+
+def _turned_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Of V's transpose: keys in the kernel's order, in whole 16 bytes."""
+    keys = -(-call.k_len // PITCH)
+    if call.packed:  # sequences at `blocks.seqlen.padded_start`
+        return (call.kv_heads, call.dim_v, (keys + call.batch) * PITCH)
+    return (call.batch, call.kv_heads, call.dim_v, keys * PITCH)
+
+
+def _launching(
+    call: AttentionCall,
+    launch: Launch,
+    steps: tuple[Step | None, ...],
+    make: list[Callable[[], torch.Tensor | None]],
+    extras: Extras,
+    return_lse: bool,
+) -> _Plan:
+    """`steps`: what prepares q, k, v and descales. `make`: makers of V's transpose, output, log-sum-exp."""
+    make_turned, make_out, make_lse = make
+    scalars = (call.scale, call.softcap, call.left, call.right)
+    queued = call.packed or call.block is not None or call.variant.uneven
+    max_ctas, index = launch.target.device.sm_count, launch.target.index
+    chosen = launch.constexprs["config"]
+    if not call.packed:
+        extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
+        queued = queued and chosen.several_tiles(extent)
+    max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
+    simple = extras is NO_EXTRAS and not return_lse and not any(steps)
+    without_extras = (*scalars, None, max_q, None, None)
+
+    def run(tensors: tuple[Any, ...], extras: Extras) -> Any:
+        tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
+        q, k, v, *descales = tensors
+        out, lse = make_out(), make_lse() if return_lse else None
+        rest: tuple[Any, ...] = without_extras
+        if extras is not NO_EXTRAS:
+            rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
+        rest = (*rest, tile_counter(index) if queued else None, max_ctas)
+        launch(q, k, v, make_turned(), out, lse, *descales, *rest)
+        if simple and plan.bare is None:
+            plan.bare = bare_of(launch.direct())
+        return (out, lse) if return_lse else out
+
+    def bare_of(kernel: Callable[..., Any] | None) -> Callable[..., torch.Tensor] | None:
+        if kernel is None:
+            return None
+
+        fixed = (*without_extras, None, max_ctas)
+
+        def alone(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
+            out = make_out()
+            kernel(q, k, v, None, out, None, *descales, *fixed)
+            return out
+
+        def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
+            out = make_out()
+            rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
+            kernel(q, k, v, make_turned(), out, None, *descales, *rest)
+            return out
+
+        return alone if chosen.turns_v and not queued else general
+
+    plan = _Plan(run)
+    return plan

@@ -1,0 +1,67 @@
+"""Launches of the kernels that make block lists, for `blocks`."""
+
+from __future__ import annotations
+
+import torch
+
+import lowering
+from kernels_dsl.config.lists import DocumentSpec, TopkSpec, WindowSpec
+
+_FOLDER = "kernels_dsl.kernels.lists"
+FUNCTIONS = {
+    "window": lowering.jit(f"{_FOLDER}.ranges:window_lists", name="window_lists"),
+    "documents": lowering.jit(f"{_FOLDER}.ranges:document_lists", name="document_lists"),
+    "topk": lowering.jit(f"{_FOLDER}.topk:topk_lists", name="topk_lists"),
+}
+Pair = tuple[torch.Tensor, torch.Tensor]
+FIRST_CAPABILITY = (8, 0)
+
+
+def usable(device: torch.device) -> bool:
+    """Whether lists on `device` are made by these kernels, and not by torch's: elsewhere, and where something
+    traces the call."""
+    if device.type != "cuda" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    return torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+
+
+def padded(entries: int) -> int:
+    """`entries` rounded up to 16 bytes, so that kernels that read lists are compiled for one alignment."""
+    return -(-entries // 4) * 4
+
+
+def _empty(device: torch.device, lead: tuple[int, ...], entries: int) -> Pair:
+    """Counts and indices, not yet written."""
+    rows = lead[-1]
+    counts = torch.empty((*lead[:-1], padded(rows)), dtype=torch.int32, device=device)[..., :rows]
+    return counts, torch.empty((*lead, padded(entries)), dtype=torch.int32, device=device)[..., :entries]
+
+
+def window_lists(
+    spec: WindowSpec,
+    rows: int,
+    widths: tuple[int, int],
+    keys: tuple[int, int, int, int, int],
+    device: torch.device,
+) -> tuple[Pair, Pair]:
+    """Partial and whole blocks of `rows` query blocks, with room for `widths` entries.
+
+    `keys`: queries, keys, what is added to a query's place for its diagonal, the window's left and right.
+    """
+    partial, full = (_empty(device, (rows,), width) for width in widths)
+    FUNCTIONS["window"](*partial, *full, *keys, spec=spec)
+    return partial, full
+
+
+def document_lists(spec: DocumentSpec, documents: torch.Tensor, rows: int, width: int) -> Pair:
+    """Lists of `rows` query blocks of each sequence, with room for `width` entries."""
+    pair = _empty(documents.device, (documents.shape[0], rows), width)
+    FUNCTIONS["documents"](documents, *pair, spec=spec)
+    return pair
+
+
+def topk_lists(spec: TopkSpec, scores: torch.Tensor, k: int, q_len: int, shift: int) -> Pair:
+    """The `k` best columns of each row of scores (B, H, rows, columns)."""
+    pair = _empty(scores.device, tuple(scores.shape[:-1]), k)
+    FUNCTIONS["topk"](scores, *pair, q_len, shift, spec=spec)
+    return pair

@@ -1,0 +1,149 @@
+"""This attention behind PyTorch's own calls: `torch.nn.attention.register_flash_attention_impl`.
+
+    name = kernels_dsl.register_torch_attention()
+    torch.nn.attention.activate_flash_attention_impl(name)       # and restore_flash_attention_impl()
+
+Once activated, what PyTorch gives to its FlashAttention backend (`scaled_dot_product_attention` where that
+backend is chosen, `torch.nn.attention.varlen.varlen_attn`) runs here. What this attention does not do
+(dropout, paged keys, another GPU) still runs PyTorch's kernel, and so do gradients: they need the output and
+the log-sum-exp alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.attention.attention import attention, attention_varlen
+
+_SDPA = "_scaled_dot_product_flash_attention"
+_FLASH = "_flash_attention_forward"
+Original = Callable[..., Any]
+
+
+class Declined(Exception):
+    """This call is one for PyTorch's kernel."""
+
+
+def register_torch_attention(name: str = "kernels_dsl") -> str:
+    """Make `torch.nn.attention.activate_flash_attention_impl(name)` known; activates nothing. Returns `name`.
+
+    RuntimeError where this PyTorch has no registry of FlashAttention implementations.
+    """
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is None:
+        raise RuntimeError(
+            f"torch is {torch.__version__}, must have torch.nn.attention.register_flash_attention_impl"
+        )
+    register(name, register_fn=activate)
+    return name
+
+
+class Handle:
+    """Keeps the kernels in the dispatcher until `remove`, which PyTorch calls to restore its own."""
+
+    def __init__(self, library: torch.library.Library) -> None:
+        self._library: torch.library.Library | None = library
+
+    def remove(self) -> None:
+        """PyTorch's kernels are the ones that run again."""
+        if self._library is not None:
+            self._library._destroy()
+        self._library = None
+
+
+def activate() -> Handle:
+    """Put the kernels into the dispatcher for CUDA tensors; PyTorch calls this."""
+    library = torch.library.Library("aten", "IMPL", "CUDA")
+    for name, function in ((_SDPA, scaled_dot_product), (_FLASH, flash_forward)):
+        library.impl(name, _or_original(name, function), with_keyset=True)
+    return Handle(library)
+
+
+def _or_original(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, and PyTorch's kernel of this name where that declines."""
+    original = _original(name)
+
+    def call(keys: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except (Declined, TypeError, ValueError):
+            if original is None:
+                raise
+        return original(keys, *args, **keywords)
+
+    return call
+
+
+def _original(name: str) -> Original | None:
+    """PyTorch's kernel for CUDA tensors; None where it has none (a CPU build)."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", "CUDA").call_boxed
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _auxiliary(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """State of a random generator, its offset, a mask for debugging: nobody reads them without dropout."""
+    state, offset = (q.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
+    return state, offset, q.new_empty(0)
+
+
+def scaled_dot_product(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """`aten::_scaled_dot_product_flash_attention` for (B, H, S, D); causal to the bottom right, as there."""
+    if dropout_p != 0.0 or return_debug_mask:
+        raise Declined
+    with torch.no_grad():  # autograd has seen the call already
+        views = [x.transpose(1, 2) for x in (query, key, value)]
+        out, lse = attention(*views, causal=is_causal, scale=scale, return_lse=True)
+    sizes = (None, None, query.shape[2], key.shape[2])
+    return (out.transpose(1, 2), lse, *sizes, *_auxiliary(query))
+
+
+def flash_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Any, ...]:
+    """`aten::_flash_attention_forward`: (B, S, H, D), or packed (T, H, D) with `cum_seq_q`, `cum_seq_k`."""
+    del num_splits  # how to split is a hint
+    packed = cum_seq_q is not None and cum_seq_k is not None
+    others = alibi_slopes is not None or block_table is not None
+    if dropout_p != 0.0 or return_debug_mask or others or (seqused_k is not None and not packed):
+        raise Declined
+    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "return_lse": True}
+    if (window_size_left, window_size_right) not in ((None, None), (-1, -1)):
+        options["window"] = (window_size_left, window_size_right)
+    with torch.no_grad():
+        if packed:
+            lengths: tuple[Any, ...] = (cum_seq_q, cum_seq_k, max_q, max_k)
+            out, lse = attention_varlen(query, key, value, *lengths, seqused_k=seqused_k, **options)
+        else:
+            out, lse = attention(query, key, value, **options)
+    return (out, lse, *_auxiliary(query))

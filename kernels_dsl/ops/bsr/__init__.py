@@ -1,0 +1,1 @@
+"""Block-sparse products: patterns, plans, operators, in 16 and 8 bits."""

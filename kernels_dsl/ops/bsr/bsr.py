@@ -1,0 +1,292 @@
+"""`bsr_gemm` and `bsr_sddmm`: products in which a factor, or the result, keeps some blocks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from kernels_dsl.ops import overlap
+from kernels_dsl.ops.bsr import plan as bsr_plan
+from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
+from kernels_dsl.ops.bsr.plan import BsrConfig
+from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
+from kernels_dsl.ops.target import target_of
+
+_MAX_PLANS = 256  # of one matrix
+_NO_EXTRAS: tuple[Any, ...] = ()
+_FROM_TORCH = WeakIdKeyDictionary()
+
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+
+
+def bsr_gemm(
+    a: BsrTensor | torch.Tensor,
+    b: BsrTensor | torch.Tensor,
+    *,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    bias_axis: str = "n",
+    residual: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+    epilogue: str | Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    family: str | None = None,
+    config: BsrConfig | None = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """activation(alpha · a @ b + beta · c + bias) + residual, where a or b is block-sparse; float32 sums.
+
+    One of a and b is a `BsrTensor` (or its `t()`) or a torch.sparse_bsr tensor, the other dense: (M, K) or
+    (L, M, K), (K, N) or (L, K, N), of the same dtype, bf16 or fp16; any strides, any alignment, any extent
+    of the dense mode. Batched values (L, nnz, bm, bk) and a batched dense factor have the same L; either
+    may lack the batch. Rows of the dense factor that meet no kept block are not read: NaN there stays out.
+
+    The other arguments are those of `gemm`. `check` verifies the indices first, waiting for the GPU; see
+    `BsrTensor` for what holds without. `family`: "sm90" or "sm80" forces one; `config` is in place of the
+    chosen one.
+
+    Returns (M, N) or (L, M, N). Differentiable in the values, the dense factor, c, bias and residual, but
+    not with `epilogue` or `out`. Sums run in the order of the stored columns, so results repeat bit for bit.
+    Raises TypeError and ValueError before any launch, naming the argument.
+    """
+    sparse: BsrTensor
+    dense: Any
+    if type(a) is BsrTensor:
+        sparse, dense, left = a, b, False
+    elif type(b) is BsrTensor:
+        sparse, dense, left = b, a, True
+    else:
+        sparse, dense, left = _factors(a, b)
+    if check:
+        sparse.check()
+    extras = _NO_EXTRAS
+    if not (c is bias is residual is epilogue is None) or epilogue_args:
+        extras = (c, bias, residual, *epilogue_args)
+    values = sparse.values
+    if (
+        _is_compiling()
+        or type(dense) not in PLAIN_TYPES
+        or type(values) not in PLAIN_TYPES
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or (
+            _grad_enabled()
+            and (values.requires_grad or dense.requires_grad or (out is not None and out.requires_grad))
+        )
+        or (extras and not plain(extras))
+    ):
+        from kernels_dsl.ops.bsr import register as bsr_register
+
+        return bsr_register.through_dispatcher(
+            sparse, dense, left, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
+            beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+            out_dtype=out_dtype, family=family, config=config,
+        )  # fmt: skip
+    # From here on every line is host time of every call.
+    key: Any = None
+    if dense.layout is torch.strided and (
+        out is None or (type(out) in PLAIN_TYPES and out.layout is torch.strided)
+    ):
+        at_dense = dense.data_ptr()
+        key = (
+            dense.dtype, dense.shape, dense.stride(), at_dense & 15, dense.get_device(), left,
+            sparse.transposed, alpha == 1.0, activation, out_dtype, family, config,
+        )  # fmt: skip
+        at_out = 0
+        if out is not None:
+            at_out = out.data_ptr()
+            key += (out.dtype, out.shape, out.stride(), at_out & 15, out.get_device())
+        if extras:
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(signature, extras))
+        plan = sparse._kept.get(key)
+        if plan is not None and out is not None:
+            # The addresses that out spans, against those of the factors; `overlap` asks more exactly.
+            spans, at_values = plan.extents, values.data_ptr()
+            end = at_out + spans[0]
+            if (
+                (at_dense < end and at_out < at_dense + spans[1])
+                or (at_values < end and at_out < at_values + spans[2])
+                or (extras and overlap.ranges_meet(out, extras, (spans[0], *spans[3:])))
+            ):
+                plan = None
+        if plan is not None:
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            return plan.run(values, dense, out, operands)
+    return run_direct(
+        sparse, dense, left, key=key, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
+        beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+        out_dtype=out_dtype, family=family, config=config,
+    )  # fmt: skip
+
+
+def run_direct(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    left: bool,
+    *,
+    key: Any = None,
+    out: torch.Tensor | None,
+    family: str | None,
+    config: BsrConfig | None,
+    **options: Any,
+) -> torch.Tensor:
+    """`bsr_gemm` past the dispatcher and autograd; all arguments must be given. `key`: that of the plan."""
+    plan = None if key is None else sparse._kept.get(key)
+    if plan is None:
+        call = bsr_plan.describe(sparse, dense, left, out=out, **options)
+        overlap.check_self_overlap(out)
+        target = target_of(dense)
+        extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
+        plan = bsr_plan.build(
+            call, dense, out, target, _pattern(sparse), family=family, config=config, extras=extras
+        )
+        if key is not None and not target.emulated:  # the emulator may be another one next time
+            if len(sparse._kept) >= _MAX_PLANS:
+                sparse._kept.clear()
+            sparse._kept[key] = plan
+    if out is not None:
+        named = {"a" if left else "b": dense, "the values": sparse.values}
+        named.update((name, options[name]) for name in ("c", "bias", "residual"))
+        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
+        _check_overlap(out, named, ("a" if left else "b", "the values"))
+    operands = None
+    if plan.operands is not None:
+        scalars = (float(options["alpha"]), float(options["beta"]))
+        named_extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
+        operands = plan.operands((*scalars, *named_extras))
+    return plan.run(sparse.values, dense, out, operands)
+
+
+def _check_overlap(out: torch.Tensor, named: dict[str, Any], factors: tuple[str, ...]) -> None:
+    """ValueError where `out` overlaps an input; an operand of the epilogue may be the very tensor."""
+    tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+    for name in factors:
+        x = tensors.pop(name)
+        if overlap.ranges_meet(out, (x,), (overlap.byte_extent(out), overlap.byte_extent(x))):
+            raise ValueError(f"out shares memory with {name}, must be a tensor of its own")
+    overlap.check_overlap(out, tensors)
+
+
+def _pattern(sparse: BsrTensor) -> Pattern:
+    rows, columns = sparse.shape[0] // sparse.block[0], sparse.shape[1] // sparse.block[1]
+    return pattern_of(sparse.crow_indices, sparse.col_indices, rows, columns)
+
+
+def _from_torch(matrix: torch.Tensor) -> BsrTensor:
+    """The `BsrTensor` of a torch.sparse_bsr tensor, kept as long as that lives unless gradients flow."""
+    if _is_compiling() or (matrix.requires_grad and _grad_enabled()):
+        return BsrTensor.from_torch(matrix)
+    found = _FROM_TORCH.get(matrix)
+    if found is None:
+        found = _FROM_TORCH[matrix] = BsrTensor.from_torch(matrix.detach())
+    return found
+
+
+def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
+    """(sparse, dense, whether the dense one is on the left) of arguments that no `BsrTensor` is among."""
+    for x in (a, b):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"a and b are {type(a).__name__} and {type(b).__name__}, must be tensors")
+    if a.layout == torch.sparse_bsr:
+        return _from_torch(a), b, False
+    if b.layout == torch.sparse_bsr:
+        return _from_torch(b), a, True
+    raise TypeError(
+        f"a and b have layouts {a.layout} and {b.layout}, one must be a BsrTensor or torch.sparse_bsr"
+    )
+
+
+def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **options: Any) -> str | None:
+    """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
+    family, config = options.pop("family", None), options.pop("config", None)
+    options.pop("check", None)
+    sparse: BsrTensor
+    dense: Any
+    try:
+        if isinstance(a, BsrTensor):
+            sparse, dense, left = a, b, False
+        elif isinstance(b, BsrTensor):
+            sparse, dense, left = b, a, True
+        else:
+            sparse, dense, left = _factors(a, b)
+        call = bsr_plan.describe(sparse, dense, left, **options)
+        target = target_of(dense)
+        bsr_plan.build(
+            call, dense, options.get("out"), target, _pattern(sparse), family=family, config=config
+        )
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def bsr_sddmm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    pattern: BsrTensor | torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> BsrTensor:
+    """The blocks of alpha · a @ b that `pattern` keeps: a sampled product, with float32 sums.
+
+    a (M, K) or (L, M, K), b (K, N) or (L, K, N), bf16 or fp16 of one dtype, any strides. pattern:
+    a `BsrTensor` (or its `t()`) or torch.sparse_bsr tensor of shape (M, N), of which the indices and the
+    block's extents count. out_dtype: bf16 or fp16, default a's.
+
+    Returns a `BsrTensor` of the pattern, with values (nnz, bm, bk) or (L, nnz, bm, bk). Differentiable in a
+    and b. Raises TypeError and ValueError that name the argument.
+    """
+    if not isinstance(pattern, BsrTensor):
+        if not isinstance(pattern, torch.Tensor) or pattern.layout != torch.sparse_bsr:
+            raise TypeError("pattern must be a BsrTensor or a torch.sparse_bsr tensor")
+        pattern = _from_torch(pattern)
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+    if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
+        a, b = b.mT, a.mT
+    from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401  registers the operator
+
+    values = torch.ops.kernels_dsl.bsr_sddmm(
+        pattern.crow_indices, pattern.col_indices, a, b, shape=list(pattern.shape),
+        block=list(pattern.block), alpha=alpha, out_dtype=a.dtype if out_dtype is None else out_dtype,
+    )  # fmt: skip
+    return pattern.with_values(values)
+
+
+def run_sampled(
+    crow: torch.Tensor,
+    col: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    alpha: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """The values of `bsr_sddmm` past the dispatcher and autograd."""
+    batch = bsr_plan.check_sampled(a, b, shape, block, out_dtype)
+    target = target_of(a)
+    pattern = pattern_of(crow, col, shape[0] // block[0], shape[1] // block[1])
+    key = ("sampled", block, alpha == 1.0, out_dtype, signature(a), signature(b))
+    run = pattern.plans.get(key)
+    if run is None:
+        run = bsr_plan.build_sampled(
+            a, b, pattern, block, target, batch=batch, out_dtype=out_dtype, scaled=alpha != 1.0
+        )
+        if not target.emulated:
+            pattern.plans[key] = run
+    return run(a, b, None, None if alpha == 1.0 else (float(alpha),))

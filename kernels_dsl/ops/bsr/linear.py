@@ -1,0 +1,79 @@
+"""`BsrLinear`: a linear layer whose weight keeps some blocks only."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.tensor import BsrTensor, magnitude_mask
+
+
+class BsrLinear(torch.nn.Module):
+    """y = activation(x Wᵀ + bias) with a block-sparse W (out_features, in_features).
+
+    weight: a `BsrTensor`; its values (nnz, bm, bk) become the parameter `values`, its indices buffers. bias:
+    (out_features,) or None. activation: as in `bsr_gemm`. The pattern is fixed; gradients and optimizer
+    state are those of the kept blocks alone.
+    """
+
+    crow_indices: torch.Tensor
+    col_indices: torch.Tensor
+
+    def __init__(
+        self, weight: BsrTensor, bias: torch.Tensor | None = None, activation: str | None = None
+    ) -> None:
+        super().__init__()
+        if weight.transposed or weight.values.dim() != 3:
+            raise ValueError("weight is transposed or has batched values, must be neither")
+        self.out_features, self.in_features = weight.shape
+        self.activation = activation
+        self.values = torch.nn.Parameter(weight.values.detach().clone())
+        self.register_buffer("crow_indices", weight.crow_indices)
+        self.register_buffer("col_indices", weight.col_indices)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
+        self._kept: tuple[tuple[torch.Tensor, ...], BsrTensor] | None = None
+
+    @staticmethod
+    def from_linear(
+        linear: torch.nn.Linear,
+        block: tuple[int, int],
+        *,
+        mask: torch.Tensor | None = None,
+        density: float | None = None,
+        activation: str | None = None,
+    ) -> BsrLinear:
+        """From a trained layer: the blocks that `mask` (out / bm, in / bk), bool, keeps, or `density` (0 to
+        1) of all that have the largest norm. ValueError unless exactly one of the two is given.
+        """
+        if (mask is None) == (density is None):
+            raise ValueError("mask and density: exactly one must be given")
+        if mask is None:
+            assert density is not None
+            mask = magnitude_mask(linear.weight, block, density)
+        weight = BsrTensor.from_dense(linear.weight.detach(), mask, block)
+        return BsrLinear(weight, linear.bias, activation)
+
+    @property
+    def weight(self) -> BsrTensor:
+        """The weight as a `BsrTensor` on the module's tensors."""
+        tensors = (self.crow_indices, self.col_indices, self.values)
+        if torch.compiler.is_compiling():
+            return BsrTensor(*tensors, (self.out_features, self.in_features))
+        kept = self._kept
+        if kept is None or any(x is not y for x, y in zip(kept[0], tensors)):
+            kept = self._kept = (tensors, BsrTensor(*tensors, (self.out_features, self.in_features)))
+        return kept[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., in_features) to (..., out_features)."""
+        flat = x.reshape(-1, self.in_features)
+        y = bsr_gemm(flat, self.weight.t(), bias=self.bias, activation=self.activation)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        weight = self.weight
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, block={weight.block}, "
+            f"density={weight.density:.3f}, bias={self.bias is not None}"
+        )

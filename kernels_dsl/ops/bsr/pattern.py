@@ -1,0 +1,152 @@
+"""What products derive from a pattern of blocks: lists by block row and by block column, on the GPU.
+
+Everything is torch operations without a wait for the GPU: extents follow from shapes alone. The lists are
+kept for as long as the index tensors live in the cache, and found again by their addresses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.bsr.lists import merge_neighbours, pack
+
+_MAX_PATTERNS = 64
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Kept blocks list by list, int32, on the indices' device.
+
+    `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
+    ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
+    block along the other mode) and of `kept` (number among the values).
+    """
+
+    table: torch.Tensor
+    first: torch.Tensor
+    across: torch.Tensor
+    kept: torch.Tensor
+
+    @cached_property
+    def packed(self) -> torch.Tensor:
+        """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
+        return pack(self.table, self.across, self.kept)
+
+
+class Pattern:
+    """The kept blocks of a matrix of `rows` x `columns` blocks."""
+
+    def __init__(self, crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -> None:
+        self.crow, self.col = crow, col
+        self.rows, self.columns = rows, columns
+        self.plans: dict[Any, Any] = {}
+        self._chunks: dict[tuple[int, int, int], Any] = {}
+
+    @property
+    def nnz(self) -> int:
+        """Number of kept blocks."""
+        return self.col.shape[0]
+
+    @cached_property
+    def row_of(self) -> torch.Tensor:
+        """(nnz,) int32: the block row of each kept block."""
+        rows = torch.arange(self.rows, dtype=torch.int32, device=self.col.device)
+        # The extent is known, so torch need not ask the GPU for it.
+        return torch.repeat_interleave(rows, self.crow.diff(), output_size=self.nnz)
+
+    @cached_property
+    def column_of(self) -> torch.Tensor:
+        """(nnz,) int32: the block column of each kept block."""
+        return self.col.to(torch.int32).contiguous()
+
+    @cached_property
+    def by_row(self) -> Lists:
+        """Lists of block rows: columns in the order in which they are stored."""
+        kept = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
+        return _lists(self.crow.to(torch.int32).contiguous(), self.column_of, kept)
+
+    @cached_property
+    def by_column(self) -> Lists:
+        """Lists of block columns: rows ascending."""
+        ordered, kept = torch.sort(self.column_of, stable=True)
+        columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
+        first = torch.searchsorted(ordered, columns, out_int32=True)
+        return _lists(first, self.row_of[kept], kept.to(torch.int32))
+
+    def chunks(self, units: int, group: int = 0, together: int = 1) -> tuple[torch.Tensor, ...]:
+        """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,
+        then `column_of` and first entries of the block rows; int32.
+
+        With `together` > 1, so many block rows each are taken for one, which keeps a column that any of them
+        keeps; what each keeps of an entry is a fifth tensor (together, entries), see `bsr_lists.merge`.
+
+        With `group`, the first chunks of that many rows come first, then their second ones: neighbours in the
+        list meet neighbouring columns. How many chunks there are only the GPU knows: those behind the last
+        are of no entry.
+        """
+        key = (units, group, together)
+        if key not in self._chunks:
+            self._chunks[key] = self._make_chunks(units, group, together)
+        return self._chunks[key]
+
+    def _make_chunks(self, units: int, group: int, together: int) -> tuple[torch.Tensor, ...]:
+        first, columns, rows = self.by_row.first, self.column_of, self.rows
+        kept: tuple[torch.Tensor, ...] = ()
+        if together > 1:
+            first, columns, *kept_of = merge_neighbours(self.by_row, self.columns, together)
+            kept, rows = tuple(kept_of), -(-self.rows // together)
+        counts = torch.div(first.diff() + (units - 1), units, rounding_mode="floor")
+        ends = counts.cumsum(0, dtype=torch.int32)
+        most = self.nnz // units + min(rows, self.nnz)
+        number = torch.arange(most, dtype=torch.int32, device=self.col.device)
+        row = torch.searchsorted(ends, number, right=True, out_int32=True)
+        inside = row < rows
+        row = row.clamp_max(rows - 1)
+        place = number - (ends - counts)[row]
+        entry = torch.where(inside, first[row] + place * units, first[-1])
+        if group:
+            outer = torch.where(inside, row // group, rows)
+            order = torch.argsort(outer.long() * (self.columns // units + 2) + place, stable=True)
+            row, entry = row[order], entry[order]
+        return row, entry.to(torch.int32), columns, first, *kept
+
+
+def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:
+    lengths = first.diff()
+    order = torch.argsort(lengths, descending=True, stable=True)
+    begin = first[order]
+    end = begin + lengths[order]
+    table = torch.stack((order.to(torch.int32), begin, end, torch.zeros_like(begin)), dim=1)
+    if kept.shape[0] == 0:  # kernels get no empty tensors; no list reaches the entry
+        across, kept = across.new_zeros(1), kept.new_zeros(1)
+    return Lists(table, first, across, kept)
+
+
+_PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -> Pattern:
+    """The pattern of these index tensors, which a call before may have left here.
+
+    An entry holds its index tensors, so no other tensor can have their addresses while it is there; a change
+    in place gives them another version.
+    """
+    key = (
+        crow.data_ptr(), col.data_ptr(), col.shape[0], crow.dtype, col.dtype, rows, columns, crow.stride(0),
+        col.stride(0), _version(crow), _version(col), crow.get_device(),
+    )  # fmt: skip
+    found = _PATTERNS.get(key)
+    if found is None:
+        found = _PATTERNS[key] = Pattern(crow, col, rows, columns)
+        if len(_PATTERNS) > _MAX_PATTERNS:
+            _PATTERNS.popitem(last=False)
+    return found

@@ -1,0 +1,453 @@
+"""From a call of a block-sparse product to a plan: what the next such call only has to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import lowering
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.config.bsr import Sm90BsrConfig, choose, reads_other_order
+from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr_sampled import choose_sampled
+from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
+from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.ops import fresh
+from kernels_dsl.ops.bsr.pattern import Pattern
+from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.gemm.arguments import (
+    BLOCK_SCALE,
+    DTYPE_NAMES,
+    FP8_DTYPES,
+    INPUT_DTYPES,
+    MAX_EXTENT,
+    GemmCall,
+    OperandSpec,
+    check_device,
+    check_dtype,
+    check_out,
+    check_tensor,
+    describe_epilogue,
+)
+from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
+from kernels_dsl.ops.gemm.plan import operand_maker, preparation
+from kernels_dsl.ops.launch import launcher_of
+from kernels_dsl.ops.overlap import byte_extent
+from kernels_dsl.ops.scaled.arguments import _Operand
+from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import tile_counter
+
+_FOLDER = "kernels_dsl.kernels.bsr"
+FUNCTIONS = {
+    "sm90": lowering.jit(f"{_FOLDER}.entry_sm90:bsr_sm90_entry", name="bsr_sm90"),
+    "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:bsr_sm80_entry", name="bsr_sm80"),
+    "sddmm_sm90": lowering.jit(f"{_FOLDER}.sddmm_sm90:sddmm_sm90_entry", name="bsr_sddmm_sm90"),
+    "sddmm_sm80": lowering.jit(f"{_FOLDER}.sddmm_sm80:sddmm_sm80_entry", name="bsr_sddmm_sm80"),
+}
+ALIGN = 16
+MMA_K_FP8 = 32
+"""Elements of K of an fp8 mma.sync."""
+BsrConfig = Sm90BsrConfig | Sm80GemmConfig
+
+
+@dataclass(frozen=True)
+class BsrCall:
+    """A checked call: what `gemm` would be asked, the sparse matrix being one of its factors."""
+
+    gemm: GemmCall
+    sparse: BsrTensor
+    dense_left: bool
+
+    @property
+    def by_column(self) -> bool:
+        """Whether the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
+        return self.sparse.transposed != self.dense_left
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`run(values, dense, out, operands)` returns D, allocated where `out` is None.
+
+    `operands`, `extents`: as in `kernels_dsl.ops.gemm.plan.Plan`, of out, dense, values and the extras.
+    `config` is None where nothing is launched.
+    """
+
+    run: Callable[..., torch.Tensor]
+    operands: Callable[[tuple[Any, ...]], Any] | None
+    config: Any
+    extents: tuple[int, ...]
+
+
+def describe(
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    dense_left: bool,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: Any,
+) -> BsrCall:
+    """Check a product's arguments; TypeError or ValueError says what is wrong.
+
+    `scales`: of the kept blocks and of the dense factor, for fp8.
+    """
+    name = "a" if dense_left else "b"
+    check_tensor(name, dense)
+    _check_dtypes(name, sparse, dense, scales)
+    if dense.dim() not in (2, 3):
+        raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")
+    if dense.device != sparse.device:
+        raise ValueError(
+            f"{name} is on {dense.device}, must be on the sparse matrix' device, {sparse.device}"
+        )
+    rows, columns = sparse.size
+    m, k, n = (dense.shape[-2], rows, columns) if dense_left else (rows, columns, dense.shape[-1])
+    inner = dense.shape[-1] if dense_left else dense.shape[-2]
+    if inner != k:
+        what = "columns" if dense_left else "rows"
+        raise ValueError(
+            f"{name} has shape {tuple(dense.shape)}, must have {k} {what}: the sparse matrix has shape "
+            f"{(rows, columns)}"
+        )
+    for mode, extent in (("M", m), ("N", n), ("K", k)):
+        if extent > MAX_EXTENT:
+            raise ValueError(f"{mode} is {extent}, must be at most {MAX_EXTENT}")
+    batch = _batch(name, sparse, dense)
+    d_shape = (m, n) if batch is None else (batch, m, n)
+    function, operands = describe_epilogue(d_shape, sparse.device, **options)
+    if scales is not None:
+        shifted = (replace(x, index=x.index + 2) if x.source == "args" else x for x in operands)
+        operands = (*_scale_specs(sparse, scales, (m, n), dense_left, batch), *shifted)
+        function = ScaledEpilogue(function, 1)
+    if out_dtype is None:
+        out_dtype = torch.bfloat16 if scales is not None else sparse.dtype
+        out_dtype = out_dtype if out is None else out.dtype
+    check_dtype("out" if out is not None else "out_dtype", out_dtype, INPUT_DTYPES)
+    call = GemmCall(m, n, k, batch, sparse.dtype, out_dtype, function, operands)
+    if out is not None:
+        check_out(out, call, sparse.device)
+    return BsrCall(call, sparse, dense_left)
+
+
+def _check_dtypes(
+    name: str, sparse: BsrTensor, dense: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None
+) -> None:
+    """TypeError where the factors' dtypes do not go together."""
+    if scales is not None:
+        for what, dtype in (("the sparse matrix", sparse.dtype), (name, dense.dtype)):
+            check_dtype(what, dtype, FP8_DTYPES)
+        return
+    if sparse.dtype.itemsize == 1:
+        raise TypeError(f"the sparse matrix has dtype {sparse.dtype}, must be 16 bits: see bsr_scaled_gemm")
+    if dense.dtype != sparse.dtype:
+        raise TypeError(f"{name} has dtype {dense.dtype}, must be the sparse matrix' dtype, {sparse.dtype}")
+
+
+def _scale_specs(
+    sparse: BsrTensor,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    extents: tuple[int, int],
+    dense_left: bool,
+    batch: int | None,
+) -> tuple[OperandSpec, OperandSpec]:
+    """The scales as operands: of the kept blocks, which the main loop takes, and of the dense factor."""
+    names = ("scale_b", "scale_a") if dense_left else ("scale_a", "scale_b")
+    for name, scale in zip(names, scales):
+        check_tensor(name, scale)
+        check_dtype(name, scale.dtype, (torch.float32,))
+        check_device(name, scale, sparse.device)
+    blocks = tuple(sparse.values.shape[:-2])
+    if tuple(scales[0].shape) not in (blocks, (*blocks, 1, 1)):
+        raise ValueError(
+            f"{names[0]} has shape {tuple(scales[0].shape)}, must be {blocks} or {(*blocks, 1, 1)}: one of "
+            "each kept block"
+        )
+    side = 0 if dense_left else 1
+    spec = _Operand(names[1], side, tuple(scales[1].shape), extents[side], 0, batch).broadcast()
+    if spec is None:
+        single = (extents[0], 1) if dense_left else (1, extents[1])
+        lead = "" if batch is None else f", with a batch of {batch} before it or without"
+        raise ValueError(
+            f"{names[1]} has shape {tuple(scales[1].shape)}, must be one element or {single}, a scale a "
+            f"{'row' if dense_left else 'column'}{lead}"
+        )
+    return OperandSpec("args", BLOCK_SCALE, 0), replace(spec, index=1)
+
+
+def _batch(name: str, sparse: BsrTensor, dense: torch.Tensor) -> int | None:
+    factors = ((sparse.values, 4), (dense, 3))
+    batches = [x.shape[0] for x, rank in factors if x.dim() == rank]
+    if len(batches) == 2 and batches[0] != batches[1]:
+        raise ValueError(f"{name} has batch {batches[1]}, must be that of the values, {batches[0]}")
+    return batches[0] if batches else None
+
+
+def _problem(call: BsrCall, dense_k_major: bool, d_align: int) -> BsrProblem:
+    gemm, sparse = call.gemm, call.sparse
+    block_mn, block_k = sparse.block[::-1] if call.by_column else sparse.block
+    elementwise = sum(2 for spec in gemm.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
+    return BsrProblem(
+        gemm.m, gemm.n, gemm.k, sparse.nnz, block_mn, block_k, gemm.batch or 1,
+        dtype=DTYPE_NAMES[gemm.ab_dtype], d_dtype=DTYPE_NAMES[gemm.d_dtype],
+        sparse_k_major=not call.by_column, dense_k_major=dense_k_major, dense_left=call.dense_left,
+        d_align=d_align, operand_bytes=elementwise,
+    )  # fmt: skip
+
+
+def _output_align(d_shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor | None) -> int:
+    """Bytes that divide D's address and row pitch, 16 at most; an element's where columns are contiguous."""
+    if out is None:
+        layout = contiguous_layout(d_shape, dtype.itemsize)
+    else:
+        layout = matrix_layout(out)
+    return layout.align if layout.contiguous == "row" else dtype.itemsize
+
+
+def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
+    """The configuration of the fastest family that can compute the problem."""
+    chosen = choose(problem) if "sm90" in families else None
+    if chosen is not None:
+        return chosen
+    if "sm80" not in families:
+        raise ValueError("family is 'sm90', must be None or 'sm80' where no block is kept")
+    return choose_sm80(problem)
+
+
+def _fp8_families(call: BsrCall, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
+    """The family for fp8 blocks; ValueError where there is none."""
+    if not target.device.has_fp8:
+        major, minor = target.device.capability
+        raise ValueError(
+            f"the sparse matrix has dtype {call.gemm.ab_dtype}, must be 16 bits on {target.device.name} of "
+            f"compute capability {major}.{minor}: fp8 matrix instructions need 8.9"
+        )
+    block_k = call.sparse.block[0 if call.by_column else 1]
+    if families[0] == "sm80" and block_k % MMA_K_FP8:
+        raise ValueError(
+            f"the sparse matrix has blocks of {call.sparse.block}, {block_k} along the summed mode, must be "
+            f"a multiple of {MMA_K_FP8} for fp8 in the sm80 family: what an instruction sums has one scale"
+        )
+    return families[:1]
+
+
+def build(
+    call: BsrCall,
+    dense: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    pattern: Pattern,
+    *,
+    family: str | None = None,
+    config: BsrConfig | None = None,
+    extras: tuple[Any, ...] = (),
+) -> Plan:
+    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
+
+    ValueError where a forced `family` cannot run on the target.
+    """
+    gemm = call.gemm
+    spans = (out, dense, call.sparse.values, *extras)
+    extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
+    families = target.families(family if config is None else config.family)
+    fp8 = gemm.ab_dtype.itemsize == 1
+    if fp8:
+        families = _fp8_families(call, target, families)
+    make_out = fresh.maker(gemm.d_shape, gemm.d_dtype, dense.device)
+    if 0 in gemm.d_shape:
+        return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
+    layout = matrix_layout(dense)
+    copy = None
+    k_mode = "row" if call.dense_left else "column"
+    if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
+        copy = layout.contiguous or "row"
+    if fp8 and (copy is not None or layout.contiguous != k_mode):
+        copy = k_mode  # fp8 matrix instructions read along K only
+    contiguous = copy or layout.contiguous
+    d_align = _output_align(gemm.d_shape, gemm.d_dtype, out)
+    problem = _problem(call, (contiguous == "row") == call.dense_left, d_align)
+    if config is None and "sm90" in families and reads_other_order(problem):
+        copy = "column" if contiguous == "row" else "row"
+        problem = replace(problem, dense_k_major=False)
+    chosen = config or _pick(problem, families)
+    modes = tuple(spec.modes for spec in gemm.operands)
+    turned = fp8 and call.by_column  # blocks are transposed beforehand
+    stored = call.sparse.block[::-1] if turned else call.sparse.block
+    by_column = call.by_column and not turned
+    constexprs = {
+        "config": chosen,
+        "epilogue": gemm.epilogue,
+        "layout": BsrLayout(stored, by_column, call.dense_left, modes[1:] if fp8 else modes, fp8),
+    }
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None
+    if gemm.k == 0:
+        prepare = _one_block(problem.block_k, call.dense_left, k_mode if fp8 else "row")
+    else:
+        prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
+    lists = pattern.by_column if call.by_column else pattern.by_row
+    launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
+    run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
+    return Plan(run, operand_maker(gemm.operands), chosen, extents)
+
+
+def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """For K = 0: a dense matrix of one block of zeros along K, which no list names."""
+
+    def zeros(dense: torch.Tensor) -> torch.Tensor:
+        shape = list(dense.shape)
+        shape[-1 if dense_left else -2] = block_k
+        if contiguous == "column":
+            return dense.new_zeros(*shape[:-2], shape[-1], shape[-2]).mT
+        # Rows that end on 16 bytes: the padding is cut off again by the view.
+        wide = -(-shape[-1] // 8) * 8
+        return dense.new_zeros(*shape[:-1], wide)[..., : shape[-1]]
+
+    return zeros
+
+
+def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What is done to the values before the launch; None for nothing. `turned`: blocks are transposed."""
+    values = sparse.values
+    if sparse.nnz == 0:
+        block = sparse.block[::-1] if turned else sparse.block
+        shape = (*values.shape[:-3], 1, *block)
+        return lambda x: x.new_zeros(shape)
+    if turned:
+        return lambda x: x.mT.contiguous()
+    if values.is_contiguous() and values.data_ptr() % ALIGN == 0:
+        return None
+    return lambda x: x.clone(memory_format=torch.contiguous_format)
+
+
+class _Launch:
+    """Launches one plan's kernel; compiles it at the first call. `lists` is a tensor or a tuple of them.
+
+    `queued`: None for a kernel that takes no counter of work items, else whether it uses it.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        target: Target,
+        lists: Any,
+        constexprs: dict[str, Any],
+        queued: bool | None = None,
+    ) -> None:
+        self.function, self.target, self.constexprs = function, target, constexprs
+        self.lists, self.queued = lists, queued
+        self.max_ctas = target.device.sm_count
+        self._kernel: Callable[..., Any] | None = None
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
+        lists: tuple[Any, ...] = (self.lists,)
+        if self.queued is not None:
+            lists += (tile_counter(self.target.index) if self.queued else None,)
+        args = (first, second, out, *lists, operands, self.max_ctas)
+        if self._kernel is None:
+            self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
+        self._kernel(*args)
+
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch for calls like the first one; None in the emulator, which looks at each call."""
+        return None if self.target.emulated else self._kernel
+
+
+def _prepared(
+    launch: _Launch, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
+    lists, max_ctas, queued, index = launch.lists, launch.max_ctas, launch.queued, launch.target.index
+    kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+
+    def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
+        nonlocal kernel
+        if out is None:
+            out = make_out()
+        if values_step is not None:
+            values = values_step(values)
+        if dense_step is not None:
+            dense = dense_step(dense)
+        if kernel is None:
+            launch(values, dense, out, operands)
+            kernel = launch.direct()
+        else:
+            counter = tile_counter(index) if queued else None
+            kernel(values, dense, out, lists, counter, operands, max_ctas)
+        return out
+
+    return run
+
+
+def check_sampled(
+    a: torch.Tensor, b: torch.Tensor, shape: tuple[int, int], block: tuple[int, int], out_dtype: torch.dtype
+) -> int | None:
+    """Check the factors of a sampled product and return its batch, None for none."""
+    for name, x in (("a", a), ("b", b)):
+        check_tensor(name, x)
+        check_dtype(name, x.dtype, (torch.bfloat16, torch.float16))
+        if x.dim() not in (2, 3):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, must have two modes, or three with a batch")
+    if a.dtype != b.dtype:
+        raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
+    check_device("b", b, a.device)
+    check_dtype("out_dtype", out_dtype, INPUT_DTYPES)
+    if (a.shape[-2], b.shape[-1]) != tuple(shape) or a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, must be (M, K) and (K, N) with the "
+            f"pattern's M and N, {tuple(shape)}"
+        )
+    batches = {x.shape[0] for x in (a, b) if x.dim() == 3}
+    if len(batches) > 1:
+        raise ValueError(f"b has batch {b.shape[0]}, must be a's, {a.shape[0]}")
+    return batches.pop() if batches else None
+
+
+def build_sampled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    pattern: Pattern,
+    block: tuple[int, int],
+    target: Target,
+    *,
+    batch: int | None,
+    out_dtype: torch.dtype,
+    scaled: bool,
+) -> Callable[..., torch.Tensor]:
+    """`run(a, b, out, operands)` of a sampled product; out None allocates values (nnz, *block), or with L."""
+    families = target.families(None)
+    shape = (*([] if batch is None else [batch]), pattern.nnz, *block)
+    if 0 in shape or a.shape[-1] == 0:
+        return lambda a, b, out, operands: a.new_zeros(shape, dtype=out_dtype)
+    layouts = (matrix_layout(a), matrix_layout(b))
+    copies = (
+        None if layouts[0].contiguous else "row",
+        # What is gathered goes by cp.async alone, which takes 4 bytes at least.
+        None if layouts[1].contiguous and layouts[1].align >= 4 else layouts[1].contiguous or "column",
+    )
+    aligns = tuple(ALIGN if copy else x.align for x, copy in zip(layouts, copies))
+    steps = [
+        preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
+        for x, layout, copy in zip((a, b), layouts, copies)
+    ]
+    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=scaled), "block": block}
+    b_k_major = (copies[1] or layouts[1].contiguous) == "column"
+    chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN) if "sm90" in families else None
+    if chosen is not None:
+        constexprs |= {"config": chosen}
+        lists = pattern.chunks(chosen.units, chosen.group, chosen.rows_together)
+        launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
+    else:
+        units = sddmm_units(block)
+        constexprs |= {"config": choose_sddmm_sm80(block, (aligns[0], aligns[1])), "units": units}
+        launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Any) -> torch.Tensor:
+        out = torch.empty(shape, dtype=out_dtype, device=a.device) if out is None else out
+        first, second = (x if step is None else step(x) for x, step in zip((a, b), steps))
+        launch(first, second, out, operands)
+        return out
+
+    return run

@@ -1,0 +1,291 @@
+"""From a checked call to a plan: what the next call with the same tensors' layouts only has to launch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.config.gemm import EntryLayout, GemmConfig
+from kernels_dsl.ops import fresh
+from kernels_dsl.ops.gemm import kernels as gemm_kernels
+from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
+from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, matrix_layout
+from kernels_dsl.ops.gemm.layout import MatrixLayout, padded_strides
+from kernels_dsl.ops.overlap import byte_extent
+from kernels_dsl.ops.target import Target
+
+Operands = tuple[Any, ...] | None  # None where the epilogue has none
+Step = Callable[[torch.Tensor], torch.Tensor]
+Run = Callable[..., torch.Tensor]
+
+_EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
+_PARTIAL_ALIGN = 4  # float32 elements that make 16 bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call does.
+
+    `run(a, b, out, operands)` returns D; with `out` None it allocates D. `operands(values)` makes the
+    epilogue's operands from (alpha, beta, c, bias, residual, *epilogue_args), alpha and beta as floats; None
+    where the epilogue has none. `decision` is
+    None where nothing is launched. `extents`: bytes that out, a, b and the extra
+    arguments span, 0 for one that is not given or no tensor.
+    """
+
+    run: Run
+    operands: Callable[[tuple[Any, ...]], Operands] | None
+    decision: Decision | None
+    extents: tuple[int, ...]
+
+
+def build(
+    call: GemmCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    config: GemmConfig | None = None,
+    family: str | None = None,
+    extras: Sequence[Any] = (),
+) -> Plan:
+    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
+
+    `extras`: c, bias, residual and the epilogue's arguments.
+
+    ValueError where a forced `family` or `config` cannot compute the call.
+    """
+    spans = (out, a, b, *extras)
+    extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
+    if 0 in call.d_shape or call.groups == 0:
+        return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
+    if call.k == 0:
+        return replace(_plan_for_empty_k(call, a, b, out, target, config, family), extents=extents)
+    layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
+    staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
+    if staged and call.groups is not None:
+        raise ValueError(f"out has strides {out.stride()}, must have a contiguous mode")  # type: ignore[union-attr]
+    if staged:
+        layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
+    decision = decide(call, layouts, target, config, family)
+    prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
+    prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
+    launch = _Launch(call, decision, target)
+    view_d = _restrided(layouts[2].strides)
+    if prepare_a is prepare_b is view_d is None and not staged:
+        run = _bare(launch, a.device)
+    else:
+        run = _prepared(launch, prepare_a, prepare_b, view_d)
+        run = _allocating(call, _through_contiguous(run, call) if staged else run)
+    return Plan(run, operand_maker(call.operands), decision, extents)
+
+
+def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
+    if out is None:
+        return contiguous_layout(call.d_shape, call.d_dtype.itemsize)
+    return matrix_layout(out)
+
+
+def _plan_for_empty_k(
+    call: GemmCall,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    target: Target,
+    config: GemmConfig | None,
+    family: str | None,
+) -> Plan:
+    """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
+
+    def zeros(like: torch.Tensor, k_mode: int) -> torch.Tensor:
+        shape = list(like.shape)
+        shape[k_mode] = _EMPTY_K
+        return like.new_zeros(shape)
+
+    inner = build(replace(call, k=_EMPTY_K), zeros(a, -1), zeros(b, -2), out, target, config, family)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
+        return inner.run(zeros(a, -1), zeros(b, -2), out, operands)
+
+    return Plan(run, inner.operands, inner.decision, inner.extents)
+
+
+class _Launch:
+    """Launches the kernel, or for split-K both kernels, of one plan; compiles them at the first call."""
+
+    def __init__(self, call: GemmCall, decision: Decision, target: Target) -> None:
+        self.call = call
+        self.decision = decision
+        self.target = target
+        modes = tuple(spec.modes for spec in call.operands[call.not_epilogue :])
+        self.layout = EntryLayout(modes, decision.swap, call.promotion, call.groups is not None)
+        self.max_ctas = target.device.sm_count
+        self._kernel: Callable[..., Any] | None = None
+        self._reduce: Callable[..., Any] | None = None
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
+        if self.decision.config.split_k > 1:
+            return self._split(a, b, d, operands)
+        if self._kernel is None:
+            self._kernel = self._compile(a, b, d, operands, self.call.epilogue, self.layout)
+        self._kernel(a, b, d, operands, self.max_ctas)
+        return None
+
+    def direct(self) -> Callable[..., Any] | None:
+        """The bare launch for calls that need nothing else; None before the first call, or where they do."""
+        if self.decision.config.split_k > 1 or self.target.emulated:
+            return None
+        return self._kernel
+
+    def _compile(self, a: Any, b: Any, d: Any, operands: Operands, epilogue: Any, layout: EntryLayout) -> Any:
+        args = (a, b, d, operands, self.max_ctas)
+        constexprs = {"config": self.decision.config, "epilogue": epilogue, "layout": layout}
+        launch, kernel = gemm_kernels.launcher(self.decision.family, self.target, args, constexprs)
+        self.max_ctas = gemm_kernels.resident_ctas(kernel, self.decision.config, self.target)
+        return launch
+
+    def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
+        """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
+        problem, splits = self.decision.problem, self.decision.config.split_k
+        pitch = -(-problem.n // _PARTIAL_ALIGN) * _PARTIAL_ALIGN
+        workspace = torch.empty_strided(
+            (problem.l * splits, problem.m, problem.n),
+            (problem.m * pitch, pitch, 1),
+            dtype=torch.float32,
+            device=d.device,
+        )
+        blocks = self.call.not_epilogue
+        scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
+        if self._kernel is None:
+            plain = replace(self.layout, operand_modes=())
+            self._kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
+            constexprs = {
+                "split_k": splits,
+                "epilogue": self.call.epilogue,
+                "layout": replace(self.layout, promotion=None),
+                "early": self.decision.family == "sm90",
+            }
+            self._reduce, _ = gemm_kernels.launcher(
+                "splitk_reduce", self.target, (workspace, d, rest), constexprs
+            )
+        assert self._reduce is not None
+        self._kernel(a, b, workspace, scales, self.max_ctas)
+        self._reduce(workspace, d, rest)
+
+
+def _restrided(strides: tuple[int, ...] | None) -> Step | None:
+    if strides is None:
+        return None
+    return lambda tensor: tensor.as_strided(tensor.shape, strides)
+
+
+def preparation(
+    tensor: torch.Tensor, layout: MatrixLayout, copy: str | None, batch: int | None
+) -> Step | None:
+    """What is done to a or b before the launch; None for nothing."""
+    shared = tensor.dim() == 3 and batch != 1 and (tensor.shape[0] == 1 or tensor.stride(0) == 0)
+    # One matrix for all batches: its copy is one matrix too, and a batch of 1 has no stride to rely on.
+    drop_batch = shared and (copy is not None or tensor.shape[0] == 1)
+    if copy is None:
+        strides = layout.strides if layout.strides is None or not drop_batch else layout.strides[1:]
+        view = _restrided(strides)
+        if not drop_batch:
+            return view
+        return (lambda x: x[0]) if view is None else (lambda x: view(x[0]))
+    shape = tuple(tensor.shape[1:] if drop_batch else tensor.shape)
+    strides = padded_strides(shape, copy, tensor.element_size())
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+        return buffer.copy_(x[0] if drop_batch else x)
+
+    return copied
+
+
+def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, view_d: Step | None) -> Run:
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+        launch(
+            a if prepare_a is None else prepare_a(a),
+            b if prepare_b is None else prepare_b(b),
+            out if view_d is None else view_d(out),
+            operands,
+        )
+        return out
+
+    return run
+
+
+def _bare(launch: _Launch, device: torch.device) -> Run:
+    """The run of a plan that only launches, D allocated where the caller gave none: one frame of Python."""
+    kernel: Callable[..., Any] | None = None
+    max_ctas = launch.max_ctas
+    make_out = fresh.maker(launch.call.d_shape, launch.call.d_dtype, device)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
+        nonlocal kernel, max_ctas
+        if out is None:
+            out = make_out()
+        if kernel is not None:
+            kernel(a, b, out, operands, max_ctas)
+            return out
+        launch(a, b, out, operands)
+        kernel, max_ctas = launch.direct(), launch.max_ctas
+        return out
+
+    return run
+
+
+def _through_contiguous(run: Run, call: GemmCall) -> Run:
+    """For an out without a contiguous mode: compute into a fresh tensor and copy."""
+
+    def staged(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
+        fresh = torch.empty(call.d_shape, dtype=call.d_dtype, device=out.device)
+        return out.copy_(run(a, b, fresh, operands))
+
+    return staged
+
+
+def _allocating(call: GemmCall, run: Run) -> Run:
+    """`run`, with D allocated where the caller gave none."""
+    shape, dtype = call.d_shape, call.d_dtype
+
+    def allocating(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands
+    ) -> torch.Tensor:
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=a.device)
+        return run(a, b, out, operands)
+
+    return allocating
+
+
+# Where an operand's argument stands in what `Plan.operands` gets.
+_PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
+
+
+def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
+    """`operands(values)`: what a kernel takes of (alpha, beta, c, bias, residual, *others); or None."""
+    if not specs:
+        return None
+    places = [_PLACES[spec.source] + spec.index for spec in specs]
+    steps = [_operand_step(spec) for spec in specs]
+    if not any(steps):
+        if len(places) > 1:
+            return operator.itemgetter(*places)  # the quickest way to pick values of a tuple
+        return lambda values: (values[places[0]],)
+    both = list(zip(places, steps))
+    return lambda values: tuple([values[at] if step is None else step(values[at]) for at, step in both])
+
+
+def _operand_step(spec: OperandSpec) -> Callable[[Any], Any] | None:
+    """What makes the operand of an argument; None for nothing."""
+    if not spec.modes:
+        return float if spec.source == "args" else None  # an int would be another signature
+    if spec.expand == (1,):
+        return fresh.with_a_mode
+    return None if spec.expand is None else operator.methodcaller("expand", spec.expand)

@@ -1,0 +1,1 @@
+"""`quantize`: which kernels make fp8 operands from a tensor."""

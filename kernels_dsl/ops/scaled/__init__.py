@@ -1,0 +1,1 @@
+"""`scaled_gemm` and linear layers of fp8 operands."""
