@@ -127,6 +127,8 @@ def test_supports() -> None:
     with emulator.run(arch="sm_90a"):
         assert bsr_scaled_supports(X, W.t(), ONE, SCALES) is None
         assert "one of each kept block" in bsr_scaled_supports(X, W.t(), ONE, ONE)
+        out = torch.zeros(32).expand(8, 32)
+        assert "must not overlap itself" in (bsr_scaled_supports(X, W.t(), ONE, SCALES, out=out) or "")
     with emulator.run(arch="sm_89"):
         reason = bsr_scaled_supports(X, W.t(), ONE, SCALES)
     assert reason is not None and "16 along the summed mode, must be a multiple of 32 for fp8" in reason

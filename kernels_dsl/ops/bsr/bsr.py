@@ -222,6 +222,7 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
         else:
             sparse, dense, left = _factors(a, b)
         call = bsr_plan.describe(sparse, dense, left, **options)
+        overlap.check_self_overlap(options.get("out"))
         target = target_of(dense)
         bsr_plan.build(
             call, dense, options.get("out"), target, _pattern(sparse), family=family, config=config

@@ -204,6 +204,7 @@ def bsr_scaled_supports(
         sparse, dense, left = _factors(a, b)
         scales = (scale_b, scale_a) if left else (scale_a, scale_b)
         call = bsr_plan.describe(sparse, dense, left, out=out, scales=scales, **arguments)
+        overlap.check_self_overlap(out)
         pattern = _pattern(sparse)
         bsr_plan.build(call, dense, out, target_of(dense), pattern, config=config, family=family)
     except (TypeError, ValueError) as error:
