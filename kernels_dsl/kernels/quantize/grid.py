@@ -6,12 +6,12 @@ same tiles in the opposite order: the last one is still in registers, those befo
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import block_max, group_scale, halves
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
-from kernels_dsl.config.quantize import MAXIMA_ALIGN, THREADS, TILE, VECTOR, WARPS
+from kernels_dsl.config.quantize import THREADS, TILE, VECTOR, WARPS
 
 from .tile import convert_tile
 from .views import (
@@ -21,10 +21,12 @@ from .views import (
     four_modes,
     larger_pairs,
     load_tile,
+    maxima_at,
     maxima_of_rows,
     maximum,
     maximum_of_row,
     pairs_of_columns,
+    raise_to,
     row_of_tile,
 )
 
@@ -55,12 +57,12 @@ def quantize_grid(
     ctas, along_m, along_k = division
     matrices = x.shape[0] * x.shape[1]
     columns, rows = None, None
-    used = Int32(1) if "whole" in (spec.plain, spec.turned) else Int32(matrices)
+    used = Int64(1) if "whole" in (spec.plain, spec.turned) else Int64(matrices)
     if "lines" in (spec.plain, spec.turned):
-        columns, used = _part(workspace, Int32(0), (matrices, 1, x.shape[3]))
+        columns, used = maxima_at(workspace, Int64(0), (matrices, 1, x.shape[3]))
         if spec.plain == "lines":
-            rows, used = _part(workspace, used, (matrices, 1, x.shape[2]))
-    cleared = cute.make_tensor(workspace.iterator, cute.make_layout(used))
+            rows, used = maxima_at(workspace, used, (matrices, 1, x.shape[2]))
+    cleared = cute.make_tensor(workspace.iterator, cute.make_layout(Int32(used)))
     quantize_grid_kernel(x, outputs, (cleared, columns, rows), counter, (along_m, along_k), spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
@@ -70,14 +72,6 @@ def quantize_grid(
         use_pdl=spec.early,
         cooperative=True,
     )
-
-
-def _part(workspace: cute.Tensor, first: Int32, shape: tuple) -> tuple:
-    """(elements from `first` on as a tensor of this shape, its rows padded to whole 16 bytes, its end)."""
-    pitch = cute.ceil_div(shape[-1], MAXIMA_ALIGN) * MAXIMA_ALIGN
-    layout = cute.make_layout(shape, stride=(pitch, pitch, 1))
-    pointer = (workspace.iterator + first).align(4 * MAXIMA_ALIGN)
-    return cute.make_tensor(pointer, layout), first + pitch * shape[0]
 
 
 @entry_name("quantize_grid")
@@ -241,13 +235,6 @@ def no_columns(dtype) -> cute.Tensor:
     most = cute.make_rmem_tensor(VECTOR // (1 + narrow), Int32 if narrow else Float32)
     clear(most)
     return most
-
-
-def raise_to(maximum: cute.Pointer, value: Float32) -> None:
-    """The number in global memory becomes the larger of both, which are not negative; NaN counts as 0."""
-    bits = cute.arch.fmax(value, Float32(0.0)).bitcast(Int32)
-    target = cute.recast_ptr(maximum, dtype=Int32)
-    cute.arch.red(target, bits, op="max", dtype="s32", sem="relaxed", scope="gpu")
 
 
 @cute.jit

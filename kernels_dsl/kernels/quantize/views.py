@@ -2,10 +2,10 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, range_constexpr
+from cutlass import Float32, Int32, Int64, range_constexpr
 
 from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs, pair_max
-from kernels_dsl.config.quantize import THREADS, TILE, VECTOR
+from kernels_dsl.config.quantize import MAXIMA_ALIGN, THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
 """Threads side by side in a row of a tile."""
@@ -175,3 +175,27 @@ def tile_place(number: Int32, x: cute.Tensor) -> tuple:
     band, n = number // tiles_k, number % tiles_k
     matrix, m = band // tiles_m, band % tiles_m
     return (matrix // x.shape[1], matrix % x.shape[1]), (m * TILE, n * TILE)
+
+
+def maxima_at(workspace: cute.Tensor, first: Int64, shape: tuple, pad: bool = True) -> tuple:
+    """(a tensor of this shape that begins at element `first` of the workspace, where it ends).
+
+    Rows begin at multiples of 16 bytes; without `pad`, where `first` is 0, only what follows does.
+    """
+    pitch = cute.ceil_div(shape[-1], MAXIMA_ALIGN) * MAXIMA_ALIGN if pad else shape[-1]
+    strides, step = [1], pitch
+    for size in reversed(shape[1:-1]):
+        strides.append(step)
+        step = step * size
+    strides.append(Int64(step))  # the only one that may reach beyond 32 bits
+    layout = cute.make_layout(tuple(shape), stride=tuple(reversed(strides)))
+    count = cute.ceil_div(Int64(step) * shape[0], MAXIMA_ALIGN) * MAXIMA_ALIGN
+    pointer = (workspace.iterator + first).align(4 * MAXIMA_ALIGN)
+    return cute.make_tensor(pointer, layout), first + count
+
+
+def raise_to(maximum: cute.Pointer, value: Float32) -> None:
+    """The number in global memory becomes the larger of both, which are not negative; NaN counts as 0."""
+    bits = cute.arch.fmax(value, Float32(0.0)).bitcast(Int32)
+    target = cute.recast_ptr(maximum, dtype=Int32)
+    cute.arch.red(target, bits, op="max", dtype="s32", sem="relaxed", scope="gpu")
