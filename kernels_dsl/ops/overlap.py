@@ -52,6 +52,16 @@ def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]
     return False
 
 
+def check_alone(name: str, tensor: torch.Tensor, others: dict[str, Any]) -> None:
+    """ValueError where `tensor`, which a call writes besides its result, shares memory with one of the call's
+    other tensors, by their names; what is no tensor among them does not count."""
+    for other_name, other in others.items():
+        if isinstance(other, torch.Tensor) and ranges_meet(
+            tensor, (other,), (byte_extent(tensor), byte_extent(other))
+        ):
+            raise ValueError(f"{name} shares memory with {other_name}, must be a tensor of its own")
+
+
 def _columns_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether x and y are disjoint column ranges of matrices with one row pitch, such as slices of one."""
     if x.dim() != 2 or y.dim() != 2 or x.stride(1) != 1 or y.stride(1) != 1:

@@ -76,6 +76,23 @@ def test_offsets_beyond_reason_reach_no_foreign_memory(arch: str) -> None:
     assert bool((out == 32).all())
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+def test_the_largest_magnitude_of_all_groups(arch: str) -> None:
+    """Of rows of groups alone, whatever the epilogue makes of what lies beyond their tiles' edges."""
+    a, b = torch.full((12, 144), 2.0).to(E4M3), torch.ones(3, 24, 144).to(E4M3).mT
+    a[10:] = 448.0  # of no group
+    a[7, 3] = -10.0
+    amax, scales = torch.full((), torch.nan), (torch.ones(12), torch.full((3, 24), 0.5))
+    with emulator.run(arch=arch) as session:
+        found = kernels_dsl.scaled_grouped_gemm(
+            a, b, *scales, OFFS, epilogue=lambda acc: acc * -10.0 + 1500.0, out_dtype=torch.float32, amax=amax
+        )
+        assert amax == found[:10].abs().max() == 120  # beyond the edges 1500
+        kernels_dsl.scaled_grouped_gemm(a[:0], b, scales[0][:0], scales[1], OFFS, amax=amax)
+        assert amax == 0
+    assert not session.reports
+
+
 def _scaled(a=A, b=B, scale_a=ONE, scale_b=ONE, offs=OFFS, **options):
     return lambda: kernels_dsl.scaled_grouped_gemm(a, b, scale_a, scale_b, offs, **options)
 
@@ -120,6 +137,8 @@ ERRORS = [
         r"scale_b has shape \(3, 2, 1\), must be .* both then",
     ),
     (_scaled(scale_result=ONE), ValueError, "scale_result is given and the result is torch.bfloat16"),
+    (_scaled(amax=torch.ones(3)), ValueError, r"amax has shape \(3,\), must be one element"),
+    (_scaled(amax=ONE), ValueError, "amax shares memory with scale_a, must be a tensor of its own"),
 ]
 
 
@@ -157,6 +176,11 @@ def test_the_operator() -> None:
         out = torch.zeros(12, 20, dtype=BF16)
         torch.ops.kernels_dsl.grouped_gemm_out(A, B, OFFS, *scales, out=out)
         assert bool((out[:10] == 256).all()) and bool((out[10:] == 0).all())
+        amax = torch.zeros(1)
+        measured = torch.compile(
+            lambda *x: kernels_dsl.scaled_grouped_gemm(*x, amax=amax) + amax, backend="aot_eager"
+        )
+        assert bool((measured(A, B, *scales, OFFS)[:10] == 512).all()) and amax == 256
         bias = torch.zeros(20, requires_grad=True)
         with pytest.raises(RuntimeError, match="grouped_gemm has no gradient"):
             kernels_dsl.scaled_grouped_gemm(A, B, *scales, OFFS, bias=bias).sum().backward()

@@ -16,6 +16,8 @@ from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, gemm_plan.Plan] = {}
 _MAX_PLANS = 8192
+_AMAX = 7
+"""Where amax stands among the extras of `run_direct`."""
 _STRIDED = torch.strided
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -58,7 +60,7 @@ def grouped_gemm(
     before any launch, naming the argument; `grouped_gemm_supports` gives the same reasons as text. That
     tiles of all groups make one list, which persistent CTAs walk, is CUTLASS's grouped GEMM.
     """
-    extras = (None, bias, residual, None, None, None, offs, *epilogue_args)
+    extras = (None, bias, residual, None, None, None, offs, None, *epilogue_args)
     options = (alpha, activation, epilogue, out_dtype, False)
     return _call(a, b, extras, options, out, (config, family))
 
@@ -71,6 +73,7 @@ def scaled_grouped_gemm(
     offs: torch.Tensor,
     *,
     scale_result: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     alpha: float = 1.0,
@@ -96,10 +99,10 @@ def scaled_grouped_gemm(
     of 128 columns, (G, P, ceil(N / 128)).
 
     out_dtype: bf16 (the default), fp16, float32 or an fp8 dtype, which the result saturates to, times
-    scale_result. use_fast_accum: as in `scaled_gemm`. Compute capability 8.9 and later;
-    `scaled_grouped_gemm_supports` says why a call cannot run.
+    scale_result. use_fast_accum, and amax, which is of the rows of all groups: as in `scaled_gemm`. Compute
+    capability 8.9 and later; `scaled_grouped_gemm_supports` says why a call cannot run.
     """
-    extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, *epilogue_args)
+    extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args)
     options = (alpha, activation, epilogue, out_dtype, use_fast_accum)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if not isinstance(scale, torch.Tensor):
@@ -136,7 +139,7 @@ def run_direct(
 ) -> torch.Tensor:
     """Both operations past the dispatcher; `key`: that of the plan, None to make it here.
 
-    `extras`: None, bias, residual, the scales of a, b and the result, offs, the epilogue's arguments;
+    `extras`: None, bias, residual, the scales of a, b and the result, offs, amax, the epilogue's arguments;
     `options`: alpha, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
     """
     if key is None:
@@ -149,12 +152,20 @@ def run_direct(
                 _PLANS.clear()
             _PLANS[key] = plan
     if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
-        names = ("a", "b", "", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs")
-        named = dict(zip(names, (a, b, *extras)))
-        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[7:]))
-        overlap.check_overlap(out, {name: x for name, x in named.items() if isinstance(x, torch.Tensor)})
+        overlap.check_overlap(out, _named_tensors(a, b, extras))
+    if extras[_AMAX] is not None:
+        others = {**_named_tensors(a, b, extras), "out": out}
+        overlap.check_alone("amax", others.pop("amax"), others)
+        extras[_AMAX].zero_()
     make = plan.operands
     return plan.run(a, b, out, None if make is None else make((float(options[0]), 1.0, *extras)))
+
+
+def _named_tensors(a: torch.Tensor, b: torch.Tensor, extras: tuple[Any, ...]) -> dict[str, Any]:
+    names = ("a", "b", "", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs", "amax")
+    named = dict(zip(names, (a, b, *extras)))
+    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[_AMAX + 1 :]))
+    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
 
 
 def described(
@@ -165,12 +176,12 @@ def described(
     out: torch.Tensor | None,
 ) -> Any:
     """The checked call; arguments as those of `run_direct`."""
-    _, bias, residual, scale_a, scale_b, scale_result, offs, *epilogue_args = extras
+    _, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args = extras
     alpha, activation, epilogue, out_dtype, use_fast_accum = options
     return grouped_arguments.describe(
-        a, b, offs, (scale_a, scale_b, scale_result), bias=bias, residual=residual, alpha=alpha,
-        activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out, out_dtype=out_dtype,
-        use_fast_accum=use_fast_accum,
+        a, b, offs, (scale_a, scale_b, scale_result), amax=amax, bias=bias, residual=residual,
+        alpha=alpha, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
+        out_dtype=out_dtype, use_fast_accum=use_fast_accum,
     )  # fmt: skip
 
 
@@ -200,10 +211,10 @@ def plan_for(
     if len(scales_and_offs) not in (1, 3):
         raise TypeError(f"{len(scales_and_offs)} tensors after b, must be offs, or scale_a, scale_b and offs")
     *scales, offs = scales_and_offs
-    given = {name: arguments.pop(name, None) for name in ("bias", "residual", "scale_result")}
+    given = {name: arguments.pop(name, None) for name in ("bias", "residual", "scale_result", "amax")}
     extras = (
         None, given["bias"], given["residual"], *(scales or (None, None)), given["scale_result"], offs,
-        *arguments.pop("epilogue_args", ()),
+        given["amax"], *arguments.pop("epilogue_args", ()),
     )  # fmt: skip
     options = tuple(arguments.pop(name, default) for name, default in OPTIONS.items())
     if arguments:

@@ -24,12 +24,12 @@ from kernels_dsl.ops.gemm.arguments import (
     check_tensor,
     describe_epilogue,
 )
-from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, result_spec
+from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, amax_spec, result_spec
 
-EXTRAS = 4
-"""What these have beyond the arguments of `gemm`: the scales of a, b and the result, and where groups end,
-which have these numbers as their `OperandSpec.index`."""
-_SCALE_A, _SCALE_B, _OFFS = 0, 1, 3
+EXTRAS = 5
+"""What these have beyond the arguments of `gemm`: the scales of a, b and the result, where groups end, and
+the place for the result's largest magnitude, which have these numbers as their `OperandSpec.index`."""
+_SCALE_A, _SCALE_B, _OFFS, _AMAX = 0, 1, 3, 4
 
 
 def describe(
@@ -38,6 +38,7 @@ def describe(
     offs: torch.Tensor,
     scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
     *,
+    amax: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -77,8 +78,10 @@ def describe(
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in specs)
     if scales[2] is not None:
         specs = (*specs, result_spec(scales[2], out_dtype, a.device))
-    has_result = scales[2] is not None
-    function = ScaledEpilogue(inner, in_epilogue, has_result) if in_epilogue or has_result else inner
+    if amax is not None:
+        specs = (*specs, amax_spec(amax, a.device, _AMAX))
+    further = scales[2] is not None, amax is not None
+    function = ScaledEpilogue(inner, in_epilogue, *further) if in_epilogue or any(further) else inner
     ends = OperandSpec("args", GROUP_ENDS, _OFFS)
     call = GemmCall(
         m, n, k, None, a.dtype, out_dtype, epilogue=function, operands=(ends, *specs, *shifted),

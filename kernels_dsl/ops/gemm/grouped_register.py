@@ -1,4 +1,5 @@
-"""`grouped_gemm` and `scaled_grouped_gemm` as one operator of PyTorch, and one with an output."""
+"""`grouped_gemm` and `scaled_grouped_gemm` as one operator of PyTorch, and one with an output: that with
+`amax`, which is written."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ call = GemmOperator(
     "ScalarType? out_dtype=None, bool use_fast_accum=False, str? config=None, str? family=None",
     tensors=("offs", "scale_a", "scale_b", "scale_result", "bias", "residual", "epilogue_args"),
     required=1,
-    extras=("c", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs"),
+    extras=("c", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs", "amax"),
     options=OPTIONS,
     described=described,
     run=run_direct,
+    written=("amax",),
 )

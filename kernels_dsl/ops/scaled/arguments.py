@@ -137,7 +137,7 @@ def describe(
     if scale_result is not None:
         scales = (*scales, result_spec(scale_result, out_dtype, a.device))
     if amax is not None:
-        scales = (*scales, _amax_spec(amax, a.device))
+        scales = (*scales, amax_spec(amax, a.device, EXTRAS - 1))
     further = scale_result is not None, amax is not None
     function = ScaledEpilogue(inner, in_epilogue, *further) if in_epilogue or any(further) else inner
     call = GemmCall(
@@ -161,14 +161,14 @@ def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.devic
     return OperandSpec("args", "1" * max(scale.dim(), 1), 2, expand=None if scale.dim() else (1,))
 
 
-def _amax_spec(amax: torch.Tensor, device: torch.device) -> OperandSpec:
-    """The place for the result's largest magnitude as an operand of the epilogue."""
+def amax_spec(amax: torch.Tensor, device: torch.device, index: int) -> OperandSpec:
+    """The place for the result's largest magnitude as an operand of the epilogue, number `index`."""
     check_tensor("amax", amax)
     check_dtype("amax", amax.dtype, (torch.float32,))
     check_device("amax", amax, device)
     if amax.numel() != 1:
         raise ValueError(f"amax has shape {tuple(amax.shape)}, must be one element")
-    return OperandSpec("args", MAXIMUM, 3, expand=None if amax.dim() else (1,))
+    return OperandSpec("args", MAXIMUM, index, expand=None if amax.dim() else (1,))
 
 
 def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:

@@ -155,7 +155,9 @@ def run_direct(
     if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
         overlap.check_overlap(out, _named_tensors(a, b, extras))
     if extras[_AMAX] is not None:
-        _prepare_amax(extras[_AMAX], _named_tensors(a, b, extras), out)
+        others = {**_named_tensors(a, b, extras), "out": out}
+        overlap.check_alone("amax", others.pop("amax"), others)
+        extras[_AMAX].zero_()
     make = plan.operands
     operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
     return plan.run(a, b, out, operands)
@@ -166,18 +168,6 @@ def _named_tensors(a: torch.Tensor, b: torch.Tensor, extras: tuple[Any, ...]) ->
     named = dict(zip(names, (a, b, *extras)))
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[_AMAX + 1 :]))
     return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
-
-
-def _prepare_amax(amax: torch.Tensor, named: dict[str, torch.Tensor], out: torch.Tensor | None) -> None:
-    """Set amax to 0, on the current stream; ValueError where it shares memory with another tensor."""
-    others = {**named, "out": out}
-    del others["amax"]
-    for name, other in others.items():
-        if other is not None and overlap.ranges_meet(
-            amax, (other,), (overlap.byte_extent(amax), overlap.byte_extent(other))
-        ):
-            raise ValueError(f"amax shares memory with {name}, must be a tensor of its own")
-    amax.zero_()
 
 
 def described(
