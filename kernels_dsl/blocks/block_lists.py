@@ -16,20 +16,30 @@ class BlockLists(NamedTuple):
     `table` (R, 4): number, first entry, entry behind the last, and 0, of each list, longest first. An entry
     has `dense`, the number of the dense matrix' block along K, and `kept`, that of the kept block. `heavy`
     (1): how many lists at the start of `table` are much longer than the mean.
+
+    Where lists may come in pieces, each piece has its line in the table, with `config.bsr.PIECE` in place of
+    0; `heavy` (2) also has how many lines of the table count. `pieces` is the `list_pieces` word of a piece
+    at its first entry. Else `pieces` is None.
     """
 
     table: cute.Tensor
     dense: cute.Tensor
     kept: cute.Tensor
     heavy: cute.Tensor
+    pieces: cute.Tensor | None = None
 
 
 HEADER = 4
 """Words before the table in the one tensor of a pattern's lists: `heavy`, and what aligns the table."""
 
 
-def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32) -> BlockLists:
-    """The parts of one int32 vector: `heavy` and three zeros, table, dense, kept; 16-byte aligned."""
+def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32, split: bool = False) -> BlockLists:
+    """The parts of one int32 vector: `heavy` and three words, table, dense, kept; 16-byte aligned.
+
+    With `split` `pieces` follow, and there are as many lines in the table as the vector's extent says.
+    """
+    if split:
+        lists = (packed.shape[0] - HEADER - 3 * entries) // 4
     base = packed.iterator
     dense = base + HEADER + lists * 4
     table = cute.make_layout((lists, 4), stride=(4, 1))
@@ -37,7 +47,8 @@ def unpack_lists(packed: cute.Tensor, lists: Int32, entries: Int32) -> BlockList
         cute.make_tensor(base + HEADER, table),
         cute.make_tensor(dense, cute.make_layout(entries)),
         cute.make_tensor(dense + entries, cute.make_layout(entries)),
-        cute.make_tensor(base, cute.make_layout(1)),
+        cute.make_tensor(base, cute.make_layout(2 if split else 1)),
+        cute.make_tensor(dense + 2 * entries, cute.make_layout(entries)) if split else None,
     )
 
 
@@ -60,7 +71,7 @@ class ListGrid(NamedTuple):
 
 class ListItem(NamedTuple):
     """A work item: cluster tile along the blocked mode (negative: there is none), panel of the dense mode
-    counted through all batches, entries of its list.
+    counted through all batches (and PIECE), entries of its list.
     """
 
     tile: Int32
@@ -99,7 +110,10 @@ def list_item(
     tile = lists.table[place, 0] * sub_tiles + position - place * sub_tiles
     if work >= grid.size:
         tile = Int32(-1)
-    return ListItem(tile, panel + batch * grid.panels, lists.table[place, 1], lists.table[place, 2])
+    panel += batch * grid.panels
+    if cutlass.const_expr(lists.pieces is not None):
+        panel += lists.table[place, 3]
+    return ListItem(tile, panel, lists.table[place, 1], lists.table[place, 2])
 
 
 @cute.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kernels_dsl.config.bsr_layout import BsrProblem
@@ -23,6 +24,20 @@ LONG_LIST = 1400
 """Elements of K of a list from which on a large cooperative tile beats a ping-pong of smaller ones."""
 PROMOTED_TILE = 192
 """Largest extent on WGMMA's N of a tile whose warpgroups hold a second set of accumulators for 64 rows."""
+SPLIT_K = 512
+"""Fewest elements of K of a piece of a list."""
+SUM_ELEMENTS = 160
+"""Elements of a tile that are read of a piece's sum while one element of K is multiplied."""
+ITEM_K = 256
+"""Elements of K that take as long as what a tile takes without any."""
+LEAST_PIECES = 3
+"""Of a list that comes in pieces: two would be of a list that is about as long as all work is for a CTA."""
+MOST_SLOTS = 1023
+"""Pieces of all lists together."""
+PIECE = 1 << 30
+"""Added to the panel of a work item that is a piece of a list; there are fewer panels than that."""
+ARRIVALS = 4
+"""Elements before counts of arrived pieces: the counter of work items, and what aligns them."""
 MAX_TILE = {True: 128, False: 256}
 """Largest extent of a tile along a block, where it lies on WGMMA's M and on its N."""
 
@@ -39,7 +54,8 @@ class Sm90BsrConfig:
     `epi_tma` False stores D with predicated stores, which any alignment and either order of D allow. A
     cooperative tile of 64 rows with an N above 256 is shared by two warpgroups along N. There kept blocks may
     have a ring of their own, of `kept_stages` parts of STAGE_K along K, beside stages of the dense matrix:
-    CTAs that share kept blocks then wait for each other's progress along these only.
+    CTAs that share kept blocks then wait for each other's progress along these only. `split`: lists may come
+    in pieces.
     """
 
     tile_s: int
@@ -53,6 +69,7 @@ class Sm90BsrConfig:
     stages: int = 0
     epi_tma: bool = True
     kept_stages: int = 0
+    split: bool = False
 
     family = "sm90"
 
@@ -66,6 +83,50 @@ class Sm90BsrConfig:
         """(M, N) of a cluster in the kernel's sense."""
         pair = (self.cluster_s, self.cluster_x)
         return pair if self.sparse_on_m else (pair[1], pair[0])
+
+
+@dataclass(frozen=True)
+class PiecesRule:
+    """A piece of a list has `length` entries at least, and takes at least as long as summing all of them,
+    of which each takes as long as `cost` entries: n entries in p pieces take n / p + p * cost.
+    """
+
+    length: int
+    cost: float
+
+    def pieces(self, entries: int) -> int:
+        """Pieces of a list of so many entries; `ops.bsr.lists.pack_pieces` does the same on the GPU."""
+        count = int(entries / max(float(self.length), math.sqrt(entries * self.cost)))
+        return count if count >= LEAST_PIECES else 1
+
+
+def tiles_of_list(problem: BsrProblem, config: Sm90BsrConfig) -> int:
+    """Cluster tiles of D that one list makes, in all batches."""
+    along_block = problem.block_mn // (config.tile_s * config.cluster_s)
+    return along_block * -(-problem.other // (config.tile_x * config.cluster_x)) * problem.l
+
+
+def pieces_rule(problem: BsrProblem, config: Sm90BsrConfig, ctas: int) -> PiecesRule | None:
+    """How lists come in pieces; None where no list can be worth it.
+
+    A list is too long where it takes LEAST_PIECES / 2 times as long as everything when spread over all CTAs.
+    """
+    lists = (problem.n if problem.dense_left else problem.m) // problem.block_mn
+    tiles = tiles_of_list(problem, config)
+    work = (problem.nnz + lists * (ITEM_K / problem.block_k)) * tiles
+    clusters = max(1, ctas // (config.cluster_s * config.cluster_x))
+    length = max(
+        math.ceil(work / (2 * clusters)), -(-SPLIT_K // problem.block_k), -(-problem.nnz // MOST_SLOTS)
+    )
+    rule = PiecesRule(length, config.tile_s * config.tile_x / SUM_ELEMENTS / problem.block_k)
+    return rule if rule.pieces(min(problem.k // problem.block_k, problem.nnz)) > 1 else None
+
+
+def pieces_memory(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule) -> tuple[int, int]:
+    """Elements of (counters, workspace) for the sums of pieces: `blocks.list_pieces`."""
+    tiles = problem.nnz // rule.length * tiles_of_list(problem, config) * config.cluster_s * config.cluster_x
+    sharing = 1 if config.schedule is Schedule.PINGPONG else 3  # warpgroups, at most
+    return ARRIVALS + sharing * tiles, config.tile_s * config.tile_x * tiles
 
 
 def tile_along_block(extent: int, sparse_on_m: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-SLOTS = 1 << 14
+SLOTS = 1 << 16
 """Counters of a device that are made at once."""
 SPACING = 4
 """Elements from one to the next: kernels are compiled for 16-byte aligned addresses."""
@@ -35,30 +35,36 @@ def tile_counter(device: int) -> torch.Tensor:
     return counter
 
 
-def counter_and_workspace(device: int, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a counter as of `tile_counter`, float32 (elements or more,) not initialised) for the next launch."""
+def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int32 of `words` counters or more, as of `tile_counter`, float32 (elements or more,) not initialised)
+    for the next launch.
+    """
     if device < 0:
-        return torch.zeros(1, dtype=torch.int32), torch.empty(elements)
+        return torch.zeros(words, dtype=torch.int32), torch.empty(elements)
     if torch._C._cuda_isCurrentStreamCapturing():
-        return _fresh(device), torch.empty(elements, device=f"cuda:{device}")
+        return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
     key = (device, torch._C._cuda_getCurrentRawStream(device))
     found = _with_workspace.get(key)
-    if found is None or found[1].numel() < elements:
-        counter = _fresh(device) if found is None else found[0]
-        found = counter, torch.empty(max(elements, LEAST), device=f"cuda:{device}")
-        _with_workspace[key] = found
+    if found is None or found[0].shape[0] < words or found[1].shape[0] < elements:
+        counters, workspace = found or (None, None)
+        if counters is None or counters.shape[0] < words:
+            counters = _fresh(device, words)
+        if workspace is None or workspace.shape[0] < elements:
+            workspace = torch.empty(max(elements, LEAST), device=f"cuda:{device}")
+        found = _with_workspace[key] = counters, workspace
     return found
 
 
-def _fresh(device: int) -> torch.Tensor:
-    """A counter that nobody else uses."""
+def _fresh(device: int, words: int = 1) -> torch.Tensor:
+    """So many counters that nobody else uses, SLOTS * SPACING at most."""
     slab, taken = _slabs.get(device), _taken.get(device, 0)
-    if slab is None or taken == SLOTS:
+    slots = -(-words // SPACING)
+    if slab is None or taken + slots > SLOTS:
         if torch._C._cuda_isCurrentStreamCapturing():
             # Zeroed by the graph itself, at every replay.
-            return torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+            return torch.zeros(words, dtype=torch.int32, device=f"cuda:{device}")
         slab, taken = torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"), 0
         torch.cuda.current_stream(device).synchronize()  # other streams will use it; once in a process
         _slabs[device] = slab
-    _taken[device] = taken + 1
-    return slab[taken * SPACING : taken * SPACING + 1]
+    _taken[device] = taken + slots
+    return slab[taken * SPACING : taken * SPACING + words]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
-from kernels_dsl.config.bsr import choose, reads_other_order
+import torch
+
+from kernels_dsl.config.bsr import PIECE, PiecesRule, choose, pieces_rule, reads_other_order
 from kernels_dsl.config.bsr_layout import BsrProblem
+from kernels_dsl.ops.bsr.lists import pack_pieces
+from kernels_dsl.ops.bsr.pattern import Lists
 
 LARGE = BsrProblem(8192, 8192, 8192, 128 * 512, 16, 16, dense_k_major=True, dense_left=True)
 
@@ -40,3 +45,48 @@ def test_stores_by_tma_where_rows_are_aligned() -> None:
         for changes, by_tma in (({}, True), ({"d_align": 8}, False), ({"n": 8196}, False)):
             chosen = choose(replace(problem, **changes))
             assert chosen is not None and chosen.epi_tma == by_tma
+
+
+def test_lists_are_split_where_one_can_take_longer_than_all_work() -> None:
+    def rule(**changes: int) -> PiecesRule | None:
+        problem = replace(BsrProblem(8192, 8192, 8192, 1024, 128, 128), **changes)
+        chosen = choose(problem)
+        assert chosen is not None
+        return pieces_rule(problem, chosen, 132)
+
+    assert rule() is None  # 25 %: a CTA has as much to do as four full lists
+    assert rule(nnz=127) is None  # many tiles take long without any blocks
+    assert rule(n=512, nnz=7) is None
+    found = [rule(n=512, nnz=127), rule(n=2048, nnz=127), rule(n=2048, nnz=127, k=65536)]
+    assert [x and x.length for x in found] == [4, 12, 12]
+    assert [x and x.pieces(64) for x in found] == [7, 5, 5]  # of 1170 and 1640 elements of K
+    assert found[2] is not None and found[2].pieces(35) == 1 and found[2].pieces(512) == 20
+
+
+def test_pieces_of_lists_are_those_of_the_rule() -> None:
+    """All entries once, in order, and no more slots than there is memory for."""
+    rule = PiecesRule(4, 1.25)
+    lengths = [0, 64, 3, 12, 11, 200, 0]
+    first = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    nnz = sum(lengths)
+    entries = torch.arange(nnz, dtype=torch.int32)
+    packed = pack_pieces(Lists(entries[:0], first, entries, entries), rule).tolist()
+    heavy, used = packed[:2]
+    lines = len(lengths) + nnz // rule.length
+    table = [packed[4 + 4 * i : 8 + 4 * i] for i in range(lines)]
+    words = packed[4 + 4 * lines + 2 * nnz :]
+    wanted = [rule.pieces(n) for n in lengths]
+    assert used == sum(wanted) and wanted == [1, 7, 1, 3, 1, 12, 1] and 0 < heavy < used
+    assert [end - begin for _, begin, end, _ in table] == sorted(
+        (e - b for _, b, e, _ in table), reverse=True
+    )
+    slot = 0
+    for number, (length, pieces) in enumerate(zip(lengths, wanted)):
+        mine = sorted(line[1:] for line in table[:used] if line[0] == number)
+        assert mine[0][0] == first[number] and mine[-1][1] == first[number] + length
+        assert all(x[1] == y[0] for x, y in pairwise(mine)) and len(mine) == pieces
+        assert {mark for *_, mark in mine} == {PIECE if pieces > 1 else 0}
+        if pieces > 1:
+            assert [words[b] for b, *_ in mine] == [slot | pieces << 10 | i << 20 for i in range(pieces)]
+            slot += pieces
+    assert slot <= nnz // rule.length

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.tile_counter import counter_and_workspace
 from reference import buffers, tolerance
 from reference.bsr import PATTERNS, Bsr, matmul, random_bsr, sampled, to_dense
 from reference.gemm import activation_function, gemm_same_dtype
@@ -65,6 +67,25 @@ def _flipped(matrix: Bsr) -> Bsr:
 def sparse_of(matrix: Bsr) -> BsrTensor:
     """The matrix for the code under test."""
     return BsrTensor(matrix.crow, matrix.col, matrix.values, matrix.shape)
+
+
+def memory_of_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(counters, workspace) of each launch to come whose lists may come in pieces, the latter of NaN."""
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def poisoned(index: int, elements: int, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+        given.append(counter_and_workspace(index, elements, words))
+        given[-1][1].fill_(float("nan"))
+        return given[-1]
+
+    monkeypatch.setattr("kernels_dsl.ops.bsr.plan.counter_and_workspace", poisoned)
+    return given
+
+
+def check_pieces(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """There was one such launch, with pieces; the counters are as before."""
+    ((counters, workspace),) = given
+    assert not counters.any() and not workspace.isnan().all()
 
 
 def run(case: Case, device: str, *, exact: bool = True) -> None:

@@ -90,6 +90,52 @@ def test_clusters_take_items_until_there_are_none(
     assert [int(x) for x in counters] == [0]
 
 
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pieces of 32 elements of K; the memory of each launch."""
+    monkeypatch.setattr("kernels_dsl.config.bsr.SPLIT_K", 32)
+    monkeypatch.setattr("kernels_dsl.config.bsr.SUM_ELEMENTS", 1 << 20)
+    return bsr_cases.memory_of_pieces(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("case", "wide"),
+    [
+        (Case("full", (5, 1), (32, 64), 264, form="at b", batch=(False, True)), False),  # pairs of CTAs
+        (Case("one_heavy_row", (1, 3), (64, 64), 520), True),  # warpgroups share along N
+    ],
+    ids=str,
+)
+def test_long_lists_come_in_pieces(
+    case: Case, wide: bool, pieces: list[tuple[torch.Tensor, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wide:
+        monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
+    with emulator.run(arch="sm_90a", seed=1) as session:
+        bsr_cases.run(replace(case, family="sm90"), "cpu")
+    assert not session.reports
+    bsr_cases.check_pieces(pieces)
+
+
+def test_sums_of_pieces_repeat_and_the_epilogue_comes_once(
+    pieces: list[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    """Whichever piece is the last to arrive. Other rows are empty."""
+    matrix = random_bsr("one_heavy_row", (3, 12), (16, 16), 0, seed=1)
+    b, c = integers((192, 40), torch.bfloat16, seed=2), integers((48, 40), torch.bfloat16, seed=3)
+    options = {"c": c, "beta": 2.0, "bias": c[0], "residual": c, "family": "sm90"}
+    with emulator.run(arch="sm_90a"):
+        found = bsr_gemm(bsr_cases.sparse_of(matrix), b, **options)
+    assert torch.equal(found, (matmul(matrix, b) + 3 * c.double() + c[0].double()).bfloat16())
+    bsr_cases.check_pieces(pieces)
+    matrix.values.normal_()
+    results = []
+    for seed in range(2):
+        with emulator.run(arch="sm_90a", seed=seed):
+            results.append(bsr_gemm(bsr_cases.sparse_of(matrix), b, **options))
+    assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("block", [(16, 16), (48, 64), (128, 32)], ids=str)
 def test_sampled_products_match_bit_for_bit(block: tuple[int, int]) -> None:
     case = Case("power_law", (3, 4), block, 0, columns_contiguous=block == (16, 16), pad=block[0] // 16)

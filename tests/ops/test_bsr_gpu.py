@@ -62,6 +62,48 @@ def test_results_repeat_bit_for_bit(block: tuple[int, int]) -> None:
         assert all(torch.equal(x, y) for x, y in zip(first, again))
 
 
+@pytest.mark.sm90
+@pytest.mark.parametrize(
+    "case",
+    [
+        bsr_cases.Case("one_heavy_row", (3, 128), (32, 32), 264, kept=1, linear=True),
+        bsr_cases.Case("one_heavy_row", (5, 64), (128, 64), 520, kept=0, batch=(True, True)),
+        bsr_cases.Case("one_heavy_row", (3, 32), (64, 128), 40, kept=1, form="b at", out_dtype=torch.float32),
+        bsr_cases.Case("full", (128, 2), (32, 64), 200, form="at b", dtype=torch.float16),
+        bsr_cases.Case("full", (64, 2), (64, 16), 136, form="b a", pad=1),
+    ],
+    ids=str,
+)
+def test_long_lists_come_in_pieces(case: bsr_cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = bsr_cases.memory_of_pieces(monkeypatch)
+    bsr_cases.run(replace(case, family="sm90"), "cuda")
+    bsr_cases.check_pieces(given)
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("block", [(32, 32), (128, 64)], ids=str)
+def test_sums_of_pieces_repeat_bit_for_bit(block: tuple[int, int]) -> None:
+    """On streams side by side, and in a graph."""
+    sparse = _random(block, (40, 2048 // block[1]), 1, "one_heavy_row")
+    b = torch.randn(sparse.shape[1], 520, device="cuda", dtype=BF16)
+    first = bsr_gemm(sparse, b)
+    (plan,) = sparse._kept.values()
+    assert plan.config.split
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(3)], []
+    for number in range(30):
+        with torch.cuda.stream(streams[number % 3]):
+            found.append(bsr_gemm(sparse, b))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found += [bsr_gemm(sparse, b), bsr_gemm(sparse, b)]
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, first) for x in found)
+
+
 @pytest.mark.parametrize("form", bsr_cases.FORMS)
 def test_gradients(form: str) -> None:
     """Against autograd through the dense matrix, in float64, on integers: bit for bit before rounding."""

@@ -18,10 +18,10 @@ class Views:
     d: cute.Tensor
     operands: tuple
 
-    def lists(self, packed: cute.Tensor, layout: BsrLayout) -> BlockLists:
-        """The lists, one for each block along D's blocked mode."""
+    def lists(self, packed: cute.Tensor, layout: BsrLayout, split: bool = False) -> BlockLists:
+        """The lists, one for each block along D's blocked mode, with `split` in pieces."""
         blocked = self.d.shape[1 if layout.dense_left else 0]
-        return unpack_lists(packed, blocked // self.s.shape[0], self.s.shape[2])
+        return unpack_lists(packed, blocked // self.s.shape[0], self.s.shape[2], split)
 
 
 def views_of(values, b, d, operands, layout: BsrLayout) -> Views:

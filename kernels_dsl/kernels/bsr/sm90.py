@@ -9,8 +9,9 @@ case of their own and nothing that no kept block meets is ever read.
 Either operand may be WGMMA's M. Blocks of 64 rows and more go there; smaller ones go on N, which may be 16,
 and the dense matrix on M, so that no lane is wasted: D is then computed transposed.
 
-Heavy lists go first. Items go by chunks of panels of the dense matrix that stay in L2, longest lists first;
-clusters take them as they become free (`item_queue`), so that uneven lists even out.
+Lists that take longer than all work does over all CTAs come in pieces, whose sums meet in global memory
+(`list_pieces`). Heavy lists go first. Items go by chunks of panels of the dense matrix that stay in L2,
+longest lists first; clusters take them as they become free (`item_queue`), so that uneven lists even out.
 
 Roles and timeline are those of the dense kernel: a producer warp, two consumer warpgroups that share a tile
 (cooperative) or own one each (ping-pong), an epilogue that overlaps the next item's loads.
@@ -39,7 +40,7 @@ def bsr_sm90(
     mS: cute.Tensor,  # (block, block_k, blocks, L)
     mX: cute.Tensor,  # (X, block_k, K / block_k, L)
     mD: cute.Tensor,  # (M, N, L) in the kernel's sense: the blocked mode is M where config.sparse_on_m
-    lists: tuple,  # (BlockLists, counter of `item_queue`)
+    lists: tuple,  # (BlockLists, counter of `item_queue`, with config.split (counters, workspace))
     operands,  # () or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
     max_ctas: Int32,
     stream: cuda.CUstream,

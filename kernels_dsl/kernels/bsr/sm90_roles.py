@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
 from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import item_queue, tma
+from kernels_dsl.blocks import item_queue, list_pieces, tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.block_lists import (
     LANES,
@@ -28,17 +28,19 @@ from kernels_dsl.blocks.operand_ring import (
 )
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
+from kernels_dsl.config.bsr import PIECE
 
 
 def queue_and_kept_ring(spec, words: cute.Pointer) -> tuple:
-    """The queue of items, and the kept blocks' own ring or None, in shared memory at `words`."""
+    """In shared memory at `words`: the queue of items, the kept blocks' own ring or None, the rest."""
     warps = spec.consumers * 4
     # Each CTA's second producer warp receives the items too.
     queue = item_queue.make_item_queue(words, warps + spec.two_rings, spec.cluster[0] * spec.cluster[1])
-    if not spec.two_rings:
-        return queue, None
     words += item_queue.QUEUE_WORDS
-    return queue, make_tma_ring(words, spec.kept_stages, spec.kept_bytes, warps, spec.cluster)
+    if not spec.two_rings:
+        return queue, None, words
+    ring = make_tma_ring(words, spec.kept_stages, spec.kept_bytes, warps, spec.cluster)
+    return queue, ring, words + 2 * spec.kept_stages
 
 
 @entry_name("bsr_sm90")
@@ -56,8 +58,9 @@ def bsr_kernel(
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     dtypes = (*spec.dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
-    extra = (item_queue.QUEUE_WORDS + 2 * spec.kept_stages, partial(queue_and_kept_ring, spec))
-    ring, (sA, sB, sD), warp, (queue, kept_ring) = start(
+    words = item_queue.QUEUE_WORDS + 2 * spec.kept_stages + (spec.consumers if spec.split else 0)
+    extra = (words, partial(queue_and_kept_ring, spec))
+    ring, (sA, sB, sD), warp, (queue, kept_ring, flags) = start(
         spec, atoms, dtypes, smem_layouts, spec.cluster, extra, shared=(1, 1) if spec.two_rings else None
     )
     group = cute.arch.make_warp_uniform(warp // 4)
@@ -72,7 +75,7 @@ def bsr_kernel(
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(
             spec, epilogue, (ring, queue, kept_ring), mmas, (sA, sB, sD), (*output, pattern[3]),
-            (pattern[0], pattern[4], grid.panels), group,
+            (pattern[0], pattern[4], grid.panels, pattern[1], flags), group,
         )  # fmt: skip
 
 
@@ -80,8 +83,9 @@ def bsr_kernel(
 def tile_numbers(spec: cutlass.Constexpr, item: ListItem, panels: Int32) -> tuple[Int32, Int32, Int32]:
     """(M, N) number of this CTA's tile in D of a cluster's item, and the batch."""
     rank_m, rank_n, _ = cute.arch.block_idx()
-    batch = item.panel // panels
-    m, n = item.tile, item.panel - batch * panels
+    panel = item.panel & (PIECE - 1) if cutlass.const_expr(spec.split) else item.panel
+    batch = panel // panels
+    m, n = item.tile, panel - batch * panels
     if cutlass.const_expr(not spec.sparse_on_m):
         m, n = n, m
     return m * spec.cluster[0] + rank_m, n * spec.cluster[1] + rank_n, batch
@@ -105,6 +109,9 @@ def produce(
     ring, queue = rings
     a_atom, tma_a, b_atom, tma_b = loads
     lists, counter, ends, _, _ = pattern
+    if cutlass.const_expr(spec.split):
+        counter = counter[0]
+        grid = grid._replace(tiles=lists.heavy[1] * spec.sub_clusters)
     rank_m, rank_n, cluster = cute.arch.block_idx()
     gA = cute.local_tile(tma_a, (spec.tile_m, spec.kept_k), (None, None, None, None))
     gB = cute.local_tile(tma_b, (spec.wg_n, spec.unit_k), (None, None, None, None))
@@ -254,6 +261,17 @@ def next_item(
     return ListItem(*item_queue.receive(queue, state, spec.cluster[0] * spec.cluster[1]))
 
 
+def place_in_list(spec, item: ListItem, group: Int32, panels: Int32) -> tuple[Int32, Int32]:
+    """(number of a warpgroup's share among those of all tiles of a list, how many there are)."""
+    rank_m, rank_n, _ = cute.arch.block_idx()
+    tile = (item.panel & (PIECE - 1)) * spec.sub_clusters + item.tile % spec.sub_clusters
+    number = tile * spec.cluster_size + rank_n * spec.cluster[0] + rank_m
+    shares = spec.sub_clusters * spec.cluster_size * spec.wgs_per_tile
+    if spec.wgs_per_tile > 1:
+        number = number * spec.wgs_per_tile + group
+    return number, panels * shares
+
+
 @cute.jit
 def consume(
     spec: cutlass.Constexpr,
@@ -262,12 +280,12 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,  # (atom of D or None, D or its coordinates, epilogue operands, extent of D)
-    schedule: tuple,  # (BlockLists, the kept blocks' scales (blocks, L) or None, panels)
+    schedule: tuple,  # (BlockLists, scales (blocks, L) or None, panels, counter, shared memory for `split`)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
     ring, queue, kept_ring = rings
-    lists, scales, panels = schedule
+    lists, scales, panels, counter, flags = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row, column, fragments = share(spec, mmas[0], (sA, sB), thread, group)
@@ -286,8 +304,10 @@ def consume(
         if group == 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
             state = skip(state, group_count(item, spec.units) * len(spec.pieces))
-            item = next_item(spec, queue, received)
-            received.advance()
+            # A cluster may have no item at all where only the GPU knows how many there are.
+            if not cutlass.const_expr(spec.split) or item.tile >= 0:
+                item = next_item(spec, queue, received)
+                received.advance()
     while item.tile >= 0:
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
@@ -308,11 +328,17 @@ def consume(
                 ring, state, mmas[0], fragments, group_count(item, spec.units),
                 pieces=spec.pieces, units=spec.units, next_turn=next_turn,
             )  # fmt: skip
-        epi.store_tile(
-            spec.epilogue, fragments[0], epilogue, operands,
+        store = partial(
+            epi.store_tile, spec.epilogue, fragments[0], epilogue, operands,
             origin=(m * spec.tile_m + row, n * spec.tile_n + column, batch), extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
+        if cutlass.const_expr(spec.split):
+            place = place_in_list(spec, item, group, panels * extent[2])
+            if list_pieces.complete(lists, item, fragments[0], counter, place, flags, (thread, group)):
+                store()
+        else:
+            store()
         item = next_item(spec, queue, received)
         received.advance()
         if cutlass.const_expr(spec.pingpong):

@@ -43,6 +43,12 @@ class BsrSpec(Warpgroups):
     epilogue: EpiloguePlan
     kept_k: int
     kept_stages: int
+    split: bool
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1]
 
     @property
     def two_rings(self) -> bool:
@@ -120,4 +126,5 @@ def make_spec(
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
+        split=config.split,
     )  # fmt: skip

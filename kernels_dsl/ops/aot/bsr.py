@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import choose
+from kernels_dsl.config.bsr import Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
@@ -36,11 +37,12 @@ def bsr_kernel(
     dense_left: bool,
     bias: bool = False,
     blocks: int = 8,
+    split: bool = False,
 ) -> Kernel:
     """(name, jit function, arguments on the meta device, configuration) of one product.
 
     `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D. `blocks`
-    along D's blocked mode.
+    along D's blocked mode. `split`: lists may come in pieces, on Hopper.
     """
     mn, k = block[::-1] if by_column else block
     blocked, inner = blocks * mn, 8 * k
@@ -52,7 +54,12 @@ def bsr_kernel(
     hopper = choose(problem) if family == "sm90" else None
     config: BsrConfig = hopper or choose_sm80(problem)
     kind = _DTYPES[dtype]
+    lists: tuple[Any, ...]
     lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None)
+    if split and isinstance(config, Sm90BsrConfig):
+        config = replace(config, split=True)
+        memory = (_meta(_SMS), _meta(_EXTENT, dtype=torch.float32))
+        lists = (_meta(4 + blocks * 4 + 3 * _KEPT), memory)
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None
     args = (_meta(_KEPT, *block, dtype=kind), dense, _meta(*size, dtype=kind), *lists, operands, _SMS)
@@ -64,6 +71,7 @@ def bsr_kernel(
         dtype,
         "bias" * bias,
         "large" * (blocks > 8),
+        "split" * split,
     ]
     constexprs = {"config": config, "epilogue": LinearEpilogue(bias=bias), "layout": layout}
     return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
@@ -134,6 +142,8 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
         for block in BLOCKS:
             for by_column, dense_left in ((False, False), (True, False), (False, True), (True, True)):
                 yield bsr_kernel(family, block, dtype, by_column, dense_left)
+                if family == "sm90":
+                    yield bsr_kernel(family, block, dtype, by_column, dense_left, split=True)
             yield bsr_kernel(family, block, dtype, False, True, bias=True)
             yield sampled_kernel(family, block, dtype, columns=True)
         if family == "sm90":  # other tiles

@@ -54,10 +54,11 @@ def bsr_gemm(
 
     The other arguments are those of `gemm`. `check` verifies the indices first, waiting for the GPU; see
     `BsrTensor` for what holds without. `family`: "sm90" or "sm80" forces one; `config` is in place of the
-    chosen one.
+    chosen one; one with `split` False cuts no list.
 
     Returns (M, N) or (L, M, N). Differentiable in the values, the dense factor, c, bias and residual, but
-    not with `epilogue` or `out`. Sums run in the order of the stored columns, so results repeat bit for bit.
+    not with `epilogue` or `out`. Sums run in the order of the stored columns, those of long lists in pieces
+    that are added in order, so results repeat bit for bit.
     Raises TypeError and ValueError before any launch, naming the argument.
     """
     sparse: BsrTensor

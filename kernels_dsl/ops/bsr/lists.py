@@ -10,20 +10,59 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels_dsl.config.bsr import LEAST_PIECES, PIECE, PiecesRule
+
 if TYPE_CHECKING:
     from kernels_dsl.ops.bsr.pattern import Lists
 
 HEAVY_LENGTH = 1.5
 """Lists longer than so many times the mean go first."""
-_HEADER = 4  # words before the table: how many lists are heavy, and zeros
+_HEADER = 4  # words before the table: how many lists are heavy, how many there are with pieces, and zeros
 
 
-def pack(table: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """One int32 vector of a table (lists, 4), longest first, and the entries' vectors."""
+def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
+    """One int32 vector of a table (lists, 4), longest first, and the entries' vectors.
+
+    `used` (1) int32: how many lines of the table count.
+    """
     lengths = table[:, 2] - table[:, 1]
-    heavy = (lengths > HEAVY_LENGTH * lengths.sum() / max(1, lengths.shape[0])).sum(dtype=torch.int32)
-    head = torch.nn.functional.pad(heavy.view(1), (0, _HEADER - 1))
-    return torch.cat((head, table.flatten(), across, kept))
+    lines = max(1, lengths.shape[0]) if used is None else used
+    heavy = (lengths > HEAVY_LENGTH * lengths.sum() / lines).sum(dtype=torch.int32).view(1)
+    counts = heavy if used is None else torch.cat((heavy, used))
+    head = torch.nn.functional.pad(counts, (0, _HEADER - counts.shape[0]))
+    return torch.cat((head, table.flatten(), *entries))
+
+
+def pack_pieces(lists: Lists, rule: PiecesRule) -> torch.Tensor:
+    """As `pack`, long lists cut by the rule into pieces that are alike in size.
+
+    `kernels_dsl.blocks.block_lists` and `list_pieces` describe what is added. There are nnz // rule.length
+    pieces at most, each with a slot for its sum.
+    """
+    first, nnz = lists.first.long(), lists.kept.shape[0]
+    count, lengths = first.shape[0] - 1, first.diff()
+    least = (lengths.double() * rule.cost).sqrt().clamp_min(rule.length)
+    pieces = (lengths / least).long()
+    pieces = torch.where(pieces >= LEAST_PIECES, pieces, 1)
+    slots = torch.where(pieces > 1, pieces, 0)
+    slot = slots.cumsum(0) - slots
+    ends = pieces.cumsum(0)
+    line = torch.arange(count + nnz // rule.length, device=first.device)
+    row = torch.searchsorted(ends, line, right=True)
+    inside = row < count
+    row = row.clamp_max(count - 1)
+    of, index = pieces[row], line - (ends - pieces)[row]
+    begin = first[row] + torch.div(lengths[row] * index, of, rounding_mode="floor")
+    end = first[row] + torch.div(lengths[row] * (index + 1), of, rounding_mode="floor")
+    mark = torch.where(of > 1, PIECE, 0)
+    order = torch.argsort(torch.where(inside, end - begin, -1), descending=True, stable=True)
+    table = torch.stack((row, begin, end, mark), dim=1) * inside[:, None]
+    words = torch.zeros(nnz + 1, dtype=torch.int32, device=first.device)
+    word = (slot[row] + (of << 10) + (index << 20)).to(torch.int32)
+    words[torch.where(inside & (of > 1), begin, nnz)] = word
+    return pack(
+        table[order].to(torch.int32), lists.across, lists.kept, words[:nnz], used=ends[-1:].to(torch.int32)
+    )
 
 
 def merge_neighbours(

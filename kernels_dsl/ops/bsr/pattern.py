@@ -7,13 +7,14 @@ kept for as long as the index tensors live in the cache, and found again by thei
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from kernels_dsl.ops.bsr.lists import merge_neighbours, pack
+from kernels_dsl.config.bsr import PiecesRule
+from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
 
 _MAX_PATTERNS = 64
 
@@ -31,6 +32,13 @@ class Lists:
     first: torch.Tensor
     across: torch.Tensor
     kept: torch.Tensor
+    _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
+
+    def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
+        """As `packed`, long lists in pieces: `lists.pack_pieces`."""
+        if rule not in self._pieces:
+            self._pieces[rule] = pack_pieces(self, rule)
+        return self._pieces[rule]
 
     @cached_property
     def packed(self) -> torch.Tensor:

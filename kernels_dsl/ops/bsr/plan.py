@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import Sm90BsrConfig, choose, reads_other_order
+from kernels_dsl.config.bsr import (
+    PiecesRule,
+    Sm90BsrConfig,
+    choose,
+    pieces_memory,
+    pieces_rule,
+    reads_other_order,
+)
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
@@ -38,7 +46,7 @@ from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.scaled.arguments import _Operand
 from kernels_dsl.ops.target import Target
-from kernels_dsl.ops.tile_counter import tile_counter
+from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
 _FOLDER = "kernels_dsl.kernels.bsr"
 FUNCTIONS = {
@@ -273,6 +281,12 @@ def build(
         copy = "column" if contiguous == "row" else "row"
         problem = replace(problem, dense_k_major=False)
     chosen = config or _pick(problem, families)
+    rule, counter = None, None
+    if isinstance(chosen, Sm90BsrConfig):
+        if not fp8 and (config is None or chosen.split):
+            rule = pieces_rule(problem, chosen, target.device.sm_count)
+        chosen = replace(chosen, split=rule is not None)
+        counter = _counter(problem, chosen, rule)
     modes = tuple(spec.modes for spec in gemm.operands)
     turned = fp8 and call.by_column  # blocks are transposed beforehand
     stored = call.sparse.block[::-1] if turned else call.sparse.block
@@ -288,9 +302,22 @@ def build(
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     lists = pattern.by_column if call.by_column else pattern.by_row
-    launch = _Launch(FUNCTIONS[chosen.family], target, lists.packed, constexprs, chosen.family == "sm90")
+    packed = lists.packed if rule is None else lists.in_pieces(rule)
+    launch = _Launch(FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter)
     run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
+
+
+def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
+    """What a launch gets as its counter on a device, with room for the sums of pieces."""
+    if rule is None:
+        return tile_counter
+    words, elements = pieces_memory(problem, config, rule)
+    return partial(counter_and_workspace, words=words, elements=elements)
+
+
+def _no_counter(device: int) -> None:
+    return None
 
 
 def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -325,7 +352,7 @@ def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], to
 class _Launch:
     """Launches one plan's kernel; compiles it at the first call. `lists` is a tensor or a tuple of them.
 
-    `queued`: None for a kernel that takes no counter of work items, else whether it uses it.
+    `counter`: None for a kernel that takes no counter of work items, else what gives it for a device.
     """
 
     def __init__(
@@ -334,17 +361,17 @@ class _Launch:
         target: Target,
         lists: Any,
         constexprs: dict[str, Any],
-        queued: bool | None = None,
+        counter: Callable[[int], Any] | None = None,
     ) -> None:
         self.function, self.target, self.constexprs = function, target, constexprs
-        self.lists, self.queued = lists, queued
+        self.lists, self.counter = lists, counter
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
         lists: tuple[Any, ...] = (self.lists,)
-        if self.queued is not None:
-            lists += (tile_counter(self.target.index) if self.queued else None,)
+        if self.counter is not None:
+            lists += (self.counter(self.target.index),)
         args = (first, second, out, *lists, operands, self.max_ctas)
         if self._kernel is None:
             self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
@@ -359,7 +386,8 @@ def _prepared(
     launch: _Launch, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
-    lists, max_ctas, queued, index = launch.lists, launch.max_ctas, launch.queued, launch.target.index
+    lists, max_ctas, index = launch.lists, launch.max_ctas, launch.target.index
+    counter = launch.counter or _no_counter
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
 
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
@@ -374,8 +402,7 @@ def _prepared(
             launch(values, dense, out, operands)
             kernel = launch.direct()
         else:
-            counter = tile_counter(index) if queued else None
-            kernel(values, dense, out, lists, counter, operands, max_ctas)
+            kernel(values, dense, out, lists, counter(index), operands, max_ctas)
         return out
 
     return run
