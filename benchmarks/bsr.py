@@ -4,9 +4,10 @@
     python -m benchmarks.bsr --suite rows           # the six rows and (512 x 112) alone
 
 Suites: `rows` (8192 x 8192 x 8192 with random kept blocks), `density` (time against density for each block
-size, and where dense cuBLAS becomes faster), `patterns` (power law against uniform), `backward` (gradients
-of the values and of the dense factor), `fp8` (e4m3 factors with a scale a block, against the same pattern in
-bf16 and against dense products of both types), `host` (host time of an eager call).
+size, and where dense cuBLAS becomes faster), `patterns` (power law against uniform; one full row among short
+ones by few columns, with and without cutting it into pieces), `backward` (gradients of the values and of the
+dense factor), `fp8` (e4m3 factors with a scale a block, against the same pattern in bf16 and against dense
+products of both types), `host` (host time of an eager call).
 Operations counted: 2 · kept blocks · rows · columns of a block · N, the useful ones, for dense cuBLAS too. B
 is (K, N) with N contiguous. `bmm`: cuBLAS over tiles gathered for each row, in one batch, gathering included;
 it needs rows of equal length.
@@ -24,6 +25,8 @@ from typing import Any
 
 from benchmarks import harness, machine
 from benchmarks.harness import OURS, Case
+from kernels_dsl.config.bsr import choose
+from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.measure import Call, host_us, interleaved
 
 DEVICE = "cuda"
@@ -39,6 +42,9 @@ ROWS = (
 WIDE_BLOCK = ((512, 112), 16)
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 BLOCKS = (16, 32, 64, 128)
+HEAVY_N = 512
+WHOLE = "ours_whole"
+"""Ours without cutting lists into pieces."""
 PEERS = ("torch", "addmm", "dense", "bmm", "sm80")
 SUITES = ("rows", "density", "patterns", "backward", "fp8", "host")
 
@@ -55,14 +61,16 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Block, kept of all, and the pattern where it is not the uniform one."""
+        """Block, kept of all, the pattern where it is not the uniform one, and N where it is another."""
         kind = "" if self.pattern == "uniform" else f" {self.pattern.replace('_', ' ')}"
-        return f"{self.block[0]}x{self.block[1]}, {self.kept} of {self.grid[1]}{kind}"
+        columns = "" if self.n == SIZE else f", N {self.n}"
+        return f"{self.block[0]}x{self.block[1]}, {self.kept} of {self.grid[1]}{kind}{columns}"
 
     @property
     def flops(self) -> float:
         """Of the kept blocks."""
-        return 2.0 * self.kept * self.grid[0] * self.block[0] * self.block[1] * self.n
+        more = self.grid[1] - self.kept if self.pattern == "one_heavy_row" else 0
+        return 2.0 * (self.kept * self.grid[0] + more) * self.block[0] * self.block[1] * self.n
 
 
 def square(block: tuple[int, int], kept: int, pattern: str = "uniform") -> Shape:
@@ -141,15 +149,27 @@ def case(shape: Shape, peers: Sequence[str]) -> Case:
     calls: dict[str, Call] = {OURS: lambda i: bsr_gemm(sparse, b, out=out)}
     others = peer_calls(shape, sparse, b)
     others["sm80"] = lambda i: bsr_gemm(sparse, b, out=out, family="sm80")
+    if WHOLE in peers:
+        config = whole_lists(shape, sparse.nnz)
+        others[WHOLE] = lambda i: bsr_gemm(sparse, b, out=out, config=config)
     calls.update({name: others[name] for name in peers if name in others})
 
     def check() -> None:
-        for name in (OURS, *(["sm80"] if "sm80" in calls else [])):
+        for name in {OURS, "sm80", WHOLE} & calls.keys():
             out.fill_(float("nan"))
             calls[name](0)
             verify(sparse, b, out)
 
     return Case(shape.name, shape.flops, calls, verify=check)
+
+
+def whole_lists(shape: Shape, nnz: int) -> Any:
+    """The configuration on Hopper, without pieces of lists; None elsewhere, where there are none."""
+    import torch
+
+    (m, k), (bm, bk) = (extent * block for extent, block in zip(shape.grid, shape.block)), shape.block
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    return choose(BsrProblem(m, shape.n, k, nnz, bm, bk)) if hopper else None
 
 
 def fp8_case(shape: Shape) -> Case:
@@ -303,7 +323,11 @@ def run(suites: Sequence[str], rounds: int, results: Path) -> None:
         harness.run_suite("bsr_rows", cases(shapes, PEERS), rounds=rounds, results=results)
     if "patterns" in suites:
         shapes = [square(b, kept, p) for b, kept in ROWS[:4] for p in ("uniform", "power_law")]
-        harness.run_suite("bsr_patterns", cases(shapes, ("torch",)), rounds=rounds, results=results)
+        heavy = [
+            Shape((b, b), 256 // b, (SIZE // b, SIZE // b), HEAVY_N, "one_heavy_row") for b in BLOCKS[::-1]
+        ]
+        rows = itertools.chain(cases(shapes, ("torch",)), cases(heavy, ("torch", WHOLE)))
+        harness.run_suite("bsr_patterns", rows, rounds=rounds, results=results)
     if "density" in suites:
         harness.write("bsr_density", machine.header(), density_rows(rounds), results)
     if "fp8" in suites:

@@ -24,7 +24,7 @@ def test_a_case_checks_itself(on_cpu, monkeypatch):
     )
     case = bsr.case(Shape((32, 16), 2, (3, 4), 24), ("torch", "sm80", "bmm"))
     assert sorted(case.calls) == [OURS, "sm80", "torch"]
-    assert case.flops == 2 * 3 * 2 * 32 * 16 * 24 and case.name == "32x16, 2 of 4"
+    assert case.flops == 2 * 3 * 2 * 32 * 16 * 24 and case.name == "32x16, 2 of 4, N 24"
     monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: a.float() @ b.float())  # torch on CPUs lacks it
     case.verify()
 
@@ -32,7 +32,7 @@ def test_a_case_checks_itself(on_cpu, monkeypatch):
 def test_an_fp8_case_checks_itself(on_cpu, monkeypatch):
     case = bsr.fp8_case(Shape((32, 32), 2, (2, 4), 24))
     assert sorted(case.calls) == sorted((OURS, "bf16", "dense", "dense_fp8"))
-    assert case.flops == 2 * 2 * 2 * 32 * 32 * 24 and case.name == "32x32, 2 of 4"
+    assert case.flops == 2 * 2 * 2 * 32 * 32 * 24 and case.name == "32x32, 2 of 4, N 24"
     monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: a.float() @ b.float())  # torch on CPUs lacks it
     case.verify()
 
@@ -45,9 +45,10 @@ def test_a_wrong_result_is_refused(on_cpu, monkeypatch):
 
 
 def test_patterns_have_equal_work():
-    for pattern in ("uniform", "power_law"):
-        sparse, _ = _operands(Shape((16, 16), 5, (32, 64), 8, pattern))
-        assert sparse.nnz == 5 * 32
+    for pattern, more in (("uniform", 0), ("power_law", 0), ("one_heavy_row", 64 - 5)):
+        shape = Shape((16, 16), 5, (32, 64), 8, pattern)
+        sparse, _ = _operands(shape)
+        assert sparse.nnz == 5 * 32 + more and shape.flops == 2 * 16 * 16 * 8 * sparse.nnz
 
 
 def _operands(shape):
