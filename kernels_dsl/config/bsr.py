@@ -24,7 +24,7 @@ LONG_LIST = 1400
 """Elements of K of a list from which on a large cooperative tile beats a ping-pong of smaller ones."""
 PROMOTED_TILE = 192
 """Largest extent on WGMMA's N of a tile whose warpgroups hold a second set of accumulators for 64 rows."""
-SPLIT_K = 512
+SPLIT_K = 1024
 """Fewest elements of K of a piece of a list."""
 SUM_ELEMENTS = 160
 """Elements of a tile that are read of a piece's sum while one element of K is multiplied."""

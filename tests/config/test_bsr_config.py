@@ -58,7 +58,7 @@ def test_lists_are_split_where_one_can_take_longer_than_all_work() -> None:
     assert rule(nnz=127) is None  # many tiles take long without any blocks
     assert rule(n=512, nnz=7) is None
     found = [rule(n=512, nnz=127), rule(n=2048, nnz=127), rule(n=2048, nnz=127, k=65536)]
-    assert [x and x.length for x in found] == [4, 12, 12]
+    assert [x and x.length for x in found] == [8, 12, 12]
     assert [x and x.pieces(64) for x in found] == [7, 5, 5]  # of 1170 and 1640 elements of K
     assert found[2] is not None and found[2].pieces(35) == 1 and found[2].pieces(512) == 20
 
