@@ -71,11 +71,8 @@ def attention_fp8_weights(
     A weight is exp(score - the maximum of the row's scores and its sink) · 256, rounded to
     e4m3; the sum that divides is that of weights that were not rounded.
     """
-    repeat = q.shape[2] // k.shape[2]
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    queries = q.double().transpose(1, 2)
-    keys, values = (x.double().transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
-    scores = _masked(queries @ keys.transpose(-1, -2) * scale, masking)
+    values = v.double().transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+    scores = masked_scores(q, k, masking, scale)
     top = scores.amax(-1, keepdim=True)
     sinks = None if masking.sinks is None else masking.sinks.double().view(1, -1, 1, 1)
     if sinks is not None:
@@ -86,6 +83,16 @@ def attention_fp8_weights(
         total = total + 256 * torch.exp(sinks - top)
     rounded = from_fp8(to_fp8(weights, torch.float8_e4m3fn))
     return (rounded @ values / torch.where(total == 0, 1.0, total)).transpose(1, 2)
+
+
+def masked_scores(
+    q: torch.Tensor, k: torch.Tensor, masking: Masking, scale: float | None = None
+) -> torch.Tensor:
+    """Scores (B, H, Sq, Sk) in float64, -inf where hidden, of q (B, Sq, H, D) and k (B, Sk, Hk, D)."""
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    queries = q.double().transpose(1, 2)
+    keys = k.double().transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+    return _masked(queries @ keys.transpose(-1, -2) * scale, masking)
 
 
 def _masked(scores: torch.Tensor, masking: Masking) -> torch.Tensor:

@@ -1,14 +1,17 @@
-"""What the tests of fp8 attention share: quantised inputs, two references, the tolerance."""
+"""What the tests of fp8 attention share: quantised inputs, references, the tolerance."""
 
 from __future__ import annotations
 
 import torch
 
 import kernels_dsl
+from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config
+from kernels_dsl.config.problem import H200
 from reference import quantize as ref
 from reference.attention import Masking, attention, attention_fp8_weights
+from reference.attention_watched import Walk, attention_fp8_watched
 from reference.inputs import normal
-from reference.tolerance import check
+from reference.tolerance import check, measure
 
 LSE_TOLERANCE = 5e-3
 """Absolute: QGMMA keeps 13 bits below the leading one of its largest product."""
@@ -37,8 +40,7 @@ def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **optio
     """Call `kernels_dsl.attention_fp8` with `options`, which must mean `masking`, and compare; the output.
 
     shapes: of q, k, v, (B, S, H, D). by_block: which of "kv" have a scale for every 128 keys. lse: whether
-    it is asked for, which has all exponentials exact. The
-    error against float64 on the very fp8 values is at most twice that of weights rounded to e4m3 once.
+    it is asked for, which has all exponentials exact.
     """
     by_block, with_lse = options.pop("by_block", ()), options.pop("lse", True)
     parts = []
@@ -52,9 +54,34 @@ def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **optio
         **options,
     )
     out, lse = found if with_lse else (found, None)
+    exact = [part[2] for part in parts]
     maxima = bool(by_block) or not options.keys().isdisjoint(("sinks", "blocks"))
-    compare((out, lse), [part[2] for part in parts], masking, options.get("scale"), 2.0 if maxima else 6.0)
+    config = options.get("config") or chosen(shapes, masking, device)
+    walk = None if maxima else walk_of(config, with_lse)
+    compare((out, lse), exact, masking, options.get("scale"), walk)
     return out
+
+
+def chosen(shapes: tuple, masking: Masking, device: str):
+    """The configuration that a call without one gets, where it has no factors of blocks, lists and sinks.
+
+    shapes: of q, k, v, (B, S, H, D); of packed ones the length of the longest and of all.
+    """
+    variant = AttentionVariant(
+        right=masking.right is not None, left=masking.left is not None, softcap=masking.softcap != 0.0
+    )
+    sms = H200.sm_count
+    if device != "cpu":
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+    (batch, q_len, heads, dim), (_, k_len, _, _), (*_, dim_v) = shapes
+    return sm90_fp8_config(dim, dim_v, variant, Extent(q_len, k_len, batch * heads, sms))
+
+
+def walk_of(config, exact: bool) -> Walk | None:
+    """How a configuration visits keys where it watches sums; None where it keeps maxima."""
+    if not config.watch_sums:
+        return None
+    return Walk(config.tile_m, config.tile_n, 0 if exact else config.linear_exps)
 
 
 def packed(lengths: tuple[int, ...], gap: int, heads: int, dim: int, seed: int, device: str) -> tuple:
@@ -83,11 +110,14 @@ def run_packed(
         q[0], k[0], v[0], q[3], k[3], max(q_lens), causal=causal, return_lse=True, q_descale=q[1],
         k_descale=k[1], v_descale=v[1], seqused_k=torch.tensor(k_lens).int().to(device) if gap else None,
     )  # fmt: skip
+    masking = Masking(right=0 if causal else None)
+    batch, keys = len(q_lens), (len(q_lens), len(k[0]), heads[1], dim)
+    walk = walk_of(chosen(((batch, max(q_lens), heads[0], dim), keys, keys), masking, device), True)
     for n, length in enumerate(q_lens):
         if length:
             rows = slice(int(q[3][n]), int(q[3][n]) + length)
             found = out[None, rows], lse[None, :, rows]
-            compare(found, [x[2][n] for x in (q, k, v)], Masking(right=0 if causal else None))
+            compare(found, [x[2][n] for x in (q, k, v)], masking, walk=walk)
 
 
 def compare(
@@ -95,20 +125,24 @@ def compare(
     exact: list,
     masking: Masking,
     scale: float | None = None,
-    factor: float = 6.0,
+    walk: Walk | None = None,
 ) -> None:
     """Output and log-sum-exp against float64 on `exact`: the q, k, v (B, S, H, D) that fp8 values are.
 
-    The root mean square is held to twice that of weights rounded once, the largest error of a tile to
-    `factor` times: there the largest weight of a row is exact, in the kernel it need not where sums are
-    watched.
+    The root mean square of the error is at most twice that of weights rounded once, against the row's
+    maximum, which is then exact. The largest of a tile is held to as much, or where there is a `walk`, to
+    twice that of weights that are rounded as a kernel without maxima must.
     """
     out, lse = found
     expected, expected_lse = attention(*exact, masking, scale=scale)
-    peer = attention_fp8_weights(*exact, masking, scale=scale).bfloat16()
+    once = attention_fp8_weights(*exact, masking, scale=scale).bfloat16()
+    peer = once
+    if walk is not None:
+        peer = attention_fp8_watched(*exact, masking, walk, scale=scale).bfloat16()
     assert out.dtype == torch.bfloat16
-    report = check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0, factor=factor)
-    assert report.rms <= report.rms_bound - (factor - 2.0) * report.peer_rms, report
+    check(*(x.transpose(1, 2) for x in (out, expected, peer)), ulps=4.0)
+    report = measure(*(x.transpose(1, 2) for x in (out, expected, once)), ulps=4.0)
+    assert report.rms <= report.rms_bound, report
     if lse is None:
         return
     same = lse.double() == expected_lse  # -inf among them
