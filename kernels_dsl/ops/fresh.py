@@ -6,7 +6,7 @@ half a launch. The function that code of `torch.compile` makes its buffers with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -49,6 +49,17 @@ def maker(
         if make is not None:
             return partial(make, tuple(shape), tuple(strides), dtype)
     return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+
+def several(makers: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """What makes one tensor with each of them."""
+    if len(makers) == 2:
+        first, second = makers
+        return lambda: (first(), second())
+    if len(makers) == 4:
+        one, two, three, four = makers
+        return lambda: (one(), two(), three(), four())
+    return lambda: tuple([make() for make in makers])
 
 
 def with_a_mode(x: torch.Tensor) -> torch.Tensor:

@@ -95,17 +95,25 @@ def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> Non
         )
 
 
-def refuse_forward_mode(operation: str, values: Iterable[Any]) -> None:
-    """NotImplementedError where a tangent is asked for, in torch.func.jvp or by dual tensors.
+def refuse_forward_mode(operation: str, named: Mapping[str, Any]) -> None:
+    """NotImplementedError where an argument has a tangent, of torch.func.jvp or of a dual tensor.
 
     PyTorch takes an operator without a forward-mode derivative for a constant.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    level = torch._C._functorch.peek_interpreter_stack()
-    asked = level is not None and level.key() == torch._C._functorch.TransformType.Jvp
-    if not asked and forward_ad._current_level >= 0:
-        tensors = (value for value in values if isinstance(value, torch.Tensor))
-        asked = any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
-    if asked:
-        raise NotImplementedError(f"{operation} has no forward-mode derivative")
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor) and _has_tangent(value):
+            raise NotImplementedError(
+                f"{name} has a tangent, must have none: {operation} has no forward-mode derivative"
+            )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Also where it cannot be told: in a transform that torch.func.jvp has around it."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor):
+        level = functorch.peek_interpreter_stack()
+        if level is None or level.key() != functorch.TransformType.Jvp:
+            return True
+    return forward_ad.unpack_dual(tensor).tangent is not None

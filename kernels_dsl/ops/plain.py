@@ -9,6 +9,10 @@ import torch
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 _grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_forward_ad = torch.autograd.forward_ad
 
 
 def signature(value: Any) -> Any:
@@ -33,3 +37,18 @@ def plain(values: tuple[Any, ...]) -> bool:
         elif isinstance(value, torch.Tensor):
             return False
     return True
+
+
+def needs_dispatcher(values: tuple[Any, ...]) -> bool:
+    """Whether torch.compile, a mode, a transform, autograd or a subclass must see a call as an operator."""
+    return watched() or not plain(values)
+
+
+def watched() -> bool:
+    """The same, but for what the tensors of a call say."""
+    return bool(
+        _is_compiling()
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or _forward_ad._current_level >= 0
+    )

@@ -79,7 +79,6 @@ def launched_fp8(launched, monkeypatch):
     target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
     monkeypatch.setattr(attention_fp8, "target_of", lambda *_: target)
     monkeypatch.setattr(attention_fp8, "_PLANS", {})
-    monkeypatch.setattr(attention_fp8, "_BARE", {})
     return launched
 
 

@@ -12,6 +12,7 @@ from kernels_dsl.ops import launch
 from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr import scaled as bsr_scaled
+from kernels_dsl.ops.gemm import grouped, product
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.quantize import quantize
 from kernels_dsl.ops.scaled import scaled_gemm
@@ -27,10 +28,11 @@ def launched(monkeypatch):
     calls = []
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
-    for module in (quantize, scaled_gemm, bsr, bsr_scaled):
+    for module in (quantize, product, bsr, bsr_scaled):
         monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
-    for module in (quantize, scaled_gemm):
-        monkeypatch.setattr(module, "_PLANS", {})
+    monkeypatch.setattr(quantize, "_PLANS", {})
+    for used in (scaled_gemm.PRODUCT, grouped.PRODUCT):
+        monkeypatch.setattr(used, "_plans", {})
     monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)
     return calls
 
@@ -100,8 +102,9 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     tensors = _tensors()
     first = CALLS[name](tensors)
     with monkeypatch.context() as patch:
-        for module, function in ((scaled_gemm, "_plan"), (quantize, "_plan"), (bsr_plan, "build")):
-            patch.setattr(module, function, None)  # nothing is decided again
+        for module in (product, quantize, bsr_scaled):
+            patch.setattr(module, "signature", None)  # it is found by one comparison
+        patch.setattr(bsr_plan, "build", None)  # and nothing is decided again
         second = CALLS[name](tensors)
     args, again = launched
     assert _described(args) == _described(again)

@@ -24,7 +24,7 @@ from kernels_dsl.config.attention import (
 )
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import fresh, recent
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.plan import (
@@ -37,7 +37,7 @@ from kernels_dsl.ops.attention.plan import (
     without_keys,
 )
 from kernels_dsl.ops.launch import Launch
-from kernels_dsl.ops.plain import signature
+from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 
@@ -46,12 +46,9 @@ ATTENTION = lowering.jit(
 )
 DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
-_PLANS: dict[Any, _Plan] = {}
-_BARE: dict[Any, Callable[..., torch.Tensor]] = {}
-"""`_Plan.bare` of calls without extras, log-sum-exp and configuration, by what `_bare_of` finds them with."""
+_PLANS: dict[Any, Any] = {}
+"""Plans, and of calls without extras, log-sum-exp and configuration their `bare` (`recent`)."""
 _MAX_PLANS = 8192
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _Tensor = torch.Tensor
 
 
@@ -105,13 +102,24 @@ def attention_fp8(
     gradients.
     """
     options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
-    descales = (q_descale, k_descale, v_descale)
+    key: Any = None
+    usual: tuple[Any, ...] = ()
     if sinks is blocks is None and config is None and not return_lse:
-        bare = _BARE.get(_bare_key((q, k, v), descales, options))
-        if bare is not None:
-            return bare(q, k, v, *descales)
+        if type(q) is type(k) is _Tensor:
+            usual = (q, k, v, q_descale, k_descale, v_descale)
+            given = (q_descale is None, k_descale is None, v_descale is None)
+            if True in given:
+                usual = tuple([x for x in usual if x is not None])
+            key = (q.shape, k.shape, given, options)
+            bare = recent.find(_PLANS, key, usual)
+            if bare is not None:
+                try:
+                    return bare(q, k, v, q_descale, k_descale, v_descale)
+                except ValueError:
+                    recent.look_at_addresses(_PLANS, key)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
-    return _dispatched((q, k, v), descales, options, extras, (return_lse, config))
+    descales = (q_descale, k_descale, v_descale)
+    return _dispatched((q, k, v), descales, options, extras, (return_lse, config), (key, usual))
 
 
 def attention_fp8_varlen(
@@ -156,16 +164,22 @@ def _dispatched(
     options: tuple[Any, ...],
     extras: Extras,
     rest: tuple[Any, ...],
+    usual: tuple[Any, tuple[Any, ...]] = (None, ()),
 ) -> Any:
-    """A call by itself, or as an operator where something must see it as one. As `run_direct`."""
+    """A call by itself, or as an operator where something must see it as one. As `run_direct`, and `usual`:
+    (key, tensors) that it is to be found by again."""
     return_lse, config = rest
-    if _is_compiling() or _dispatch_modes():
-        from kernels_dsl.ops.attention import fp8_register as attention_fp8_register
+    if needs_dispatcher((*tensors, *descales, extras.sinks)):
+        from kernels_dsl.ops.attention import fp8_register
 
         if config is not None:
             raise TypeError("config is given, must be None under torch.compile or a mode")
-        return attention_fp8_register.call(tensors, descales, options, extras, return_lse)
-    return run_direct(tensors, descales, options, extras, rest)
+        return fp8_register.call(tensors, descales, options, extras, return_lse)
+    plan = _plan_of(tensors, descales, options, extras, rest)
+    result = plan.run((*tensors, *descales), extras)
+    if plan.bare is not None and usual[0] is not None:
+        recent.keep(_PLANS, *usual, plan.bare)
+    return result
 
 
 def run_direct(
@@ -177,6 +191,17 @@ def run_direct(
 ) -> Any:
     """A call past the dispatcher. `tensors`: q, k, v; `options`: (causal, window, alignment, scale, softcap);
     `rest`: (return_lse, config)."""
+    return _plan_of(tensors, descales, options, extras, rest).run((*tensors, *descales), extras)
+
+
+def _plan_of(
+    tensors: tuple[torch.Tensor, ...],
+    descales: tuple[Any, ...],
+    options: tuple[Any, ...],
+    extras: Extras,
+    rest: tuple[Any, ...],
+) -> _Plan:
+    """The plan of a call; arguments as those of `run_direct`."""
     key: Any = None
     known = extras.blocks is None or isinstance(extras.blocks, BlockLists)
     if known and all(isinstance(x, torch.Tensor) for x in tensors):
@@ -184,19 +209,14 @@ def run_direct(
         if extras is not NO_EXTRAS:
             others = tuple((name, signature(x)) for name, x in extras.tensors().items())
             key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
-    plan = _PLANS.get(key) if key is not None else None
+    plan: _Plan | None = _PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
         if key is not None and not target_of(tensors[0]).emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    result = plan.run((*tensors, *descales), extras)
-    if plan.bare is not None and extras is NO_EXTRAS and rest == (False, None):
-        if len(_BARE) >= _MAX_PLANS:
-            _BARE.clear()
-        _BARE[_bare_key(tensors, descales, options)] = plan.bare
-    return result
+    return plan
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
@@ -230,29 +250,6 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
     except (TypeError, ValueError) as error:
         return str(error)
     return None
-
-
-def _bare_key(tensors: tuple[Any, ...], descales: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
-    """What `_BARE` knows a call by; None for one that must go the long way."""
-    q, k, v = tensors
-    x, y, z = descales
-    if (
-        _is_compiling()
-        or _dispatch_modes()
-        or not type(q) is type(k) is type(v) is _Tensor
-        or not (x is None or type(x) is _Tensor)
-        or not (y is None or type(y) is _Tensor)
-        or not (z is None or type(z) is _Tensor)
-        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
-    ):
-        return None
-    return (
-        q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
-        v.dtype, v.shape, v.stride(), v.get_device(), options,
-        x if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device()),
-        y if y is None else (y.dtype, y.shape, y.stride(), y.data_ptr() & 15, y.get_device()),
-        z if z is None else (z.dtype, z.shape, z.stride(), z.data_ptr() & 15, z.get_device()),
-    )  # fmt: skip
 
 
 def _check_descale(

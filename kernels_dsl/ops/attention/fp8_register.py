@@ -10,7 +10,7 @@ from kernels_dsl.ops.attention.arguments import Extras
 from kernels_dsl.ops.attention.attention_fp8 import described, run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.plan import lse_shape, out_shape
-from kernels_dsl.ops.operators import define
+from kernels_dsl.ops.operators import define, refuse_forward_mode
 
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
@@ -80,6 +80,8 @@ def call(
     return_lse: bool,
 ) -> Any:
     """A call as an operator; arguments as those of `attention_fp8.run_direct`."""
+    named = dict(zip(("q", "k", "v", *_DESCALES), (*tensors, *descales)))
+    refuse_forward_mode("attention_fp8", {**named, **extras.tensors()})
     causal, window, alignment, scale, softcap = options
     left, right = (None, None) if window is None else window
     keywords: dict[str, Any] = {

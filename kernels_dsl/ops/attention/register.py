@@ -109,7 +109,7 @@ def call(
     TypeError where the operator's schema cannot express an argument.
     """
     score_mod, mask_mod, return_lse, out, family = rest
-    refuse_forward_mode("attention", (q, k, v, extras.mask, extras.sinks, *extras.aux))
+    refuse_forward_mode("attention", {"q": q, "k": k, "v": v, **extras.tensors(), "out": out})
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             raise TypeError(

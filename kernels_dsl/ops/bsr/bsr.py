@@ -13,6 +13,7 @@ from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
 from kernels_dsl.ops.target import target_of
 
@@ -24,6 +25,7 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
+_forward_ad = torch.autograd.forward_ad
 
 
 def bsr_gemm(
@@ -81,6 +83,7 @@ def bsr_gemm(
         or type(values) not in PLAIN_TYPES
         or _dispatch_modes()
         or _functorch_level() is not None
+        or _forward_ad._current_level >= 0
         or (
             _grad_enabled()
             and (values.requires_grad or dense.requires_grad or (out is not None and out.requires_grad))
@@ -257,6 +260,7 @@ def bsr_sddmm(
     for name, x in (("a", a), ("b", b)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+    refuse_forward_mode("bsr_sddmm", {"a": a, "b": b})
     if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
         a, b = b.mT, a.mT
     from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401  registers the operator

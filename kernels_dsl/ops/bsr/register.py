@@ -23,6 +23,7 @@ from kernels_dsl.ops.operators import (
     asks_gradients,
     define,
     epilogue_name,
+    refuse_forward_mode,
     refuse_written,
     require_tensors,
 )  # fmt: skip
@@ -265,6 +266,8 @@ def through_dispatcher(
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
     values = (sparse.values, dense, c, bias, residual, *epilogue_args)
+    rest = {"the values": sparse.values, "c": c, "bias": bias, "residual": residual, "out": out}
+    refuse_forward_mode("bsr_gemm", {"a" if left else "b": dense, **rest, **extras})
     if epilogue is not None and asks_gradients((*values, out)):
         raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
     refuse_written(values, out=out)

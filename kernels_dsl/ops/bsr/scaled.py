@@ -7,20 +7,16 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import overlap
+from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.bsr import _check_overlap, _pattern
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.plain import plain, signature
+from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
 _Tensor = torch.Tensor
-_STRIDED = torch.strided
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
 
 
 def bsr_scaled_gemm(
@@ -76,46 +72,41 @@ def bsr_scaled_gemm(
     extras = (c, bias, residual, blocks, other, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype)
     key: Any = None
-    if c is bias is residual is None and not epilogue_args:
-        key = _short_key((sparse, dense, blocks, other), out, (left, options, config, family))
-        plan = sparse._kept.get(key)
-        if plan is not None and (
-            out is None or not overlap.ranges_meet(out, (dense, sparse.values, *extras), plan.extents)
-        ):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            return plan.run(sparse.values, dense, out, operands)
-    values = (sparse.values, dense, out, *extras)
-    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None or not plain(values):
-        from kernels_dsl.ops.bsr import scaled_register as bsr_scaled_register
-
-        return bsr_scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
-    return run_direct(sparse, dense, left, extras, options, out, (config, family), key)
-
-
-def _short_key(factors: tuple[Any, ...], out: Any, rest: tuple[Any, ...]) -> Any:
-    """What finds the plan of a call with no other tensors; None where it must go the long way.
-
-    `factors`: the sparse one, the dense one, and their scales.
-    """
-    sparse, dense, blocks, other = factors
+    usual: tuple[Any, ...] = ()
     values = sparse.values
-    if (
-        not type(dense) is type(values) is type(blocks) is type(other) is _Tensor
-        or not dense.layout is blocks.layout is other.layout is _STRIDED
-        or not (out is None or (type(out) is _Tensor and out.layout is _STRIDED))
-        or _is_compiling()
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or not plain((values, dense, blocks, other, out))
-    ):
-        return None
-    return (
-        dense.dtype, dense.shape, dense.stride(), dense.data_ptr() & 15, dense.get_device(),
-        blocks.dtype, blocks.shape, blocks.stride(), blocks.data_ptr() & 15, blocks.get_device(),
-        other.dtype, other.shape, other.stride(), other.data_ptr() & 15, other.get_device(),
-        sparse.transposed, rest, out if out is None else signature(out),
-    )  # fmt: skip
+    if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
+        usual = (dense, values, blocks, other) if out is None else (dense, values, blocks, other, out)
+        key = (dense.shape, left, sparse.transposed, out is None, options, config, family)
+        plan: bsr_plan.Plan | None = recent.find(sparse._kept, key, usual)
+        if plan is not None and (
+            out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
+        ):
+            try:
+                return _run(plan, sparse, dense, extras, options, out)
+            except ValueError:
+                recent.look_at_addresses(sparse._kept, key)
+    if needs_dispatcher((values, dense, out, *extras)):
+        from kernels_dsl.ops.bsr import scaled_register
+
+        return scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
+    plan = _plan_of(sparse, dense, left, extras, options, out, (config, family))
+    result = _checked(plan, sparse, dense, left, extras, options, out)
+    if key is not None and not target_of(dense).emulated:
+        recent.keep(sparse._kept, key, usual, plan)
+    return result
+
+
+def _run(
+    plan: bsr_plan.Plan,
+    sparse: BsrTensor,
+    dense: torch.Tensor,
+    extras: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    make = plan.operands
+    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
+    return plan.run(sparse.values, dense, out, operands)
 
 
 def run_direct(
@@ -126,22 +117,27 @@ def run_direct(
     options: tuple[Any, ...],
     out: torch.Tensor | None,
     forced: tuple[BsrConfig | None, str | None],
-    key: Any = None,
 ) -> torch.Tensor:
-    """`bsr_scaled_gemm` past the dispatcher; `key`: that of the plan, None to make it here.
+    """`bsr_scaled_gemm` past the dispatcher.
 
     `extras`: c, bias, residual, scales of the blocks and of the dense factor, the epilogue's arguments;
     `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype; `forced`: configuration, family.
     """
-    config, family = forced
-    if key is None:
-        signatures = (*map(signature, (sparse.values, dense, out)), *map(signature, extras))
-        key = ("scaled", left, sparse.transposed, options, forced, signatures)
-    plan = sparse._kept.get(key)
+    plan = _plan_of(sparse, dense, left, extras, options, out, forced)
+    return _checked(plan, sparse, dense, left, extras, options, out)
+
+
+def _plan_of(
+    sparse: BsrTensor, dense: torch.Tensor, left: bool, extras: Any, options: Any, out: Any, forced: Any
+) -> bsr_plan.Plan:
+    signatures = (*map(signature, (sparse.values, dense, out)), *map(signature, extras))
+    key = ("scaled", left, sparse.transposed, options, forced, signatures)
+    plan: bsr_plan.Plan | None = sparse._kept.get(key)
     if plan is None:
         call = described(sparse, dense, left, extras, options, out)
         overlap.check_self_overlap(out)
         target = target_of(dense)
+        config, family = forced
         plan = bsr_plan.build(
             call, dense, out, target, _pattern(sparse), config=config, family=family, extras=extras
         )
@@ -149,6 +145,13 @@ def run_direct(
             if len(sparse._kept) >= _MAX_PLANS:
                 sparse._kept.clear()
             sparse._kept[key] = plan
+    return plan
+
+
+def _checked(
+    plan: bsr_plan.Plan, sparse: BsrTensor, dense: Any, left: bool, extras: Any, options: Any, out: Any
+) -> torch.Tensor:
+    """Follow a plan, after what depends on addresses was looked at."""
     if out is not None and overlap.ranges_meet(out, (dense, sparse.values, *extras), plan.extents):
         scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
         factor = "a" if left else "b"
@@ -156,9 +159,7 @@ def run_direct(
         named.update(zip(("c", "bias", "residual", *scales), extras))
         named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[5:]))
         _check_overlap(out, named, (factor, "the values", *scales))
-    make = plan.operands
-    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
-    return plan.run(sparse.values, dense, out, operands)
+    return _run(plan, sparse, dense, extras, options, out)
 
 
 def described(

@@ -10,7 +10,13 @@ from kernels_dsl.ops.bsr.pattern import pattern_of
 from kernels_dsl.ops.bsr.register import _matrix
 from kernels_dsl.ops.bsr.scaled import described, run_direct
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.operators import define, epilogue_name, refuse_written, require_tensors
+from kernels_dsl.ops.operators import (
+    define,
+    epilogue_name,
+    refuse_forward_mode,
+    refuse_written,
+    require_tensors,
+)
 
 _ARGUMENTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor scales, Tensor dense_scale, "
@@ -86,6 +92,8 @@ def call(
     config, family = forced
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
+    rest = {"the values": sparse.values, "c": c, "bias": bias, "residual": residual, "out": out}
+    refuse_forward_mode("bsr_scaled_gemm", {**named, **rest})
     refuse_written((sparse.values, *named.values(), c, bias, residual), out=out)
     keywords: dict[str, Any] = dict(zip(_OPTIONS, options))
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from kernels_dsl.ops.gemm.product import Product
 from kernels_dsl.ops.operators import (
     config_of,
     config_text,
     define,
     epilogue_name,
+    refuse_forward_mode,
     refuse_written,
     require_tensors,
 )  # fmt: skip
 
 
 class GemmOperator:
-    """`kernels_dsl::name`, and `kernels_dsl::name_out`, which writes `out` and what else `written` names.
+    """`kernels_dsl::name`, and `kernels_dsl::name_out`, which writes `out` and what else the product writes.
 
     schema: of the arguments. tensors: names of the positional ones behind a and b, `epilogue_args` last, the
-    first `required` of them no None. extras: their order in the host function's tuple, that of the written
-    ones too; the epilogue's arguments follow it. options: names of the other arguments and their defaults.
-    described: (a, b, extras, options, out) -> the checked call. run: the host function.
+    first `required` of them no None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        schema: str,
-        *,
-        tensors: tuple[str, ...],
-        required: int,
-        extras: tuple[str, ...],
-        options: dict[str, Any],
-        described: Callable[..., Any],
-        run: Callable[..., torch.Tensor],
-        written: tuple[str, ...] = (),
-    ) -> None:
-        self.name, self.tensors, self.required = name, tensors, required
-        self.extras, self.options, self.written = extras, options, written
-        self._described, self._run = described, run
+    def __init__(self, product: Product, schema: str, *, tensors: tuple[str, ...], required: int) -> None:
+        self.name, self.tensors, self.required = product.name, tensors, required
+        self.extras, self.options, self.written = product.extras, product.options, product.written
+        self._described, self._run = product.described, product.run_direct
         advice = "gradient: use torch.no_grad(), or detach what requires grad"
-        define(name, f"({schema}) -> Tensor", self._new, self._new_fake, advice)
-        outputs = ", ".join(
-            ("Tensor(a!) out", *(f"Tensor({set_}!)? {x}=None" for set_, x in zip("bcd", written)))
-        )
-        define(f"{name}_out", f"({schema}, {outputs}) -> ()", self._out, self._out_fake)
+        define(self.name, f"({schema}) -> Tensor", self._new, self._new_fake, advice)
+        outputs = "Tensor(a!) out" + (f", Tensor(b!)? {self.written}=None" if self.written else "")
+        define(f"{self.name}_out", f"({schema}, {outputs}) -> ()", self._out, self._out_fake)
 
     def _parts(self, tensors: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """(a, b, extras, options, out, forced) of an operator call."""
@@ -87,9 +72,11 @@ class GemmOperator:
         given = dict(zip(self.extras, extras))
         epilogue_args = list(extras[len(self.extras) :])
         named = {"a": a, "b": b, **{name: given[name] for name in self.tensors[: self.required]}}
-        require_tensors({**named, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}})
-        written = {name: given[name] for name in self.written}
+        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
+        require_tensors(named)
+        written = {self.written: given[self.written]} if self.written else {}
         refuse_written((a, b, *extras), out=out, **written)
+        refuse_forward_mode(self.name, {**named, **given, "out": out})
         keywords: dict[str, Any] = dict(zip(self.options, options))
         keywords["epilogue"] = epilogue_name(keywords["epilogue"])
         config, keywords["family"] = forced

@@ -99,7 +99,7 @@ def through_dispatcher(
     require_tensors(named)
     values = (*named.values(), c, bias, residual)
     refuse_gradients(values, epilogue, out)
-    refuse_forward_mode("gemm", values)
+    refuse_forward_mode("gemm", {**named, "c": c, "bias": bias, "residual": residual, "out": out})
     keywords["epilogue"] = epilogue_name(epilogue)
     keywords["config"] = None if config is None else config_text(config)
     positional = (a, b, c, bias, residual, list(epilogue_args) or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -39,8 +40,8 @@ SMALL = 1 << 17
 Made = tuple[torch.Tensor, ...]
 Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
 """Serves calls (x, given scale): what the caller gets."""
-Sequence = Callable[[torch.Tensor, Made, "torch.Tensor | None"], None]
-"""Launches on (what the kernels read, the buffers to be written, given scale)."""
+Send = Callable[[torch.Tensor, Made], None]
+"""Launches on (what the kernels read, the buffers to be written and behind them a given scale)."""
 Place = tuple[int, int] | None
 """Where among the buffers an output's values and scales are."""
 
@@ -67,25 +68,17 @@ class Kernels:
         spec = row_quantization(self.format, read.numel(), self.early, self.bytes_each)
         return replace(spec, whole=True) if spec.vectors else None
 
-    def sequence(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sequence:
+    def sends(self, scaling: str, given: bool, plain: Place, turned: Place) -> Send:
         """What launches the kernels of a call."""
         if scaling == "row":
             return self._rows(plain, turned)
         if scaling == "tensor" and not given and turned is None and self.small is not None:
-            rows = self._kernel("rows", spec=self.small)
-            return lambda x, made, _: rows(x, made[0], made[1])
+            return _sending(self._kernel("rows", spec=self.small), (0, 1))
         if scaling == "matrix" or (scaling == "tensor" and not given):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
-        if scaling == "tensor":
-            return self._given(plain, turned)
-        kind = "group" if scaling == "1x128" else "block"
-        tile = self._tile(kind if plain else None, kind if turned else None)
-        if turned is None:
-            return lambda x, made, _: tile(x, made[0], made[1], None, None, None)
-        if plain is None:
-            return lambda x, made, _: tile(x, None, None, made[0], made[1], None)
-        order = (*plain, *turned)
-        return lambda x, made, _: tile(x, *[made[n] for n in order], None)
+        kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
+        spec = self._tile_spec(kind if plain else None, kind if turned else None)
+        return _sending(self._kernel("tile", spec=spec), _order(plain, turned), (None,))
 
     def _kernel(self, name: str, **constants: Any) -> Launch:
         """Kernel `name`, of which a plan has one form."""
@@ -94,38 +87,16 @@ class Kernels:
     def _tile_spec(self, plain: str | None, turned: str | None) -> TileQuantization:
         return TileQuantization(self.format, plain, turned, early=self.early)
 
-    def _tile(self, plain: str | None, turned: str | None) -> Callable[..., Any]:
-        return self._kernel("tile", spec=self._tile_spec(plain, turned))
-
-    def _given(self, plain: Place, turned: Place) -> Sequence:
-        """With a scale of all that is there."""
-        tile = self._tile("given" if plain else None, "given" if turned else None)
-
-        def run(x: torch.Tensor, made: Made, scale: torch.Tensor | None) -> None:
-            assert scale is not None
-            one = fresh.with_a_mode(scale)
-            first = (made[plain[0]], one) if plain else (None, None)
-            second = (made[turned[0]], one) if turned else (None, None)
-            tile(x, *first, *second, None)
-
-        return run
-
-    def _by_maxima(self, plain: Place, turned: Place, parts: int, spec: TileQuantization) -> Sequence:
+    def _by_maxima(self, plain: Place, turned: Place, parts: int, spec: TileQuantization) -> Send:
         """With scales made of maxima of so many parts."""
         many = "whole" in (spec.plain, spec.turned) and self.matrices * parts > MANY_PARTS
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
         elements = maxima_elements(self.matrices, self.columns, parts, kinds)
         workspace = fresh.maker((elements,), torch.float32, self.device)
+        return _sending(kernel, _order(plain, turned), lambda: (workspace(), parts))
 
-        def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
-            first = (made[plain[0]], made[plain[1]]) if plain else (None, None)
-            second = (made[turned[0]], made[turned[1]]) if turned else (None, None)
-            kernel(x, *first, *second, workspace(), parts)
-
-        return run
-
-    def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sequence | None:
+    def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Send | None:
         """The same in one launch; None where that is not better."""
         kinds = (spec.plain, spec.turned)
         device = self.target.device
@@ -138,35 +109,53 @@ class Kernels:
         division = found[1]
         elements = grid_elements(self.matrices, self.rows, self.columns, kinds)
         index = self.target.index
-        (v, s), (tv, ts) = plain or (None, None), turned or (None, None)
 
-        def run(x: torch.Tensor, made: Made, _scale: torch.Tensor | None) -> None:
+        def rest() -> tuple[Any, ...]:
             counter, workspace = counter_and_workspace(index, elements)
-            (kernel.direct() or kernel)(
-                x,
-                None if v is None else made[v],
-                None if s is None else made[s],
-                None if tv is None else made[tv],
-                None if ts is None else made[ts],
-                workspace,
-                counter,
-                division,
-            )
+            return workspace, counter, division
 
-        return run
+        return _sending(kernel, _order(plain, turned), rest)
 
-    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sequence:
+    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Send:
         """With scales of matrices or of all."""
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
-    def _rows(self, plain: Place, turned: Place) -> Sequence:
+    def _rows(self, plain: Place, turned: Place) -> Send:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
-            rows = self._kernel("rows", spec=spec)
-            return lambda x, made, _: rows(x, made[0], made[1])
+            return _sending(self._kernel("rows", spec=spec), (0, 1))
         lines = self._tile_spec("lines" if plain else None, "lines")
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
         return self._in_one_launch(plain, turned, lines) or self._by_maxima(plain, turned, parts, lines)
+
+
+def _order(plain: Place, turned: Place) -> tuple[int | None, ...]:
+    """Which buffers a kernel takes: values and scales of x, of its transpose; None for none."""
+    return (*(plain or (None, None)), *(turned or (None, None)))
+
+
+def _sending(
+    launch: Launch, order: tuple[int | None, ...], rest: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
+) -> Send:
+    """`order`: the buffers that the kernel takes behind what it reads; `rest`: what it takes behind them."""
+    kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+    pick = operator.itemgetter(*[-1 if n is None else n for n in order])
+    as_they_are = order == tuple(range(len(order)))
+    make_rest = rest if callable(rest) else None
+    fixed = () if callable(rest) else rest
+
+    def send(x: torch.Tensor, buffers: Made) -> None:
+        nonlocal kernel
+        if not as_they_are:
+            buffers = pick((*buffers, None))
+        last = fixed if make_rest is None else make_rest()
+        if kernel is not None:
+            kernel(x, *buffers, *last)
+        else:
+            launch(x, *buffers, *last)
+            kernel = launch.direct()
+
+    return send

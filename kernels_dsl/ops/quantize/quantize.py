@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
-from kernels_dsl.ops import fresh
-from kernels_dsl.ops.plain import PLAIN_TYPES
-from kernels_dsl.ops.quantize.plan import Kernels, Plan
-from kernels_dsl.ops.quantize.plan import Sequence as Launches
+from kernels_dsl.ops import fresh, recent
+from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
+from kernels_dsl.ops.quantize.plan import Kernels, Made, Plan, Send
 from kernels_dsl.ops.target import Target, target_of
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -20,10 +19,8 @@ INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALINGS = ("tensor", "matrix", "row", "1x128", "128x128")
 # transpose -> whether there are values of x, of x.mT
 OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, True), "both": (True, True)}
-_PLANS: dict[Any, Plan] = {}
+_PLANS: dict[Any, Any] = {}
 _MAX_PLANS = 8192
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def quantize(
@@ -52,11 +49,25 @@ def quantize(
     Not differentiable. Compute capability 8.9 or later. Raises TypeError and ValueError that name the
     argument; `quantize_supports` gives the same reasons as text.
     """
-    if _is_compiling() or _dispatch_modes() or type(x) not in PLAIN_TYPES:
+    key: Any = None
+    usual = (x,) if scale is None else (x, scale)
+    if type(x) in PLAIN_TYPES:
+        key = (x.shape, scale is None, dtype, scaling, transpose)
+        plan: Plan | None = recent.find(_PLANS, key, usual)
+        if plan is not None:
+            try:
+                return plan(x, scale)
+            except ValueError:
+                recent.look_at_addresses(_PLANS, key)
+    if key is None or watched():
         from kernels_dsl.ops.quantize import register as quantize_register
 
         return quantize_register.call(x, dtype, scaling, transpose, scale)
-    return run_direct(x, dtype, scaling, transpose, scale)
+    plan = _plan_of(x, dtype, scaling, transpose, scale)
+    results = plan(x, scale)
+    if not target_of(x).emulated:
+        recent.keep(_PLANS, key, usual, plan)
+    return results
 
 
 def quantize_supports(
@@ -209,13 +220,15 @@ def run_direct(
     x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
     """`quantize` past the dispatcher."""
-    key = None
-    if isinstance(x, torch.Tensor) and x.layout == torch.strided:
-        key = (
-            x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.get_device(), dtype, scaling, transpose,
-            scale is None or (scale.dtype, scale.shape, scale.device, scale.data_ptr() & 15),
-        )  # fmt: skip
-    plan = _PLANS.get(key)
+    return _plan_of(x, dtype, scaling, transpose, scale)(x, scale)
+
+
+def _plan_of(
+    x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, scale: torch.Tensor | None
+) -> Plan:
+    """What serves a call."""
+    key = (signature(x), dtype, scaling, transpose, signature(scale))
+    plan: Plan | None = _PLANS.get(key)
     if plan is None:
         check(x, dtype, scaling, transpose, scale)
         target = target_of(x)
@@ -225,7 +238,7 @@ def run_direct(
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    return plan(x, scale)
+    return plan
 
 
 def _plan(
@@ -242,55 +255,45 @@ def _plan(
         )
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
-    sequence = kernels.sequence(scaling, given, *_places(scaling, transpose, swap))
-    make = [fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers]
+    send = kernels.sends(scaling, given, *_places(scaling, transpose, swap))
+    make = fresh.several([fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
     one_scale = scaling == "tensor" and not given
     if prepare is None and all(b.result is None for b in buffers[: len(buffers) - one_scale]):
         if one_scale:
-            return _with_one_scale(sequence, make)
+            return _with_one_scale(send, make)
         if scaling != "tensor":
-            return _as_made(sequence, make)
+            return _as_made(send, make)
 
     def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        made = tuple([new() for new in make])
-        sequence(x if prepare is None else prepare(x), made, scale)
+        made = make()
+        behind = () if scale is None else (fresh.with_a_mode(scale),)
+        send(x if prepare is None else prepare(x), (*made, *behind))
         return assemble(finished(buffers, made), scaling, transpose, scale)
 
     return run
 
 
-def _as_made(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan:
+def _as_made(send: Send, make: Callable[[], Made]) -> Plan:
     """The shortest way, where a caller gets the tensors as the kernels have them."""
 
-    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        made = tuple([new() for new in make])
-        sequence(x, made, scale)
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
+        made = make()
+        send(x, made)
         return made
 
     return run
 
 
-def _with_one_scale(sequence: Launches, make: list[Callable[[], torch.Tensor]]) -> Plan:
+def _with_one_scale(send: Send, make: Callable[[], Made]) -> Plan:
     """The same where a scale of all is made."""
-    if len(make) == 2:
-        new_values, new_scale = make
 
-        def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-            values, one = new_values(), new_scale()
-            sequence(x, (values, one), None)
-            return values, one.squeeze()
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
+        made = make()
+        send(x, made)
+        one = made[-1].squeeze()
+        return (made[0], one) if len(made) == 2 else (made[0], one, made[1], one)
 
-        return run
-
-    new_plain, new_turned, new_scale = make
-
-    def run_both(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        plain, turned, one = new_plain(), new_turned(), new_scale()
-        sequence(x, (plain, turned, one), None)
-        one = one.squeeze()
-        return plain, one, turned, one
-
-    return run_both
+    return run
 
 
 def _places(scaling: str, transpose: bool | str, swap: bool) -> tuple[tuple[int, int] | None, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels_dsl.ops.operators import define
+from kernels_dsl.ops.operators import define, refuse_forward_mode
 from kernels_dsl.ops.quantize.quantize import assemble, buffers_of, check, finished, new_ones, run_direct
 
 _TRANSPOSES: dict[str, bool | str] = {"no": False, "yes": True, "both": "both"}
@@ -56,5 +56,6 @@ def operator(
     scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """`call` with arguments that are right."""
+    refuse_forward_mode("quantize", {"x": x, "scale": scale})
     made = torch.ops.kernels_dsl.quantize(x, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose])
     return assemble(made, scaling, transpose, scale)

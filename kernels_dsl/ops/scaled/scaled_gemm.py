@@ -8,22 +8,9 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops import overlap
 from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
+from kernels_dsl.ops.gemm.product import Product
 from kernels_dsl.ops.scaled import arguments as scaled_arguments
-from kernels_dsl.ops.target import target_of
-
-_PLANS: dict[Any, gemm_plan.Plan] = {}
-_AMAX = 6
-"""Where amax stands among the extras of `run_direct`."""
-_MAX_PLANS = 8192
-_Tensor = torch.Tensor
-_STRIDED = torch.strided
-_is_compiling = torch.compiler.is_compiling
-_grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
 
 
 def scaled_gemm(
@@ -80,94 +67,14 @@ def scaled_gemm(
     """
     extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
-    key: Any = None
+    usual: Any = None
+    given: Any = None
     if c is residual is scale_result is amax is None and not epilogue_args:
-        key = _short_key((a, b, scale_a, scale_b), bias, out, (options, config, family))
-        plan = _PLANS.get(key)
-        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            return plan.run(a, b, out, operands)
-    if (
-        _is_compiling()
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or not plain((a, b, out, *extras))
-    ):
-        from kernels_dsl.ops.scaled import register as scaled_register
-
-        return scaled_register.call(a, b, extras, options, out, (config, family))
-    return run_direct(a, b, extras, options, out, (config, family), key)
-
-
-def _short_key(tensors: tuple[Any, ...], bias: Any, out: Any, rest: tuple[Any, ...]) -> Any:
-    """What finds the plan of a call with no other tensors; None where it must go the long way.
-
-    `tensors`: a, b, scale_a, scale_b.
-    """
-    a, b, scale_a, scale_b = tensors
-    if (
-        not type(a) is type(b) is type(scale_a) is type(scale_b) is _Tensor
-        or not a.layout is b.layout is scale_a.layout is scale_b.layout is _STRIDED
-        or not ((bias is None or type(bias) in PLAIN_TYPES) and (out is None or type(out) is _Tensor))
-        or _is_compiling()
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or scale_a.is_neg()
-        or scale_b.is_neg()
-        or (_grad_enabled() and (a.requires_grad or b.requires_grad))
-        or (_grad_enabled() and (scale_a.requires_grad or scale_b.requires_grad))
-        or not (bias is out is None or plain((bias, out)))
-    ):
-        return None
-    return (
-        a.dtype, a.shape, a.stride(), a.data_ptr() & 15, a.get_device(),
-        b.dtype, b.shape, b.stride(), b.data_ptr() & 15, b.get_device(),
-        scale_a.dtype, scale_a.shape, scale_a.stride(), scale_a.data_ptr() & 15, scale_a.get_device(),
-        scale_b.dtype, scale_b.shape, scale_b.stride(), scale_b.data_ptr() & 15, scale_b.get_device(),
-        rest, bias if bias is None else signature(bias), out if out is None else signature(out),
-    )  # fmt: skip
-
-
-def run_direct(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-    forced: tuple[GemmConfig | None, str | None],
-    key: Any = None,
-) -> torch.Tensor:
-    """`scaled_gemm` past the dispatcher; `key`: that of the plan, None to make it here.
-
-    `extras`: c, bias, residual, the scales of a, b and the result, amax, the epilogue's arguments; `options`:
-    alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum; `forced`: configuration, family.
-    """
-    if key is None:
-        key = (signature(a), signature(b), *map(signature, extras), options, forced, signature(out))
-    plan = _PLANS.get(key)
-    if plan is None:
-        plan = _plan(a, b, extras, options, out, forced)
-        if not target_of(a).emulated:
-            if len(_PLANS) >= _MAX_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
-    if out is not None and overlap.ranges_meet(out, (a, b, *extras), plan.extents):
-        overlap.check_overlap(out, _named_tensors(a, b, extras))
-    if extras[_AMAX] is not None:
-        others = {**_named_tensors(a, b, extras), "out": out}
-        overlap.check_alone("amax", others.pop("amax"), others)
-        extras[_AMAX].zero_()
-    make = plan.operands
-    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
-    return plan.run(a, b, out, operands)
-
-
-def _named_tensors(a: torch.Tensor, b: torch.Tensor, extras: tuple[Any, ...]) -> dict[str, torch.Tensor]:
-    names = ("a", "b", "c", "bias", "residual", "scale_a", "scale_b", "scale_result", "amax")
-    named = dict(zip(names, (a, b, *extras)))
-    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[_AMAX + 1 :]))
-    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+        usual = (a, b, scale_a, scale_b)
+        if not bias is out is None:
+            given = (bias is None, out is None)
+            usual += tuple([x for x in (bias, out) if x is not None])
+    return PRODUCT(a, b, extras, options, out, (config, family), usual, given)
 
 
 def described(
@@ -177,7 +84,7 @@ def described(
     options: tuple[Any, ...],
     out: torch.Tensor | None,
 ) -> Any:
-    """The checked call; arguments as those of `run_direct`."""
+    """The checked call; arguments as those of `Product`."""
     c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args = extras
     alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
     return scaled_arguments.describe(
@@ -187,17 +94,23 @@ def described(
     )  # fmt: skip
 
 
-def _plan(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-    forced: tuple[GemmConfig | None, str | None],
-) -> gemm_plan.Plan:
-    call = described(a, b, extras, options, out)
-    overlap.check_self_overlap(out)
-    return gemm_plan.build(call, a, b, out, target_of(a), *forced, extras)
+def _operator() -> Callable[..., torch.Tensor]:
+    from kernels_dsl.ops.scaled import register
+
+    return register.call
+
+
+PRODUCT = Product(
+    "scaled_gemm",
+    extras=("c", "bias", "residual", "scale_a", "scale_b", "scale_result", "amax"),
+    options={
+        "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
+        "use_fast_accum": False,
+    },
+    described=described,
+    operator=_operator,
+    written="amax",
+)  # fmt: skip
 
 
 def scaled_gemm_supports(
@@ -205,45 +118,17 @@ def scaled_gemm_supports(
     b: torch.Tensor,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
-    *,
-    config: GemmConfig | None = None,
-    family: str | None = None,
     **arguments: Any,
 ) -> str | None:
     """Why `scaled_gemm(a, b, scale_a, scale_b, …)` cannot run here; None if it can. Compiles nothing.
 
     Takes the arguments of `scaled_gemm`.
     """
-    try:
-        plan_for(a, b, scale_a, scale_b, config=config, family=family, **arguments)
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return None
+    return PRODUCT.why_not(a, b, scale_a=scale_a, scale_b=scale_b, **arguments)
 
 
 def plan_for(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    *,
-    config: GemmConfig | None = None,
-    family: str | None = None,
-    out: torch.Tensor | None = None,
-    **arguments: Any,
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **arguments: Any
 ) -> gemm_plan.Plan:
     """The plan that `scaled_gemm` with these arguments would follow: for tests and benchmarks."""
-    extras = (
-        *(arguments.pop(name, None) for name in ("c", "bias", "residual")), scale_a, scale_b,
-        arguments.pop("scale_result", None), arguments.pop("amax", None), *arguments.pop("epilogue_args", ()),
-    )  # fmt: skip
-    options = tuple(arguments.pop(name, default) for name, default in OPTIONS.items())
-    if arguments:
-        raise TypeError(f"{sorted(arguments)[0]} is given, must not: scaled_gemm has no such argument")
-    return _plan(a, b, extras, options, out, (config, family))
-
-
-OPTIONS = {
-    "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
-    "use_fast_accum": False,
-}  # fmt: skip
+    return PRODUCT.plan_for(a, b, scale_a=scale_a, scale_b=scale_b, **arguments)

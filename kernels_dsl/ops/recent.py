@@ -1,0 +1,77 @@
+"""Calls like earlier ones: what was decided for them, found by one comparison of all their tensors.
+
+What a call needs depends on the type, dtype, device, shape and strides of its tensors, and whether it may go
+past the dispatcher on their dispatch keys and the thread's. To ask for these takes Python 0.3 µs a tensor and
+more; the function that code of `torch.compile` compares its inputs with takes 0.06.
+
+What is kept of calls lies in a dictionary by keys that say how many tensors there are, and all that matters
+beside them. A key should hold some of their shapes: calls of one key are compared one after the other, and
+only a few of them are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MAX_KEYS = 8192  # some hundred bytes each
+_MAX_OF_A_KEY = 4
+_make_comparison: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+_is_compiling = torch.compiler.is_dynamo_compiling  # other tracers have a mode, or tensors of their own type
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_grad_enabled = torch.is_grad_enabled
+_forward_ad = torch.autograd.forward_ad
+
+
+def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
+    """What was kept of such a call, where this one may go past the dispatcher too; None: look further.
+
+    Addresses are not looked at: a launch refuses those that are not multiples of what its kernel takes with
+    a ValueError. The caller then does without, and calls `look_at_addresses`.
+    """
+    if _is_compiling() or _forward_ad._current_level >= 0 or _dispatch_modes():
+        return None
+    for same, no_grad, found in kept.get(key, ()):
+        if same(*tensors) and not (no_grad and _grad_enabled()):
+            return found
+    return None
+
+
+def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], found: Any) -> None:
+    """Keep `found` for calls like this one, which has gone past the dispatcher."""
+    others = kept.get(key, ())
+    if _make_comparison is None or len(others) == _MAX_OF_A_KEY or not _aligned(tensors):
+        return
+    if len(kept) >= _MAX_KEYS:
+        kept.clear()
+    kept[key] = (*others, (_comparison(tensors), any(x.requires_grad for x in tensors), found))
+
+
+def look_at_addresses(kept: dict[Any, Any], key: Any) -> None:
+    """From now on find calls of this key only where all addresses are multiples of 16."""
+    kept[key] = tuple((_and_aligned(same), *rest) for same, *rest in kept.get(key, ()))
+
+
+def _comparison(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+    """Whether as many tensors are like these."""
+    distinct = list({id(x): x for x in tensors}.values())
+    same: Callable[..., bool]
+    same = _make_comparison(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if len(distinct) == len(tensors):
+        return same
+    # That function takes no tensor twice.
+    pattern = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
+    first = sorted(set(pattern))
+    return lambda *given: (
+        all(x is given[i] for x, i in zip(given, pattern)) and same(*[given[i] for i in first])
+    )
+
+
+def _aligned(tensors: tuple[torch.Tensor, ...]) -> bool:
+    return not any(x.data_ptr() & 15 for x in tensors)
+
+
+def _and_aligned(same: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *tensors: same(*tensors) and _aligned(tensors)
