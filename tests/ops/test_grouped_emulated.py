@@ -10,7 +10,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
-from kernels_dsl.ops.gemm import grouped
+from kernels_dsl.ops.gemm import product
 from lowering import emulator
 
 E4M3 = torch.float8_e4m3fn
@@ -45,9 +45,9 @@ def test_cases_in_the_emulator(name: str) -> None:
 
 def test_persistent_ctas_walk_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 tiles for three CTAs: groups that end within a tile, and tiles whose rows are all a group's."""
-    real = grouped.target_of
+    real = product.target_of
     small = lambda tensor: replace(found := real(tensor), device=replace(found.device, sm_count=3))  # noqa: E731
-    monkeypatch.setattr(grouped, "target_of", small)
+    monkeypatch.setattr(product, "target_of", small)
     with emulator.run(arch="sm_90a") as session:
         case = replace(PLAIN, sizes=(70, 0, 1, *[0] * 30, 64, 3))  # the last ones are beyond a warp's lanes
         grouped_cases.run(case, "cpu", config=Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG))

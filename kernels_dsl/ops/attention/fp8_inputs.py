@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from kernels_dsl.config.attention import DESCALE_KEYS
+from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.quantize.quantize import quantize
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -39,6 +40,7 @@ def quantize_qkv(
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 4 modes")
     if scaling not in SCALINGS:
         raise ValueError(f"scaling is {scaling!r}, must be one of {SCALINGS}")
+    refuse_forward_mode("quantize_qkv", {"q": q, "k": k, "v": v})
     if rotate:
         first, second = rotations(q.shape[-1], q.dtype, q.device)
         q, k = q @ first, k @ second

@@ -67,9 +67,7 @@ def _attention_fake(
     return q.new_empty(out_shape(call), dtype=torch.bfloat16), lse
 
 
-define(
-    "attention_fp8", _SCHEMA, _attention, _attention_fake, "backward: call it under torch.no_grad()"
-)
+define("attention_fp8", _SCHEMA, _attention, _attention_fake, "backward: call it under torch.no_grad()")
 
 
 def call(

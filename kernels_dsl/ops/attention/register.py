@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.attention.arguments import Extras, describe
+from kernels_dsl.ops.attention.arguments import NAMES, Extras, describe
 from kernels_dsl.ops.attention.attention import run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
@@ -82,9 +82,7 @@ def _attention_fake(
     return q.new_empty(out_shape(call)), lse
 
 
-define(
-    "attention", _SCHEMA, _attention, _attention_fake, "backward yet: call it under torch.no_grad()"
-)
+define("attention", _SCHEMA, _attention, _attention_fake, "backward yet: call it under torch.no_grad()")
 
 
 def _name(argument: str, function: Any) -> str | None:
@@ -109,7 +107,8 @@ def call(
     TypeError where the operator's schema cannot express an argument.
     """
     score_mod, mask_mod, return_lse, out, family = rest
-    refuse_forward_mode("attention", {"q": q, "k": k, "v": v, **extras.tensors(), "out": out})
+    named = dict(zip(NAMES.get(layout, ("q", "k", "v")), (q, k, v)))
+    refuse_forward_mode("attention", {**named, **extras.tensors(), "out": out})
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             raise TypeError(

@@ -137,9 +137,7 @@ class Product:
         )  # fmt: skip
         options = tuple([arguments.pop(name, default) for name, default in self.options.items()])
         if arguments:
-            raise TypeError(
-                f"{sorted(arguments)[0]} is given, must not: {self.name} has no such argument"
-            )
+            raise TypeError(f"{sorted(arguments)[0]} is given, must not: {self.name} has no such argument")
         return self._plan(a, b, extras, options, out, (config, family))
 
     def why_not(self, *tensors: Any, **arguments: Any) -> str | None:

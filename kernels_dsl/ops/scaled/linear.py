@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 
@@ -48,6 +49,7 @@ def scaled_linear(
     """
     _check(x, weight, bias)
     _check_options(recipe, grad_dtype)
+    refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
