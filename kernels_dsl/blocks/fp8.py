@@ -105,6 +105,25 @@ def largest_finite_pairs(words: cute.Tensor, found: cute.Tensor, dtype: cutlass.
         found.store(_largest_pairs(words, dtype, lambda word: _finite_halves(word, infinity)).load())
 
 
+@cute.jit
+def largest_finite_both(words: cute.Tensor, most: cute.Tensor, dtype: cutlass.Constexpr) -> Float32:
+    """The largest finite magnitude of all pairs of words (n,), as `largest_finite_pairs`. most (n,), without
+    NaN, becomes the larger of itself and each pair's finite magnitudes."""
+    infinity = const_expr(_PAIRS[dtype][1])
+    found = cute.make_rmem_tensor(1, Int32)
+    group = cute.make_tensor(words.iterator, cute.make_layout((1, cute.size(words)), stride=(0, 1)))
+    found.store(_largest_pairs(group, dtype, lambda word: word & 0x7FFF7FFF).load())
+    if ((found[0] & 0x7FFF) == infinity) | ((found[0] >> 16) == infinity):
+        found.store(_largest_pairs(group, dtype, lambda word: _finite_halves(word, infinity)).load())
+        for n in range_constexpr(cute.size(words)):
+            most[n] = pair_max(most[n], _finite_halves(words[n], infinity), dtype)
+    else:
+        for n in range_constexpr(cute.size(words)):
+            most[n] = pair_max(most[n], words[n] & 0x7FFF7FFF, dtype)
+    both = halves(found, dtype)
+    return cute.arch.fmax(both[0], both[1])
+
+
 def halves(words: cute.Tensor, dtype) -> cute.Tensor:
     """Pairs of 16-bit floats (n,) Int32 as float32 (2 n,)."""
     layout = cute.make_layout(2 * cute.size(words))

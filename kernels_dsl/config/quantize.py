@@ -86,6 +86,94 @@ class RowQuantization:
         return THREADS // self.threads
 
 
+@dataclass(frozen=True)
+class LineQuantization:
+    """Scales of rows of both outputs in two passes. The first takes rows, `rows` at a time, `vectors` of each
+    in each of a CTA's threads, the second tiles."""
+
+    format: str
+    threads: int
+    vectors: int
+    rows: int
+    early: bool = False
+    """As in `TileQuantization`."""
+
+    @property
+    def per_sm(self) -> int:
+        """CTAs of an SM."""
+        return 4 * THREADS // self.threads
+
+    @property
+    def turned(self) -> TileQuantization:
+        """The second pass."""
+        return TileQuantization(self.format, None, "lines", early=self.early)
+
+
+@dataclass(frozen=True)
+class MatrixQuantization:
+    """Scales of matrices of 16 bits in one read. An item is `vectors` in each thread of a CTA, of which
+    `per_sm` fit an SM; it is fetched `ahead` items before its maximum is taken, and converted `lag` later."""
+
+    format: str
+    vectors: int = 4
+    ahead: int = 1
+    lag: int = 2
+    per_sm: int = 4
+    early: bool = False
+    """As in `TileQuantization`."""
+
+    @property
+    def elements(self) -> int:
+        """Of an item."""
+        return self.vectors * THREADS * VECTOR
+
+    def items(self, rows: int, columns: int) -> int:
+        """Of a matrix."""
+        return -(-rows * columns // self.elements)
+
+
+def matrix_quantization(
+    format: str, shape: tuple[int, int, int], device: tuple[int, int, bool], bytes_each: int
+) -> tuple[MatrixQuantization, int] | None:
+    """How `quantize_matrices` takes x of shape (matrices, rows, columns), and its CTAs; None where others do:
+    a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read costs little.
+
+    device: its SMs, the bytes of shared memory that a CTA can have, and whether early launches can be had.
+    """
+    matrices, rows, columns = shape
+    sms, smem_bytes, early = device
+    spec = MatrixQuantization(format, early=early)
+    ctas, tiles = spec.per_sm * sms, -(-columns // TILE)
+    if bytes_each > 2 or columns % VECTOR or spec.items(rows, columns) > ctas * (spec.lag - 1):
+        return None
+    least = 8 if 4 * columns > 3 * tiles * TILE else 4  # of an SM; fewer where others take half tiles
+    if matrices * -(-rows // TILE) * tiles <= least * sms:
+        return None
+    own = (spec.ahead + spec.lag) * spec.elements * bytes_each + 16 * WARPS + RESERVED
+    return (spec, ctas) if own * spec.per_sm <= smem_bytes + RESERVED else None
+
+
+def line_quantization(
+    format: str, shape: tuple[int, int, int], device: tuple[int, bool], bytes_each: int
+) -> tuple[LineQuantization, int] | None:
+    """How `quantize_lines` takes x of shape (matrices, rows, columns), and the rows of a CTA; None where
+    `quantize_grid` does: tensors of which the chip keeps much, and rows that fill less of a CTA's vectors.
+
+    device: its SMs, and whether early launches can be had. All CTAs run at the same time: the more rows each
+    has, the fewer maxima it adds to those of all.
+    """
+    matrices, rows, columns = shape
+    sms, early = device
+    threads = THREADS if columns <= 4 * THREADS * VECTOR else 2 * THREADS
+    vectors = -(-columns // (threads * VECTOR))
+    small = matrices * -(-rows // TILE) * -(-columns // TILE) <= 24 * sms
+    if small or bytes_each > 2 or vectors > 4 or 10 * columns < 7 * vectors * threads * VECTOR:
+        return None
+    spec = LineQuantization(format, threads, vectors, max(1, 4 // vectors), early)
+    each = -(-rows // max(1, spec.per_sm * sms // matrices))
+    return spec, -(-each // spec.rows) * spec.rows
+
+
 def row_quantization(format: str, columns: int, hopper: bool, bytes_each: int = 4) -> RowQuantization:
     """The division of rows of `columns` elements of that many bytes among threads; `hopper`: clusters can be
     had, early launches too."""
@@ -117,6 +205,11 @@ def grid_elements(matrices: int, rows: int, columns: int, kinds: Kinds) -> int:
     if "lines" not in kinds:
         return 1 if "whole" in kinds else matrices
     return matrices * (_padded(columns) + (_padded(rows) if kinds[0] == "lines" else 0))
+
+
+def line_elements(matrices: int, columns: int) -> int:
+    """Elements of the workspace of `quantize_lines`."""
+    return matrices * _padded(columns)
 
 
 def division_of(matrices: int, tiles: tuple[int, int], resident: int) -> tuple[int, int, int]:

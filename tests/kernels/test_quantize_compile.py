@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kernels_dsl.config.problem import H200
-from kernels_dsl.config.quantize import RESERVED, TileQuantization, one_launch, row_quantization
+from kernels_dsl.config.quantize import (
+    RESERVED,
+    TileQuantization,
+    line_quantization,
+    matrix_quantization,
+    one_launch,
+    row_quantization,
+)
 from kernels_dsl.ops.quantize.plan import FUNCTIONS
 
 N = 1024
@@ -82,7 +89,39 @@ def test_one_launch(dtype, kinds, tiles):
     )
 
 
-@pytest.mark.parametrize("columns", [1024, 8192, 16384, 65536, 262144])
+def test_rows_then_columns():
+    """As many CTAs fit an SM as are asked for; a row's vectors and their maxima stay in registers."""
+    x, values, scales = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=torch.float8_e4m3fn), _meta(N, 1)
+    spec, rows_each = line_quantization("e4m3", (1, 16384, 7168), (H200.sm_count, True), 2)
+    args = (x, values, scales, values, scales, _meta(1 << 20), rows_each)
+    found = FUNCTIONS["lines"].compile(*args, arch="sm_90a", spec=spec).resources()
+    names = [kernel.entry.rpartition("_")[0] for kernel in found]
+    assert sorted(names) == ["quantize_clear", "quantize_lines", "quantize_tile"]
+    for kernel in found:
+        assert kernel.stack_bytes == kernel.spill_loads == 0, kernel
+        assert kernel.registers * 256 * spec.per_sm <= 65536
+    lines = found[names.index("quantize_lines")]
+    loads = sum(count for name, count in lines.instructions.items() if name.startswith("LDG.E.128"))
+    assert loads == spec.vectors
+
+
+def test_matrices_in_one_read():
+    """As many CTAs fit an SM as are asked for, with the items that they keep."""
+    x, values = _meta(4, N, 8, 64, dtype=torch.float16), _meta(4, N, 8, 64, dtype=torch.float8_e5m2)
+    device = H200.sm_count, H200.smem_bytes, True
+    spec, ctas = matrix_quantization("e5m2", (128, 4096, 64), device, 2)
+    args = (x.transpose(1, 2), values.transpose(1, 2), _meta(4, 8, 1, 1), _meta(1 << 20))
+    compiled = FUNCTIONS["matrices"].compile(
+        *args, _meta(1, dtype=torch.int32), ctas, arch="sm_90a", spec=spec
+    )
+    (found,) = compiled.resources()
+    assert found.stack_bytes == found.spill_loads == 0 and found.registers * 256 * spec.per_sm <= 65536
+    taken = found.dynamic_smem + found.static_smem
+    assert taken * spec.per_sm <= H200.smem_bytes + RESERVED and ctas == spec.per_sm * H200.sm_count
+    assert matrix_quantization("e5m2", (2, 1 << 16, 256), device, 2) is None  # more than all CTAs keep
+
+
+@pytest.mark.parametrize("columns", [1024, 8192, 16384, 262144])
 def test_rows(columns):
     x, values = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=torch.float8_e4m3fn)
     spec = row_quantization("e4m3", columns, True, 2)

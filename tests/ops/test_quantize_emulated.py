@@ -7,7 +7,13 @@ import torch
 from quantize_cases import awkward, check
 
 import kernels_dsl
-from kernels_dsl.config.quantize import OneLaunch, RowQuantization, division_of
+from kernels_dsl.config.quantize import (
+    LineQuantization,
+    MatrixQuantization,
+    OneLaunch,
+    RowQuantization,
+    division_of,
+)
 from kernels_dsl.ops.quantize import plan as quantize_plan
 from kernels_dsl.ops.quantize.quantize import SCALINGS
 from lowering import emulator
@@ -91,6 +97,35 @@ def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypa
         check(awkward(shape, seed, dtype), scaling=scaling, transpose=transpose)
     (launch,) = session.launches
     assert launch.attributes["cooperative"] and launch.grid[0] in (2, 3) and not session.reports
+
+
+@pytest.mark.parametrize(("shape", "arch"), [((5, 2060), "sm_90a"), ((2, 1, 7, 130), "sm_89")])
+def test_rows_then_columns(shape, arch, seed, monkeypatch):
+    """A pass over rows that leaves maxima of columns, a pass over tiles; CTAs of 3 rows."""
+
+    def by_rows(format, shape, device, bytes_each):
+        vectors = -(-shape[2] // 2048)
+        return LineQuantization(format, 256, vectors, 3 - vectors, device[1]), 3
+
+    monkeypatch.setattr(quantize_plan, "line_quantization", by_rows)
+    with emulator.run(arch=arch) as session:
+        check(awkward(shape, seed, torch.bfloat16), scaling="row", transpose="both")
+    assert len(session.launches) == 3 and not session.reports
+
+
+@pytest.mark.parametrize(("heads", "rows", "columns"), [(2, 70, 64), (3, 20, 80), (2, 3, 264)])
+def test_matrices_in_one_read(heads, rows, columns, seed, monkeypatch):
+    """CTAs that wait for each other's maxima, with items of several rows, strided heads, the last in part."""
+
+    def two_ctas(format, shape, device, bytes_each):
+        return MatrixQuantization(format, 1, 2, 3, 2, True), 2
+
+    monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
+    x = awkward((2, rows, heads, columns), seed, torch.bfloat16).transpose(1, 2)
+    with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
+        check(x, scaling="matrix")
+    (launch,) = session.launches
+    assert launch.attributes["cooperative"] and launch.grid[0] == 2 and not session.reports
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "1x128"])

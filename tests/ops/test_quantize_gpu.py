@@ -9,6 +9,7 @@ import torch
 from quantize_cases import assert_same, awkward, check
 
 import kernels_dsl
+from kernels_dsl.ops.quantize import plan as quantize_plan
 from kernels_dsl.ops.quantize.quantize import SCALINGS
 from reference import quantize as ref
 from reference.inputs import case_seed
@@ -101,9 +102,36 @@ def test_rows_of_clusters(columns, seed):
     check(awkward((3, columns), seed, torch.float32).cuda(), torch.float8_e5m2, scaling="row")
 
 
+@pytest.mark.parametrize("shape", [(9001, 2000), (2, 1100, 8801), (1500, 12000)])
+def test_rows_of_both_outputs_of_large_tensors(shape, seed, monkeypatch):
+    """A pass over rows, then one over tiles; some rows unaligned. Few SMs, so that they count as large."""
+    real = quantize_plan.line_quantization
+    few = lambda format, shape, device, size: real(format, shape, (24, device[1]), size)  # noqa: E731
+    monkeypatch.setattr(quantize_plan, "line_quantization", few)
+    check(awkward(shape, seed, torch.bfloat16).cuda(), scaling="row", transpose="both")
+
+
+@pytest.mark.parametrize("shape", [(2, 700, 100, 64), (3, 2000, 17, 88), (1, 8200, 9, 256), (900, 17, 904)])
+def test_many_matrices_in_one_read(shape, seed):
+    """Strided heads, some of partial items, rows that items begin within."""
+    check(awkward(shape, seed, torch.float16).cuda().transpose(-3, -2), torch.float8_e5m2, scaling="matrix")
+
+
+def test_repeated_calls_of_one_read():
+    """Launches that share a workspace, right behind each other, with other data each."""
+    found = []
+    for n in range(20):
+        x = torch.arange(n + 1, n + 241, device="cuda").bfloat16().view(8, 30, 1, 1).expand(-1, -1, 600, 64)
+        found.append((x[:, :, 0, 0], *kernels_dsl.quantize(x.contiguous(), scaling="matrix")))
+    for expected, values, scales in found:
+        wanted = ref.scale_of(expected.float().cpu(), values.dtype)
+        assert torch.equal(scales.view(8, 30).cpu(), wanted) and bool((values.float() == 448).all())
+
+
 def test_repeated_calls_of_two_passes(seed):
     """Kernels that start beside the end of those before, many times over changing data."""
-    for scaling, shape in (("tensor", (1024, 1536)), ("row", (1024, 1536)), ("tensor", (4352, 4096))):
+    small, large, lines = (1024, 1536), (4352, 4096), (6000, 9000)
+    for scaling, shape in (("tensor", small), ("row", small), ("tensor", large), ("row", lines)):
         for n in range(20):
             x = torch.full(shape, float(n + 1), device="cuda").bfloat16()
             values, scales, _, turned = kernels_dsl.quantize(x, scaling=scaling, transpose="both")

@@ -18,6 +18,9 @@ from kernels_dsl.config.quantize import (
     RowQuantization,
     TileQuantization,
     grid_elements,
+    line_elements,
+    line_quantization,
+    matrix_quantization,
     maxima_elements,
     one_launch,
     row_quantization,
@@ -32,6 +35,8 @@ FUNCTIONS = {
     "tile": lowering.jit(f"{_FOLDER}.tile:quantize_tile", name="quantize_tile"),
     "rows": lowering.jit(f"{_FOLDER}.rows:quantize_rows", name="quantize_rows"),
     "grid": lowering.jit(f"{_FOLDER}.grid:quantize_grid", name="quantize_grid"),
+    "lines": lowering.jit(f"{_FOLDER}.lines:quantize_lines", name="quantize_lines"),
+    "matrices": lowering.jit(f"{_FOLDER}.matrices:quantize_matrices", name="quantize_matrices"),
     "maxima": lowering.jit(f"{_FOLDER}.maxima:quantize_by_maxima", name="quantize_by_maxima"),
 }
 SMALL = 1 << 17
@@ -59,6 +64,8 @@ class Kernels:
         self.tiles = (-(-self.rows // TILE), -(-self.columns // TILE))
         self.bytes_each = read.element_size()
         self.small = self._one_row(read)
+        steps = [step for step, size in zip(read.stride()[:-1], read.shape) if size > 1]
+        self.aligned = all(n * self.bytes_each % 16 == 0 for n in steps) and read.data_ptr() % 16 == 0
         self.resident = CTAS_PER_SM[self.bytes_each] * target.device.sm_count
 
     def _one_row(self, read: torch.Tensor) -> RowQuantization | None:
@@ -118,6 +125,10 @@ class Kernels:
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Send:
         """With scales of matrices or of all."""
+        if kind == "matrix" and turned is None:
+            in_one_read = self._matrices()
+            if in_one_read is not None:
+                return in_one_read
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
@@ -127,9 +138,40 @@ class Kernels:
         if turned is None:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
             return _sending(self._kernel("rows", spec=spec), (0, 1))
+        by_rows = None if plain is None else self._rows_and_columns(plain, turned)
+        if by_rows is not None:
+            return by_rows
         lines = self._tile_spec("lines" if plain else None, "lines")
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
         return self._in_one_launch(plain, turned, lines) or self._by_maxima(plain, turned, parts, lines)
+
+    def _rows_and_columns(self, plain: Place, turned: Place) -> Send | None:
+        """With scales of rows of both outputs; None where `_in_one_launch` is better."""
+        shape, device = (self.matrices, self.rows, self.columns), (self.target.device.sm_count, self.early)
+        found = line_quantization(self.format, shape, device, self.bytes_each)
+        if found is None:
+            return None
+        spec, rows_each = found
+        workspace = fresh.maker((line_elements(self.matrices, self.columns),), torch.float32, self.device)
+        kernel = self._kernel("lines", spec=spec)
+        return _sending(kernel, _order(plain, turned), lambda: (workspace(), rows_each))
+
+    def _matrices(self) -> Send | None:
+        """With scales of matrices, in one read; None where other kernels are better."""
+        device = self.target.device
+        shape = (self.matrices, self.rows, self.columns)
+        facts = (device.sm_count, device.smem_bytes, self.early)
+        found = matrix_quantization(self.format, shape, facts, self.bytes_each) if self.aligned else None
+        if found is None:
+            return None
+        spec, ctas = found
+        elements, index = self.matrices * spec.items(self.rows, self.columns), self.target.index
+
+        def rest() -> tuple[Any, ...]:
+            counter, workspace = counter_and_workspace(index, elements)
+            return workspace, counter, ctas
+
+        return _sending(self._kernel("matrices", spec=spec), (0, 1), rest)
 
 
 def _order(plain: Place, turned: Place) -> tuple[int | None, ...]:

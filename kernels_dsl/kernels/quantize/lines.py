@@ -1,0 +1,135 @@
+"""Rows of x and rows of its transpose as fp8 with a scale each, of a tensor much larger than L2.
+
+x is read twice, as it has to be: first by rows, which become fp8 at once and leave the maxima of columns,
+then by tiles, whose transpose becomes fp8. Each pass writes one of the outputs.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+
+from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.fp8 import block_max, group_scale, halves, largest_finite_both, reciprocal
+from kernels_dsl.config.quantize import THREADS, VECTOR
+
+from .rows import load_row, store_row
+from .tile import quantize_tile
+from .views import clear, four_modes, maxima_at, raise_to
+
+CLEARED = THREADS * VECTOR
+"""Numbers that a CTA of `clear_maxima_kernel` clears."""
+
+
+def quantize_lines(
+    x: cute.Tensor,
+    values: cute.Tensor,
+    scales: cute.Tensor,
+    turned_values: cute.Tensor,
+    turned_scales: cute.Tensor,
+    workspace: cute.Tensor,
+    rows_each: Int32,
+    stream,
+    spec: cutlass.Constexpr,
+):
+    """Launch on x (…, M, K) of 16 bits, up to four modes, K contiguous; spec: a `LineQuantization`.
+
+    values (…, M, K) and turned_values (…, K, M) fp8, scales (…, M, 1) and (…, K, 1) float32: as in
+    `quantize_tile`. workspace: float32, of `config.quantize.line_elements`, written. rows_each: of a CTA.
+    """
+    rows = four_modes(x)
+    matrices = rows.shape[0] * rows.shape[1]
+    columns, end = maxima_at(workspace, Int64(0), (matrices, 1, rows.shape[3]))
+    cleared = cute.make_tensor(columns.iterator, cute.make_layout(Int32(end)))
+    clear_maxima_kernel(cleared, spec).launch(
+        grid=[cute.ceil_div(cute.size(cleared), CLEARED), 1, 1],
+        block=[THREADS, 1, 1],
+        stream=stream,
+        use_pdl=spec.early,
+    )
+    outputs = (four_modes(values), four_modes(scales), columns)
+    quantize_lines_kernel(rows, outputs, rows_each, spec).launch(
+        grid=[cute.ceil_div(rows.shape[2], rows_each) * matrices, 1, 1],
+        block=[spec.threads, 1, 1],
+        min_blocks_per_mp=spec.per_sm,
+        preferred_smem_carveout=50,  # in percent; without it the compiler asks a GPU, and there may be none
+        stream=stream,
+        use_pdl=spec.early,
+    )
+    quantize_tile(x, None, None, turned_values, turned_scales, columns, stream=stream, spec=spec.turned)
+
+
+@entry_name("quantize_clear")
+@cute.kernel
+def clear_maxima_kernel(maxima: cute.Tensor, spec: cutlass.Constexpr):
+    """maxima (n,) = 0."""
+    if const_expr(spec.early):
+        # In this order: the kernel after this one may read x as soon as it starts.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+    first = cute.arch.block_idx()[0] * CLEARED + cute.arch.thread_idx()[0]
+    for i in range_constexpr(VECTOR):
+        if first + i * THREADS < cute.size(maxima):
+            maxima[first + i * THREADS] = Float32(0.0)
+
+
+@entry_name("quantize_lines")
+@cute.kernel
+def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec: cutlass.Constexpr):
+    """Rows of x, and the maxima of their columns: a CTA takes `rows_each` rows, `spec.rows` at a time."""
+    values, scales, columns = outputs
+    thread, number = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+    if const_expr(spec.early):
+        cute.arch.griddepcontrol_launch_dependents()
+    parts = cute.ceil_div(x.shape[2], rows_each)
+    matrix, start = number // parts, number % parts * rows_each
+    end = cutlass.min(start + rows_each, x.shape[2])
+    at = (matrix // x.shape[1], matrix % x.shape[1])
+    step, warps = const_expr(spec.threads * VECTOR), const_expr(spec.threads // 32)
+    columns_each = const_expr(spec.vectors * VECTOR)
+    allocator = cutlass.memory.SmemAllocator()
+    scratch = allocator.allocate_tensor(Float32, cute.make_layout((warps, 2)), 16)
+    shared = allocator.allocate_tensor(Float32, cute.make_layout(step), 16)
+    elements = cute.make_rmem_tensor((columns_each, spec.rows), x.element_type)
+    most = cute.make_rmem_tensor(columns_each // 2, Int32)
+    clear(most)
+    for first in cutlass.range(start, end, spec.rows, unroll=1):
+        # Behind the last row that one again.
+        for n in range_constexpr(spec.rows):
+            row = cutlass.min(first + n, end - 1)
+            load_row(x, (at, row), thread * VECTOR, step, elements[None, n])
+        for n in range_constexpr(spec.rows):
+            row, own = cutlass.min(first + n, end - 1), elements[None, n]
+            amax = largest_finite_both(cute.recast_tensor(own, Int32), most, x.element_type)
+            # Two sets in turn: whoever reads one has left the barrier before the one that this row waits at.
+            scale = group_scale(block_max(amax, scratch[None, (first + n) % 2], thread, warps), spec.format)
+            if thread == 0:
+                scales[at[0], at[1], row, 0] = scale
+            store_row(values, (at, row), (thread * VECTOR, step), own, (reciprocal(scale), spec.format))
+    if const_expr(spec.early):
+        cute.arch.griddepcontrol_wait()  # for zeros
+    for i in range_constexpr(spec.vectors):
+        own = cute.make_tensor(most.iterator + i * VECTOR // 2, cute.make_layout(VECTOR // 2))
+        target = cute.make_tensor((shared.iterator + thread * VECTOR).align(16), cute.make_layout(VECTOR))
+        cute.autovec_copy(halves(own, x.element_type), target)
+        cute.arch.sync_threads()
+        publish(columns[matrix, 0, None], shared, i * step, thread)
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def publish(columns: cute.Tensor, found: cute.Tensor, first: cutlass.Constexpr, thread: Int32):
+    """The maxima of columns from `first` on become the larger of themselves and those that this CTA found.
+
+    Neighbours in a warp are neighbours in memory. What is larger already needs no atomic operation: most are.
+    """
+    threads = const_expr(cute.size(found) // VECTOR)
+    before = cute.make_rmem_tensor(VECTOR, Float32)
+    before.fill(0.0)
+    for n in range_constexpr(VECTOR):
+        column = first + n * threads + thread
+        if column < cute.size(columns):
+            before[n] = cute.arch.load(columns.iterator + column, Float32, sem="relaxed", scope="gpu")
+    for n in range_constexpr(VECTOR):
+        column = first + n * threads + thread
+        if (column < cute.size(columns)) & (found[n * threads + thread] > before[n]):
+            raise_to(columns.iterator + column, found[n * threads + thread])
