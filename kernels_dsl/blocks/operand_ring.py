@@ -25,8 +25,8 @@ class Warpgroups:
 
     consumers: int
     pingpong: bool
-    copying_lanes = 0
-    """Threads that copy to a stage beside TMA, and arrive at its full barrier."""
+    copying_arrivals = 0
+    """At a stage's full barrier, beside TMA's."""
 
     @property
     def threads(self) -> int:
@@ -45,18 +45,19 @@ def stages_that_fit(
     stage_bytes: int,
     subtile_bytes: int,
     most: int = 64,
-    scale_bytes: int = 0,
+    scale_bytes: tuple[int, int] = (0, 0),
     taken: int = 0,
 ) -> tuple[int, int]:
     """(stages of the ring, staging buffers of the epilogue) that shared memory holds.
 
     The ring has `wanted` stages, or for 0 as many as fit beside two staging buffers of `subtile_bytes`, up to
     `most`, and `taken` bytes for other things. ValueError, which names `config`, where fewer than two of
-    either fit. `scale_bytes`: what a stage takes beside the mbarriers.
+    either fit. `scale_bytes`: what a stage takes beside the mbarriers, and what all take together.
     """
 
     def room(stages: int) -> int:
-        beside = max(1, -(-stages * (16 + scale_bytes) // BARRIER_BYTES)) * BARRIER_BYTES
+        needed = stages * (16 + scale_bytes[0]) + scale_bytes[1]
+        beside = max(1, -(-needed // BARRIER_BYTES)) * BARRIER_BYTES
         return SMEM_BYTES - taken - beside
 
     stages = wanted or min(most, (SMEM_BYTES - taken - BARRIER_BYTES - 2 * subtile_bytes) // stage_bytes)
@@ -102,9 +103,8 @@ def start(
     prefetch_descriptors(atoms, warp)
     words, set_up = extra or (0, None)
     barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts, words)
-    ring = make_tma_ring(
-        barriers, spec.stages, spec.stage_bytes, spec.wgs_per_tile * 4, shared or cluster, spec.copying_lanes
-    )
+    warps, arrivals = spec.wgs_per_tile * 4, spec.copying_arrivals
+    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, warps, shared or cluster, arrivals)
     if cutlass.const_expr(shared == (1, 1)):
         # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
         ring = replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0)

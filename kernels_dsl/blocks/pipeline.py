@@ -18,19 +18,19 @@ def make_tma_ring(
     stage_bytes: int,
     consumer_warps: int,
     cluster: tuple[int, int],
-    copying_lanes: int = 0,
+    copying_arrivals: int = 0,
 ) -> pipeline.PipelineTmaAsync:
     """Initialises the mbarriers of a ring and returns its pipeline. The caller syncs the cluster.
 
     `barriers` points to 2 * stages 8-byte words of shared memory, `stage_bytes` is what TMA writes
     into one CTA's stage, `consumer_warps` release each stage in each CTA of the (M, N) `cluster`.
-    `copying_lanes` arrive at each full barrier beside TMA.
+    At each full barrier there are `copying_arrivals` beside TMA's.
     """
     arrivals = multicast_release_count(consumer_warps, cluster)
     return pipeline.PipelineTmaAsync.create(
         barrier_storage=barriers,
         num_stages=stages,
-        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + copying_lanes),
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + copying_arrivals),
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals),
         tx_count=stage_bytes,
         cta_layout_vmnk=cute.make_layout((1, *cluster, 1)),

@@ -17,7 +17,7 @@ from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.config.promotion import ScaleTiles
+from kernels_dsl.config.promotion import RECENT, ScaleTiles, TileScales
 
 from .inline_ptx import inline_ptx
 from .scale_ring import entry
@@ -33,7 +33,7 @@ class ChunkFactors:
     def __init__(
         self,
         tiles: ScaleTiles,
-        sS: cute.Tensor,  # (floats, stages) in shared memory
+        places: tuple,  # of `scale_ring.staged_scales`
         mma: cute.TiledMma,  # 64 x a chunk's columns
         row: Int32,  # of the CTA's tile, the warpgroup's first
         thread: Int32,  # within the warpgroup
@@ -41,16 +41,24 @@ class ChunkFactors:
     ) -> None:
         width = mma.op.shape_mnk[1]
         tCcC = mma.get_slice(thread).partition_C(cute.make_identity_tensor((WGMMA_M, width)))
-        self.staged, self.zero = sS, zero
-        self.steps = WGMMA_M // tiles.a.step, width // tiles.b.step
+        self.tiles, self.places, self.zero, self.width = tiles, places, zero, width
         rows = [entry(tiles.a, row + tCcC[(0, j, 0), 0, 0][0]) for j in range(2)]
         columns = [entry(tiles.b, tCcC[(v, 0, p), 0, 0][1]) for p in range(width // 8) for v in range(2)]
-        self.rows, self.columns = rows[: min(2, self.steps[0])], columns[: self.steps[1]]
+        self.rows = rows[:1] if tiles.a.few else rows
+        self.columns = columns[:1] if tiles.b.few else columns
 
-    def load(self, stage: Int32, wave: int, chunk: int) -> list:
-        """The scales of rows, then of columns, read from a stage that is full."""
-        of_rows = [self.staged[at + self.steps[0] * wave, stage] for at in self.rows]
-        return of_rows + [self.staged[at + self.steps[1] * chunk, stage] for at in self.columns]
+    def load(self, state: pipeline.PipelineState, wave: int, chunk: int) -> list:
+        """The scales of rows, then of columns, of the stage at `state`, which is full."""
+        a, b = self.tiles.a, self.tiles.b
+        row, column = wave * (WGMMA_M // a.step), chunk * (self.width // b.step)
+        of_rows = [self.at(a, at + row, state) for at in self.rows]
+        return of_rows + [self.at(b, at + column, state) for at in self.columns]
+
+    def at(self, tile: TileScales, number: Int32, state: pipeline.PipelineState) -> Float32:
+        """Scale `number` of an operand's tile."""
+        if tile.few:
+            return self.places[1][tile.start + number, state.count & (RECENT - 1)]
+        return self.places[0][tile.start + number, state.index]
 
     def of(self, scales: list, after: Float32 | None = None) -> tuple[list, list]:
         """(two rows' factors, columns' factors) of what `load` returned.
@@ -59,7 +67,7 @@ class ChunkFactors:
         nothing is computed.
         """
         rows, columns = (scales[: len(self.rows)] * 2)[:2], scales[len(self.rows) :]
-        if self.steps[1] == 1:
+        if len(columns) == 1:
             if after is not None:
                 columns = [behind(columns[0], after, self.zero)]
             return [pinned(x * columns[0]) for x in rows], []
@@ -67,8 +75,8 @@ class ChunkFactors:
 
 
 def chunk_factors(tiles: ScaleTiles | None, staged: tuple, *rest: Any) -> ChunkFactors | None:
-    """`ChunkFactors` of `staged`, one tensor, and the rest; None where no scales are."""
-    return None if tiles is None else ChunkFactors(tiles, *staged, *rest)
+    """`ChunkFactors` of `staged`, one entry, and the rest; None where no scales are."""
+    return None if tiles is None else ChunkFactors(tiles, staged[0], *rest)
 
 
 def by_rows(acc: cute.Tensor) -> cute.Tensor:
@@ -171,7 +179,7 @@ def begin_stage(
     a, b = (x[None, 0, None, state.index] for x in fragments[1:])
     issue_chunk(tiled_mma, into[0], a, b)
     if factors is not None:
-        for i, scale in enumerate(factors.load(state.index, 0, 0)):
+        for i, scale in enumerate(factors.load(state, 0, 0)):
             into[1][i] = pinned(scale)
     state.advance()
     return state
@@ -209,7 +217,7 @@ def add_stage(
         for chunk in range(chunks):
             a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
             issue_chunk(tiled_mma, partial, a, b)
-            loaded = [] if factors is None else factors.load(state.index, wave, chunk)
+            loaded = [] if factors is None else factors.load(state, wave, chunk)
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)

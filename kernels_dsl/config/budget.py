@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
-from kernels_dsl.config.promotion import GROUP, Promotion, scale_tiles
+from kernels_dsl.config.promotion import GROUP, RECENT, Promotion, scale_tiles
 
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64
@@ -76,12 +76,16 @@ def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
     return (config.tile_m + config.tile_n) * tile_k * ab_bytes
 
 
-def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> int:
-    """Shared memory of a stage's scales of 128 of K; `promotion` in the kernel's orientation."""
+def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[int, int]:
+    """Shared memory of the scales of 128 of K: of each stage, and of all together.
+
+    `promotion` in the kernel's orientation.
+    """
     if promotion is None or not promotion.scaled:
-        return 0
+        return 0, 0
     steps = WGMMA_ROWS, promoted_columns(config, promotion) or config.tile_n
-    return 4 * scale_tiles(promotion, (config.tile_m, config.tile_n), steps).floats
+    tiles = scale_tiles(promotion, (config.tile_m, config.tile_n), steps)
+    return 4 * tiles.floats, 4 * tiles.few * RECENT
 
 
 def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: int) -> int:
@@ -89,7 +93,8 @@ def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: in
     promotion = problem.promotion
     if promotion is not None and config.turned:
         promotion = promotion.swapped()
-    needed = stages * (16 + scale_bytes(config, promotion))
+    staged, beside = scale_bytes(config, promotion)
+    needed = stages * (16 + staged) + beside
     return max(1, -(-needed // SM90_RESERVED_SMEM)) * SM90_RESERVED_SMEM
 
 

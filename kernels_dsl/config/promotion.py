@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 GROUP = 128
 """Elements of K, and of MN where a scale is a block's, that share a scale."""
+
+
+RECENT = 64
+"""Stages for which scales that are few for a tile are kept."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,9 @@ class Promotion:
 
 @dataclass(frozen=True)
 class TileScales:
-    """The scales of a tile of one operand in a stage's shared memory: one for every `step` rows of the tile.
+    """The scales of a tile of one operand in shared memory: one for every `step` rows of the tile.
 
-    `rows` rows of the operand share one. `start`: floats of the stage before them.
+    `rows` rows of the operand share one. `start`: floats before them, of a stage, or of few scales.
     """
 
     rows: int
@@ -51,10 +56,15 @@ class TileScales:
     count: int
     start: int
 
+    @property
+    def few(self) -> bool:
+        """Whether they are of blocks, and so lie in the ring for few scales."""
+        return self.rows > 1
+
 
 @dataclass(frozen=True)
 class ScaleTiles:
-    """The scales of a stage in shared memory: those of A's rows, then of B's."""
+    """The scales that a stage needs: those of A's rows, then of B's."""
 
     a: TileScales
     b: TileScales
@@ -62,19 +72,28 @@ class ScaleTiles:
     @property
     def floats(self) -> int:
         """Floats of a stage: whole 16 bytes."""
-        return self.b.start + -(-self.b.count // 4) * 4
+        return sum(-(-tile.count // 4) * 4 for tile in (self.a, self.b) if not tile.few)
+
+    @property
+    def few(self) -> int:
+        """Entries of the ring for few scales."""
+        return sum(tile.count for tile in (self.a, self.b) if tile.few)
 
 
 def scale_tiles(promotion: Promotion, tile: tuple[int, int], steps: tuple[int, int]) -> ScaleTiles:
-    """How the scales of a `tile` of rows of A and rows of B lie in a stage.
+    """How the scales of a `tile` of rows of A and rows of B lie in shared memory.
 
-    Where scales are of blocks, every `steps` rows have an entry of their own; ValueError where those would
-    not lie within one block.
+    Where scales are of blocks, as many rows as divide a block and a step have an entry of their own;
+    ValueError where those would not fill the tile.
     """
     a_rows, b_rows = promotion.rows_a, promotion.rows_b
-    for rows, extent, step in zip((a_rows, b_rows), tile, steps):
-        if rows > 1 and (rows % step or extent % step):
-            raise ValueError(f"steps of {step} in a tile of {extent} rows; {rows} rows share a scale")
-    a_step, b_step = (1 if rows == 1 else step for rows, step in zip((a_rows, b_rows), steps))
+    a_step, b_step = (math.gcd(rows, step) for rows, step in zip((a_rows, b_rows), steps))
+    if tile[0] % a_step or tile[1] % b_step:
+        raise ValueError(f"steps of {steps} in a tile of {tile}; {a_rows} and {b_rows} rows share a scale")
     a = TileScales(a_rows, a_step, tile[0] // a_step, 0)
-    return ScaleTiles(a, TileScales(b_rows, b_step, tile[1] // b_step, -(-a.count // 4) * 4))
+    before = -(-a.count // 4) * 4
+    if a.few != (b_rows > 1):
+        before = 0
+    elif a.few:
+        before = a.count
+    return ScaleTiles(a, TileScales(b_rows, b_step, tile[1] // b_step, before))

@@ -14,7 +14,7 @@ import pytest
 from kernels_dsl.config import budget, gemm_table
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
-from kernels_dsl.config.promotion import Promotion
+from kernels_dsl.config.promotion import RECENT, Promotion
 from kernels_dsl.config.tuned import TunedRecord, config_from_json, config_to_json
 
 SHAPES = [
@@ -175,7 +175,8 @@ def test_the_budget_counts_as_the_sm90_kernel_does() -> None:
         assert budget.why_not(candidate.config, problem, H200) is None
         spec = make_spec(candidate.config, a, a, d, promotion)
         assert spec.stages == budget.stages(candidate.config, problem, H200.smem_bytes)
-        assert 4 * spec.scales.floats == budget.scale_bytes(candidate.config, promotion)
+        staged = 4 * spec.scales.floats, 4 * RECENT * spec.scales.few
+        assert staged == budget.scale_bytes(candidate.config, promotion)
 
 
 CONFIGS = [

@@ -23,7 +23,7 @@ from kernels_dsl.blocks.groups import (
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.promoted_ring import by_rows, chunk_factors, promoted_loop
-from kernels_dsl.blocks.scale_ring import copy_stage, staged_scales
+from kernels_dsl.blocks.scale_ring import copy_stages, staged_scales
 from kernels_dsl.blocks.scheduler import TileCoord, TileGrid, decode_tile, split_range
 
 
@@ -109,7 +109,7 @@ def produce_scales(
     spec: cutlass.Constexpr,
     ring: pipeline.PipelineTmaAsync,
     scales: tuple,
-    sS: cute.Tensor,
+    places: tuple,  # of `staged_scales`
     grid: TileGrid | GroupedGrid,
     problem: tuple,
 ):
@@ -126,9 +126,7 @@ def produce_scales(
         of_a = scales[0] if rows is None else rows_of(scales[0], rows)
         of_batch = of_a[None, None, at.batch], scales[1][None, None, at.batch]
         first, end = split_range(k_tiles, at.split, spec.split_k)
-        for k in cutlass.range(first, end, unroll=1):
-            copy_stage(ring, state, spec.scales, sS, of_batch, (m, n), k)
-            state.advance()
+        state = copy_stages(ring, state, spec.scales, places, of_batch, (m, n), (first, end))
         work += cute.arch.grid_dim()[2]
 
 

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
-from kernels_dsl.blocks.scale_ring import LANES
+from kernels_dsl.blocks.scale_ring import ARRIVALS
 from kernels_dsl.blocks.wgmma import WGMMA_M
 from kernels_dsl.config.budget import accumulator_registers, promoted_columns, scale_bytes, two_partial_sets
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
@@ -56,9 +56,9 @@ class GemmSpec(Warpgroups):
         return scale_tiles(self.promotion, (self.tile_m, self.tile_n), (WGMMA_M, self.mma_n))
 
     @property
-    def copying_lanes(self) -> int:  # type: ignore[override]
-        """Threads that copy those scales."""
-        return 0 if self.scales is None else LANES
+    def copying_arrivals(self) -> int:  # type: ignore[override]
+        """Of the warp that copies those scales, at a stage."""
+        return 0 if self.scales is None else ARRIVALS
 
     @property
     def registers(self) -> tuple[int, int]:
