@@ -92,7 +92,9 @@ def list_item(
     """
     inside = cutlass.min(work, grid.size - 1)
     plane = grid.tiles * grid.panels
-    batch = inside // plane
+    batch = Int32(0)
+    if cutlass.const_expr(lists.pieces is None) or grid.batch > 1:
+        batch = inside // plane
     rest = inside - batch * plane
     start, tiles = Int32(0), heavy * sub_tiles
     if rest >= tiles * grid.panels:

@@ -81,8 +81,9 @@ def store_tile(
     write: cutlass.Constexpr,  # write(stage, m, n): shared -> global
     thread: Int32,  # within the warpgroup
     warpgroup: Int32,
+    fetch: cutlass.Constexpr = None,  # fetch(subtile, sums) brings those of a subtile in place of `acc`
 ):
-    """Runs the epilogue of one tile, subtile by subtile."""
+    """Runs the epilogue of one tile, subtile by subtile; with `fetch` in a loop, whose code is short."""
     copy_r2s = register_to_smem_copy(tiled_mma_epi, plan.dtype, plan.epi_n, plan.m_major)
     thr_copy = copy_r2s.get_slice(thread)
     tRS_sD = thr_copy.partition_D(sD)  # (R2S, R2S_M, R2S_N, stages)
@@ -95,22 +96,36 @@ def store_tile(
     pieces = cute.size(acc) // size
     place = partial(subtile_place, plan, thr_mma, c_sub, origin)
     # All at once where registers allow, so that one load's way from L2 is waited for, not one a subtile.
-    early = operand_registers(operands, place(0)[1]) * pieces <= plan.spare
+    early = fetch is None and operand_registers(operands, place(0)[1]) * pieces <= plan.spare
     loaded = [load_operands(operands, place(sub)[1], extent) for sub in range(pieces)] if early else []
     drain(plan, thread)
     sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
-    for sub in cutlass.range_constexpr(pieces):
-        for i in cutlass.range_constexpr(size):
-            r_acc[i] = acc[sub * size + i]
-        at, t_coord = place(sub)
-        values = loaded[sub] if cutlass.const_expr(early) else load_operands(operands, t_coord, extent)
-        tRS_rD = cute.make_rmem_tensor(thr_copy.partition_S(sD).shape[:3], plan.dtype)
-        r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
-        r_d.store(apply_epilogue(epilogue, r_acc.load(), values).to(plan.dtype))
-        stage = sub % plan.stages
-        cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
-        store_subtile(plan, write, stage, at, thread, warpgroup)
+    registers = thr_copy.partition_S(sD).shape[:3]
+    finish = partial(_finish_subtile, plan, epilogue, r_acc, (copy_r2s, registers, tRS_sD), write)
+    if cutlass.const_expr(fetch is None):
+        for sub in cutlass.range_constexpr(pieces):
+            for i in cutlass.range_constexpr(size):
+                r_acc[i] = acc[sub * size + i]
+            at, t_coord = place(sub)
+            values = loaded[sub] if cutlass.const_expr(early) else load_operands(operands, t_coord, extent)
+            finish(values, sub, at, who=(thread, warpgroup))
+    else:
+        for sub in cutlass.range(pieces, unroll=1):
+            fetch(sub, r_acc)
+            at, t_coord = place(sub)
+            finish(load_operands(operands, t_coord, extent), sub, at, who=(thread, warpgroup))
     publish_maxima(operands)
+
+
+def _finish_subtile(plan, epilogue, r_acc, copy, write, values, sub, at, who) -> None:
+    """From accumulators of subtile `sub`, a number or an Int32, to the store; `values` of the operands."""
+    copy_r2s, registers, tRS_sD = copy
+    tRS_rD = cute.make_rmem_tensor(registers, plan.dtype)
+    r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
+    r_d.store(apply_epilogue(epilogue, r_acc.load(), values).to(plan.dtype))
+    stage = sub % plan.stages
+    cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
+    store_subtile(plan, write, stage, at, *who)
 
 
 def subtile_place(

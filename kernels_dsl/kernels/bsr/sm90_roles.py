@@ -334,8 +334,12 @@ def consume(
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
         if cutlass.const_expr(spec.split):
-            place = place_in_list(spec, item, group, panels * extent[2])
-            if list_pieces.complete(lists, item, fragments[0], counter, place, flags, (thread, group)):
+            if item.panel >= PIECE:
+                place = place_in_list(spec, item, group, panels * extent[2])
+                word, acc = lists.pieces[item.begin], fragments[0]
+                if list_pieces.leave(word, acc, counter, place, flags, (thread, group)):
+                    store(fetch=partial(list_pieces.add_up, word, counter[1], place, cute.size(acc), thread))
+            else:
                 store()
         else:
             store()
