@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -313,7 +312,7 @@ def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None
     if rule is None:
         return tile_counter
     words, elements = pieces_memory(problem, config, rule)
-    return partial(counter_and_workspace, words=words, elements=elements)
+    return lambda device: counter_and_workspace(device, elements, words)
 
 
 def _no_counter(device: int) -> None:
