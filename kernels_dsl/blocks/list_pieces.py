@@ -9,14 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from kernels_dsl.config.bsr import ARRIVALS
+from kernels_dsl.config.bsr import ARRIVALS, TOGETHER
 
 from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
 
 VECTOR = 4
 """Elements of an access: 16 bytes."""
-BATCH = 8
-"""Pieces that are read together: what is in flight pays for the way from L2."""
 
 
 def _vectors(workspace: cute.Tensor, share: Int32, size: int, thread: Int32) -> cute.Tensor:
@@ -74,14 +72,14 @@ def add_up(
     number, shares = place
     vectors = cutlass.const_expr(cute.size(total) // VECTOR)
     total.fill(0.0)
-    for piece in cutlass.range(0, count, BATCH, unroll=1):
-        parts = cute.make_rmem_tensor((VECTOR, vectors, BATCH), Float32)
-        for b in cutlass.range_constexpr(BATCH):
+    for piece in cutlass.range(0, count, TOGETHER, unroll=1):
+        parts = cute.make_rmem_tensor((VECTOR, vectors, TOGETHER), Float32)
+        for b in cutlass.range_constexpr(TOGETHER):
             slot = first + cutlass.min(piece + b, count - 1)
             theirs = _vectors(workspace, slot * shares + number, size, thread)
             for v in cutlass.range_constexpr(vectors):
                 cute.autovec_copy(theirs[None, part * vectors + v], parts[None, v, b])
-        for b in cutlass.range_constexpr(BATCH):
+        for b in cutlass.range_constexpr(TOGETHER):
             there = piece + b < count
             for i in cutlass.range_constexpr(VECTOR * vectors):
                 total[i] = total[i] + (parts[i % VECTOR, i // VECTOR, b] if there else Float32(0.0))

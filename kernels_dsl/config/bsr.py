@@ -24,14 +24,20 @@ LONG_LIST = 1400
 """Elements of K of a list from which on a large cooperative tile beats a ping-pong of smaller ones."""
 PROMOTED_TILE = 192
 """Largest extent on WGMMA's N of a tile whose warpgroups hold a second set of accumulators for 64 rows."""
-SPLIT_K = 1024
-"""Fewest elements of K of a piece of a list."""
-SUM_ELEMENTS = 160
-"""Elements of a tile that are read of a piece's sum while one element of K is multiplied."""
 ITEM_K = 256
 """Elements of K that take as long as what a tile takes without any."""
-LEAST_PIECES = 3
-"""Of a list that comes in pieces: two would be of a list that is about as long as all work is for a CTA."""
+SMALL_ITEM_K = 160
+"""The same of tiles of 16 along a block, whose elements of K take longer."""
+PIECE_K = 512
+"""Elements of K that take as long as what a list in pieces takes whatever it has."""
+SUM_ELEMENTS = 128
+"""Elements of a tile that are read of a piece's sums while one element of K is multiplied."""
+TOGETHER = 8
+"""Pieces whose sums are read at a time."""
+LONGER = 1.25
+"""Lists are cut that take so many times as long as everything when spread over all CTAs."""
+GAIN = 0.7
+"""They are to take at most so much of their time in pieces."""
 MOST_SLOTS = 1023
 """Pieces of all lists together."""
 PIECE = 1 << 30
@@ -87,17 +93,23 @@ class Sm90BsrConfig:
 
 @dataclass(frozen=True)
 class PiecesRule:
-    """A piece of a list has `length` entries at least, and takes at least as long as summing all of them,
-    of which each takes as long as `cost` entries: n entries in p pieces take n / p + p * cost.
+    """A list is cut from `least` entries on, into pieces of `length` at least.
+
+    In p pieces n entries take as long as n / p + p * each + all, the last two for the sums of pieces.
     """
 
+    least: float
     length: int
-    cost: float
+    each: float
+    all: float
 
     def pieces(self, entries: int) -> int:
         """Pieces of a list of so many entries; `ops.bsr.lists.pack_pieces` does the same on the GPU."""
-        count = int(entries / max(float(self.length), math.sqrt(entries * self.cost)))
-        return count if count >= LEAST_PIECES else 1
+        count = max(1, min(entries // self.length, int(math.sqrt(entries / self.each))))
+        if count > TOGETHER:
+            count -= count % TOGETHER
+        time = entries / count + count * self.each + self.all
+        return count if entries >= self.least and time <= GAIN * entries else 1
 
 
 def tiles_of_list(problem: BsrProblem, config: Sm90BsrConfig) -> int:
@@ -107,18 +119,17 @@ def tiles_of_list(problem: BsrProblem, config: Sm90BsrConfig) -> int:
 
 
 def pieces_rule(problem: BsrProblem, config: Sm90BsrConfig, ctas: int) -> PiecesRule | None:
-    """How lists come in pieces; None where no list can be worth it.
-
-    A list is too long where it takes LEAST_PIECES / 2 times as long as everything when spread over all CTAs.
-    """
+    """How lists come in pieces; None where no list can be worth it."""
     lists = (problem.n if problem.dense_left else problem.m) // problem.block_mn
-    tiles = tiles_of_list(problem, config)
-    work = (problem.nnz + lists * (ITEM_K / problem.block_k)) * tiles
-    clusters = max(1, ctas // (config.cluster_s * config.cluster_x))
-    length = max(
-        math.ceil(work / (2 * clusters)), -(-SPLIT_K // problem.block_k), -(-problem.nnz // MOST_SLOTS)
+    item_k = ITEM_K if config.tile_s > 16 else SMALL_ITEM_K
+    work = (problem.nnz + lists * item_k / problem.block_k) * tiles_of_list(problem, config)
+    share = work / max(1, ctas // (config.cluster_s * config.cluster_x))
+    rule = PiecesRule(
+        least=LONGER * share,
+        length=max(math.ceil(share / 2), -(-problem.nnz // MOST_SLOTS)),
+        each=config.tile_s * config.tile_x / SUM_ELEMENTS / problem.block_k,
+        all=PIECE_K / problem.block_k,
     )
-    rule = PiecesRule(length, config.tile_s * config.tile_x / SUM_ELEMENTS / problem.block_k)
     return rule if rule.pieces(min(problem.k // problem.block_k, problem.nnz)) > 1 else None
 
 

@@ -19,7 +19,7 @@ LEAST = 1 << 14
 _slabs: dict[int, torch.Tensor] = {}
 _taken: dict[int, int] = {}
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
-_with_workspace: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+_with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int]] = {}
 
 
 def tile_counter(device: int) -> torch.Tensor:
@@ -45,14 +45,15 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
         return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
     key = (device, torch._C._cuda_getCurrentRawStream(device))
     found = _with_workspace.get(key)
-    if found is None or found[0].shape[0] < words or found[1].shape[0] < elements:
-        counters, workspace = found or (None, None)
-        if counters is None or counters.shape[0] < words:
+    if found is None or found[1] < words or found[2] < elements:
+        (counters, workspace), old_words, old_elements = found or ((None, None), 0, 0)
+        words, elements = max(words, old_words), max(elements, old_elements, LEAST)
+        if counters is None or words > old_words:
             counters = _fresh(device, words)
-        if workspace is None or workspace.shape[0] < elements:
-            workspace = torch.empty(max(elements, LEAST), device=f"cuda:{device}")
-        found = _with_workspace[key] = counters, workspace
-    return found
+        if workspace is None or elements > old_elements:
+            workspace = torch.empty(elements, device=f"cuda:{device}")
+        found = _with_workspace[key] = (counters, workspace), words, elements
+    return found[0]
 
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:

@@ -30,7 +30,7 @@ def _compile(block: tuple[int, int], transposed: bool, left: bool, config=None):
     whole, row = _meta(*size), _meta(size[1])
     dense = _meta(256, 8 * k) if left else _meta(8 * k, 256)
     return FUNCTIONS["sm80"].compile(
-        _meta(9, *block), dense, whole, lists, None, (0.5, 2.0, whole, row, whole), 132, arch="sm_89",
+        _meta(9, *block), dense, whole, lists, None, None, (0.5, 2.0, whole, row, whole), 132, arch="sm_89",
         config=config, epilogue=EVERYTHING, layout=BsrLayout(block, transposed, left, MODES),
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool) -> None:
     operands = (scales, _meta(1, dtype=torch.float32), _meta(size[1]), whole)
     compiled = FUNCTIONS["sm80"].compile(
         _meta(9, *block, dtype=torch.float8_e4m3fn), dense if left else dense.t(), whole,
-        _meta(4 + 4 * 4 + 2 * 9, dtype=torch.int32), None, operands, 132, arch="sm_89", config=config,
+        _meta(4 + 4 * 4 + 2 * 9, dtype=torch.int32), None, None, operands, 132, arch="sm_89", config=config,
         epilogue=ScaledEpilogue(LinearEpilogue(bias=True, residual=True, activation="gelu"), 1),
         layout=BsrLayout(block, False, left, ("1", "n", "mn"), scaled=True),
     )  # fmt: skip

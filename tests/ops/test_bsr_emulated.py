@@ -92,8 +92,8 @@ def test_clusters_take_items_until_there_are_none(
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pieces of 32 elements of K; the memory of each launch."""
-    monkeypatch.setattr("kernels_dsl.config.bsr.SPLIT_K", 32)
+    """Sums of pieces cost nothing; the memory of each launch."""
+    monkeypatch.setattr("kernels_dsl.config.bsr.PIECE_K", 0)
     monkeypatch.setattr("kernels_dsl.config.bsr.SUM_ELEMENTS", 1 << 20)
     return bsr_cases.memory_of_pieces(monkeypatch)
 

@@ -84,7 +84,7 @@ def test_long_lists_come_in_pieces(case: bsr_cases.Case, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("block", [(32, 32), (128, 64)], ids=str)
 def test_sums_of_pieces_repeat_bit_for_bit(block: tuple[int, int]) -> None:
     """On streams side by side, and in a graph."""
-    sparse = _random(block, (40, 2048 // block[1]), 1, "one_heavy_row")
+    sparse = _random(block, (40, 8192 // block[1]), 1, "one_heavy_row")
     b = torch.randn(sparse.shape[1], 520, device="cuda", dtype=BF16)
     first = bsr_gemm(sparse, b)
     (plan,) = sparse._kept.values()

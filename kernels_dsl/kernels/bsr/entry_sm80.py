@@ -15,6 +15,7 @@ def bsr_sm80_entry(
     d: cute.Tensor,
     lists: cute.Tensor,
     counter: None,
+    workspace: None,
     operands: tuple | None,
     max_ctas: cutlass.Int32,
     stream,

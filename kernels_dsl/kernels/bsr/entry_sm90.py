@@ -21,7 +21,8 @@ def bsr_sm90_entry(
     b: cute.Tensor,
     d: cute.Tensor,
     lists: cute.Tensor,
-    counter: cute.Tensor | tuple,
+    counter: cute.Tensor,
+    workspace: cute.Tensor | None,
     operands: tuple | None,
     max_ctas: cutlass.Int32,
     stream,
@@ -30,9 +31,9 @@ def bsr_sm90_entry(
     layout: cutlass.Constexpr[BsrLayout],
 ):
     """Launch the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
-    int32 (1,), 0, see `item_queue`; with `config.split` the counters and workspace of `list_pieces`. With
-    `layout.scaled` the first of the operands is float32 (blocks) or (L, blocks), or (blocks, 1, 1) or
-    (L, blocks, 1, 1): what each kept block is multiplied by.
+    int32 (1,), 0, see `item_queue`; with `config.split` more counters follow it, and `workspace` is that of
+    `list_pieces`. With `layout.scaled` the first of the operands is float32 (blocks) or (L, blocks), or
+    (blocks, 1, 1) or (L, blocks, 1, 1): what each kept block is multiplied by.
     """
     scales = None
     if layout.scaled:
@@ -41,7 +42,7 @@ def bsr_sm90_entry(
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
         mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
-    work = (views.lists(lists, layout, config.split), counter)
+    work = (views.lists(lists, layout, config.split), counter, workspace)
     bsr_sm90(
         views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue,
         scales=scales_view(scales, mD.shape[2]) if layout.scaled else None,

@@ -40,7 +40,7 @@ def bsr_sm90(
     mS: cute.Tensor,  # (block, block_k, blocks, L)
     mX: cute.Tensor,  # (X, block_k, K / block_k, L)
     mD: cute.Tensor,  # (M, N, L) in the kernel's sense: the blocked mode is M where config.sparse_on_m
-    lists: tuple,  # (BlockLists, counter of `item_queue`, with config.split (counters, workspace))
+    lists: tuple,  # (BlockLists, counters of `item_queue` and `list_pieces`, the latter's workspace or None)
     operands,  # () or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
     max_ctas: Int32,
     stream: cuda.CUstream,

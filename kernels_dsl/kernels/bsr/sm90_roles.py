@@ -52,7 +52,7 @@ def bsr_kernel(
     smem_layouts: tuple,  # of A, B and the epilogue's staging
     loads: tuple,  # (atom A, coordinates of A, atom B, coordinates of B), each (MN, block_k, blocks, L)
     output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands)
-    pattern: tuple,  # (BlockLists, counter of items, (kept blocks, dense blocks), extent of D, scales)
+    pattern: tuple,  # (BlockLists, counters, workspace, (kept blocks, dense blocks), extent of D, scales)
     grid: ListGrid,
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
@@ -70,12 +70,12 @@ def bsr_kernel(
             produce(spec, (ring, queue), loads, (sA, sB), pattern, grid)
         if cutlass.const_expr(spec.two_rings):
             if warp == spec.consumers * 4 + 1:
-                produce_kept(spec, (kept_ring, queue), loads[:2], sA, (*pattern[:3], grid.panels))
+                produce_kept(spec, (kept_ring, queue), loads[:2], sA, (pattern[0], pattern[3], grid.panels))
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(
-            spec, epilogue, (ring, queue, kept_ring), mmas, (sA, sB, sD), (*output, pattern[3]),
-            (pattern[0], pattern[4], grid.panels, pattern[1], flags), group,
+            spec, epilogue, (ring, queue, kept_ring), mmas, (sA, sB, sD), (*output, pattern[4]),
+            (pattern[0], pattern[5], grid.panels, pattern[1:3], flags), group,
         )  # fmt: skip
 
 
@@ -108,9 +108,8 @@ def produce(
     """
     ring, queue = rings
     a_atom, tma_a, b_atom, tma_b = loads
-    lists, counter, ends, _, _ = pattern
+    lists, counter, _, ends, _, _ = pattern
     if cutlass.const_expr(spec.split):
-        counter = counter[0]
         grid = grid._replace(tiles=lists.heavy[1] * spec.sub_clusters)
     rank_m, rank_n, cluster = cute.arch.block_idx()
     gA = cute.local_tile(tma_a, (spec.tile_m, spec.kept_k), (None, None, None, None))
@@ -202,12 +201,12 @@ def produce_kept(
     rings: tuple,  # (kept blocks, items)
     load: tuple,  # atom and coordinates of the kept blocks, which are A
     sA: cute.Tensor,
-    pattern: tuple,  # (BlockLists, counter of items, (kept blocks, dense blocks), panels)
+    pattern: tuple,  # (BlockLists, (kept blocks, dense blocks), panels)
 ):
     """Second producer warp: loads the kept blocks of each work item into a ring of their own."""
     ring, queue = rings
     atom, coordinates = load
-    lists, _, ends, panels = pattern
+    lists, ends, panels = pattern
     rank_m, rank_n, _ = cute.arch.block_idx()
     gA = cute.local_tile(coordinates, (spec.tile_m, spec.kept_k), (None, None, None, None))
     tAsA, tAgA = tma.load_partition(atom, gA, sA, cute.make_layout(spec.cluster[1]), rank_n)
@@ -280,12 +279,12 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,  # (atom of D or None, D or its coordinates, epilogue operands, extent of D)
-    schedule: tuple,  # (BlockLists, scales (blocks, L) or None, panels, counter, shared memory for `split`)
+    schedule: tuple,  # (BlockLists, scales (blocks, L) or None, panels, memory and flags of `list_pieces`)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the items."""
     ring, queue, kept_ring = rings
-    lists, scales, panels, counter, flags = schedule
+    lists, scales, panels, memory, flags = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row, column, fragments = share(spec, mmas[0], (sA, sB), thread, group)
@@ -337,8 +336,8 @@ def consume(
             if item.panel >= PIECE:
                 place = place_in_list(spec, item, group, panels * extent[2])
                 word, acc = lists.pieces[item.begin], fragments[0]
-                if list_pieces.leave(word, acc, counter, place, flags, (thread, group)):
-                    store(fetch=partial(list_pieces.add_up, word, counter[1], place, cute.size(acc), thread))
+                if list_pieces.leave(word, acc, memory, place, flags, (thread, group)):
+                    store(fetch=partial(list_pieces.add_up, word, memory[1], place, cute.size(acc), thread))
             else:
                 store()
         else:

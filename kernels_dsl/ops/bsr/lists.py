@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels_dsl.config.bsr import LEAST_PIECES, PIECE, PiecesRule
+from kernels_dsl.config.bsr import GAIN, PIECE, TOGETHER, PiecesRule
 
 if TYPE_CHECKING:
     from kernels_dsl.ops.bsr.pattern import Lists
@@ -41,9 +41,10 @@ def pack_pieces(lists: Lists, rule: PiecesRule) -> torch.Tensor:
     """
     first, nnz = lists.first.long(), lists.kept.shape[0]
     count, lengths = first.shape[0] - 1, first.diff()
-    least = (lengths.double() * rule.cost).sqrt().clamp_min(rule.length)
-    pieces = (lengths / least).long()
-    pieces = torch.where(pieces >= LEAST_PIECES, pieces, 1)
+    pieces = torch.minimum(lengths.double() / rule.length, (lengths.double() / rule.each).sqrt()).long()
+    pieces = torch.where(pieces > TOGETHER, pieces - pieces % TOGETHER, pieces.clamp_min(1))
+    time = lengths.double() / pieces + pieces.double() * rule.each + rule.all
+    pieces = torch.where((lengths >= rule.least) & (time <= GAIN * lengths.double()), pieces, 1)
     slots = torch.where(pieces > 1, pieces, 0)
     slot = slots.cumsum(0) - slots
     ends = pieces.cumsum(0)

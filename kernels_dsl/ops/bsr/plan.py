@@ -302,20 +302,22 @@ def build(
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     lists = pattern.by_column if call.by_column else pattern.by_row
     packed = lists.packed if rule is None else lists.in_pieces(rule)
-    launch = _Launch(FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter)
+    launch = _Launch(
+        FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
+    )
     run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
     return Plan(run, operand_maker(gemm.operands), chosen, extents)
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
-    """What a launch gets as its counter on a device, with room for the sums of pieces."""
+    """What gives a launch its counter on a device; with a rule also the workspace for the sums of pieces."""
     if rule is None:
         return tile_counter
     words, elements = pieces_memory(problem, config, rule)
     return lambda device: counter_and_workspace(device, elements, words)
 
 
-def _no_counter(device: int) -> None:
+def _no_counter(device: int) -> Any:
     return None
 
 
@@ -351,7 +353,8 @@ def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], to
 class _Launch:
     """Launches one plan's kernel; compiles it at the first call. `lists` is a tensor or a tuple of them.
 
-    `counter`: None for a kernel that takes no counter of work items, else what gives it for a device.
+    `counter`: None for a kernel that takes no counter of work items, else what gives it for a device; with
+    `split` it gives the workspace, too, which is None without.
     """
 
     def __init__(
@@ -361,16 +364,18 @@ class _Launch:
         lists: Any,
         constexprs: dict[str, Any],
         counter: Callable[[int], Any] | None = None,
+        split: bool = False,
     ) -> None:
         self.function, self.target, self.constexprs = function, target, constexprs
-        self.lists, self.counter = lists, counter
+        self.lists, self.counter, self.split = lists, counter, split
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
         lists: tuple[Any, ...] = (self.lists,)
         if self.counter is not None:
-            lists += (self.counter(self.target.index),)
+            counter = self.counter(self.target.index)
+            lists += counter if self.split else (counter, None)
         args = (first, second, out, *lists, operands, self.max_ctas)
         if self._kernel is None:
             self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
@@ -386,7 +391,7 @@ def _prepared(
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
     lists, max_ctas, index = launch.lists, launch.max_ctas, launch.target.index
-    counter = launch.counter or _no_counter
+    counter, split = launch.counter or _no_counter, launch.split
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
 
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
@@ -400,8 +405,11 @@ def _prepared(
         if kernel is None:
             launch(values, dense, out, operands)
             kernel = launch.direct()
+        elif split:
+            counters, workspace = counter(index)
+            kernel(values, dense, out, lists, counters, workspace, operands, max_ctas)
         else:
-            kernel(values, dense, out, lists, counter(index), operands, max_ctas)
+            kernel(values, dense, out, lists, counter(index), None, operands, max_ctas)
         return out
 
     return run
