@@ -30,8 +30,10 @@ SMALL_ITEM_K = 160
 """The same of tiles of 16 along a block, whose elements of K take longer."""
 PIECE_K = 512
 """Elements of K that take as long as what a list in pieces takes whatever it has."""
-SUM_ELEMENTS = 128
+SUM_ELEMENTS = 200
 """Elements of a tile that are read of a piece's sums while one element of K is multiplied."""
+SUMS = 3
+"""Pieces' sums that can be read while a piece writes its own and those of all are stored."""
 TOGETHER = 8
 """Pieces whose sums are read at a time."""
 LONGER = 1.25
@@ -95,7 +97,8 @@ class Sm90BsrConfig:
 class PiecesRule:
     """A list is cut from `least` entries on, into pieces of `length` at least.
 
-    In p pieces n entries take as long as n / p + p * each + all, the last two for the sums of pieces.
+    In p pieces n entries take as long as n / p + (p + SUMS) * each + all: reading each piece's sums, writing
+    them, and what does not depend on their size.
     """
 
     least: float
@@ -108,7 +111,7 @@ class PiecesRule:
         count = max(1, min(entries // self.length, int(math.sqrt(entries / self.each))))
         if count > TOGETHER:
             count -= count % TOGETHER
-        time = entries / count + count * self.each + self.all
+        time = entries / count + (count + SUMS) * self.each + self.all
         return count if entries >= self.least and time <= GAIN * entries else 1
 
 

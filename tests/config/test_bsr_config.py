@@ -59,14 +59,14 @@ def test_lists_are_split_where_one_can_take_longer_than_all_work() -> None:
     assert rule(n=512, nnz=7) is None  # nothing is long
     found = [rule(n=512, nnz=127), rule(n=2048, nnz=127), rule(n=2048, nnz=127, k=65536)]
     assert [x and x.length for x in found] == [4, 12, 12]
-    assert [x and x.pieces(64) for x in found] == [6, 5, 5]
+    assert [x and x.pieces(64) for x in found] == [8, 5, 5]
     last = found[2]
     assert last is not None and [last.pieces(n) for n in (28, 36, 127, 512)] == [1, 3, 8, 16]
 
 
 def test_pieces_of_lists_are_those_of_the_rule() -> None:
     """All entries once, in order, and no more slots than there is memory for."""
-    rule = PiecesRule(least=10, length=4, each=1.25, all=0.0)
+    rule = PiecesRule(least=10, length=4, each=0.5, all=0.0)
     lengths = [0, 64, 3, 12, 11, 200, 0]
     first = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     nnz = sum(lengths)
@@ -77,7 +77,7 @@ def test_pieces_of_lists_are_those_of_the_rule() -> None:
     table = [packed[4 + 4 * i : 8 + 4 * i] for i in range(lines)]
     words = packed[4 + 4 * lines + 2 * nnz :]
     wanted = [rule.pieces(n) for n in lengths]
-    assert used == sum(wanted) and wanted == [1, 7, 1, 3, 1, 8, 1] and 0 < heavy < used
+    assert used == sum(wanted) and wanted == [1, 8, 1, 3, 1, 16, 1] and 0 < heavy < used
     assert [end - begin for _, begin, end, _ in table] == sorted(
         (e - b for _, b, e, _ in table), reverse=True
     )

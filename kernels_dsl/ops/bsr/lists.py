@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels_dsl.config.bsr import GAIN, PIECE, TOGETHER, PiecesRule
+from kernels_dsl.config.bsr import GAIN, PIECE, SUMS, TOGETHER, PiecesRule
 
 if TYPE_CHECKING:
     from kernels_dsl.ops.bsr.pattern import Lists
@@ -43,7 +43,7 @@ def pack_pieces(lists: Lists, rule: PiecesRule) -> torch.Tensor:
     count, lengths = first.shape[0] - 1, first.diff()
     pieces = torch.minimum(lengths.double() / rule.length, (lengths.double() / rule.each).sqrt()).long()
     pieces = torch.where(pieces > TOGETHER, pieces - pieces % TOGETHER, pieces.clamp_min(1))
-    time = lengths.double() / pieces + pieces.double() * rule.each + rule.all
+    time = lengths.double() / pieces + (pieces + SUMS).double() * rule.each + rule.all
     pieces = torch.where((lengths >= rule.least) & (time <= GAIN * lengths.double()), pieces, 1)
     slots = torch.where(pieces > 1, pieces, 0)
     slot = slots.cumsum(0) - slots
