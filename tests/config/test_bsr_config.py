@@ -66,8 +66,8 @@ def test_lists_are_split_where_one_can_take_longer_than_all_work() -> None:
 
 def test_pieces_of_lists_are_those_of_the_rule() -> None:
     """All entries once, in order, and no more slots than there is memory for."""
-    rule = PiecesRule(least=10, length=4, each=0.5, all=0.0)
-    lengths = [0, 64, 3, 12, 11, 200, 0]
+    rule = PiecesRule(least=20, length=4, each=0.5, all=0.0)
+    lengths = [0, 64, 3, 25, 18, 200, 0]
     first = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     nnz = sum(lengths)
     entries = torch.arange(nnz, dtype=torch.int32)
@@ -77,7 +77,8 @@ def test_pieces_of_lists_are_those_of_the_rule() -> None:
     table = [packed[4 + 4 * i : 8 + 4 * i] for i in range(lines)]
     words = packed[4 + 4 * lines + 2 * nnz :]
     wanted = [rule.pieces(n) for n in lengths]
-    assert used == sum(wanted) and wanted == [1, 8, 1, 3, 1, 16, 1] and 0 < heavy < used
+    assert used == sum(wanted) and wanted == [1, 8, 1, 6, 1, 16, 1] and heavy == 1
+    assert heavy == sum(end - begin > 1.5 * nnz / used for _, begin, end, _ in table)
     assert [end - begin for _, begin, end, _ in table] == sorted(
         (e - b for _, b, e, _ in table), reverse=True
     )
