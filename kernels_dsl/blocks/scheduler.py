@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64, Uint32, Uint64
 
 
 class TileCoord(NamedTuple):
@@ -21,6 +21,42 @@ class TileCoord(NamedTuple):
     split: Int32
 
 
+class Divisor(NamedTuple):
+    """A divisor from 1 to 2^31 - 1, and what takes the place of dividing 0 to 2^31 - 1 by it.
+
+    With 2^shift the least power of two that is no smaller, the quotient of n is n * magic / 2^(31 + shift),
+    rounded down: Granlund and Montgomery, "Division by invariant integers using multiplication", 1994.
+    """
+
+    value: Int32
+    magic: Uint32
+    shift: Int32
+
+    @staticmethod
+    def of(value: Int32) -> "Divisor":
+        """Worked out once, on the host."""
+        shift = Int32(0)
+        for bit in range(31):
+            shift += Int32(value > (1 << bit))
+        magic = (Int64(1) << (Int64(shift) + 31)) // Int64(value) + 1
+        return Divisor(value, Uint32(magic), shift)
+
+    def into(self, n: Int32) -> tuple[Int32, Int32]:
+        """(n // value, n % value)."""
+        high = (Uint64(Uint32(n) << 1) * Uint64(self.magic)) >> 32
+        quotient = Int32(Uint32(high) >> Uint32(self.shift))
+        return quotient, n - quotient * self.value
+
+
+class GridDivisors(NamedTuple):
+    """What `decode_tile` divides by."""
+
+    plane: Divisor
+    per_group: Divisor
+    last_width: Divisor
+    """Tiles of the inner mode in the last group."""
+
+
 class TileGrid(NamedTuple):
     """Extent of the problem in cluster tiles, batches and splits."""
 
@@ -28,6 +64,8 @@ class TileGrid(NamedTuple):
     n: Int32
     batch: Int32
     splits: int
+    divisors: GridDivisors | None = None
+    """Where `decode_tile` is called with one group and order."""
 
     @property
     def size(self) -> Int32:
@@ -35,14 +73,33 @@ class TileGrid(NamedTuple):
         return self.m * self.n * self.batch * self.splits
 
 
+def with_divisors(grid: TileGrid, group: int, along_m: bool) -> TileGrid:
+    """`grid` with divisors for `decode_tile` with these arguments; on the host."""
+    inner, outer = (grid.m, grid.n) if along_m else (grid.n, grid.m)
+    last = inner - (inner - 1) // group * group
+    sizes = cutlass.max(grid.m * grid.n, Int32(1)), cutlass.max(outer, Int32(1)) * group, last
+    return grid._replace(divisors=GridDivisors(*(Divisor.of(Int32(size)) for size in sizes)))
+
+
 @cute.jit
 def grouped_raster(
-    index: Int32, extent_in: Int32, extent_out: Int32, group: cutlass.Constexpr
+    index: Int32,
+    extent_in: Int32,
+    extent_out: Int32,
+    group: cutlass.Constexpr,
+    divisors: GridDivisors | None = None,
 ) -> tuple[Int32, Int32]:
     """Position `index` of a walk in which `group` tiles of the inner mode go before a step of the outer.
 
     Returns (inner, outer). The last group holds what is left, extent_in % group.
     """
+    if cutlass.const_expr(divisors is not None):
+        number, within = divisors.per_group.into(index)
+        first, outer = number * group, within // group
+        inner = within - outer * group
+        if extent_in - first < group:
+            outer, inner = divisors.last_width.into(within)
+        return first + inner, outer
     per_group = group * extent_out
     number = index // per_group
     within = index - number * per_group
@@ -58,12 +115,16 @@ def decode_tile(
 ) -> TileCoord:
     """Cluster tile number `index`: the mn-plane varies fastest, then the split of K, then the batch."""
     plane = grid.m * grid.n
-    rest = index // plane
-    in_plane = index - rest * plane
-    if cutlass.const_expr(along_m):
-        m, n = grouped_raster(in_plane, grid.m, grid.n, group)
+    rest, in_plane = Int32(0), index
+    if cutlass.const_expr(grid.divisors is not None):
+        rest, in_plane = grid.divisors.plane.into(index)
     else:
-        n, m = grouped_raster(in_plane, grid.n, grid.m, group)
+        rest = index // plane
+        in_plane = index - rest * plane
+    if cutlass.const_expr(along_m):
+        m, n = grouped_raster(in_plane, grid.m, grid.n, group, grid.divisors)
+    else:
+        n, m = grouped_raster(in_plane, grid.n, grid.m, group, grid.divisors)
     batch = rest // grid.splits
     return TileCoord(m, n, batch, rest - batch * grid.splits)
 

@@ -27,7 +27,7 @@ from cutlass import Int32
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.groups import GroupedGrid
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.scheduler import TileGrid
+from kernels_dsl.blocks.scheduler import TileGrid, with_divisors
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 
 from .sm90_roles import gemm_kernel
@@ -101,4 +101,6 @@ def tile_grid(spec: GemmSpec, problem: tuple, slices: Int32, offsets: cute.Tenso
         return groups, groups.most(spec.cluster_rows)
     tiles_m = cute.ceil_div(problem[0], spec.cluster_rows)
     grid = TileGrid(tiles_m, tiles_n, slices // spec.split_k, spec.split_k)
+    if cutlass.const_expr(spec.promotion is not None):
+        grid = with_divisors(grid, spec.raster_group, spec.raster_along_m)
     return grid, grid.size
