@@ -80,11 +80,19 @@ class ListItem(NamedTuple):
     end: Int32
 
 
+class ListPlace(NamedTuple):
+    """Where a work item is: its line in the table, which of the block's tiles it is (negative: there is no
+    item), and its panel of the dense mode counted through all batches.
+    """
+
+    line: Int32
+    part: Int32
+    panel: Int32
+
+
 @cute.jit
-def list_item(
-    work: Int32, grid: ListGrid, lists: BlockLists, heavy: Int32, sub_tiles: cutlass.Constexpr
-) -> ListItem:
-    """Work item number `work`; none past the end. `heavy` is lists.heavy[0], read beforehand.
+def list_place(work: Int32, grid: ListGrid, heavy: Int32, sub_tiles: cutlass.Constexpr) -> ListPlace:
+    """Place of work item number `work`; none past the end. `heavy` is lists.heavy[0], read beforehand.
 
     Heavy lists first, with all panels: nobody should begin one when the others are about to end. Then, as
     among the heavy ones, chunk by chunk of panels, and in a chunk longest list first. The panels of one list
@@ -93,7 +101,7 @@ def list_item(
     inside = cutlass.min(work, grid.size - 1)
     plane = grid.tiles * grid.panels
     batch = Int32(0)
-    if cutlass.const_expr(lists.pieces is None) or grid.batch > 1:
+    if grid.batch > 1:
         batch = inside // plane
     rest = inside - batch * plane
     start, tiles = Int32(0), heavy * sub_tiles
@@ -108,14 +116,34 @@ def list_item(
     position = rest // width
     panel = chunk * grid.chunk + rest - position * width
     position += start
-    place = position // sub_tiles
-    tile = lists.table[place, 0] * sub_tiles + position - place * sub_tiles
+    line = position // sub_tiles
+    part = position - line * sub_tiles
     if work >= grid.size:
+        part = Int32(-1)
+    return ListPlace(line, part, panel + batch * grid.panels)
+
+
+@cute.jit
+def word_of_line(lists: BlockLists, place: ListPlace) -> Int32:
+    """A word a lane of a place's line in the table, for `list_item` when it has arrived.
+
+    One a lane, since a load of what is the same in all lanes would be waited for at once.
+    """
+    return lists.table[place.line, cute.arch.lane_idx() % 4]
+
+
+@cute.jit
+def list_item(
+    place: ListPlace, word: Int32, pieces: cutlass.Constexpr, sub_tiles: cutlass.Constexpr
+) -> ListItem:
+    """The work item at `place`, of whose line each lane has a `word`. `pieces`: lists come in pieces."""
+    tile = cute.arch.shuffle_sync(word, 0) * sub_tiles + place.part
+    if place.part < 0:
         tile = Int32(-1)
-    panel += batch * grid.panels
-    if cutlass.const_expr(lists.pieces is not None):
-        panel += lists.table[place, 3]
-    return ListItem(tile, panel, lists.table[place, 1], lists.table[place, 2])
+    panel = place.panel
+    if cutlass.const_expr(pieces):
+        panel += cute.arch.shuffle_sync(word, 3)
+    return ListItem(tile, panel, cute.arch.shuffle_sync(word, 1), cute.arch.shuffle_sync(word, 2))
 
 
 @cute.jit

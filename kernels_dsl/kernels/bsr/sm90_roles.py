@@ -16,7 +16,9 @@ from kernels_dsl.blocks.block_lists import (
     entries_of_lane,
     group_count,
     list_item,
+    list_place,
     list_scales,
+    word_of_line,
 )
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.operand_ring import (
@@ -29,6 +31,9 @@ from kernels_dsl.blocks.operand_ring import (
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
 from kernels_dsl.config.bsr import PIECE
+
+LOOK_UP, PASS_ON = 6, 4
+"""Groups before the end of a list at which the next item is looked up and passed on: reads take as long."""
 
 
 def queue_and_kept_ring(spec, words: cute.Pointer) -> tuple:
@@ -103,8 +108,8 @@ def produce(
     """Producer warp: for each work item of this cluster, follows its list and loads what it names, but for
     kept blocks where those have a ring of their own.
 
-    The cluster's first CTA takes the items and passes them on, each while the last load of the one before is
-    still to come: its peers and the consumers need it soon after, and it should be nobody else's till then.
+    The cluster's first CTA takes the items and passes them on, each some loads before the end of the one
+    before: what it reads on the way has arrived when it is needed.
     """
     ring, queue = rings
     a_atom, tma_a, b_atom, tma_b = loads
@@ -126,7 +131,9 @@ def produce(
     state = producer_state(spec.stages)
     sent, received = producer_state(item_queue.STAGES), consumer_state(item_queue.STAGES)
     asked = Int32(0)
-    item = list_item(cluster, grid, lists, heavy, sub_tiles)
+    place = list_place(cluster, grid, heavy, sub_tiles)
+    word = word_of_line(lists, place)
+    item = list_item(place, word, spec.split, sub_tiles)
     if leader:
         item_queue.send(queue, sent, tuple(item), cluster_size)
     else:
@@ -160,11 +167,18 @@ def produce(
         while groups > 0:
             next_dense, next_kept = entries_of_lane(lists, at + LANES, item.end, ends)
             here = cutlass.min(groups, Int32(LANES // spec.units))
+            looks_up, passes_on = Int32(0), Int32(0)
+            if groups == here:  # the rest of the list has been fetched
+                looks_up, passes_on = cutlass.min(here, Int32(LOOK_UP)), cutlass.min(here, Int32(PASS_ON))
             for g in cutlass.range(here, unroll=1):
-                if groups - g == 1:
+                if groups - g == looks_up:
                     if leader:
                         number = item_queue.number_taken(asked, counter, grid.size, clusters)
-                        item = list_item(number, grid, lists, heavy, sub_tiles)
+                        place = list_place(number, grid, heavy, sub_tiles)
+                        word = word_of_line(lists, place)
+                if groups - g == passes_on:
+                    if leader:
+                        item = list_item(place, word, spec.split, sub_tiles)
                         item_queue.send(queue, sent, tuple(item), cluster_size)
                     else:
                         item = next_item(spec, queue, received)
