@@ -4,7 +4,8 @@ The tensor cores sum one stage, 128 of K, into a set of partial accumulators, wh
 to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial set is small, since both must
 fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and an instruction's columns.
 Where a tile is one chunk and there are registers for two partial sets, these take turns, and a warpgroup's
-own WGMMAs of the next stage run while it adds.
+own WGMMAs of the next stage run while it adds. Whether the stage that comes then is full is asked before the
+additions and used behind them: a warpgroup that asks when it could go on is late.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ def add_stages(
 ) -> pipeline.PipelineState:
     """acc += scales * (A @ B of the stage), stage by stage and chunk by chunk, each waited for."""
     partial = partial_set(tiled_mma)
+    ready = ring.consumer_try_wait(state)
     for _ in cutlass.range(stages, unroll=1):
-        state = add_stage(ring, state, tiled_mma, (*fragments, partial), factors)
+        state, ready = add_stage(ring, (state, ready), tiled_mma, (*fragments, partial), factors)
     return state
 
 
@@ -145,18 +147,19 @@ def add_overlapped(
     """acc += scales * (A @ B of the stage), where a stage is one chunk: each is added while the next runs."""
     sets = overlapped_set(tiled_mma, factors), overlapped_set(tiled_mma, factors)
     done = state.clone()
-    state = begin_stage(ring, state, tiled_mma, fragments, sets[0], factors)
+    state = begin_stage(ring, (state, None), tiled_mma, fragments, sets[0], factors)
+    ready = ring.consumer_try_wait(state)
     for _ in cutlass.range((stages - 1) // 2, unroll=1):
-        state = begin_stage(ring, state, tiled_mma, fragments, sets[1], factors)
-        done = end_stage(ring, done, fragments[0], sets[0], factors, 1)
-        state = begin_stage(ring, state, tiled_mma, fragments, sets[0], factors)
-        done = end_stage(ring, done, fragments[0], sets[1], factors, 1)
+        state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
+        done, ready = end_stage(ring, done, fragments[0], sets[0], factors, state)
+        state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[0], factors)
+        done, ready = end_stage(ring, done, fragments[0], sets[1], factors, state)
     if stages % 2 == 0:
-        state = begin_stage(ring, state, tiled_mma, fragments, sets[1], factors)
-        done = end_stage(ring, done, fragments[0], sets[0], factors, 1)
-        end_stage(ring, done, fragments[0], sets[1], factors, 0)
+        state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
+        done, _ = end_stage(ring, done, fragments[0], sets[0], factors, state)
+        end_stage(ring, done, fragments[0], sets[1], factors, None)
     else:
-        end_stage(ring, done, fragments[0], sets[0], factors, 0)
+        end_stage(ring, done, fragments[0], sets[0], factors, None)
     return state
 
 
@@ -168,14 +171,15 @@ def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tu
 
 def begin_stage(
     ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
+    full: tuple,  # (state, what `consumer_try_wait` said of it, or None)
     tiled_mma: cute.TiledMma,
     fragments: tuple,
     into: tuple,  # of `overlapped_set`
     factors: ChunkFactors | None,
 ) -> pipeline.PipelineState:
-    """Issues partial = A @ B of the stage at `state`, reads its scales. Returns the state of the next."""
-    ring.consumer_wait(state)
+    """Issues partial = A @ B of the stage at `full`, reads its scales. Returns the state of the next."""
+    state, ready = full
+    ring.consumer_wait(state, ready)
     a, b = (x[None, 0, None, state.index] for x in fragments[1:])
     issue_chunk(tiled_mma, into[0], a, b)
     if factors is not None:
@@ -191,28 +195,36 @@ def end_stage(
     acc: cute.Tensor,
     found: tuple,  # of `overlapped_set`
     factors: ChunkFactors | None,
-    newer: int,
-) -> pipeline.PipelineState:
-    """acc += scales * partial of the stage at `state`, behind which `newer` were issued. Returns the next."""
+    ahead: pipeline.PipelineState | None,
+) -> tuple:
+    """acc += scales * partial of the stage at `state`, behind which one more was issued, or none.
+
+    None if `ahead`, the state of the first one that was not, is None. Returns the next state, and what
+    `consumer_try_wait` says of `ahead`.
+    """
     scales = ([], []) if factors is None else factors.of([found[1][i] for i in range(cute.size(found[1]))])
-    warpgroup.wait_group(newer)
+    warpgroup.wait_group(0 if ahead is None else 1)
     ring.consumer_release(state)
+    ready = None if ahead is None else ring.consumer_try_wait(ahead)
     add_chunk(acc[None, 0, 0], found[0], *scales)
     state.advance()
-    return state
+    return state, ready
 
 
 def add_stage(
     ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
+    full: tuple,  # (state, what `consumer_try_wait` said of it)
     tiled_mma: cute.TiledMma,
     tensors: tuple,  # acc, A, B as in `promoted_loop`, and the partial accumulators of a chunk
     factors: ChunkFactors | None,
-) -> pipeline.PipelineState:
-    """acc += scales * (A @ B of one stage). Returns the state of the next."""
+) -> tuple:
+    """acc += scales * (A @ B of one stage). Returns the same of the next."""
+    state, ready = full
     acc, tCrA, tCrB, partial = tensors
     waves, chunks = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
-    ring.consumer_wait(state)
+    ring.consumer_wait(state, ready)
+    ahead = state.clone()
+    ahead.advance()
     for wave in range(waves):
         for chunk in range(chunks):
             a, b = tCrA[None, wave, None, state.index], tCrB[None, chunk, None, state.index]
@@ -221,10 +233,10 @@ def add_stage(
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)
+                ready = ring.consumer_try_wait(ahead)
             scales = ([], []) if factors is None else factors.of(loaded, after=partial[0])
             add_chunk(acc[None, wave, chunk], partial, *scales)
-    state.advance()
-    return state
+    return ahead, ready
 
 
 def add_chunk(total: cute.Tensor, partial: cute.Tensor, rows: list, columns: list) -> None:
