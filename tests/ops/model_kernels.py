@@ -56,7 +56,8 @@ class ModelKernels:
         classes = self._classes(args)
 
         def launch(*values: Any) -> None:
-            assert self._classes(values) == classes, "launched with another signature than compiled for"
+            if self._classes(values) != classes:  # as a launch refuses other addresses than it knows
+                raise ValueError("launched with another signature than compiled for")
             self.launches.append((name, constexprs))
             if name == "splitk_reduce":
                 self._reduce(*values, **constexprs)

@@ -19,7 +19,6 @@ def launched(monkeypatch):
     target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
     monkeypatch.setattr(attention, "target_of", lambda *_: target)
     monkeypatch.setattr(attention, "_PLANS", {})
-    monkeypatch.setattr(attention, "_BARE", {})
     monkeypatch.setattr(attention_plan.Launch, "__call__", lambda self, *args: calls.append(("first", args)))
     monkeypatch.setattr(
         attention_plan.Launch, "direct", lambda self: lambda *args: calls.append(("again", args))

@@ -14,24 +14,19 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.ops import checked, overlap
+from kernels_dsl.ops import checked, overlap, recent
 from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.attention.arguments import MODES, NAMES, NO_EXTRAS, Extras, describe
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
-from kernels_dsl.ops.plain import PLAIN_TYPES
+from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
 from kernels_dsl.ops.target import target_of
 
-_PLANS: dict[Any, attention_plan.Plan] = {}
-_BARE: dict[Any, Callable[..., torch.Tensor]] = {}
-"""`Plan.bare` of calls without extras, `out` and log-sum-exp, by what `_bare_of` finds them with."""
+_PLANS: dict[Any, Any] = {}
+"""Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`recent`)."""
 _MAX_PLANS = 8192
-_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_forward_ad = torch.autograd.forward_ad
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
 
@@ -84,9 +79,9 @@ def attention(
     options = (causal, window if window is None else _widths(window), alignment, scale, softcap)
     if mask is sinks is blocks is score_mod is mask_mod is out is None:
         if not return_lse and config is None and family is None:
-            bare = _bare_of(q, k, v, "bshd", options)
-            if bare is not None:
-                return bare(q, k, v)
+            output = _repeated(q, k, v, "bshd", options)
+            if output is not None:
+                return output
         extras = NO_EXTRAS
     else:
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
@@ -140,9 +135,9 @@ def scaled_dot_product_attention(
             attn_mask, is_causal, alignment = None, True, found
     options = (is_causal, None, alignment, scale, 0.0)
     if attn_mask is None and not unbatched:
-        bare = _bare_of(query, key, value, "bhsd", options)
-        if bare is not None:
-            return bare(query, key, value)
+        output = _repeated(query, key, value, "bhsd", options)
+        if output is not None:
+            return output
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
     if _through_dispatcher(query, key, value, extras):
         from kernels_dsl.ops.attention import register as attention_register
@@ -230,9 +225,7 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra
 
     RuntimeError where a gradient is asked for.
     """
-    if _is_compiling() or _dispatch_modes() or _functorch_level() is not None:
-        return True
-    if _forward_ad._current_level >= 0:
+    if watched():
         return True
     values = (q, k, v) if extras is NO_EXTRAS else (q, k, v, extras.mask, extras.sinks, *extras.aux)
     grad = _grad_enabled()
@@ -260,32 +253,20 @@ def _no_gradient(
     )
 
 
-def _bare_of(
+def _repeated(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, options: tuple[Any, ...]
-) -> Callable[..., torch.Tensor] | None:
-    """The short way for a call that has gone the long one before; None where there is none."""
-    if (
-        type(q) not in PLAIN_TYPES
-        or type(k) not in PLAIN_TYPES
-        or type(v) not in PLAIN_TYPES
-        or _is_compiling()
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or _forward_ad._current_level >= 0
-        or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
-    ):
+) -> torch.Tensor | None:
+    """The output of a call like one that has gone the long way before; None where there was none."""
+    if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
         return None
-    return _BARE.get((
-        q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
-        v.dtype, v.shape, v.stride(), v.get_device(), layout, options,
-    ))  # fmt: skip
-
-
-def _signature(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.stride(), x.data_ptr() & 15, x.device
-    return type(x)
+    key = (q.shape, k.shape, layout, options)
+    bare = recent.find(_PLANS, key, (q, k, v))
+    if bare is not None:
+        try:
+            return bare(q, k, v)
+        except ValueError:
+            recent.look_at_addresses(_PLANS, key)
+    return None
 
 
 def run_direct(
@@ -306,19 +287,13 @@ def run_direct(
     return_lse, out, choice = rest[:3]
     max_q = rest[3] if len(rest) > 3 else 0
     key: Any = None
-    tensors: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
-        tensors = (
-            q.dtype, q.shape, q.stride(), q.get_device(), k.dtype, k.shape, k.stride(), k.get_device(),
-            v.dtype, v.shape, v.stride(), v.get_device(), layout, options,
-        )  # fmt: skip
-        places = q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15
-        key = (tensors, places, functions, return_lse, choice, max_q)
+        key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice, max_q)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
-        others = tuple((name, _signature(x)) for name, x in extras.tensors().items())
-        key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, _signature(out))
-    plan = None if key is None else _PLANS.get(key)
+        others = tuple((name, signature(x)) for name, x in extras.tensors().items())
+        key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
+    plan: attention_plan.Plan | None = None if key is None else _PLANS.get(key)
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
         if not target_of(q, "q").emulated:
@@ -333,9 +308,7 @@ def run_direct(
         checked.check_values(extras, (q.shape[rows], k.shape[rows]))
     result, lse = plan.run(q, k, v, out, extras)
     if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
-        if len(_BARE) >= _MAX_PLANS:
-            _BARE.clear()
-        _BARE[tensors] = plan.bare
+        recent.keep(_PLANS, (q.shape, k.shape, layout, options), (q, k, v), plan.bare)
     return (result, lse) if return_lse else result
 
 

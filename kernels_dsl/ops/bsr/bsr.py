@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_dsl.ops import overlap
+from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.operators import refuse_forward_mode
-from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
+from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
@@ -23,9 +23,6 @@ _FROM_TORCH = WeakIdKeyDictionary()
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_forward_ad = torch.autograd.forward_ad
 
 
 def bsr_gemm(
@@ -77,62 +74,42 @@ def bsr_gemm(
     if not (c is bias is residual is epilogue is None) or epilogue_args:
         extras = (c, bias, residual, *epilogue_args)
     values = sparse.values
-    if (
-        _is_compiling()
-        or type(dense) not in PLAIN_TYPES
-        or type(values) not in PLAIN_TYPES
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or _forward_ad._current_level >= 0
-        or (
-            _grad_enabled()
-            and (values.requires_grad or dense.requires_grad or (out is not None and out.requires_grad))
-        )
-        or (extras and not plain(extras))
-    ):
+    key: Any = None
+    usual: tuple[Any, ...] = (dense, values) if out is None else (dense, values, out)
+    if type(dense) in PLAIN_TYPES and type(values) in PLAIN_TYPES:
+        key = (
+            dense.shape, left, sparse.transposed, out is None, alpha == 1.0, activation, out_dtype, family,
+            config,
+        )  # fmt: skip
+        if extras:
+            usual += tuple([x for x in extras if isinstance(x, torch.Tensor)])
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(type, extras))
+        plan = recent.find(sparse._kept, key, usual)
+        if plan is not None and (
+            out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
+        ):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            try:
+                return plan.run(values, dense, out, operands)
+            except ValueError:
+                recent.look_at_addresses(sparse._kept, key)
+    options: dict[str, Any] = {
+        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
+        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
+        "out_dtype": out_dtype,
+    }  # fmt: skip
+    if needs_dispatcher((values, dense, out, *extras)):
         from kernels_dsl.ops.bsr import register as bsr_register
 
         return bsr_register.through_dispatcher(
-            sparse, dense, left, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
-            beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-            out_dtype=out_dtype, family=family, config=config,
-        )  # fmt: skip
-    # From here on every line is host time of every call.
-    key: Any = None
-    if dense.layout is torch.strided and (
-        out is None or (type(out) in PLAIN_TYPES and out.layout is torch.strided)
-    ):
-        at_dense = dense.data_ptr()
-        key = (
-            dense.dtype, dense.shape, dense.stride(), at_dense & 15, dense.get_device(), left,
-            sparse.transposed, alpha == 1.0, activation, out_dtype, family, config,
-        )  # fmt: skip
-        at_out = 0
-        if out is not None:
-            at_out = out.data_ptr()
-            key += (out.dtype, out.shape, out.stride(), at_out & 15, out.get_device())
-        if extras:
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(signature, extras))
-        plan = sparse._kept.get(key)
-        if plan is not None and out is not None:
-            # The addresses that out spans, against those of the factors; `overlap` asks more exactly.
-            spans, at_values = plan.extents, values.data_ptr()
-            end = at_out + spans[0]
-            if (
-                (at_dense < end and at_out < at_dense + spans[1])
-                or (at_values < end and at_out < at_values + spans[2])
-                or (extras and overlap.ranges_meet(out, extras, (spans[0], *spans[3:])))
-            ):
-                plan = None
-        if plan is not None:
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            return plan.run(values, dense, out, operands)
-    return run_direct(
-        sparse, dense, left, key=key, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha,
-        beta=beta, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-        out_dtype=out_dtype, family=family, config=config,
-    )  # fmt: skip
+            sparse, dense, left, out=out, family=family, config=config, **options
+        )
+    plan = _plan_of(sparse, dense, left, out, (family, config), options)
+    result = _follow(plan, sparse, dense, left, out, options)
+    if key is not None and not target_of(dense).emulated:
+        recent.keep(sparse._kept, key, usual, plan)
+    return result
 
 
 def run_direct(
@@ -140,26 +117,45 @@ def run_direct(
     dense: torch.Tensor,
     left: bool,
     *,
-    key: Any = None,
     out: torch.Tensor | None,
     family: str | None,
     config: BsrConfig | None,
     **options: Any,
 ) -> torch.Tensor:
-    """`bsr_gemm` past the dispatcher and autograd; all arguments must be given. `key`: that of the plan."""
-    plan = None if key is None else sparse._kept.get(key)
+    """`bsr_gemm` past the dispatcher and autograd; all arguments must be given."""
+    plan = _plan_of(sparse, dense, left, out, (family, config), options)
+    return _follow(plan, sparse, dense, left, out, options)
+
+
+def _plan_of(
+    sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
+) -> bsr_plan.Plan:
+    family, config = forced
+    extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
+    parts = [options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype")]
+    key = (
+        left, sparse.transposed, forced, options["alpha"] == 1.0, options["beta"] == 0.0, *parts,
+        *map(signature, (sparse.values, dense, out, *extras)),
+    )  # fmt: skip
+    plan: bsr_plan.Plan | None = sparse._kept.get(key)
     if plan is None:
         call = bsr_plan.describe(sparse, dense, left, out=out, **options)
         overlap.check_self_overlap(out)
         target = target_of(dense)
-        extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = bsr_plan.build(
             call, dense, out, target, _pattern(sparse), family=family, config=config, extras=extras
         )
-        if key is not None and not target.emulated:  # the emulator may be another one next time
+        if not target.emulated:  # the emulator may be another one next time
             if len(sparse._kept) >= _MAX_PLANS:
                 sparse._kept.clear()
             sparse._kept[key] = plan
+    return plan
+
+
+def _follow(
+    plan: bsr_plan.Plan, sparse: BsrTensor, dense: Any, left: bool, out: Any, options: dict[str, Any]
+) -> torch.Tensor:
+    """The call, after what depends on addresses was looked at."""
     if out is not None:
         named = {"a" if left else "b": dense, "the values": sparse.values}
         named.update((name, options[name]) for name in ("c", "bias", "residual"))

@@ -27,7 +27,6 @@ from kernels_dsl.ops.operators import (
     refuse_written,
     require_tensors,
 )  # fmt: skip
-from kernels_dsl.ops.plain import signature
 
 _INPUTS = (
     "Tensor crow, Tensor col, Tensor values, Tensor dense, Tensor? c=None, Tensor? bias=None, "
@@ -68,15 +67,8 @@ def _run(tensors: Sequence[Any], out: torch.Tensor | None, keywords: dict[str, A
     left, family = keywords.get("dense_left", False), keywords.get("family")
     rows, columns = shape[0] // values.shape[-2], shape[1] // values.shape[-1]
     pattern = pattern_of(crow, col, rows, columns)
-    options = _options(rest, keywords)
-    parts = (signature(x) for x in (values, dense, out, options["c"], options["bias"], options["residual"]))
-    plain = (options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype"))
-    extra = tuple(map(signature, options["epilogue_args"]))
-    key = (
-        transposed, left, family, options["alpha"] == 1.0, options["beta"] == 0.0, extra, *parts, *plain
-    )  # fmt: skip
     sparse = _matrix((crow, col, values), shape, transposed, pattern.plans)
-    return run_direct(sparse, dense, left, key=key, out=out, family=family, config=None, **options)
+    return run_direct(sparse, dense, left, out=out, family=family, config=None, **_options(rest, keywords))
 
 
 def _bsr_gemm(*tensors: Any, **keywords: Any) -> torch.Tensor:

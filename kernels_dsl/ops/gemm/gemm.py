@@ -8,22 +8,16 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops import overlap
+from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.gemm import arguments as gemm_arguments
 from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.plain import PLAIN_TYPES, plain, signature
+from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 
-_STRIDED = torch.strided
-_PLANS: dict[Any, gemm_plan.Plan] = {}
+_PLANS: dict[Any, Any] = {}
 _NO_EXTRAS: tuple[Any, ...] = ()
 _MAX_PLANS = 8192  # some hundred bytes each; cleared when full, since plans are cheap to make again
-
-_is_compiling = torch.compiler.is_compiling
-_grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_forward_ad = torch.autograd.forward_ad
+_Tensor = torch.Tensor
 
 
 def gemm(
@@ -69,89 +63,56 @@ def gemm(
     extras = _NO_EXTRAS
     if not (c is bias is residual is epilogue is None) or epilogue_args:
         extras = (c, bias, residual, *epilogue_args)
-    if (
-        _is_compiling()
-        or type(a) not in PLAIN_TYPES
-        or type(b) not in PLAIN_TYPES
-        or _dispatch_modes()
-        or _functorch_level() is not None
-        or _forward_ad._current_level >= 0
-        or (
-            _grad_enabled()
-            and (a.requires_grad or b.requires_grad or (out is not None and out.requires_grad))
-        )
-        or (a.dtype is torch.float32 and (a.is_neg() or b.is_neg()))
-        or (extras and not plain(extras))
-    ):
+    key: Any = None
+    usual: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+    if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        key = (a.shape, b.shape, out is None, alpha == 1.0, activation, out_dtype, config, family)
+        if extras:
+            usual += tuple([x for x in extras if isinstance(x, _Tensor)])
+            key = (key, epilogue, bias_axis, beta == 0.0, *map(type, extras))
+        plan = recent.find(_PLANS, key, usual)
+        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
+            try:
+                return plan.run(a, b, out, operands)
+            except ValueError:
+                recent.look_at_addresses(_PLANS, key)
+    options: dict[str, Any] = {
+        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
+        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
+        "out_dtype": out_dtype,
+    }  # fmt: skip
+    if needs_dispatcher((a, b, out, *extras)):
         from kernels_dsl.ops.gemm import register as gemm_register
 
-        return gemm_register.through_dispatcher(
-            a, b, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-            activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-            out_dtype=out_dtype, config=config, family=family,
-        )  # fmt: skip
-    # From here on every line is host time of every call.
-    key: Any = None
-    if a.layout is b.layout is _STRIDED and (
-        out is None or (type(out) in PLAIN_TYPES and out.layout is _STRIDED)
-    ):
-        at_a, at_b = a.data_ptr(), b.data_ptr()
-        if out is None:
-            key = (
-                a.dtype, a.shape, a.stride(), at_a & 15, a.get_device(),
-                b.dtype, b.shape, b.stride(), at_b & 15, b.get_device(),
-                alpha == 1.0, activation, out_dtype, config, family,
-            )  # fmt: skip
-        else:
-            at_out = out.data_ptr()
-            key = (
-                a.dtype, a.shape, a.stride(), at_a & 15, a.get_device(),
-                b.dtype, b.shape, b.stride(), at_b & 15, b.get_device(),
-                alpha == 1.0, activation, out_dtype, config, family,
-                out.dtype, out.shape, out.stride(), at_out & 15, out.get_device(),
-            )  # fmt: skip
-        if extras:
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(signature, extras))
-        plan = _PLANS.get(key)
-        if plan is not None:
-            if out is not None:
-                # The addresses that out spans, against those of a and b; `overlap` asks more exactly.
-                spans = plan.extents
-                end = at_out + spans[0]
-                if (
-                    (at_a < end and at_out < at_a + spans[1])
-                    or (at_b < end and at_out < at_b + spans[2])
-                    or (extras and overlap.ranges_meet(out, extras, (spans[0], *spans[3:])))
-                ):
-                    plan = None
-            if plan is not None:
-                make = plan.operands
-                operands = None if make is None else make((float(alpha), float(beta), *extras))
-                return plan.run(a, b, out, operands)
-    return run_direct(
-        a, b, key=key, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-        activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-        out_dtype=out_dtype, config=config, family=family,
-    )  # fmt: skip
+        return gemm_register.through_dispatcher(a, b, out=out, config=config, family=family, **options)
+    plan = _plan_of(a, b, out, config, family, options)
+    result = _follow(plan, a, b, out, options)
+    if key is not None and not target_of(a).emulated:
+        recent.keep(_PLANS, key, usual, plan)
+    return result
 
 
 def run_direct(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    key: Any = None,
     out: torch.Tensor | None,
     config: GemmConfig | None,
     family: str | None,
     **options: Any,
 ) -> torch.Tensor:
-    """`gemm` on plain tensors, past the dispatcher and autograd. All arguments of `gemm` must be given.
+    """`gemm` on plain tensors, past the dispatcher and autograd. All arguments of `gemm` must be given."""
+    return _follow(_plan_of(a, b, out, config, family, options), a, b, out, options)
 
-    `key` is that of the plan, None to make it here.
-    """
-    if key is None and _strided(a) and _strided(b):
-        key = ("direct", *map(signature, (a, b, out)), config, family, *map(_part, options.values()))
-    plan = None if key is None else _PLANS.get(key)
+
+def _plan_of(a: Any, b: Any, out: Any, config: Any, family: Any, options: dict[str, Any]) -> gemm_plan.Plan:
+    key: Any = None
+    if _strided(a) and _strided(b):
+        depends = {**options, "alpha": options["alpha"] == 1.0, "beta": options["beta"] == 0.0}
+        key = (*map(signature, (a, b, out)), config, family, *map(_part, depends.values()))
+    plan: gemm_plan.Plan | None = None if key is None else _PLANS.get(key)
     if plan is None:
         call = gemm_arguments.describe(a, b, out=out, **options)
         overlap.check_self_overlap(out)
@@ -162,11 +123,16 @@ def run_direct(
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
-    c, bias, residual, epilogue_args = (options[x] for x in ("c", "bias", "residual", "epilogue_args"))
+    return plan
+
+
+def _follow(plan: gemm_plan.Plan, a: Any, b: Any, out: Any, options: dict[str, Any]) -> torch.Tensor:
+    """The call, after what depends on addresses was looked at."""
     if out is not None:
         overlap.check_overlap(out, _named(a, b, options))
     operands = None
     if plan.operands is not None:
+        c, bias, residual, epilogue_args = (options[x] for x in ("c", "bias", "residual", "epilogue_args"))
         scalars = (float(options["alpha"]), float(options["beta"]))
         operands = plan.operands((*scalars, c, bias, residual, *epilogue_args))
     return plan.run(a, b, out, operands)
@@ -225,7 +191,7 @@ def _strided(value: Any) -> bool:
 
 
 def _part(option: Any) -> Any:
-    """What of an optional argument a plan depends on; a scalar's value too, which is more than needed."""
-    if isinstance(option, tuple):
+    """What of an optional argument a plan depends on."""
+    if isinstance(option, (tuple, list)):
         return tuple(map(signature, option))
     return signature(option) if isinstance(option, torch.Tensor) else option
