@@ -7,6 +7,8 @@ that nobody else has, for good.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 SLOTS = 1 << 16
@@ -16,6 +18,11 @@ SPACING = 4
 LEAST = 1 << 14
 """Elements of a workspace that is kept."""
 
+_UNCAPTURED = 0
+"""The stream that CUDA refuses to capture, so that it need not be asked: PyTorch's default one."""
+
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch is a CPU build
+_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _slabs: dict[int, torch.Tensor] = {}
 _taken: dict[int, int] = {}
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
@@ -26,12 +33,12 @@ def tile_counter(device: int) -> torch.Tensor:
     """int32 (1,), 0, for the next launch on the current stream of CUDA device `device`; -1: emulator."""
     if device < 0:
         return torch.zeros(1, dtype=torch.int32)
-    if torch._C._cuda_isCurrentStreamCapturing():
+    stream = _raw_stream(device)
+    if stream != _UNCAPTURED and _is_capturing():
         return _fresh(device)
-    key = (device, torch._C._cuda_getCurrentRawStream(device))
-    counter = _by_stream.get(key)
+    counter = _by_stream.get((device, stream))
     if counter is None:
-        counter = _by_stream[key] = _fresh(device)
+        counter = _by_stream[device, stream] = _fresh(device)
     return counter
 
 
@@ -41,10 +48,10 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
     """
     if device < 0:
         return torch.zeros(words, dtype=torch.int32), torch.empty(elements)
-    if torch._C._cuda_isCurrentStreamCapturing():
+    stream = _raw_stream(device)
+    if stream != _UNCAPTURED and _is_capturing():
         return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
-    key = (device, torch._C._cuda_getCurrentRawStream(device))
-    found = _with_workspace.get(key)
+    found = _with_workspace.get((device, stream))
     if found is None or found[1] < words or found[2] < elements:
         (counters, workspace), old_words, old_elements = found or ((None, None), 0, 0)
         words, elements = max(words, old_words), max(elements, old_elements, LEAST)
@@ -52,7 +59,7 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
             counters = _fresh(device, words)
         if workspace is None or elements > old_elements:
             workspace = torch.empty(elements, device=f"cuda:{device}")
-        found = _with_workspace[key] = (counters, workspace), words, elements
+        found = _with_workspace[device, stream] = (counters, workspace), words, elements
     return found[0]
 
 
@@ -61,7 +68,7 @@ def _fresh(device: int, words: int = 1) -> torch.Tensor:
     slab, taken = _slabs.get(device), _taken.get(device, 0)
     slots = -(-words // SPACING)
     if slab is None or taken + slots > SLOTS:
-        if torch._C._cuda_isCurrentStreamCapturing():
+        if _is_capturing():
             # Zeroed by the graph itself, at every replay.
             return torch.zeros(words, dtype=torch.int32, device=f"cuda:{device}")
         slab, taken = torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"), 0

@@ -45,10 +45,15 @@ SMALL = 1 << 17
 Made = tuple[torch.Tensor, ...]
 Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
 """Serves calls (x, given scale): what the caller gets."""
-Send = Callable[[torch.Tensor, Made], None]
-"""Launches on (what the kernels read, the buffers to be written and behind them a given scale)."""
+Make = Callable[[], Made]
+"""Makes the buffers that kernels write."""
 Place = tuple[int, int] | None
-"""Where among the buffers an output's values and scales are."""
+"""Where among the buffers, and behind them a given scale, an output's values and scales are."""
+Order = tuple[int | None, ...]
+"""The buffers that a kernel takes behind what it reads; None for none."""
+Rest = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
+"""What it takes behind them."""
+Sending = tuple[Launch, Order, Rest]
 
 
 class Kernels:
@@ -75,17 +80,22 @@ class Kernels:
         spec = row_quantization(self.format, read.numel(), self.early, self.bytes_each)
         return replace(spec, whole=True) if spec.vectors else None
 
-    def sends(self, scaling: str, given: bool, plain: Place, turned: Place) -> Send:
-        """What launches the kernels of a call."""
+    def sends(self, scaling: str, given: bool, places: tuple[Place, ...], make: Make) -> Plan:
+        """What makes buffers, launches the kernels of a call (what they read, given scale) and returns them.
+        places: of x, of its transpose."""
+        plain, turned = places
+        return _sending(*self._launches(scaling, given, plain, turned), make)
+
+    def _launches(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sending:
         if scaling == "row":
             return self._rows(plain, turned)
         if scaling == "tensor" and not given and turned is None and self.small is not None:
-            return _sending(self._kernel("rows", spec=self.small), (0, 1))
+            return self._kernel("rows", spec=self.small), (0, 1), ()
         if scaling == "matrix" or (scaling == "tensor" and not given):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
-        return _sending(self._kernel("tile", spec=spec), _order(plain, turned), (None,))
+        return self._kernel("tile", spec=spec), _order(plain, turned), (None,)
 
     def _kernel(self, name: str, **constants: Any) -> Launch:
         """Kernel `name`, of which a plan has one form."""
@@ -94,16 +104,16 @@ class Kernels:
     def _tile_spec(self, plain: str | None, turned: str | None) -> TileQuantization:
         return TileQuantization(self.format, plain, turned, early=self.early)
 
-    def _by_maxima(self, plain: Place, turned: Place, parts: int, spec: TileQuantization) -> Send:
+    def _by_maxima(self, plain: Place, turned: Place, parts: int, spec: TileQuantization) -> Sending:
         """With scales made of maxima of so many parts."""
         many = "whole" in (spec.plain, spec.turned) and self.matrices * parts > MANY_PARTS
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
         elements = maxima_elements(self.matrices, self.columns, parts, kinds)
         workspace = fresh.maker((elements,), torch.float32, self.device)
-        return _sending(kernel, _order(plain, turned), lambda: (workspace(), parts))
+        return kernel, _order(plain, turned), lambda: (workspace(), parts)
 
-    def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Send | None:
+    def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sending | None:
         """The same in one launch; None where that is not better."""
         kinds = (spec.plain, spec.turned)
         device = self.target.device
@@ -121,9 +131,9 @@ class Kernels:
             counter, workspace = counter_and_workspace(index, elements)
             return workspace, counter, division
 
-        return _sending(kernel, _order(plain, turned), rest)
+        return kernel, _order(plain, turned), rest
 
-    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Send:
+    def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sending:
         """With scales of matrices or of all."""
         if kind == "matrix" and turned is None:
             in_one_read = self._matrices()
@@ -133,11 +143,11 @@ class Kernels:
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
-    def _rows(self, plain: Place, turned: Place) -> Send:
+    def _rows(self, plain: Place, turned: Place) -> Sending:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
-            return _sending(self._kernel("rows", spec=spec), (0, 1))
+            return self._kernel("rows", spec=spec), (0, 1), ()
         by_rows = None if plain is None else self._rows_and_columns(plain, turned)
         if by_rows is not None:
             return by_rows
@@ -145,7 +155,7 @@ class Kernels:
         parts = max(1, min(self.tiles[0], self.resident // (self.tiles[1] * self.matrices)))
         return self._in_one_launch(plain, turned, lines) or self._by_maxima(plain, turned, parts, lines)
 
-    def _rows_and_columns(self, plain: Place, turned: Place) -> Send | None:
+    def _rows_and_columns(self, plain: Place, turned: Place) -> Sending | None:
         """With scales of rows of both outputs; None where `_in_one_launch` is better."""
         shape, device = (self.matrices, self.rows, self.columns), (self.target.device.sm_count, self.early)
         found = line_quantization(self.format, shape, device, self.bytes_each)
@@ -154,9 +164,9 @@ class Kernels:
         spec, rows_each = found
         workspace = fresh.maker((line_elements(self.matrices, self.columns),), torch.float32, self.device)
         kernel = self._kernel("lines", spec=spec)
-        return _sending(kernel, _order(plain, turned), lambda: (workspace(), rows_each))
+        return kernel, _order(plain, turned), lambda: (workspace(), rows_each)
 
-    def _matrices(self) -> Send | None:
+    def _matrices(self) -> Sending | None:
         """With scales of matrices, in one read; None where other kernels are better."""
         device = self.target.device
         shape = (self.matrices, self.rows, self.columns)
@@ -171,26 +181,26 @@ class Kernels:
             counter, workspace = counter_and_workspace(index, elements)
             return workspace, counter, ctas
 
-        return _sending(self._kernel("matrices", spec=spec), (0, 1), rest)
+        return self._kernel("matrices", spec=spec), (0, 1), rest
 
 
-def _order(plain: Place, turned: Place) -> tuple[int | None, ...]:
-    """Which buffers a kernel takes: values and scales of x, of its transpose; None for none."""
+def _order(plain: Place, turned: Place) -> Order:
+    """Values and scales of x, of its transpose."""
     return (*(plain or (None, None)), *(turned or (None, None)))
 
 
-def _sending(
-    launch: Launch, order: tuple[int | None, ...], rest: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
-) -> Send:
-    """`order`: the buffers that the kernel takes behind what it reads; `rest`: what it takes behind them."""
+def _sending(launch: Launch, order: Order, rest: Rest, make: Make) -> Plan:
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
     pick = operator.itemgetter(*[-1 if n is None else n for n in order])
     as_they_are = order == tuple(range(len(order)))
     make_rest = rest if callable(rest) else None
     fixed = () if callable(rest) else rest
 
-    def send(x: torch.Tensor, buffers: Made) -> None:
+    def send(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
         nonlocal kernel
+        made = buffers = make()
+        if scale is not None:
+            buffers = (*made, fresh.with_a_mode(scale))
         if not as_they_are:
             buffers = pick((*buffers, None))
         last = fixed if make_rest is None else make_rest()
@@ -199,5 +209,6 @@ def _sending(
         else:
             launch(x, *buffers, *last)
             kernel = launch.direct()
+        return made
 
     return send

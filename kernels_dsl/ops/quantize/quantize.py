@@ -11,7 +11,7 @@ import torch
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import fresh, recent
 from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
-from kernels_dsl.ops.quantize.plan import Kernels, Made, Plan, Send
+from kernels_dsl.ops.quantize.plan import Kernels, Plan
 from kernels_dsl.ops.target import Target, target_of
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -255,41 +255,27 @@ def _plan(
         )
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
-    send = kernels.sends(scaling, given, *_places(scaling, transpose, swap))
     make = fresh.several([fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
+    send = kernels.sends(scaling, given, _places(scaling, transpose, swap), make)
     one_scale = scaling == "tensor" and not given
     if prepare is None and all(b.result is None for b in buffers[: len(buffers) - one_scale]):
         if one_scale:
-            return _with_one_scale(send, make)
+            return _with_one_scale(send)
         if scaling != "tensor":
-            return _as_made(send, make)
+            return send  # the shortest way: a caller gets the tensors as the kernels have them
 
     def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        made = make()
-        behind = () if scale is None else (fresh.with_a_mode(scale),)
-        send(x if prepare is None else prepare(x), (*made, *behind))
+        made = send(x if prepare is None else prepare(x), scale)
         return assemble(finished(buffers, made), scaling, transpose, scale)
 
     return run
 
 
-def _as_made(send: Send, make: Callable[[], Made]) -> Plan:
-    """The shortest way, where a caller gets the tensors as the kernels have them."""
-
-    def run(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
-        made = make()
-        send(x, made)
-        return made
-
-    return run
-
-
-def _with_one_scale(send: Send, make: Callable[[], Made]) -> Plan:
+def _with_one_scale(send: Plan) -> Plan:
     """The same where a scale of all is made."""
 
-    def run(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
-        made = make()
-        send(x, made)
+    def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        made = send(x, None)
         one = made[-1].squeeze()
         return (made[0], one) if len(made) == 2 else (made[0], one, made[1], one)
 
