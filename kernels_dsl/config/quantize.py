@@ -95,13 +95,15 @@ class LineQuantization:
     threads: int
     vectors: int
     rows: int
+    ahead: bool
+    """The next rows are loaded before the work on these."""
     early: bool = False
     """As in `TileQuantization`."""
 
     @property
     def per_sm(self) -> int:
         """CTAs of an SM."""
-        return 4 * THREADS // self.threads
+        return 3 if self.ahead else 4 * THREADS // self.threads
 
     @property
     def turned(self) -> TileQuantization:
@@ -133,24 +135,28 @@ class MatrixQuantization:
 
 
 def matrix_quantization(
-    format: str, shape: tuple[int, int, int], device: tuple[int, int, bool], bytes_each: int
+    format: str,
+    shape: tuple[int, int, int],
+    device: tuple[int, int, bool],
+    bytes_each: int,
+    least: tuple[int, int] = (4, 8),
 ) -> tuple[MatrixQuantization, int] | None:
     """How `quantize_matrices` takes x of shape (matrices, rows, columns), and its CTAs; None where others do:
     a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read costs little.
 
     device: its SMs, the bytes of shared memory that a CTA can have, and whether early launches can be had.
+    least: tiles of an SM up to which others do, of tiles that columns do not fill and of others.
     """
     matrices, rows, columns = shape
     sms, smem_bytes, early = device
     spec = MatrixQuantization(format, early=early)
-    ctas, tiles = spec.per_sm * sms, -(-columns // TILE)
-    if bytes_each > 2 or columns % VECTOR or spec.items(rows, columns) > ctas * (spec.lag - 1):
+    ctas, tiles, items = spec.per_sm * sms, -(-columns // TILE), spec.items(rows, columns)
+    if bytes_each > 2 or columns % VECTOR or items > ctas * (spec.lag - 1):
         return None
-    least = 8 if 4 * columns > 3 * tiles * TILE else 4  # of an SM; fewer where others take half tiles
-    if matrices * -(-rows // TILE) * tiles <= least * sms:
+    if matrices * -(-rows // TILE) * tiles <= least[4 * columns > 3 * tiles * TILE] * sms:
         return None
     own = (spec.ahead + spec.lag) * spec.elements * bytes_each + 16 * WARPS + RESERVED
-    return (spec, ctas) if own * spec.per_sm <= smem_bytes + RESERVED else None
+    return (spec, min(ctas, matrices * items)) if own * spec.per_sm <= smem_bytes + RESERVED else None
 
 
 def line_quantization(
@@ -169,7 +175,8 @@ def line_quantization(
     small = matrices * -(-rows // TILE) * -(-columns // TILE) <= 24 * sms
     if small or bytes_each > 2 or vectors > 4 or 10 * columns < 7 * vectors * threads * VECTOR:
         return None
-    spec = LineQuantization(format, threads, vectors, max(1, 4 // vectors), early)
+    ahead = threads == THREADS and vectors != 3  # registers
+    spec = LineQuantization(format, threads, vectors, max(1, 4 // vectors), ahead, early)
     each = -(-rows // max(1, spec.per_sm * sms // matrices))
     return spec, -(-each // spec.rows) * spec.rows
 

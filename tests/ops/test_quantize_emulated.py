@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_cases import awkward, check
+from quantize_cases import assert_same, awkward, check
 
 import kernels_dsl
 from kernels_dsl.config.quantize import (
@@ -17,6 +17,7 @@ from kernels_dsl.config.quantize import (
 from kernels_dsl.ops.quantize import plan as quantize_plan
 from kernels_dsl.ops.quantize.quantize import SCALINGS
 from lowering import emulator
+from reference import quantize as ref
 
 DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -105,7 +106,7 @@ def test_rows_then_columns(shape, arch, seed, monkeypatch):
 
     def by_rows(format, shape, device, bytes_each):
         vectors = -(-shape[2] // 2048)
-        return LineQuantization(format, 256, vectors, 3 - vectors, device[1]), 3
+        return LineQuantization(format, 256, vectors, 3 - vectors, vectors == 2, device[1]), 3
 
     monkeypatch.setattr(quantize_plan, "line_quantization", by_rows)
     with emulator.run(arch=arch) as session:
@@ -113,12 +114,28 @@ def test_rows_then_columns(shape, arch, seed, monkeypatch):
     assert len(session.launches) == 3 and not session.reports
 
 
+def two_ctas(format, *_):
+    """What `matrix_quantization` gives, for CTAs that have many small items."""
+    return MatrixQuantization(format, 1, 2, 3, 2, True), 2
+
+
+def test_three_tensors_in_one_launch(seed, monkeypatch):
+    """Q, K and V of grouped heads; K's and V's rows are parts of others."""
+    monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
+    both = awkward((1, 40, 2, 2, 88), seed, torch.bfloat16)
+    q = awkward((1, 40, 3, 88), seed + 1, torch.bfloat16)
+    with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
+        found = kernels_dsl.quantize_qkv(q, both[:, :, 0], both[:, :, 1])
+    assert len(session.launches) == 1 and not session.reports
+    for name, x in (("q", q), ("k", both[:, :, 0]), ("v", both[:, :, 1])):
+        values, scales = ref.quantize(x.transpose(1, 2), torch.float8_e4m3fn, scaling="matrix")
+        assert_same(found[name].transpose(1, 2), values, name)
+        assert_same(found[f"{name}_descale"], scales, f"{name}, scales")
+
+
 @pytest.mark.parametrize(("heads", "rows", "columns"), [(2, 70, 64), (3, 20, 80), (2, 3, 264)])
 def test_matrices_in_one_read(heads, rows, columns, seed, monkeypatch):
     """CTAs that wait for each other's maxima, with items of several rows, strided heads, the last in part."""
-
-    def two_ctas(format, shape, device, bytes_each):
-        return MatrixQuantization(format, 1, 2, 3, 2, True), 2
 
     monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
     x = awkward((2, rows, heads, columns), seed, torch.bfloat16).transpose(1, 2)

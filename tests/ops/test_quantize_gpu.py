@@ -117,6 +117,18 @@ def test_many_matrices_in_one_read(shape, seed):
     check(awkward(shape, seed, torch.float16).cuda().transpose(-3, -2), torch.float8_e5m2, scaling="matrix")
 
 
+def test_three_tensors_in_one_launch(seed):
+    """Q, K and V of grouped heads, K and V beside each other in memory; many calls, one after the other."""
+    q = awkward((2, 1000, 24, 64), seed, torch.bfloat16).cuda()
+    both = awkward((2, 1000, 2, 6, 64), seed + 1, torch.bfloat16).cuda()
+    found = [kernels_dsl.quantize_qkv(q * n, both[:, :, 0] * n, both[:, :, 1]) for n in (1, 2, 4, 8)]
+    for n, made in zip((1, 2, 4, 8), found):
+        for name, x in (("q", q * n), ("k", both[:, :, 0] * n), ("v", both[:, :, 1])):
+            values, scales = ref.quantize(x.transpose(1, 2).cpu(), torch.float8_e4m3fn, scaling="matrix")
+            assert_same(made[name].transpose(1, 2), values, name)
+            assert_same(made[f"{name}_descale"], scales, f"{name}, scales")
+
+
 def test_repeated_calls_of_one_read():
     """Launches that share a workspace, right behind each other, with other data each."""
     found = []

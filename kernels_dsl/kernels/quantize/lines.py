@@ -92,11 +92,14 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
     elements = cute.make_rmem_tensor((columns_each, spec.rows), x.element_type)
     most = cute.make_rmem_tensor(columns_each // 2, Int32)
     clear(most)
+    following = cute.make_rmem_tensor((columns_each, spec.rows), x.element_type)
+    if const_expr(spec.ahead):
+        load_rows(x, (at, start, end), (thread * VECTOR, step), elements)
     for first in cutlass.range(start, end, spec.rows, unroll=1):
-        # Behind the last row that one again.
-        for n in range_constexpr(spec.rows):
-            row = cutlass.min(first + n, end - 1)
-            load_row(x, (at, row), thread * VECTOR, step, elements[None, n])
+        if const_expr(spec.ahead):
+            load_rows(x, (at, first + spec.rows, end), (thread * VECTOR, step), following)
+        else:
+            load_rows(x, (at, first, end), (thread * VECTOR, step), elements)
         for n in range_constexpr(spec.rows):
             row, own = cutlass.min(first + n, end - 1), elements[None, n]
             amax = largest_finite_both(cute.recast_tensor(own, Int32), most, x.element_type)
@@ -105,6 +108,8 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
             if thread == 0:
                 scales[at[0], at[1], row, 0] = scale
             store_row(values, (at, row), (thread * VECTOR, step), own, (reciprocal(scale), spec.format))
+        if const_expr(spec.ahead):
+            elements.store(following.load())
     if const_expr(spec.early):
         cute.arch.griddepcontrol_wait()  # for zeros
     for i in range_constexpr(spec.vectors):
@@ -114,6 +119,15 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
         cute.arch.sync_threads()
         publish(columns[matrix, 0, None], shared, i * step, thread)
         cute.arch.sync_threads()
+
+
+@cute.jit
+def load_rows(x: cute.Tensor, rows: tuple, columns: tuple, elements: cute.Tensor):
+    """Rows first, first + 1, … of a matrix to elements (…, rows), behind its end the last one again. rows:
+    (matrix, first, end); columns: (first, step) of a thread's vectors."""
+    at, first, end = rows
+    for n in range_constexpr(cute.size(elements, mode=[1])):
+        load_row(x, (at, cutlass.min(first + n, end - 1)), *columns, elements[None, n])
 
 
 @cute.jit

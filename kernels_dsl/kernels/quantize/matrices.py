@@ -7,7 +7,7 @@ later, when the matrix is complete.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.cp_async import cp_async
 from kernels_dsl.blocks.entry_name import entry_name
@@ -15,7 +15,7 @@ from kernels_dsl.blocks.fp8 import DTYPES, group_scale, reciprocal
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
-from .views import address, four_modes, maximum, vector_at
+from .views import address, four_modes, maximum
 
 ABSENT = -1.0
 """A maximum that is not there yet."""
@@ -38,11 +38,36 @@ def quantize_matrices(
     workspace: float32, one for each item, written. counter: int32 (1,), 0, and 0 again afterwards. ctas: no
     more than the GPU runs at the same time; a matrix has at most `lag` - 1 times as many items.
     """
-    x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
-    matrices = x.shape[0] * x.shape[1]
+    launch(((x, values, scales),), workspace, counter, ctas, stream, spec)
+
+
+def quantize_three(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    made: tuple,
+    rest: tuple,
+    stream,
+    spec: cutlass.Constexpr,
+):
+    """`quantize_matrices` of three tensors that differ in their modes before M alone, in one launch.
+
+    made: values and scales of each in turn; rest: workspace, counter, ctas.
+    """
+    workspace, counter, ctas = rest
+    launch(((q, *made[:2]), (k, *made[2:4]), (v, *made[4:])), workspace, counter, ctas, stream, spec)
+
+
+def launch(
+    tensors: tuple, workspace: cute.Tensor, counter: cute.Tensor, ctas: Int32, stream, spec: cutlass.Constexpr
+) -> None:
+    """Launch on tensors ((x, values, scales), …), whose matrices are numbered one after the other."""
+    tensors = tuple(tuple(four_modes(t) for t in group) for group in tensors)
+    x = tensors[0][0]
+    matrices = sum((matrices_of(group[0]) for group in tensors[1:]), matrices_of(x))
     items = cute.ceil_div(x.shape[2] * (x.shape[3] // VECTOR), spec.vectors * THREADS)
     maxima = cute.make_tensor(workspace.iterator, cute.make_layout((items, matrices)))
-    quantize_matrices_kernel(x, values, scales, (maxima, counter), spec).launch(
+    quantize_matrices_kernel(*zip(*tensors), (maxima, counter), spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=spec.per_sm,
@@ -56,10 +81,11 @@ def quantize_matrices(
 @entry_name("quantize_matrices")
 @cute.kernel
 def quantize_matrices_kernel(
-    x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, shared_by_all: tuple, spec: cutlass.Constexpr
+    sources: tuple, values: tuple, scales: tuple, shared_by_all: tuple, spec: cutlass.Constexpr
 ):
     """Device side of `quantize_matrices`. A maximum says by its sign whether it is there: no fences."""
     maxima, counter = shared_by_all
+    x = sources[0]
     thread, cta, ctas = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     if const_expr(spec.early):
         cute.arch.griddepcontrol_wait()
@@ -84,7 +110,7 @@ def quantize_matrices_kernel(
     ahead, taken = first, first
     for n in range_constexpr(spec.ahead):
         if n < steps:
-            fetch(spec, x, ahead, row, kept[None, None, thread, n])
+            fetch(spec, sources, ahead, row, kept[None, None, thread, n])
         cute.arch.cp_async_commit_group()
         ahead = after(ahead, turn)
     for step in cutlass.range(steps + spec.lag, unroll=1):
@@ -112,12 +138,13 @@ def quantize_matrices_kernel(
         if step >= spec.lag:
             scale = group_scale(matrix_amax, spec.format)
             if (thread == 0) & (taken[1] == 0):
-                scales[taken[0] // x.shape[1], taken[0] % x.shape[1], 0, 0] = scale
-            conversion = (kept[None, None, thread, slot], reciprocal(scale))
-            store_item(spec, (x, values), taken, row, conversion)
+                target, _ = matrix_at(scales, taken[0])
+                cute.make_tensor(pointer(scales[0], target, Int64(0), 4), cute.make_layout(1))[0] = scale
+            conversion = (kept[None, None, thread, slot], reciprocal(scale), x.shape[2])
+            store_item(spec, values, taken, row, conversion)
             taken = after(taken, turn)
         if step + spec.ahead < steps:
-            fetch(spec, x, ahead, row, kept[None, None, thread, slot])
+            fetch(spec, sources, ahead, row, kept[None, None, thread, slot])
             ahead = after(ahead, turn)
         cute.arch.cp_async_commit_group()
     leave(counter, ctas, Int32(1), thread)
@@ -171,14 +198,44 @@ def places(spec: cutlass.Constexpr, number: Int32, row: tuple):
     return rows, columns
 
 
+def matrices_of(tensor: cute.Tensor) -> Int32:
+    """Matrices of a tensor of four modes."""
+    return tensor.shape[0] * tensor.shape[1]
+
+
+def begins(tensor: cute.Tensor, number: Int32) -> tuple:
+    """(address of a tensor's matrix, elements from one row to the next)."""
+    at = (number // tensor.shape[1], number % tensor.shape[1])
+    return address(tensor, at, Int32(0), Int32(0)).toint(), Int64(tensor.stride[2])
+
+
+def pointer(like: cute.Tensor, start: Int64, offset: Int64, alignment: int) -> cute.Pointer:
+    """To element `offset` from address `start` on, which is a multiple of `alignment` bytes."""
+    dtype = like.element_type
+    place = start + offset * (dtype.width // 8)
+    return cute.make_ptr(dtype, place, like.iterator.memspace, assumed_align=alignment)
+
+
 @cute.jit
-def fetch(spec: cutlass.Constexpr, x: cute.Tensor, item: tuple, row: tuple, own: cute.Tensor):
+def matrix_at(tensors: tuple, number: Int32):
+    """(address of matrix `number` of all tensors, elements from one row to the next)."""
+    start, pitch = begins(tensors[0], number)
+    before = matrices_of(tensors[0])
+    for t in range_constexpr(1, len(tensors)):
+        if number >= before:
+            start, pitch = begins(tensors[t], number - before)
+        before = before + matrices_of(tensors[t])
+    return start, pitch
+
+
+@cute.jit
+def fetch(spec: cutlass.Constexpr, sources: tuple, item: tuple, row: tuple, own: cute.Tensor):
     """Starts the copy of this thread's vectors of an item to own (VECTOR, vectors), 0 behind its matrix."""
-    at = (item[0] // x.shape[1], item[0] % x.shape[1])
+    start, pitch = matrix_at(sources, item[0])
     rows, columns = places(spec, item[1], row)
     for i in range_constexpr(spec.vectors):
-        there = Int32(16) * Int32(rows[i] < x.shape[2])
-        source = vector_at(x, at, rows[i], columns[i])
+        there = Int32(16) * Int32(rows[i] < sources[0].shape[2])
+        source = pointer(sources[0], start, rows[i] * pitch + columns[i], 16)
         cp_async(own[None, i].iterator.align(16), source, 16, there)
 
 
@@ -191,19 +248,18 @@ def take(own: cute.Tensor, elements: cute.Tensor) -> None:
 
 
 @cute.jit
-def store_item(spec: cutlass.Constexpr, tensors: tuple, item: tuple, row: tuple, conversion: tuple):
-    """This thread's vectors of an item as fp8. tensors: x and values; conversion: what was fetched of it, and
-    1 / scale."""
-    x, values = tensors
-    own, factor = conversion
-    at = (item[0] // x.shape[1], item[0] % x.shape[1])
+def store_item(spec: cutlass.Constexpr, values: tuple, item: tuple, row: tuple, conversion: tuple):
+    """This thread's vectors of an item as fp8. conversion: what was fetched of it, 1 / scale, rows of a
+    matrix."""
+    own, factor, end = conversion
+    start, pitch = matrix_at(values, item[0])
     rows, columns = places(spec, item[1], row)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
-    vector = cute.make_rmem_tensor(VECTOR, x.element_type)
+    vector = cute.make_rmem_tensor(VECTOR, own.element_type)
     for i in range_constexpr(spec.vectors):
-        if rows[i] < x.shape[2]:
+        if rows[i] < end:
             source = cute.make_tensor(own[None, i].iterator.align(16), cute.make_layout(VECTOR))
             cute.autovec_copy(source, vector)
             packed.store((vector.load().to(Float32) * factor).to(DTYPES[spec.format]))
-            target = address(values, at, rows[i], columns[i]).align(VECTOR)
+            target = pointer(values[0], start, rows[i] * pitch + columns[i], VECTOR)
             cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))

@@ -9,6 +9,7 @@ import torch
 from kernels_dsl.config.attention import DESCALE_KEYS
 from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.quantize.quantize import quantize
+from kernels_dsl.ops.quantize.together import quantize_matrices
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 SCALINGS = ("head", "block")
@@ -44,10 +45,12 @@ def quantize_qkv(
     if rotate:
         first, second = rotations(q.shape[-1], q.dtype, q.device)
         q, k = q @ first, k @ second
+    if scaling == "block":
+        pairs = [quantize(q.transpose(1, 2), scaling="matrix"), _by_block("k", k), _by_block("v", v)]
+    else:
+        pairs = quantize_matrices(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     found = {}
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        by_block = scaling == "block" and name != "q"
-        values, scale = _by_block(name, x) if by_block else quantize(x.transpose(1, 2), scaling="matrix")
+    for name, (values, scale) in zip("qkv", pairs):
         found[name], found[f"{name}_descale"] = values.transpose(1, 2), scale
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from kernels_dsl.config.quantize import (
     MANY_PARTS,
     PITCH,
     TILE,
+    MatrixQuantization,
     RowQuantization,
     TileQuantization,
     grid_elements,
@@ -37,6 +38,7 @@ FUNCTIONS = {
     "grid": lowering.jit(f"{_FOLDER}.grid:quantize_grid", name="quantize_grid"),
     "lines": lowering.jit(f"{_FOLDER}.lines:quantize_lines", name="quantize_lines"),
     "matrices": lowering.jit(f"{_FOLDER}.matrices:quantize_matrices", name="quantize_matrices"),
+    "three": lowering.jit(f"{_FOLDER}.matrices:quantize_three", name="quantize_three"),
     "maxima": lowering.jit(f"{_FOLDER}.maxima:quantize_by_maxima", name="quantize_by_maxima"),
 }
 SMALL = 1 << 17
@@ -136,9 +138,9 @@ class Kernels:
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sending:
         """With scales of matrices or of all."""
         if kind == "matrix" and turned is None:
-            in_one_read = self._matrices()
-            if in_one_read is not None:
-                return in_one_read
+            found = self.matrices_in_one_read(self.matrices)
+            if found is not None:
+                return self._kernel("matrices", spec=found[0]), (0, 1), found[1]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
@@ -166,22 +168,39 @@ class Kernels:
         kernel = self._kernel("lines", spec=spec)
         return kernel, _order(plain, turned), lambda: (workspace(), rows_each)
 
-    def _matrices(self) -> Sending | None:
-        """With scales of matrices, in one read; None where other kernels are better."""
+    def matrices_in_one_read(
+        self, matrices: int, least: tuple[int, int] = (4, 8)
+    ) -> tuple[MatrixQuantization, Callable[[], tuple[Any, ...]]] | None:
+        """How so many such matrices are read once, and what the kernel takes behind the buffers; None where
+        other kernels are better. `least`: as `matrix_quantization` has it."""
+        if not self.aligned:
+            return None
         device = self.target.device
-        shape = (self.matrices, self.rows, self.columns)
         facts = (device.sm_count, device.smem_bytes, self.early)
-        found = matrix_quantization(self.format, shape, facts, self.bytes_each) if self.aligned else None
+        shape = (matrices, self.rows, self.columns)
+        found = matrix_quantization(self.format, shape, facts, self.bytes_each, least)
         if found is None:
             return None
         spec, ctas = found
-        elements, index = self.matrices * spec.items(self.rows, self.columns), self.target.index
+        elements, index = matrices * spec.items(self.rows, self.columns), self.target.index
 
         def rest() -> tuple[Any, ...]:
             counter, workspace = counter_and_workspace(index, elements)
             return workspace, counter, ctas
 
-        return self._kernel("matrices", spec=spec), (0, 1), rest
+        return spec, rest
+
+
+def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
+    """What launches on three tensors of the same matrices, with scales of matrices, and on all their buffers;
+    None where that takes several launches."""
+    first = kernels[0]
+    found = first.matrices_in_one_read(sum(each.matrices for each in kernels), least=(0, 0))
+    if found is None or not all(each.aligned for each in kernels):
+        return None
+    spec, rest = found
+    launch = Launch(FUNCTIONS["three"], first.target, {"spec": spec})
+    return lambda q, k, v, made: launch(q, k, v, made, rest())
 
 
 def _order(plain: Place, turned: Place) -> Order:

@@ -81,7 +81,7 @@ def quantize_supports(
     """Why `quantize` with these arguments cannot run here; None if it can. Compiles nothing."""
     try:
         check(x, dtype, scaling, transpose, scale)
-        _check_target(target_of(x))
+        check_target(target_of(x))
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -119,7 +119,8 @@ def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:
             )
 
 
-def _check_target(target: Target) -> None:
+def check_target(target: Target) -> None:
+    """ValueError where the GPU has no conversion to fp8."""
     if target.device.capability < (8, 9):
         major, minor = target.device.capability
         raise ValueError(
@@ -232,7 +233,7 @@ def _plan_of(
     if plan is None:
         check(x, dtype, scaling, transpose, scale)
         target = target_of(x)
-        _check_target(target)
+        check_target(target)
         plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
         if not target.emulated:
             if len(_PLANS) >= _MAX_PLANS:
