@@ -8,6 +8,7 @@ other errors, and its largest weight none. Slow and obvious; torch only. docs/fp
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ MEAN = 0.0571
 class Walk:
     """Tiles of `queries` visit blocks of `keys`, from the last that any of their rows sees to the first.
 
+    `rising`: but before them, from left to right, those behind the last block in which nothing is hidden.
     Where `linear` is not 0, one of so many exponentials is linear between powers of two, in blocks after the
     first in which nothing is hidden.
     """
@@ -39,6 +41,7 @@ class Walk:
     queries: int
     keys: int
     linear: int = 0
+    rising: bool = True
 
 
 def attention_fp8_watched(
@@ -69,11 +72,14 @@ def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk) -> torch.Tenso
     first, last = (int(seen[0]), int(seen[-1])) if len(seen) else (0, 0)
     reference = scores.new_full((*scores.shape[:3], 1), -math.inf)
     out, total = scores.new_zeros(()), scores.new_zeros(())
-    for block in reversed(range(first // walk.keys, last // walk.keys + 1)):
+    blocks = list(range(first // walk.keys, last // walk.keys + 1))
+    scores = torch.nn.functional.pad(scores, (0, -length % walk.keys), value=-math.inf)
+    seen_whole = (scores[:, :, :rows] > -math.inf).all(2).all(0).all(0).unflatten(0, (-1, walk.keys)).all(1)
+    cut = len(list(itertools.takewhile(lambda block: not seen_whole[block], reversed(blocks))))
+    end = len(blocks) - cut if walk.rising else len(blocks)
+    for block in blocks[end:] + blocks[:end][::-1]:
         keys = slice(block * walk.keys, min((block + 1) * walk.keys, length))
-        x = scores[..., keys]
-        x = torch.nn.functional.pad(x, (0, walk.keys - x.shape[-1]), value=-math.inf)
-        hidden = bool((x[:, :, :rows] == -math.inf).any())
+        x, hidden = scores[..., block * walk.keys : (block + 1) * walk.keys], not bool(seen_whole[block])
         weights = _weights(x, reference, 0 if hidden else walk.linear)
         fits = (_quarters(weights) <= LARGEST).all(-1, keepdim=True)  # without a reference: infinite or NaN
         fits = fits.unflatten(2, (-1, ROWS)).all(3, keepdim=True).expand(-1, -1, -1, ROWS, 1).flatten(2, 3)

@@ -113,11 +113,23 @@ def visit_tile(
 
 @cute.jit
 def block_at(
-    variant: cutlass.Constexpr, visit: Visit, at: QueryTile, lists: tuple | None, position: Int32
+    variant: cutlass.Constexpr,
+    visit: Visit,
+    at: QueryTile,
+    lists: tuple | None,
+    position: Int32,
+    rising: cutlass.Constexpr = False,
 ) -> Int32:
-    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right."""
+    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right.
+
+    `rising`: the blocks that the right edge cuts are walked from the left.
+    """
     if cutlass.const_expr(variant.lists is None):
-        return visit.last - position
+        in_order = visit.last - position
+        if cutlass.const_expr(rising):
+            if position < visit.right:
+                in_order = visit.last + 1 - visit.right + position
+        return in_order
     tile = Int32(0)
     if visit.k_len > 0:
         row, split = at.m // variant.lists[0], variant.lists[1]

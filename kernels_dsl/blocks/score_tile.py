@@ -279,13 +279,14 @@ def to_operand(spec, scores: cute.Tensor, operand: cute.Tensor) -> None:
 def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: Tile, work: Work):
     """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
     view = softmax.rows_and_columns(output)
-    softmax.finish(view, rows.row_max, rows.row_sum, scale_of_scores(spec, work), probability_offset(spec))
+    factor = None
     if cutlass.const_expr(work.descales is not None and work.descales[2] is not None):
         if cutlass.const_expr(cute.rank(work.descales[2]) == 3):
-            rows.correction.fill(rows.scales[1])
+            factor = rows.scales[1]
         else:
-            rows.correction.fill(work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)])
-        softmax.rescale(view, rows.correction)
+            factor = work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)]
+    scale, offset = scale_of_scores(spec, work), probability_offset(spec)
+    softmax.finish(view, rows.row_max, rows.row_sum, scale, offset, factor)
     if cutlass.const_expr(work.lse is not None):
         if tile.column == 0:
             for r in cutlass.range_constexpr(cute.size(rows.row_max)):

@@ -198,21 +198,32 @@ def rescale(values: cute.Tensor, factor: cute.Tensor) -> None:
             values[r, c] = values[r, c] * factor[r]
 
 
+@cute.jit
 def finish(
     output: cute.Tensor,  # (rows, columns): unnormalised outputs in, outputs out
     row_max: cute.Tensor,  # (rows,): maxima in, log-sum-exp (natural) out
     row_sum: cute.Tensor,  # (rows,)
     scale_log2: Float32,
-    offset: float = 0.0,
-) -> None:
-    """Divides by the sums, which are 2^offset times too large. A row without any key gives exactly 0 and a
-    log-sum-exp of -inf.
+    offset: cutlass.Constexpr = 0.0,
+    factor: Float32 | None = None,
+):
+    """Divides by the sums, which are 2^offset times too large, and multiplies by `factor`. A row without any
+    key gives exactly 0, also where values are NaN, and a log-sum-exp of -inf.
     """
-    for r in range(cute.size(output, mode=[0])):
+    some_empty = cutlass.Boolean(False)
+    for r in cutlass.range_constexpr(cute.size(output, mode=[0])):
         total = quad_sum(row_sum[r])
         empty = total == Float32(0.0)
+        some_empty = some_empty | empty
         inverse = cute.arch.rcp_approx(total)
-        for c in range(cute.size(output, mode=[1])):
-            output[r, c] = choose(empty, Float32(0.0), output[r, c] * inverse)
+        if cutlass.const_expr(factor is not None):
+            inverse = inverse * factor
+        for c in cutlass.range_constexpr(cute.size(output, mode=[1])):
+            output[r, c] = output[r, c] * inverse
         log_sum = (row_max[r] * scale_log2 + cute.math.log2(total, fastmath=True) - offset) * LN_2
         row_max[r] = choose(empty, Float32(-math.inf), log_sum)
+    if cute.arch.vote_any_sync(some_empty):
+        for r in cutlass.range_constexpr(cute.size(output, mode=[0])):
+            empty = row_max[r] == Float32(-math.inf)
+            for c in cutlass.range_constexpr(cute.size(output, mode=[1])):
+                output[r, c] = choose(empty, Float32(0.0), output[r, c])

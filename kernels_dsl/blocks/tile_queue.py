@@ -1,19 +1,28 @@
 """Work tiles handed out as CTAs become free: one counter in global memory for all of them.
 
 The producer warp of a CTA asks for the next number before it loads a tile, looks at the answer after its
-loads, and passes it on to the consumers through a small ring in shared memory. The first number of a CTA is
-its own index, so a launch takes exactly as many numbers as there are tiles; who takes the last one sets the
-counter back to 0 for the next launch. A counter must not be shared by launches that can run at the same time.
+loads, and says to the consumers through a small ring in shared memory what tile it is and what it visits, so
+that they need not compute it. The first number of a CTA is its own index, so a launch takes exactly as many
+numbers as there are tiles; who takes the last one sets the counter back to 0 for the next launch. A counter
+must not be shared by launches that can run at the same time.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
+from .kv_blocks import Visit
+from .query_tiles import QueryTile
+
 STAGES = 2
-"""Numbers in flight to the consumers of one CTA."""
+"""Tiles in flight to the consumers of one CTA."""
+WORDS = 8
+"""Of a tile: its coordinates and its visit."""
+END = 1 << 30
+"""In place of a first coordinate: there are no more."""
 
 
-def make_number_ring(barriers: cute.Pointer, threads: int) -> pipeline.PipelineAsync:
+def make_tile_ring(barriers: cute.Pointer, threads: int) -> pipeline.PipelineAsync:
     """Ring from the producer warp's 32 threads to `threads` others. The caller syncs.
 
     `barriers` points to 2 * STAGES 8-byte words of shared memory.
@@ -45,23 +54,51 @@ def number_of(asked: Int32, counter: cute.Tensor, size: Int32) -> Int32:
     return cute.arch.make_warp_uniform(number)
 
 
+def make_slots(pointer: cute.Pointer) -> cute.Tensor:
+    """(WORDS, STAGES) int32 in shared memory, aligned to 16 bytes."""
+    return cute.make_tensor(pointer, cute.make_layout((WORDS, STAGES)))
+
+
+def send_tile(
+    ring: pipeline.PipelineAsync,
+    slots: cute.Tensor,
+    state: pipeline.PipelineState,
+    at: QueryTile,
+    visit: Visit,
+) -> None:
+    """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles behind."""
+    _send(ring, slots, state, (*at, *visit))
+
+
+def send_end(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState) -> None:
+    """Producer warp: there are no more tiles."""
+    _send(ring, slots, state, (Int32(END),) * WORDS)
+
+
 @cute.jit
-def send_number(
-    ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState, number: Int32
+def _send(
+    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState, words: tuple
 ):
-    """Producer warp: passes `number` on to the consumers; blocks while they are STAGES tiles behind."""
     ring.producer_acquire(state)
     if cute.arch.lane_idx() == 0:
-        numbers[state.index] = number
+        for i in cutlass.range_constexpr(WORDS):
+            slots[i, state.index] = words[i]
     ring.producer_commit(state)
 
 
-@cute.jit
-def receive_number(
-    ring: pipeline.PipelineAsync, numbers: cute.Tensor, state: pipeline.PipelineState
+def await_tile(
+    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState
 ) -> Int32:
-    """Consumers: the number of their next tile."""
+    """Consumers: waits for the next tile; END: there is none."""
     ring.consumer_wait(state)
-    number = numbers[state.index]
+    return cute.arch.make_warp_uniform(slots[0, state.index])
+
+
+def take_tile(
+    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState
+) -> tuple[QueryTile, Visit]:
+    """Consumers: the tile that has been waited for. The caller advances the state."""
+    words = [cute.arch.make_warp_uniform(slots[i, state.index]) for i in range(WORDS)]
     ring.consumer_release(state)
-    return cute.arch.make_warp_uniform(number)
+    fields = len(QueryTile._fields)
+    return QueryTile(*words[:fields]), Visit(*words[fields:])

@@ -216,8 +216,8 @@ def sm90_fp8_config(
     if by_block:
         tile_n = DESCALE_KEYS if tile_n >= DESCALE_KEYS else DESCALE_KEYS // 2
     return Sm90AttentionConfig(
-        tile_m, tile_n, d, dv, pingpong=widest <= 128, late_wait=wide and not watch, watch_sums=watch,
-        linear_exps=3 if watch and widest <= 128 else 0,
+        tile_m, tile_n, d, dv, stages=3 if tile_n == 96 and tile_m == 192 else 2, pingpong=widest <= 128,
+        late_wait=wide and not watch, watch_sums=watch, linear_exps=3 if watch and widest <= 128 else 0,
     )  # fmt: skip
 
 

@@ -77,11 +77,11 @@ def chosen(shapes: tuple, masking: Masking, device: str):
     return sm90_fp8_config(dim, dim_v, variant, Extent(q_len, k_len, batch * heads, sms))
 
 
-def walk_of(config, exact: bool) -> Walk | None:
+def walk_of(config, exact: bool, rising: bool = True) -> Walk | None:
     """How a configuration visits keys where it watches sums; None where it keeps maxima."""
     if not config.watch_sums:
         return None
-    return Walk(config.tile_m, config.tile_n, 0 if exact else config.linear_exps)
+    return Walk(config.tile_m, config.tile_n, 0 if exact else config.linear_exps, rising)
 
 
 def packed(lengths: tuple[int, ...], gap: int, heads: int, dim: int, seed: int, device: str) -> tuple:
@@ -112,7 +112,8 @@ def run_packed(
     )  # fmt: skip
     masking = Masking(right=0 if causal else None)
     batch, keys = len(q_lens), (len(q_lens), len(k[0]), heads[1], dim)
-    walk = walk_of(chosen(((batch, max(q_lens), heads[0], dim), keys, keys), masking, device), True)
+    config = chosen(((batch, max(q_lens), heads[0], dim), keys, keys), masking, device)
+    walk = walk_of(config, True, rising=False)
     for n, length in enumerate(q_lens):
         if length:
             rows = slice(int(q[3][n]), int(q[3][n]) + length)

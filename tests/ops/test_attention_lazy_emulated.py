@@ -52,6 +52,13 @@ def test_watched_sums(seed):
         fp8.run(shapes, seed, Masking(left=10, right=40), window=(10, 40), scale=scale, config=config)
 
 
+def test_warpgroups_with_nothing_to_do(seed):
+    """Blocks hidden from the first warpgroups of a tile, and a tile with rows of the first one alone."""
+    config = Sm90AttentionConfig(192, 64, 64, 64, watch_sums=True, linear_exps=3)
+    shapes = ((1, 200, 1, 64), (1, 230, 1, 64), (1, 230, 1, 64))
+    fp8.run(shapes, seed, Masking(right=0), causal=True, config=config, lse=False)
+
+
 def test_linear_exponentials(seed):
     """With NaN for a key too, which a row whose weight of it is linear must show."""
     config = Sm90AttentionConfig(64, 64, 64, 64, watch_sums=True, linear_exps=3)

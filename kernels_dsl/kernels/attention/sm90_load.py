@@ -19,7 +19,7 @@ def produce(
 ):
     """Producer warp: for each work tile of this CTA, loads Q and the key blocks of its visit.
 
-    `queue` is None or the ring of `blocks.tile_queue` and its numbers.
+    `queue` is None or the ring of `blocks.tile_queue` and its slots.
     """
     states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.v_stages))
     queue_state = producer_state(tile_queue.STAGES)
@@ -30,15 +30,20 @@ def produce(
             asked = tile_queue.ask_number(work.counter)
         at = decode_query_tile(number, work.tiles)
         seq = seq_info(work.extent, at.batch)
+        visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+        if cutlass.const_expr(queue is not None):
+            tile_queue.send_tile(queue[0], queue[1], queue_state, at, visit)
+            queue_state.advance()
+        place = (work, at, seq, visit)
         if cutlass.const_expr(not spec.varlen):
-            states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+            states = load_tile(spec, rings, states, loads, s_tiles, place)
         elif at.m * spec.tile[0] < seq.q_len:
-            states = load_tile(spec, rings, states, loads, s_tiles, (work, at, seq))
+            states = load_tile(spec, rings, states, loads, s_tiles, place)
         if cutlass.const_expr(queue is not None):
             following = tile_queue.number_of(asked, work.counter, work.tiles.size)
-            tile_queue.send_number(queue[0], queue[1], queue_state, following)
-            queue_state.advance()
         number = following
+    if cutlass.const_expr(queue is not None):
+        tile_queue.send_end(queue[0], queue[1], queue_state)
 
 
 @cute.jit
@@ -48,16 +53,15 @@ def load_tile(
     states: tuple,
     loads: tuple,
     s_tiles: tuple,
-    place: tuple,  # (work, coordinates of the tile, sequence)
+    place: tuple,  # (work, coordinates of the tile, sequence, visit)
 ) -> tuple:
     """One work tile: K0, Q, then K of each block before V of the one before it, in the order of use."""
-    work, at, seq = place
+    work, at, seq, visit = place
     q_ring, k_ring, v_ring = rings
     q_state, k_state, v_state = states
-    load_q, load_k, load_v = tile_loaders(spec, loads, s_tiles, place)
-    visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+    load_q, load_k, load_v = tile_loaders(spec, loads, s_tiles, (work, at, seq))
 
-    block = block_at(spec.variant, visit, at, work.lists, Int32(0))
+    block = block_at(spec.variant, visit, at, work.lists, Int32(0), spec.rising)
     k_ring.producer_acquire(k_state)
     load_k(block, k_state.index, k_ring.producer_get_barrier(k_state))
     k_ring.producer_commit(k_state)
@@ -67,7 +71,7 @@ def load_tile(
     q_ring.producer_commit(q_state)
     q_state.advance()
     for position in cutlass.range(1, visit.count, unroll=1):
-        next_block = block_at(spec.variant, visit, at, work.lists, position)
+        next_block = block_at(spec.variant, visit, at, work.lists, position, spec.rising)
         k_ring.producer_acquire(k_state)
         load_k(next_block, k_state.index, k_ring.producer_get_barrier(k_state))
         k_ring.producer_commit(k_state)

@@ -12,9 +12,8 @@ from kernels_dsl.blocks import softmax, tile_queue
 from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
-from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
+from kernels_dsl.blocks.kv_blocks import Visit, block_at, diagonal_shift
 from kernels_dsl.blocks.pipeline import consumer_state
-from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.score_tile import (
     Tile,
     descaled,
@@ -32,6 +31,8 @@ from kernels_dsl.blocks.score_tile import (
 )
 from kernels_dsl.blocks.seqlen import V_STEP, seq_info
 from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
+
+from .sm90_tiles import first_tile, next_tile, tile_at
 
 
 class Fragments(NamedTuple):
@@ -61,7 +62,7 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
-    todo: tuple,  # (work, None or the ring of `blocks.tile_queue` and its numbers)
+    todo: tuple,  # (work, None or the ring of `blocks.tile_queue` and its slots)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""
@@ -73,20 +74,18 @@ def consume(
     if cutlass.const_expr(spec.pingpong):
         if group == spec.consumers - 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-    number = Int32(cute.arch.block_idx()[0])
-    while number < work.tiles.size:
-        at = decode_query_tile(number, work.tiles)
+    number, end = first_tile(work, queue, queue_state)
+    while number < end:
+        at, visit = tile_at(spec, work, number, queue, queue_state)
+        if cutlass.const_expr(queue is not None):
+            queue_state.advance()
         seq = seq_info(work.extent, at.batch)
-        place = (work, at, seq, group, thread)
+        place = (work, at, seq, visit, group, thread)
         if cutlass.const_expr(not spec.varlen):
             states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
         elif at.m * spec.tile[0] < seq.q_len:
             states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
-        if cutlass.const_expr(queue is None):
-            number += cute.arch.grid_dim()[0]
-        else:
-            number = tile_queue.receive_number(queue[0], queue[1], queue_state)
-            queue_state.advance()
+        number = next_tile(number, queue, queue_state)
     epi.drain(spec.epilogue, thread)
 
 
@@ -99,14 +98,58 @@ def work_tile(
     parts: Fragments,
     s_tiles: tuple,
     output: tuple,
-    place: tuple,  # (work, coordinates of the tile, sequence, group, thread)
+    place: tuple,  # (work, coordinates of the tile, sequence, visit, group, thread)
 ) -> tuple:
     """One work tile, from its first scores to its output."""
-    work, at, seq, group, thread = place
+    work, at, seq, visit, group, thread = place
     work = descaled(work, at)
-    visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
     row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
     tile = Tile(at, seq, visit, row, thread % 4 * 2)
+    here = (tile, work, group, thread)
+    if cutlass.const_expr(not spec.skips_rows):
+        states = fill_rows(spec, rings, states, mmas, parts, s_tiles, output, here)
+    elif at.m * spec.tile_m + group * WGMMA_M < seq.q_len * spec.pack:
+        states = fill_rows(spec, rings, states, mmas, parts, s_tiles, output, here)
+    else:
+        states = pass_tile(spec, rings, states, visit, group)
+    return states
+
+
+@cute.jit
+def pass_tile(spec: cutlass.Constexpr, rings: tuple, states: tuple, visit: Visit, group: Int32) -> tuple:
+    """A tile in which this warpgroup has no row: what comes is given back, and so are its turns."""
+    q_ring, k_ring, v_ring = rings
+    q_state, k_state, v_state = states
+    q_ring.consumer_wait(q_state)
+    q_ring.consumer_release(q_state)
+    q_state.advance()
+    for position in cutlass.range(visit.count, unroll=1):
+        k_ring.consumer_wait(k_state)
+        if cutlass.const_expr(spec.pingpong):
+            if position > 0:
+                wait_turn(NamedBarrier.MMA_ORDER, group)
+                give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
+        k_ring.consumer_release(k_state)
+        k_state.advance()
+        v_ring.consumer_wait(v_state)
+        v_ring.consumer_release(v_state)
+        v_state.advance()
+    return q_state, k_state, v_state
+
+
+@cute.jit
+def fill_rows(
+    spec: cutlass.Constexpr,
+    rings: tuple,
+    states: tuple,
+    mmas: tuple,
+    parts: Fragments,
+    s_tiles: tuple,
+    output: tuple,
+    place: tuple,  # (tile, work, group, thread)
+) -> tuple:
+    """The rows of this warpgroup in one work tile."""
+    tile, work, group, thread = place
     states = attend(spec, rings, states, mmas, parts, (tile, work, group, (s_tiles[2], thread)))
     q_ring, q_state = rings[0], states[0]
     if cutlass.const_expr(spec.scales_blocks):
@@ -174,7 +217,7 @@ def attend(
     k_ring.consumer_release(k_state)
     k_state.advance()
     release_q(spec, q_ring, q_state, visit.count == 1)
-    block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))
+    block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0), spec.rising)
     soften(spec, scores, parts, (tile, work, block), masked=first_masked(spec, visit), first=True)
     to_operand(spec, scores, parts.p)
     if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
@@ -185,8 +228,15 @@ def attend(
     right_end = cutlass.max(visit.right, 1)
     whole_end = cutlass.max(visit.right + visit.whole, 1)
     states = (q_state, k_state, v_state, cutlass.Boolean(False))
-    for position in cutlass.range(1, right_end, unroll=1):
+    seen_end = right_end
+    hides = spec.rising and spec.variant.right and spec.variant.lists is None
+    if cutlass.const_expr(hides):
+        seen_end = cutlass.max(cutlass.min(right_end, seen_blocks(spec, tile, work, place[2])), 1)
+    for position in cutlass.range(1, seen_end, unroll=1):
         states = step(spec, rings, states, mmas, parts, (*place, position), True)
+    if cutlass.const_expr(hides):
+        for position in cutlass.range(seen_end, right_end, unroll=1):
+            states = hidden_step(spec, rings, states, mmas, parts, (*place, position))
     for position in cutlass.range(right_end, whole_end, unroll=1):
         states = step(spec, rings, states, mmas, parts, (*place, position), False)
     if cutlass.const_expr(spec.variant.left):
@@ -231,7 +281,8 @@ def step(
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
         wait_turn(NamedBarrier.MMA_ORDER, group)
-    s_q, s_k = parts.q[None, None, None, q_state.index], parts.k[None, None, None, k_state.index]
+    s_q = parts.q[None, None, None, q_state.index]
+    s_k = parts.k[None, None, None, k_state.index]
     issue_product(mmas[0], scores, s_q, s_k, False)
     rescale_late(spec, parts, moved)
     if cutlass.const_expr(not spec.clears_each_block):
@@ -271,6 +322,40 @@ def step(
     return q_state, k_state, v_state, moved
 
 
+def seen_blocks(spec, tile: Tile, work: Work, group: Int32) -> Int32:
+    """How many of the blocks that the right edge cuts are seen by any row of this warpgroup."""
+    last_row = tile.at.m * spec.tile_m + group * WGMMA_M + WGMMA_M - 1
+    last = last_row // spec.pack + diagonal_shift(spec.variant, tile.seq) + work.window.right
+    return last // spec.tile_n + tile.visit.right - tile.visit.last
+
+
+@cute.jit
+def hidden_step(
+    spec: cutlass.Constexpr, rings: tuple, states: tuple, mmas: tuple, parts: Fragments, place: tuple
+) -> tuple:
+    """`step` where all scores are hidden: no product of Q and K, and weights of 0."""
+    group, position = place[2], place[4]
+    q_ring, k_ring, v_ring = rings
+    q_state, k_state, v_state, moved = states
+    k_ring.consumer_wait(k_state)
+    if cutlass.const_expr(spec.pingpong):
+        wait_turn(NamedBarrier.MMA_ORDER, group)
+    rescale_late(spec, parts, moved)
+    v_ring.consumer_wait(v_state)
+    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
+    if cutlass.const_expr(spec.pingpong):
+        give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
+    k_ring.consumer_release(k_state)
+    k_state.advance()
+    release_q(spec, q_ring, q_state, position == place[0].visit.count - 1)
+    warpgroup.wait_group(0)
+    v_ring.consumer_release(v_state)
+    v_state.advance()
+    # Word by word: where bytes meet after a branch, ptxas takes each apart.
+    cute.recast_tensor(parts.p, Int32).fill(Int32(0))
+    return q_state, k_state, v_state, cutlass.Boolean(False)
+
+
 @cute.jit
 def rescale_late(spec: cutlass.Constexpr, parts: Fragments, moved: cutlass.Boolean):
     """Where maxima fall behind: multiplies the output by the last block's `correction` where there is one.
@@ -304,9 +389,9 @@ def block_to_mask(
     variant = spec.variant
     block = Int32(0)
     if cutlass.const_expr(masked or variant.lists is None or variant.changes_scores or spec.varlen):
-        block = block_at(variant, tile.visit, tile.at, work.lists, position)
+        block = block_at(variant, tile.visit, tile.at, work.lists, position, spec.rising)
     elif tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0:
-        block = block_at(variant, tile.visit, tile.at, work.lists, position)
+        block = block_at(variant, tile.visit, tile.at, work.lists, position, spec.rising)
     return block
 
 

@@ -9,7 +9,7 @@ from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
-from kernels_dsl.blocks.tile_queue import make_number_ring
+from kernels_dsl.blocks.tile_queue import make_slots, make_tile_ring
 
 from . import sm90_turn as turning
 from .sm90_load import produce
@@ -34,7 +34,7 @@ def attention_kernel(
         if cutlass.const_expr(output[0] is not None):
             cpasync.prefetch_descriptor(output[0])
 
-    barriers, numbers, (sQ, sK, sV, sO, raw) = allocate(spec, smem_layouts)
+    barriers, slots, (sQ, sK, sV, sO, raw) = allocate(spec, smem_layouts)
     consumer_warps = spec.consumers * 4
     q_ring = make_tma_ring(barriers, spec.q_stages, spec.q_bytes, consumer_warps, (1, 1))
     barriers += 2 * spec.q_stages
@@ -52,7 +52,7 @@ def attention_kernel(
     queue = None
     if cutlass.const_expr(work.counter is not None):
         listeners = spec.consumers * WARPGROUP_THREADS + (turning.THREADS if spec.raw_stages else 0)
-        queue = (make_number_ring(barriers, listeners), numbers)
+        queue = (make_tile_ring(barriers, listeners), slots)
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
@@ -71,12 +71,13 @@ def attention_kernel(
 
 
 def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers, tile numbers, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), the staging of O, and V
-    on its way to be transposed (N, Dv, stages) or None.
+    """mbarriers, slots of the queue, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), the staging of
+    O, and V on its way to be transposed (N, Dv, stages) or None.
 
     Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
     """
+    slots = tile_queue.WORDS * tile_queue.STAGES
     words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + tile_queue.STAGES)
     raw_size = spec.raw_stages * spec.v_bytes
     o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
@@ -84,7 +85,7 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
     @cute.struct
     class SharedStorage:
         barriers: cute.struct.MemRange[cutlass.Int64, words]
-        numbers: cute.struct.MemRange[cutlass.Int32, tile_queue.STAGES]
+        tiles: cute.struct.Align[cute.struct.MemRange[cutlass.Int32, slots], 16]
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
         k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
@@ -98,10 +99,9 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
         raw = storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner)
     sO = storage.q if spec.stage_in_q else storage.o
     staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
-    numbers = storage.numbers.get_tensor(cute.make_layout(tile_queue.STAGES))
     return (
         storage.barriers.data_ptr(),
-        numbers,
+        make_slots(storage.tiles.data_ptr()),
         (
             storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
             storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),

@@ -59,6 +59,17 @@ class AttentionSpec:
         return self.varlen and self.variant.lists is not None
 
     @property
+    def rising(self) -> bool:
+        """Blocks that the mask's right edge cuts are walked from the left: there a causal mask hides no row's
+        keys all, and a row without a key in its first block takes a second reference in its second."""
+        return self.watch_sums and not self.varlen
+
+    @property
+    def skips_rows(self) -> bool:
+        """A warpgroup without a row in a tile leaves its products out."""
+        return self.consumers > 1 and self.dtype.width == 8 and not self.varlen
+
+    @property
     def v_stages(self) -> int:
         """Stages of V as TMA loads it."""
         return self.raw_stages or self.stages

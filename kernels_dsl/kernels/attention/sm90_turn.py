@@ -13,12 +13,12 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks import tile_queue
 from kernels_dsl.blocks.inline_ptx import inline_ptx
-from kernels_dsl.blocks.kv_blocks import visit_tile
 from kernels_dsl.blocks.layouts import SWIZZLES
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state
-from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.seqlen import V_STEP, seq_info
+from kernels_dsl.blocks.seqlen import V_STEP
 from kernels_dsl.blocks.swizzled_rows import shared_pointer
+
+from .sm90_tiles import first_tile, next_tile, tile_at
 
 WARPS = 3
 """Of the producer's warpgroup: all but the one that loads."""
@@ -39,11 +39,11 @@ def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple
     raw, values = (tile.iterator.toint() for tile in tiles)
     raw_state, v_state = consumer_state(spec.raw_stages), producer_state(spec.stages)
     thread = cute.arch.thread_idx()[0] - (spec.threads - THREADS)
-    number = Int32(cute.arch.block_idx()[0])
-    while number < work.tiles.size:
-        at = decode_query_tile(number, work.tiles)
-        seq = seq_info(work.extent, at.batch)
-        visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+    number, end = first_tile(work, queue, queue_state)
+    while number < end:
+        _, visit = tile_at(spec, work, number, queue, queue_state)
+        if cutlass.const_expr(queue is not None):
+            queue_state.advance()
         for _ in cutlass.range(visit.count, unroll=1):
             raw_ring.consumer_wait(raw_state)
             v_ring.sync_object_empty.wait(v_state.index, v_state.phase)
@@ -56,11 +56,7 @@ def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple
                 cute.arch.mbarrier_arrive(v_ring.producer_get_barrier(v_state))
             raw_state.advance()
             v_state.advance()
-        if cutlass.const_expr(queue is None):
-            number += cute.arch.grid_dim()[0]
-        else:
-            number = tile_queue.receive_number(queue[0], queue[1], queue_state)
-            queue_state.advance()
+        number = next_tile(number, queue, queue_state)
 
 
 @cute.jit
