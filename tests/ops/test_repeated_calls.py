@@ -102,7 +102,7 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     tensors = _tensors()
     first = CALLS[name](tensors)
     with monkeypatch.context() as patch:
-        for module in (product, quantize, bsr_scaled):
+        for module in (product, quantize, bsr):
             patch.setattr(module, "signature", None)  # it is found by one comparison
         patch.setattr(bsr_plan, "build", None)  # and nothing is decided again
         second = CALLS[name](tensors)

@@ -105,8 +105,8 @@ def bsr_gemm(
         return bsr_register.through_dispatcher(
             sparse, dense, left, out=out, family=family, config=config, **options
         )
-    plan = _plan_of(sparse, dense, left, out, (family, config), options)
-    result = _follow(plan, sparse, dense, left, out, options)
+    plan = plan_of(sparse, dense, left, out, (family, config), options)
+    result = follow(plan, sparse, dense, left, out, options)
     if key is not None and not target_of(dense).emulated:
         recent.keep(sparse._kept, key, usual, plan)
     return result
@@ -122,20 +122,22 @@ def run_direct(
     config: BsrConfig | None,
     **options: Any,
 ) -> torch.Tensor:
-    """`bsr_gemm` past the dispatcher and autograd; all arguments must be given."""
-    plan = _plan_of(sparse, dense, left, out, (family, config), options)
-    return _follow(plan, sparse, dense, left, out, options)
+    """`bsr_gemm`, or `bsr_scaled_gemm`, past the dispatcher and autograd; all arguments must be given, of the
+    latter `scales`: of the sparse factor and of the dense one."""
+    plan = plan_of(sparse, dense, left, out, (family, config), options)
+    return follow(plan, sparse, dense, left, out, options)
 
 
-def _plan_of(
+def plan_of(
     sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
 ) -> bsr_plan.Plan:
+    """The plan of a call; `forced`: family, configuration; `options`: as those of `run_direct`."""
     family, config = forced
-    extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
+    extras = _extras(options)
     parts = [options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype")]
     key = (
-        left, sparse.transposed, forced, options["alpha"] == 1.0, options["beta"] == 0.0, *parts,
-        *map(signature, (sparse.values, dense, out, *extras)),
+        left, sparse.transposed, forced, "scales" in options, options["alpha"] == 1.0, options["beta"] == 0.0,
+        *parts, *map(signature, (sparse.values, dense, out, *extras)),
     )  # fmt: skip
     plan: bsr_plan.Plan | None = sparse._kept.get(key)
     if plan is None:
@@ -143,7 +145,7 @@ def _plan_of(
         overlap.check_self_overlap(out)
         target = target_of(dense)
         plan = bsr_plan.build(
-            call, dense, out, target, _pattern(sparse), family=family, config=config, extras=extras
+            call, dense, out, target, pattern_of_matrix(sparse), family=family, config=config, extras=extras
         )
         if not target.emulated:  # the emulator may be another one next time
             if len(sparse._kept) >= _MAX_PLANS:
@@ -152,21 +154,31 @@ def _plan_of(
     return plan
 
 
-def _follow(
+def follow(
     plan: bsr_plan.Plan, sparse: BsrTensor, dense: Any, left: bool, out: Any, options: dict[str, Any]
 ) -> torch.Tensor:
     """The call, after what depends on addresses was looked at."""
     if out is not None:
-        named = {"a" if left else "b": dense, "the values": sparse.values}
-        named.update((name, options[name]) for name in ("c", "bias", "residual"))
+        scales = dict(zip(scale_names(left), options.get("scales", ())))
+        factors = {"a" if left else "b": dense, "the values": sparse.values, **scales}
+        named = {name: options[name] for name in ("c", "bias", "residual")}
         named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
-        _check_overlap(out, named, ("a" if left else "b", "the values"))
+        _check_overlap(out, {**factors, **named}, tuple(factors))
     operands = None
     if plan.operands is not None:
-        scalars = (float(options["alpha"]), float(options["beta"]))
-        named_extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
-        operands = plan.operands((*scalars, *named_extras))
+        operands = plan.operands((float(options["alpha"]), float(options["beta"]), *_extras(options)))
     return plan.run(sparse.values, dense, out, operands)
+
+
+def _extras(options: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments that a kernel reads besides the factors."""
+    others = (options["c"], options["bias"], options["residual"])
+    return (*others, *options.get("scales", ()), *options["epilogue_args"])
+
+
+def scale_names(left: bool) -> tuple[str, str]:
+    """What the scales of the sparse factor and of the dense one are called; `left`: that stands there."""
+    return ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
 
 
 def _check_overlap(out: torch.Tensor, named: dict[str, Any], factors: tuple[str, ...]) -> None:
@@ -179,7 +191,7 @@ def _check_overlap(out: torch.Tensor, named: dict[str, Any], factors: tuple[str,
     overlap.check_overlap(out, tensors)
 
 
-def _pattern(sparse: BsrTensor) -> Pattern:
+def pattern_of_matrix(sparse: BsrTensor) -> Pattern:
     rows, columns = sparse.shape[0] // sparse.block[0], sparse.shape[1] // sparse.block[1]
     return pattern_of(sparse.crow_indices, sparse.col_indices, rows, columns)
 
@@ -225,7 +237,7 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
         overlap.check_self_overlap(options.get("out"))
         target = target_of(dense)
         bsr_plan.build(
-            call, dense, options.get("out"), target, _pattern(sparse), family=family, config=config
+            call, dense, options.get("out"), target, pattern_of_matrix(sparse), family=family, config=config
         )
     except (TypeError, ValueError) as error:
         return str(error)

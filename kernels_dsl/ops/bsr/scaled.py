@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops import overlap, recent
+from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
-from kernels_dsl.ops.bsr.bsr import _check_overlap, _pattern
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.plain import needs_dispatcher, signature
+from kernels_dsl.ops.plain import needs_dispatcher
 from kernels_dsl.ops.target import target_of
 
-_MAX_PLANS = 256  # of one matrix
 _Tensor = torch.Tensor
 
 
@@ -70,114 +69,39 @@ def bsr_scaled_gemm(
     if check:
         sparse.check()
     extras = (c, bias, residual, blocks, other, *epilogue_args)
-    options = (alpha, beta, bias_axis, activation, epilogue, out_dtype)
     key: Any = None
     usual: tuple[Any, ...] = ()
     values = sparse.values
     if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
         usual = (dense, values, blocks, other) if out is None else (dense, values, blocks, other, out)
-        key = (dense.shape, left, sparse.transposed, out is None, options, config, family)
+        key = (
+            dense.shape, left, sparse.transposed, out is None, alpha == 1.0, activation, epilogue, out_dtype,
+            family, config,
+        )  # fmt: skip
         plan: bsr_plan.Plan | None = recent.find(sparse._kept, key, usual)
         if plan is not None and (
             out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
         ):
+            make = plan.operands
+            operands = None if make is None else make((float(alpha), float(beta), *extras))
             try:
-                return _run(plan, sparse, dense, extras, options, out)
+                return plan.run(values, dense, out, operands)
             except ValueError:
                 recent.look_at_addresses(sparse._kept, key)
+    options: dict[str, Any] = {
+        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
+        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
+        "out_dtype": out_dtype, "scales": (blocks, other),
+    }  # fmt: skip
     if needs_dispatcher((values, dense, out, *extras)):
         from kernels_dsl.ops.bsr import scaled_register
 
-        return scaled_register.call(sparse, dense, left, extras, options, out, (config, family))
-    plan = _plan_of(sparse, dense, left, extras, options, out, (config, family))
-    result = _checked(plan, sparse, dense, left, extras, options, out)
+        return scaled_register.call(sparse, dense, left, out, (family, config), options)
+    plan = bsr.plan_of(sparse, dense, left, out, (family, config), options)
+    result = bsr.follow(plan, sparse, dense, left, out, options)
     if key is not None and not target_of(dense).emulated:
         recent.keep(sparse._kept, key, usual, plan)
     return result
-
-
-def _run(
-    plan: bsr_plan.Plan,
-    sparse: BsrTensor,
-    dense: torch.Tensor,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    make = plan.operands
-    operands = None if make is None else make((float(options[0]), float(options[1]), *extras))
-    return plan.run(sparse.values, dense, out, operands)
-
-
-def run_direct(
-    sparse: BsrTensor,
-    dense: torch.Tensor,
-    left: bool,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-    forced: tuple[BsrConfig | None, str | None],
-) -> torch.Tensor:
-    """`bsr_scaled_gemm` past the dispatcher.
-
-    `extras`: c, bias, residual, scales of the blocks and of the dense factor, the epilogue's arguments;
-    `options`: alpha, beta, bias_axis, activation, epilogue, out_dtype; `forced`: configuration, family.
-    """
-    plan = _plan_of(sparse, dense, left, extras, options, out, forced)
-    return _checked(plan, sparse, dense, left, extras, options, out)
-
-
-def _plan_of(
-    sparse: BsrTensor, dense: torch.Tensor, left: bool, extras: Any, options: Any, out: Any, forced: Any
-) -> bsr_plan.Plan:
-    signatures = (*map(signature, (sparse.values, dense, out)), *map(signature, extras))
-    key = ("scaled", left, sparse.transposed, options, forced, signatures)
-    plan: bsr_plan.Plan | None = sparse._kept.get(key)
-    if plan is None:
-        call = described(sparse, dense, left, extras, options, out)
-        overlap.check_self_overlap(out)
-        target = target_of(dense)
-        config, family = forced
-        plan = bsr_plan.build(
-            call, dense, out, target, _pattern(sparse), config=config, family=family, extras=extras
-        )
-        if not target.emulated:  # the emulator may be another one next time
-            if len(sparse._kept) >= _MAX_PLANS:
-                sparse._kept.clear()
-            sparse._kept[key] = plan
-    return plan
-
-
-def _checked(
-    plan: bsr_plan.Plan, sparse: BsrTensor, dense: Any, left: bool, extras: Any, options: Any, out: Any
-) -> torch.Tensor:
-    """Follow a plan, after what depends on addresses was looked at."""
-    if out is not None and overlap.ranges_meet(out, (dense, sparse.values, *extras), plan.extents):
-        scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
-        factor = "a" if left else "b"
-        named = {factor: dense, "the values": sparse.values}
-        named.update(zip(("c", "bias", "residual", *scales), extras))
-        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(extras[5:]))
-        _check_overlap(out, named, (factor, "the values", *scales))
-    return _run(plan, sparse, dense, extras, options, out)
-
-
-def described(
-    sparse: BsrTensor,
-    dense: torch.Tensor,
-    left: bool,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-) -> bsr_plan.BsrCall:
-    """The checked call; arguments as those of `run_direct`."""
-    c, bias, residual, blocks, other, *epilogue_args = extras
-    alpha, beta, bias_axis, activation, epilogue, out_dtype = options
-    return bsr_plan.describe(
-        sparse, dense, left, out=out, out_dtype=out_dtype, scales=(blocks, other), c=c, bias=bias,
-        bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta, activation=activation,
-        epilogue=epilogue, epilogue_args=epilogue_args,
-    )  # fmt: skip
 
 
 def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
@@ -206,7 +130,7 @@ def bsr_scaled_supports(
         scales = (scale_b, scale_a) if left else (scale_a, scale_b)
         call = bsr_plan.describe(sparse, dense, left, out=out, scales=scales, **arguments)
         overlap.check_self_overlap(out)
-        pattern = _pattern(sparse)
+        pattern = bsr.pattern_of_matrix(sparse)
         bsr_plan.build(call, dense, out, target_of(dense), pattern, config=config, family=family)
     except (TypeError, ValueError) as error:
         return str(error)

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.bsr.bsr import run_direct, scale_names
 from kernels_dsl.ops.bsr.pattern import pattern_of
+from kernels_dsl.ops.bsr.plan import describe
 from kernels_dsl.ops.bsr.register import _matrix
-from kernels_dsl.ops.bsr.scaled import described, run_direct
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.operators import (
     define,
@@ -25,29 +26,30 @@ _ARGUMENTS = (
     'str bias_axis="n", str? activation=None, str? epilogue=None, ScalarType? out_dtype=None, '
     "str? family=None"
 )
+_TENSORS = ("c", "bias", "residual", "epilogue_args")
 _OPTIONS = {
     "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
 }  # fmt: skip
 
 
-def _parts(tensors: tuple[Any, ...], keywords: dict[str, Any], plans: dict[Any, Any]) -> tuple[Any, ...]:
-    """(sparse, dense, left, extras, options, out) of an operator call, as `described` takes them."""
-    names = ("c", "bias", "residual", "epilogue_args")
-    crow, col, values, dense, blocks, other, *rest = tensors
-    given = dict(zip(names, rest))
-    given.update((name, keywords[name]) for name in names if name in keywords)
-    extras = (*(given.get(name) for name in names[:3]), blocks, other, *(given.get("epilogue_args") or ()))
-    options = tuple(keywords.get(name, default) for name, default in _OPTIONS.items())
+def _parts(
+    tensors: tuple[Any, ...], keywords: dict[str, Any], plans: dict[Any, Any]
+) -> tuple[BsrTensor, torch.Tensor, bool, dict[str, Any]]:
+    """(sparse, dense, left, the others) of an operator call."""
+    crow, col, values, dense, *scales = tensors[:6]
+    given = {**dict(zip(_TENSORS, tensors[6:])), **keywords}
+    others = {name: given.get(name, default) for name, default in _OPTIONS.items()}
+    others.update({name: given.get(name) for name in (*_TENSORS[:3], "out")}, scales=tuple(scales))
+    others["epilogue_args"] = tuple(given.get("epilogue_args") or ())
     sparse = _matrix((crow, col, values), keywords["shape"], keywords.get("transposed", False), plans)
-    return sparse, dense, keywords.get("dense_left", False), extras, options, keywords.get("out")
+    return sparse, dense, keywords.get("dense_left", False), others
 
 
 def _run(*tensors: Any, **keywords: Any) -> torch.Tensor:
     crow, col, values = tensors[:3]
     rows, columns = keywords["shape"][0] // values.shape[-2], keywords["shape"][1] // values.shape[-1]
-    plans = pattern_of(crow, col, rows, columns).plans
-    sparse, dense, left, extras, options, out = _parts(tensors, keywords, plans)
-    return run_direct(sparse, dense, left, extras, options, out, (None, keywords.get("family")))
+    *factors, others = _parts(tensors, keywords, pattern_of(crow, col, rows, columns).plans)
+    return run_direct(*factors, family=keywords.get("family"), config=None, **others)
 
 
 def _run_out(*tensors: Any, **keywords: Any) -> None:
@@ -55,12 +57,13 @@ def _run_out(*tensors: Any, **keywords: Any) -> None:
 
 
 def _fake(*tensors: Any, **keywords: Any) -> torch.Tensor:
-    call = described(*_parts(tensors, keywords, {})).gemm
+    *factors, others = _parts(tensors, keywords, {})
+    call = describe(*factors, **others).gemm
     return tensors[3].new_empty(call.d_shape, dtype=call.d_dtype)
 
 
 def _fake_out(*tensors: Any, **keywords: Any) -> None:
-    described(*_parts(tensors, keywords, {}))
+    _fake(*tensors, **keywords)
 
 
 define(
@@ -74,34 +77,31 @@ def call(
     sparse: BsrTensor,
     dense: torch.Tensor,
     left: bool,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
     out: torch.Tensor | None,
-    forced: tuple[Any, str | None],
+    forced: tuple[str | None, Any],
+    options: dict[str, Any],
 ) -> torch.Tensor:
-    """A call as an operator; arguments as those of `bsr_scaled.run_direct`.
+    """A call as an operator; `forced`: family, configuration; `options`: the others of `bsr.run_direct`.
 
     Raises TypeError where the operator's schema cannot express an argument, ValueError for a `config` and
     where gradients are asked for with `out`.
     """
-    c, bias, residual, blocks, other, *epilogue_args = extras
-    scales = ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
-    named = {"a" if left else "b": dense, **dict(zip(scales, (blocks, other)))}
+    scales, epilogue_args = options["scales"], list(options["epilogue_args"])
+    named = {"a" if left else "b": dense, **dict(zip(scale_names(left), scales))}
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
     require_tensors(named)
-    config, family = forced
+    family, config = forced
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
-    rest = {"the values": sparse.values, "c": c, "bias": bias, "residual": residual, "out": out}
-    refuse_forward_mode("bsr_scaled_gemm", {**named, **rest})
-    refuse_written((sparse.values, *named.values(), c, bias, residual), out=out)
-    keywords: dict[str, Any] = dict(zip(_OPTIONS, options))
+    others = {name: options[name] for name in _TENSORS[:3]}
+    read = {**named, "the values": sparse.values, **others}
+    refuse_forward_mode("bsr_scaled_gemm", {**read, "out": out})
+    refuse_written(read.values(), out=out)
+    keywords: dict[str, Any] = {name: options[name] for name in _OPTIONS}
     keywords["epilogue"] = epilogue_name(keywords["epilogue"])
     keywords.update(shape=list(sparse.shape), transposed=sparse.transposed, dense_left=left, family=family)
-    positional = (
-        sparse.crow_indices, sparse.col_indices, sparse.values, dense, blocks, other, c, bias, residual,
-        epilogue_args or None,
-    )  # fmt: skip
+    matrix = (sparse.crow_indices, sparse.col_indices, sparse.values)
+    positional = (*matrix, dense, *scales, *others.values(), epilogue_args or None)
     if out is None:
         return torch.ops.kernels_dsl.bsr_scaled_gemm(*positional, **keywords)
     torch.ops.kernels_dsl.bsr_scaled_gemm_out(*positional, out=out, **keywords)
