@@ -60,7 +60,8 @@ def copies(traffic: int, name: str = "copy") -> dict[str, Call]:
 def quantize_rows() -> Iterator[dict[str, Any]]:
     """Time and rate of quantisation, and of the faster copy of as many bytes in the same run.
 
-    "of a copy" counts x as often as a scale that has to be known before makes it necessary to read it;
+    "of a copy" counts x as often as a scale that has to be known before makes it necessary to read it, and
+    twice for matrices, most of which are read once;
     "of a copy once" counts what would have to be moved if x stayed in the GPU between its two reads.
     """
     import torch

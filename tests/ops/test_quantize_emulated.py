@@ -122,8 +122,8 @@ def two_ctas(format, *_):
 def test_three_tensors_in_one_launch(seed, monkeypatch):
     """Q, K and V of grouped heads; K's and V's rows are parts of others."""
     monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
-    both = awkward((1, 40, 2, 2, 88), seed, torch.bfloat16)
-    q = awkward((1, 40, 3, 88), seed + 1, torch.bfloat16)
+    both = awkward((1, 24, 2, 2, 88), seed, torch.bfloat16)
+    q = awkward((1, 24, 3, 88), seed + 1, torch.bfloat16)
     with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
         found = kernels_dsl.quantize_qkv(q, both[:, :, 0], both[:, :, 1])
     assert len(session.launches) == 1 and not session.reports
@@ -145,9 +145,8 @@ def test_matrices_in_one_read(heads, rows, columns, seed, monkeypatch):
     assert launch.attributes["cooperative"] and launch.grid[0] == 2 and not session.reports
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "1x128"])
-def test_five_modes(scaling, seed):
-    check(awkward((2, 1, 2, 9, 140), seed, torch.bfloat16), scaling=scaling, transpose="both")
+def test_five_modes(seed):
+    check(awkward((2, 1, 2, 9, 140), seed, torch.bfloat16), scaling="1x128", transpose="both")
 
 
 def test_a_whole_cta_for_a_row(seed):
