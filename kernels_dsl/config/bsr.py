@@ -121,19 +121,23 @@ def tiles_of_list(problem: BsrProblem, config: Sm90BsrConfig) -> int:
     return along_block * -(-problem.other // (config.tile_x * config.cluster_x)) * problem.l
 
 
-def pieces_rule(problem: BsrProblem, config: Sm90BsrConfig, ctas: int) -> PiecesRule | None:
-    """How lists come in pieces; None where no list can be worth it."""
+def pieces_rule(
+    problem: BsrProblem, config: Sm90BsrConfig, ctas: int, longest: int | None = None
+) -> PiecesRule | None:
+    """How lists come in pieces; None where no list can be worth it. `longest`: its entries, if known."""
     lists = (problem.n if problem.dense_left else problem.m) // problem.block_mn
     item_k = ITEM_K if config.tile_s > 16 else SMALL_ITEM_K
     work = (problem.nnz + lists * item_k / problem.block_k) * tiles_of_list(problem, config)
     share = work / max(1, ctas // (config.cluster_s * config.cluster_x))
+    if longest is None:
+        longest = min(problem.k // problem.block_k, problem.nnz)
     rule = PiecesRule(
         least=LONGER * share,
         length=max(math.ceil(share / 2), -(-problem.nnz // MOST_SLOTS)),
         each=config.tile_s * config.tile_x / SUM_ELEMENTS / problem.block_k,
         all=PIECE_K / problem.block_k,
     )
-    return rule if rule.pieces(min(problem.k // problem.block_k, problem.nnz)) > 1 else None
+    return rule if rule.pieces(longest) > 1 else None
 
 
 def pieces_memory(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule) -> tuple[int, int]:

@@ -48,15 +48,16 @@ def test_stores_by_tma_where_rows_are_aligned() -> None:
 
 
 def test_lists_are_split_where_one_can_take_longer_than_all_work() -> None:
-    def rule(**changes: int) -> PiecesRule | None:
+    def rule(longest: int | None = None, **changes: int) -> PiecesRule | None:
         problem = replace(BsrProblem(8192, 8192, 8192, 1024, 128, 128), **changes)
         chosen = choose(problem)
         assert chosen is not None
-        return pieces_rule(problem, chosen, 132)
+        return pieces_rule(problem, chosen, 132, longest)
 
     assert rule() is None  # 25 %: a CTA has as much to do as four full lists
     assert rule(nnz=127) is None  # many tiles take long without any blocks
     assert rule(n=512, nnz=7) is None  # nothing is long
+    assert rule(11, n=512, nnz=127) is None and rule(64, n=512, nnz=127) is not None
     found = [rule(n=512, nnz=127), rule(n=2048, nnz=127), rule(n=2048, nnz=127, k=65536)]
     assert [x and x.length for x in found] == [4, 12, 12]
     assert [x and x.pieces(64) for x in found] == [8, 5, 5]

@@ -238,3 +238,19 @@ def test_other_refusals() -> None:
     with pytest.raises(ValueError, match="out is given and a tensor requires grad"):
         values = sparse.values.clone().requires_grad_()
         bsr_gemm(sparse.with_values(values), b, out=torch.zeros(64, 8).bfloat16())
+
+
+def test_builders_know_how_long_lists_are() -> None:
+    """Where none is cut, products take the kernel that knows nothing of pieces."""
+    dense = torch.randn(64, 48)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[1] = mask[:, 2] = True
+    found = []
+    for made in (
+        BsrTensor.from_dense(dense.bfloat16(), mask, (16, 16)),
+        BsrTensor.top_k(dense.bfloat16(), (16, 16), 2),
+        BsrTensor(torch.tensor([0, 1]), torch.tensor([1]), torch.zeros(1, 16, 16).bfloat16(), (16, 32)),
+    ):
+        grid = made.shape[0] // 16, made.shape[1] // 16
+        found.append(pattern_of(made.crow_indices, made.col_indices, *grid).longest)
+    assert found == [(3, 4), (2, None), (None, None)]

@@ -47,7 +47,12 @@ class Lists:
 
 
 class Pattern:
-    """The kept blocks of a matrix of `rows` x `columns` blocks."""
+    """The kept blocks of a matrix of `rows` x `columns` blocks.
+
+    `longest`: entries of the longest list by row and by column, where the host knows them; else None.
+    """
+
+    longest: tuple[int | None, int | None] = (None, None)
 
     def __init__(self, crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -> None:
         self.crow, self.col = crow, col

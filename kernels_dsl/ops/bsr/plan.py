@@ -283,7 +283,8 @@ def build(
     rule, counter = None, None
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):
-            rule = pieces_rule(problem, chosen, target.device.sm_count)
+            longest = pattern.longest[1 if call.by_column else 0]
+            rule = pieces_rule(problem, chosen, target.device.sm_count, longest)
         chosen = replace(chosen, split=rule is not None)
         counter = _counter(problem, chosen, rule)
     modes = tuple(spec.modes for spec in gemm.operands)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kernels_dsl.ops.bsr.pattern import pattern_of
+from kernels_dsl.ops.plain import watched
+
 BLOCK_STEP = 16
 MAX_BLOCK = 512
 VALUE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -170,7 +173,11 @@ class BsrTensor:
         crow = torch.zeros(rows + 1, dtype=torch.int32, device=dense.device)
         crow[1:] = mask.sum(1).cumsum(0)
         values = _blocks(dense, block)[..., row, col, :, :].contiguous()
-        return BsrTensor(crow, col.to(torch.int32), values, (dense.shape[-2], dense.shape[-1]))
+        made = BsrTensor(crow, col.to(torch.int32), values, (dense.shape[-2], dense.shape[-1]))
+        if mask.numel() and not watched():
+            by_row, by_column = torch.stack([mask.sum(mode).amax() for mode in (1, 0)]).tolist()
+            pattern_of(crow, made.col_indices, rows, columns).longest = (by_row, by_column)
+        return made
 
     @staticmethod
     def top_k(dense: torch.Tensor, block: tuple[int, int], k: int) -> BsrTensor:
@@ -182,7 +189,10 @@ class BsrTensor:
         crow = torch.arange(rows + 1, dtype=torch.int32, device=dense.device) * k
         at = torch.arange(rows, device=dense.device)[:, None]
         values = _blocks(dense, block)[at, kept].reshape(rows * k, *block)
-        return BsrTensor(crow, kept.reshape(-1).to(torch.int32), values, (dense.shape[0], dense.shape[1]))
+        made = BsrTensor(crow, kept.reshape(-1).to(torch.int32), values, (dense.shape[0], dense.shape[1]))
+        if not watched():
+            pattern_of(crow, made.col_indices, rows, columns).longest = (k, None)
+        return made
 
     @staticmethod
     def by_magnitude(dense: torch.Tensor, block: tuple[int, int], density: float) -> BsrTensor:
