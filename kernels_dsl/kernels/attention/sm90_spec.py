@@ -138,6 +138,8 @@ def make_spec(
             raise ValueError(f"turns_v is for fp8, dense, tile_m up to 128, one CTA an SM; it is {config}")
         raw_stages = 2 if config.dim_v <= 128 else 1
     epi_n = epilogue_columns(config.dim_v, out_dtype)
+    if dtype.width == 8 and consumers == 3 and config.dim_v == 128:
+        epi_n = 64  # two subtiles, not four: as measured with 192 x 96
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
     tiles += raw_stages * config.tile_n * config.dim_v
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):

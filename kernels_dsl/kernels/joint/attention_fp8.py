@@ -10,7 +10,7 @@ from kernels_dsl.kernels.attention.sm90_fp8 import attention_sm90_fp8
 from kernels_dsl.kernels.quantize.packed import transpose_packed
 from kernels_dsl.kernels.quantize.tile import quantize_tile
 
-TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True, early=True)
+TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
 
 
 @cute.jit
