@@ -150,7 +150,7 @@ def case(shape: Shape, peers: Sequence[str]) -> Case:
     others = peer_calls(shape, sparse, b)
     others["sm80"] = lambda i: bsr_gemm(sparse, b, out=out, family="sm80")
     if WHOLE in peers:
-        config = whole_lists(shape, sparse.nnz)
+        config = whole_lists(shape, sparse)
         others[WHOLE] = lambda i: bsr_gemm(sparse, b, out=out, config=config)
     calls.update({name: others[name] for name in peers if name in others})
 
@@ -163,13 +163,18 @@ def case(shape: Shape, peers: Sequence[str]) -> Case:
     return Case(shape.name, shape.flops, calls, verify=check)
 
 
-def whole_lists(shape: Shape, nnz: int) -> Any:
+def one_heavy_row(extent: int) -> Shape:
+    """One full block row among rows of 256 elements of K, by few columns: what pieces of lists are for."""
+    return Shape((extent, extent), 256 // extent, (SIZE // extent, SIZE // extent), HEAVY_N, "one_heavy_row")
+
+
+def whole_lists(shape: Shape, sparse: Any) -> Any:
     """The configuration on Hopper, without pieces of lists; None elsewhere, where there are none."""
-    import torch
+    from kernels_dsl.ops.target import target_of
 
     (m, k), (bm, bk) = (extent * block for extent, block in zip(shape.grid, shape.block)), shape.block
-    hopper = torch.cuda.get_device_capability() == (9, 0)
-    return choose(BsrProblem(m, shape.n, k, nnz, bm, bk)) if hopper else None
+    hopper = "sm90" in target_of(sparse.values).families(None)
+    return choose(BsrProblem(m, shape.n, k, sparse.nnz, bm, bk)) if hopper else None
 
 
 def fp8_case(shape: Shape) -> Case:
@@ -323,9 +328,7 @@ def run(suites: Sequence[str], rounds: int, results: Path) -> None:
         harness.run_suite("bsr_rows", cases(shapes, PEERS), rounds=rounds, results=results)
     if "patterns" in suites:
         shapes = [square(b, kept, p) for b, kept in ROWS[:4] for p in ("uniform", "power_law")]
-        heavy = [
-            Shape((b, b), 256 // b, (SIZE // b, SIZE // b), HEAVY_N, "one_heavy_row") for b in BLOCKS[::-1]
-        ]
+        heavy = [one_heavy_row(extent) for extent in BLOCKS[::-1]]
         rows = itertools.chain(cases(shapes, ("torch",)), cases(heavy, ("torch", WHOLE)))
         harness.run_suite("bsr_patterns", rows, rounds=rounds, results=results)
     if "density" in suites:
