@@ -67,18 +67,15 @@ def copy_stages(
     few = fetch_few(tiles, scales, origin, first)
     while first < end:
         count = cutlass.min(end - first, Int32(LANES))
-        if const_expr(tiles.few > 0):
-            # The stages whose scales these replace were empty when a later one was waited for.
-            leave_few(places[1], few, state.count)
-            few = fetch_few(tiles, scales, origin, first + LANES)
+        following = fetch_few(tiles, scales, origin, first + LANES)
         in_bulk = bulk_source(tiles.a, scales[0], origin[0], first) and bulk_source(
             tiles.b, scales[1], origin[1], first
         )
         if in_bulk:
-            copy_in_bulk(ring, state, tiles, places[0], scales, origin, (first, count))
+            copy_in_bulk(ring, state, tiles, places, scales, origin, (first, count), few)
         else:
-            copy_singly(ring, state, tiles, places[0], scales, origin, (first, count))
-        state = skip(state, count)
+            copy_singly(ring, state, tiles, places, scales, origin, (first, count), few)
+        few, state = following, skip(state, count)
         first += count
     return state
 
@@ -98,7 +95,10 @@ def fetch_few(tiles: cutlass.Constexpr, scales: tuple, origin: tuple, first: Int
 
 @cute.jit
 def leave_few(recent: cute.Tensor, values: tuple, stage: Int32) -> None:
-    """Stores what `fetch_few` loaded for the stages from number `stage` on, before what lane 0 does next."""
+    """Stores what `fetch_few` loaded for the stages from number `stage` on, before what lane 0 does next.
+
+    The stages whose scales these replace were empty when a later one was waited for.
+    """
     lane = cute.arch.lane_idx()
     for i in range_constexpr(len(values)):
         recent[i, (stage + lane) & (RECENT - 1)] = values[i]
@@ -130,34 +130,53 @@ def copy_in_bulk(
     ring: pipeline.PipelineTmaAsync,
     state: pipeline.PipelineState,
     tiles: cutlass.Constexpr,
-    sS: cute.Tensor,
+    places: tuple,
     scales: tuple,
     origin: tuple,
     groups: tuple,  # first, number
+    few: tuple,
 ) -> None:
-    """Waits until the stages are empty, one after the other, and begins their copies.
+    """Waits until the stages are empty, one after the other, and begins their copies; leaves the few scales.
 
     Behind a tensor's last row a copy leaves what was there.
     """
-    first, count = groups
-    bytes_a, source_a, step_a = bulk_copies(tiles.a, scales[0], origin[0], first)
-    bytes_b, source_b, step_b = bulk_copies(tiles.b, scales[1], origin[1], first)
+    bytes_a, source_a, step_a = bulk_copies(tiles.a, scales[0], origin[0], groups[0])
+    bytes_b, source_b, step_b = bulk_copies(tiles.b, scales[1], origin[1], groups[0])
     own = state.clone()
-    for _ in cutlass.range(count, unroll=1):
-        ring.sync_object_empty.wait(own.index, own.phase)
-        full = ring.producer_get_barrier(own)
-        at = sS.iterator + own.index * tiles.floats
-        if cute.arch.lane_idx() == 0:
-            if const_expr(tiles.floats > 0):
-                cute.arch.mbarrier_arrive_and_expect_tx(full, bytes_a + bytes_b)
-            else:
-                cute.arch.mbarrier_arrive(full)
-            if const_expr(not tiles.a.few):
-                copy_bulk(at + tiles.a.start, source_a, bytes_a, full)
-            if const_expr(not tiles.b.few):
-                copy_bulk(at + tiles.b.start, source_b, bytes_b, full)
-        source_a, source_b = source_a + step_a, source_b + step_b
+    # The first copies do not wait for the loads of the few.
+    begin_bulk(ring, own, tiles, places[0], (source_a, source_b), (bytes_a, bytes_b), False)
+    leave_few(places[1], few, own.count)
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(ring.producer_get_barrier(own))
+    for _ in cutlass.range(1, groups[1], unroll=1):
         own.advance()
+        source_a, source_b = source_a + step_a, source_b + step_b
+        begin_bulk(ring, own, tiles, places[0], (source_a, source_b), (bytes_a, bytes_b), True)
+
+
+@cute.jit
+def begin_bulk(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    tiles: cutlass.Constexpr,
+    sS: cute.Tensor,
+    sources: tuple,
+    sizes: tuple,
+    arrive: cutlass.Constexpr,
+) -> None:
+    """Waits until the stage at `state` is empty, begins its copies from A's and B's address, and arrives."""
+    ring.sync_object_empty.wait(state.index, state.phase)
+    full = ring.producer_get_barrier(state)
+    at = sS.iterator + state.index * tiles.floats
+    if cute.arch.lane_idx() == 0:
+        if const_expr(tiles.floats > 0):
+            expect = cute.arch.mbarrier_arrive_and_expect_tx if arrive else cute.arch.mbarrier_expect_tx
+            expect(full, sizes[0] + sizes[1])
+        elif const_expr(arrive):
+            cute.arch.mbarrier_arrive(full)
+        for tile, source, size in zip((tiles.a, tiles.b), sources, sizes):
+            if const_expr(not tile.few):
+                copy_bulk(at + tile.start, source, size, full)
 
 
 @cute.jit
@@ -176,20 +195,23 @@ def copy_singly(
     ring: pipeline.PipelineTmaAsync,
     state: pipeline.PipelineState,
     tiles: cutlass.Constexpr,
-    sS: cute.Tensor,
+    places: tuple,
     scales: tuple,
     origin: tuple,
     groups: tuple,  # first, number
+    few: tuple,
 ) -> None:
     """The same, element by element; all lanes do it."""
     first, count = groups
     own = state.clone()
     for k in cutlass.range(count, unroll=1):
         ring.sync_object_empty.wait(own.index, own.phase)
-        stage, full = sS[None, own.index], ring.producer_get_barrier(own)
+        stage, full = places[0][None, own.index], ring.producer_get_barrier(own)
         copy_elements(tiles.a, scales[0], origin[0], first + k, stage)
         copy_elements(tiles.b, scales[1], origin[1], first + k, stage)
         arrive_with_copies(full)
+        if k == 0:
+            leave_few(places[1], few, own.count)
         cute.arch.sync_warp()
         if cute.arch.lane_idx() == 0:
             cute.arch.mbarrier_arrive(full)
