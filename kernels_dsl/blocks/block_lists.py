@@ -81,8 +81,8 @@ class ListItem(NamedTuple):
 
 
 class ListPlace(NamedTuple):
-    """Where a work item is: its line in the table, which of the block's tiles it is (negative: there is no
-    item), and its panel of the dense mode counted through all batches.
+    """Where a work item is: its line in the table, which of the block's tiles it is, and its panel of the
+    dense mode counted through all batches (negative: there is no item).
     """
 
     line: Int32
@@ -118,29 +118,36 @@ def list_place(work: Int32, grid: ListGrid, heavy: Int32, sub_tiles: cutlass.Con
     position += start
     line = position // sub_tiles
     part = position - line * sub_tiles
+    panel += batch * grid.panels
     if work >= grid.size:
-        part = Int32(-1)
-    return ListPlace(line, part, panel + batch * grid.panels)
+        panel = Int32(-1)
+    return ListPlace(line, part, panel)
 
 
 @cute.jit
-def word_of_line(lists: BlockLists, place: ListPlace) -> Int32:
-    """A word a lane of a place's line in the table, for `list_item` when it has arrived.
+def place_word(lists: BlockLists, place: ListPlace) -> Int32:
+    """What `list_item` wants when it has arrived: lanes 0 to 3 have the place's line of the table, 4 its
+    panel, 5 its part.
 
-    One a lane, since a load of what is the same in all lanes would be waited for at once.
+    A load of what is the same in all lanes would be waited for at once, and more registers are not to be had.
     """
-    return lists.table[place.line, cute.arch.lane_idx() % 4]
+    lane = cute.arch.lane_idx()
+    word = place.panel
+    if lane == 5:
+        word = place.part
+    if lane < 4:
+        word = lists.table[place.line, lane]
+    return word
 
 
 @cute.jit
-def list_item(
-    place: ListPlace, word: Int32, pieces: cutlass.Constexpr, sub_tiles: cutlass.Constexpr
-) -> ListItem:
-    """The work item at `place`, of whose line each lane has a `word`. `pieces`: lists come in pieces."""
-    tile = cute.arch.shuffle_sync(word, 0) * sub_tiles + place.part
-    if place.part < 0:
+def list_item(word: Int32, pieces: cutlass.Constexpr, sub_tiles: cutlass.Constexpr) -> ListItem:
+    """The work item whose `place_word` is `word`. `pieces`: lists come in pieces."""
+    tile, panel = cute.arch.shuffle_sync(word, 0), cute.arch.shuffle_sync(word, 4)
+    if cutlass.const_expr(sub_tiles > 1):
+        tile = tile * sub_tiles + cute.arch.shuffle_sync(word, 5)
+    if panel < 0:
         tile = Int32(-1)
-    panel = place.panel
     if cutlass.const_expr(pieces):
         panel += cute.arch.shuffle_sync(word, 3)
     return ListItem(tile, panel, cute.arch.shuffle_sync(word, 1), cute.arch.shuffle_sync(word, 2))

@@ -3,8 +3,8 @@
 One counter in global memory hands out the numbers of all items, in order. The producer warp of a cluster's
 first CTA, the leader, takes the next number while it loads the item before, and stores what the number stands
 for, four words, into a ring in the shared memory of every CTA of the cluster. The first item of a cluster has
-the cluster's own number, so that a launch takes exactly as many numbers as there are items: who takes the
-last one sets the counter back to 0 for the next launch. A counter must not be shared by launches that can
+the cluster's own number, so that a launch takes exactly as many numbers as there are items: the last one sets
+the counter back to 0 for the next launch. A counter must not be shared by launches that can
 run at the same time.
 """
 
@@ -13,6 +13,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.blocks.inline_ptx import inline_ptx
 
 STAGES = 4
 """Items in flight to the warps of a cluster."""
@@ -52,23 +55,28 @@ def _init(full: cute.Pointer, empty: cute.Pointer, receivers: cutlass.Constexpr)
                 cute.arch.mbarrier_init(empty + stage, receivers)
 
 
+@dsl_user_op
+def _count_up(counter: cute.Pointer, last: Int32, *, loc=None, ip=None) -> Int32:
+    """What is at `counter`, which becomes one more, or 0 after `last`.
+
+    ptxas makes one addition of those of all lanes, waits for it at once, and takes many registers.
+    """
+    text = "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;"
+    return inline_ptx(Int32, (counter.toint(), last), text, "=r,l,r", effects=True, loc=loc, ip=ip)
+
+
 @cute.jit
-def ask_number(counter: cute.Tensor) -> Int32:
-    """Starts taking the next number, for `number_taken` of the same lane. Leader's producer warp."""
+def ask_number(counter: cute.Tensor, size: Int32) -> Int32:
+    """Starts taking the next of `size` numbers, for `number_taken` of this lane. Leader's producer warp."""
     before = Int32(0)
     if cute.arch.lane_idx() == 0:
-        before = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        before = _count_up(counter.iterator, size - 1)
     return before
 
 
-@cute.jit
-def number_taken(before: Int32, counter: cute.Tensor, size: Int32, clusters: Int32) -> Int32:
+def number_taken(before: Int32, clusters: Int32) -> Int32:
     """The number that `ask_number` took, the same in all lanes; `size` or more: there is none."""
-    before = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(before, 0))
-    if before == size - 1:
-        if cute.arch.lane_idx() == 0:
-            counter[0] = Int32(0)
-    return before + clusters
+    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(before, 0)) + clusters
 
 
 @cute.jit

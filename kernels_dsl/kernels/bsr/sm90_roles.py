@@ -18,7 +18,7 @@ from kernels_dsl.blocks.block_lists import (
     list_item,
     list_place,
     list_scales,
-    word_of_line,
+    place_word,
 )
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.operand_ring import (
@@ -32,8 +32,8 @@ from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
 from kernels_dsl.config.bsr import PIECE
 
-LOOK_UP, PASS_ON = 6, 4
-"""Groups before the end of a list at which the next item is looked up and passed on: reads take as long."""
+ASK, LOOK_UP, PASS_ON = 10, 6, 4
+"""Groups before the end of a list at which the next item is taken, looked up and passed on."""
 
 
 def queue_and_kept_ring(spec, words: cute.Pointer) -> tuple:
@@ -130,10 +130,9 @@ def produce(
     heavy = lists.heavy[0]
     state = producer_state(spec.stages)
     sent, received = producer_state(item_queue.STAGES), consumer_state(item_queue.STAGES)
-    asked = Int32(0)
-    place = list_place(cluster, grid, heavy, sub_tiles)
-    word = word_of_line(lists, place)
-    item = list_item(place, word, spec.split, sub_tiles)
+    # Of the next item: first its number, then what is at its place. One register, for there are few.
+    word = place_word(lists, list_place(cluster, grid, heavy, sub_tiles))
+    item = list_item(word, spec.split, sub_tiles)
     if leader:
         item_queue.send(queue, sent, tuple(item), cluster_size)
     else:
@@ -142,8 +141,9 @@ def produce(
     received.advance()
     dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
     while item.tile >= 0:
-        if leader:
-            asked = item_queue.ask_number(counter)
+        if cutlass.const_expr(not spec.asks_late):
+            if leader:
+                word = item_queue.ask_number(counter, grid.size)
         m, n, batch = tile_numbers(spec, item, grid.panels)
         s_tile = (m if spec.sparse_on_m else n) % (sub_tiles * spec.cluster[0 if spec.sparse_on_m else 1])
         if cutlass.const_expr(spec.sparse_on_m):
@@ -167,18 +167,21 @@ def produce(
         while groups > 0:
             next_dense, next_kept = entries_of_lane(lists, at + LANES, item.end, ends)
             here = cutlass.min(groups, Int32(LANES // spec.units))
-            looks_up, passes_on = Int32(0), Int32(0)
+            last = Int32(0)
             if groups == here:  # the rest of the list has been fetched
-                looks_up, passes_on = cutlass.min(here, Int32(LOOK_UP)), cutlass.min(here, Int32(PASS_ON))
+                last = here
             for g in cutlass.range(here, unroll=1):
-                if groups - g == looks_up:
+                if cutlass.const_expr(spec.asks_late):
+                    if groups - g == cutlass.min(last, Int32(ASK)):
+                        if leader:
+                            word = item_queue.ask_number(counter, grid.size)
+                if groups - g == cutlass.min(last, Int32(LOOK_UP)):
                     if leader:
-                        number = item_queue.number_taken(asked, counter, grid.size, clusters)
-                        place = list_place(number, grid, heavy, sub_tiles)
-                        word = word_of_line(lists, place)
-                if groups - g == passes_on:
+                        number = item_queue.number_taken(word, clusters)
+                        word = place_word(lists, list_place(number, grid, heavy, sub_tiles))
+                if groups - g == cutlass.min(last, Int32(PASS_ON)):
                     if leader:
-                        item = list_item(place, word, spec.split, sub_tiles)
+                        item = list_item(word, spec.split, sub_tiles)
                         item_queue.send(queue, sent, tuple(item), cluster_size)
                     else:
                         item = next_item(spec, queue, received)

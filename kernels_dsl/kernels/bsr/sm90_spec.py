@@ -14,6 +14,8 @@ MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
+LATE_GROUP = 32 << 10
+"""Bytes of a group from which on the next work item is taken late."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,18 @@ class BsrSpec(Warpgroups):
         """Bytes of one stage in shared memory, of A and B or of B, which are what TMA announces."""
         rows = self.tile_n if self.two_rings else self.tile_m + self.tile_n
         return rows * self.unit_k * self.units * self.dtypes[0].width // 8
+
+    @property
+    def asks_late(self) -> bool:
+        """Whether an item is taken towards the end of the list before, not at its start.
+
+        Uneven lists even out better. But where groups are small asking takes longer than the ring covers, and
+        a producer of large blocks, or one that follows scales too, has no registers left for it.
+        """
+        if self.promoted or (self.sparse_on_m and not self.two_rings):
+            return False
+        group = (self.tile_m + self.tile_n) * self.unit_k * self.units * len(self.pieces)
+        return group * self.dtypes[0].width // 8 >= LATE_GROUP
 
     @property
     def registers(self) -> tuple[int, int]:
