@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
+from kernels_dsl.ops.bsr.pattern import version as pattern_version
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.operators import refuse_forward_mode
@@ -20,6 +21,7 @@ from kernels_dsl.ops.target import target_of
 _MAX_PLANS = 256  # of one matrix
 _NO_EXTRAS: tuple[Any, ...] = ()
 _FROM_TORCH = WeakIdKeyDictionary()
+_NOT_THERE = None, None
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -197,12 +199,14 @@ def pattern_of_matrix(sparse: BsrTensor) -> Pattern:
 
 
 def _from_torch(matrix: torch.Tensor) -> BsrTensor:
-    """The `BsrTensor` of a torch.sparse_bsr tensor, kept as long as that lives unless gradients flow."""
+    """The `BsrTensor` of a torch.sparse_bsr tensor, kept until that changes or dies unless gradients flow."""
     if _is_compiling() or (matrix.requires_grad and _grad_enabled()):
         return BsrTensor.from_torch(matrix)
-    found = _FROM_TORCH.get(matrix)
-    if found is None:
-        found = _FROM_TORCH[matrix] = BsrTensor.from_torch(matrix.detach())
+    found, version = _FROM_TORCH.get(matrix, _NOT_THERE)
+    now = pattern_version(matrix)  # copy_ and resize_as_sparse_ change indices in place
+    if found is None or version != now:
+        found = BsrTensor.from_torch(matrix.detach())
+        _FROM_TORCH[matrix] = found, now
     return found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.pattern import version
 from kernels_dsl.ops.bsr.tensor import BsrTensor, magnitude_mask
 
 
@@ -12,8 +15,9 @@ class BsrLinear(torch.nn.Module):
     """y = activation(x Wᵀ + bias) with a block-sparse W (out_features, in_features).
 
     weight: a `BsrTensor`; its values (nnz, bm, bk) become the parameter `values`, its indices buffers. bias:
-    (out_features,) or None. activation: as in `bsr_gemm`. The pattern is fixed; gradients and optimizer
-    state are those of the kept blocks alone.
+    (out_features,) or None. activation: as in `bsr_gemm`. Gradients and optimizer state are those of the
+    kept blocks alone; `load_state_dict` brings another pattern with as many blocks, too. Under autocast the
+    input is cast to the values' dtype.
     """
 
     crow_indices: torch.Tensor
@@ -31,7 +35,16 @@ class BsrLinear(torch.nn.Module):
         self.register_buffer("crow_indices", weight.crow_indices)
         self.register_buffer("col_indices", weight.col_indices)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
-        self._kept: tuple[tuple[torch.Tensor, ...], BsrTensor] | None = None
+        self._kept: tuple[tuple[torch.Tensor, ...], tuple[int, int], BsrTensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies, without what `weight` keeps."""
+        return {**self.__dict__, "_kept": None}
+
+    def _load_from_state_dict(self, *args: Any, **keywords: Any) -> None:
+        # Values are copied into tensors that are there; other matrices may have these indices, too.
+        self.crow_indices, self.col_indices = self.crow_indices.clone(), self.col_indices.clone()
+        super()._load_from_state_dict(*args, **keywords)
 
     @staticmethod
     def from_linear(
@@ -60,12 +73,18 @@ class BsrLinear(torch.nn.Module):
         if torch.compiler.is_compiling():
             return BsrTensor(*tensors, (self.out_features, self.in_features))
         kept = self._kept
-        if kept is None or any(x is not y for x, y in zip(kept[0], tensors)):
-            kept = self._kept = (tensors, BsrTensor(*tensors, (self.out_features, self.in_features)))
-        return kept[1]
+        versions = version(tensors[0]), version(tensors[1])  # of indices, which a broadcast may have changed
+        if kept is None or versions != kept[1] or any(x is not y for x, y in zip(kept[0], tensors)):
+            made = BsrTensor(*tensors, (self.out_features, self.in_features))
+            kept = self._kept = (tensors, versions, made)
+        return kept[2]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) to (..., out_features)."""
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.values.dtype)
         flat = x.reshape(-1, self.in_features)
         y = bsr_gemm(flat, self.weight.t(), bias=self.bias, activation=self.activation)
         return y.view(*x.shape[:-1], self.out_features)

@@ -143,7 +143,8 @@ def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lis
 _PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version(tensor: torch.Tensor) -> int:
+    """A number that changes in place give a tensor another of; inference tensors have none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -155,7 +156,7 @@ def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -
     """
     key = (
         crow.data_ptr(), col.data_ptr(), col.shape[0], crow.dtype, col.dtype, rows, columns, crow.stride(0),
-        col.stride(0), _version(crow), _version(col), crow.get_device(),
+        col.stride(0), version(crow), version(col), crow.get_device(),
     )  # fmt: skip
     found = _PATTERNS.get(key)
     if found is None:

@@ -47,6 +47,10 @@ class BsrTensor:
         if why is not None:
             raise why
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies, without what was made for calls on this machine."""
+        return {**self.__dict__, "_kept": {}}
+
     @property
     def block(self) -> tuple[int, int]:
         """Rows and columns of a block as it is stored."""
