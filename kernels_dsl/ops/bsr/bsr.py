@@ -14,6 +14,7 @@ from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.pattern import version as pattern_version
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.gemm.arguments import check_dtype
 from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
@@ -272,6 +273,10 @@ def bsr_sddmm(
     for name, x in (("a", a), ("b", b)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+    out_dtype = a.dtype if out_dtype is None else out_dtype
+    check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16))
+    # In the caller's terms, as the operator may get other ones.
+    bsr_plan.check_sampled(a, b, pattern.size, pattern.block, out_dtype)
     refuse_forward_mode("bsr_sddmm", {"a": a, "b": b})
     if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
         a, b = b.mT, a.mT
@@ -279,7 +284,7 @@ def bsr_sddmm(
 
     values = torch.ops.kernels_dsl.bsr_sddmm(
         pattern.crow_indices, pattern.col_indices, a, b, shape=list(pattern.shape),
-        block=list(pattern.block), alpha=alpha, out_dtype=a.dtype if out_dtype is None else out_dtype,
+        block=list(pattern.block), alpha=alpha, out_dtype=out_dtype,
     )  # fmt: skip
     return pattern.with_values(values)
 
@@ -306,5 +311,7 @@ def run_sampled(
             a, b, pattern, block, target, batch=batch, out_dtype=out_dtype, scaled=alpha != 1.0
         )
         if not target.emulated:
+            if len(pattern.plans) >= _MAX_PLANS:
+                pattern.plans.clear()
             pattern.plans[key] = run
     return run(a, b, None, None if alpha == 1.0 else (float(alpha),))

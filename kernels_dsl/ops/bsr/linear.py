@@ -27,8 +27,12 @@ class BsrLinear(torch.nn.Module):
         self, weight: BsrTensor, bias: torch.Tensor | None = None, activation: str | None = None
     ) -> None:
         super().__init__()
+        if not isinstance(weight, BsrTensor):
+            raise TypeError(f"weight is a {type(weight).__name__}, must be a BsrTensor")
         if weight.transposed or weight.values.dim() != 3:
             raise ValueError("weight is transposed or has batched values, must be neither")
+        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},)")
         self.out_features, self.in_features = weight.shape
         self.activation = activation
         self.values = torch.nn.Parameter(weight.values.detach().clone())

@@ -104,6 +104,8 @@ def describe(
     """
     name = "a" if dense_left else "b"
     check_tensor(name, dense)
+    if out is not None:
+        check_tensor("out", out)
     _check_dtypes(name, sparse, dense, scales)
     if dense.dim() not in (2, 3):
         raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")

@@ -169,10 +169,13 @@ class BsrTensor:
         Waits for the GPU, as the number of blocks is the extent of a tensor. Differentiable in `dense`.
         """
         rows, columns = _grid(dense, block)
+        _check_tensor("mask", mask)
         if tuple(mask.shape) != (rows, columns) or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, must be {(rows, columns)}, bool"
             )
+        if mask.device != dense.device:
+            raise ValueError(f"mask is on {mask.device}, must be on dense's device, {dense.device}")
         row, col = mask.nonzero(as_tuple=True)
         crow = torch.zeros(rows + 1, dtype=torch.int32, device=dense.device)
         crow[1:] = mask.sum(1).cumsum(0)
@@ -186,9 +189,9 @@ class BsrTensor:
     @staticmethod
     def top_k(dense: torch.Tensor, block: tuple[int, int], k: int) -> BsrTensor:
         """The k blocks of largest norm of each block row of dense (M, N). Never waits for the GPU."""
-        rows, columns = _grid(dense, block)
-        if not 0 <= k <= columns or dense.dim() != 2:
-            raise ValueError(f"k is {k}, must be from 0 to {columns}, for a dense matrix of two dimensions")
+        rows, columns = _grid(dense, block, single=True)
+        if not isinstance(k, int) or not 0 <= k <= columns:
+            raise ValueError(f"k is {k}, must be an int from 0 to {columns}, the blocks of a row")
         kept = block_norms(dense, block).topk(k, dim=1).indices.sort(dim=1).values  # (rows, k)
         crow = torch.arange(rows + 1, dtype=torch.int32, device=dense.device) * k
         at = torch.arange(rows, device=dense.device)[:, None]
@@ -206,7 +209,7 @@ class BsrTensor:
 
 def block_norms(dense: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """Frobenius norms (M / bm, N / bk), float32, of the blocks of dense (M, N)."""
-    _grid(dense, block)
+    _grid(dense, block, single=True)
     return _blocks(dense.detach(), block).float().square().sum((-2, -1)).sqrt()
 
 
@@ -220,9 +223,25 @@ def magnitude_mask(dense: torch.Tensor, block: tuple[int, int], density: float) 
     return mask.view(norms.shape)
 
 
-def _grid(dense: torch.Tensor, block: tuple[int, int]) -> tuple[int, int]:
-    """Block rows and block columns; ValueError where blocks do not tile the matrix."""
-    if dense.dim() not in (2, 3) or dense.shape[-2] % block[0] or dense.shape[-1] % block[1]:
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+
+
+def _good_block(block: Any) -> bool:
+    """Whether these are the extents of a block that kernels take."""
+    return len(block) == 2 and all(0 < x <= MAX_BLOCK and x % BLOCK_STEP == 0 for x in block)
+
+
+def _grid(dense: torch.Tensor, block: tuple[int, int], single: bool = False) -> tuple[int, int]:
+    """Block rows and block columns; ValueError where blocks do not tile the matrix. `single`: no batch."""
+    _check_tensor("dense", dense)
+    if not isinstance(block, tuple | list | torch.Size) or not _good_block(block):
+        raise ValueError(f"block is {block}, must be two multiples of {BLOCK_STEP} up to {MAX_BLOCK}")
+    if dense.dim() not in ((2,) if single else (2, 3)):
+        what = "two dimensions" if single else "two dimensions, or three with a batch"
+        raise ValueError(f"dense has shape {tuple(dense.shape)}, must have {what}")
+    if dense.shape[-2] % block[0] or dense.shape[-1] % block[1]:
         raise ValueError(f"dense has shape {tuple(dense.shape)}, must be matrices of whole blocks of {block}")
     return dense.shape[-2] // block[0], dense.shape[-1] // block[1]
 
@@ -236,6 +255,8 @@ def _why_not(
     crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> Exception | None:
     """What is wrong with a matrix' parts, as far as shapes and dtypes tell; None if nothing."""
+    for name, value in (("crow_indices", crow), ("col_indices", col), ("values", values)):
+        _check_tensor(name, value)
     for name, index in (("crow_indices", crow), ("col_indices", col)):
         if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
             return ValueError(
@@ -252,9 +273,9 @@ def _why_not(
             f"{col.shape[0]}"
         )
     block = values.shape[-2], values.shape[-1]
-    if any(not 0 < extent <= MAX_BLOCK or extent % BLOCK_STEP for extent in block):
+    if not _good_block(block):
         return ValueError(f"values has blocks of {block}, must have multiples of 16 up to {MAX_BLOCK}")
-    if len(shape) != 2 or shape[0] % block[0] or shape[1] % block[1]:
+    if len(shape) != 2 or min(shape) < 0 or shape[0] % block[0] or shape[1] % block[1]:
         return ValueError(f"shape is {shape}, must be two multiples of the block's {block}")
     if crow.shape[0] != shape[0] // block[0] + 1:
         return ValueError(
