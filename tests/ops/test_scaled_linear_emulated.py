@@ -102,6 +102,13 @@ def test_the_layer_takes_the_place_of_linear(seed):
     assert "recipe='row'" in repr(model[0])
 
 
+def test_a_layer_of_several_names_stays_one():
+    shared = torch.nn.Linear(16, 16)
+    model = torch.nn.Sequential(shared, torch.nn.Sequential(shared), torch.nn.Linear(16, 8))
+    assert ScaledLinear.replace(model) == ["0", "1.0", "2"]
+    assert type(model[0]) is ScaledLinear and model[0] is model[1][0] and model[0].weight is shared.weight
+
+
 @pytest.mark.usefixtures("_without_kernels")
 def test_training_lowers_the_loss(seed):
     torch.manual_seed(seed)

@@ -243,15 +243,16 @@ class ScaledLinear(torch.nn.Linear):
         **options: Any,
     ) -> list[str]:
         """Put a `ScaledLinear` in the place of each `torch.nn.Linear` inside of `model`, or of those for
-        which `where(name, layer)` is true; returns their names. Layers of derived classes stay. options:
-        those of `from_linear`."""
+        which `where(name, layer)` is true; returns their names. Layers of derived classes stay, and one that
+        has several names is one again. options: those of `from_linear`."""
         found = [
             (name, layer)
-            for name, layer in model.named_modules()
+            for name, layer in model.named_modules(remove_duplicate=False)
             if type(layer) is torch.nn.Linear and name and (where is None or where(name, layer))
         ]
+        made = {layer: ScaledLinear.from_linear(layer, **options) for _, layer in found}
         for name, layer in found:
-            model.set_submodule(name, ScaledLinear.from_linear(layer, **options))
+            model.set_submodule(name, made[layer])
         return [name for name, _ in found]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
