@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels_dsl
+from kernels_dsl.ops.attention import fp8_inputs
 from kernels_dsl.ops.attention.fp8_inputs import rotations
 from lowering import emulator
 from reference.attention import attention
@@ -19,6 +21,24 @@ def test_rotations_are_exact(dim, dtype):
     assert torch.equal(first.double() @ second.double().T, torch.eye(dim, dtype=torch.float64))
     spread = first.double() @ first.double().T
     assert torch.equal(spread, torch.eye(dim, dtype=torch.float64) * spread[0, 0])
+
+
+def test_rotations_of_a_first_call_under_a_mode_serve_others():
+    """One that a fake mode or inference mode made is of no use outside."""
+    fp8_inputs._kept_rotations.cache_clear()
+    q = torch.randn(1, 8, 1, 16).half()
+    with FakeTensorMode() as mode:
+        assert kernels_dsl.quantize_qkv(*[mode.from_tensor(q)] * 3, rotate=True)["q"].shape == q.shape
+    with torch.inference_mode():
+        rotations(16, q.dtype, q.device)
+    leaf = q.clone().requires_grad_()
+    (leaf @ rotations(16, q.dtype, q.device)[0]).sum().backward()
+    assert leaf.grad is not None
+
+    def turned(x):
+        return x @ rotations(16, x.dtype, x.device)[1]
+
+    assert torch.equal(torch.compile(turned, backend="eager", fullgraph=True)(q), turned(q))
 
 
 def _with_outliers(seed, length=128, heads=8, dim=64):

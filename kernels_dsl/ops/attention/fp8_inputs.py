@@ -8,6 +8,7 @@ import torch
 
 from kernels_dsl.config.attention import DESCALE_KEYS
 from kernels_dsl.ops.operators import refuse_forward_mode
+from kernels_dsl.ops.plain import watched
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
 
@@ -69,7 +70,7 @@ def _by_block(name: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return values.flatten(2, 3), scale[..., 0]
 
 
-@lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result
 def rotations(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(D, D) matrices for Q and K whose product with each other's transpose is the identity, exactly.
 
@@ -77,12 +78,22 @@ def rotations(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[torch
     signs, always the same ones. All elements are 0 or powers of two, divided so between the two that they
     are exact in any dtype.
     """
+    if watched():  # what a mode or a transform makes is not for other calls
+        return _rotations(dim, dtype, device)
+    return _kept_rotations(dim, dtype, device)
+
+
+def _rotations(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     size = dim & -dim
-    block = torch.ones(1, 1)
-    while block.shape[0] < size:
-        block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
-    signs = torch.randint(0, 2, (dim, 1), generator=torch.Generator().manual_seed(dim)) * 2 - 1
-    matrix = signs * torch.block_diag(*[block] * (dim // size))
-    half = (size.bit_length() - 1) // 2
-    first, second = matrix * 2.0**-half, matrix * (2.0**half / size)
-    return first.to(device, dtype), second.to(device, dtype)
+    with torch.inference_mode(False):
+        block = torch.ones(1, 1)
+        while block.shape[0] < size:
+            block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
+        signs = torch.randint(0, 2, (dim, 1), generator=torch.Generator().manual_seed(dim)) * 2 - 1
+        matrix = signs * torch.block_diag(*[block] * (dim // size))
+        half = (size.bit_length() - 1) // 2
+        first, second = matrix * 2.0**-half, matrix * (2.0**half / size)
+        return first.to(device, dtype), second.to(device, dtype)
+
+
+_kept_rotations = lru_cache(maxsize=64)(_rotations)
