@@ -145,6 +145,15 @@ def test_matrices_in_one_read(heads, rows, columns, seed, monkeypatch):
     assert launch.attributes["cooperative"] and launch.grid[0] == 2 and not session.reports
 
 
+def test_negated_views(seed):
+    """PyTorch keeps these as they were, with a flag."""
+    x = torch._neg_view(awkward((3, 40), seed, torch.float32))
+    check(x, scaling="row")
+    heads = torch._neg_view(torch.ones(1, 3, 1, 40).half())
+    found = kernels_dsl.quantize_qkv(heads, heads, heads)
+    assert all(torch.equal(found[name].float(), torch.full_like(heads, -448.0)) for name in "qkv")
+
+
 def test_five_modes(seed):
     check(awkward((2, 1, 2, 9, 140), seed, torch.bfloat16), scaling="1x128", transpose="both")
 
@@ -189,6 +198,8 @@ def test_earlier_gpus_are_refused():
         ({"x": torch.ones(4, 4, dtype=torch.int8)}, "x is torch.int8"),
         ({"x": torch.ones(())}, "x has no modes"),
         ({"x": torch.ones(8), "transpose": True}, "x has one mode"),
+        ({"x": torch.ones(8), "scaling": "matrix"}, "x has one mode"),
+        ({"x": torch.ones(8, device="meta")}, "x is on meta"),
         ({"dtype": torch.bfloat16}, "dtype is torch.bfloat16"),
         ({"scaling": "column"}, "scaling is 'column'"),
         ({"transpose": "no"}, "transpose is 'no'"),

@@ -59,13 +59,13 @@ def quantize(
                 return plan(x, scale)
             except ValueError:
                 recent.look_at_addresses(_PLANS, key)
-    if key is None or watched():
+    if key is None or watched() or x.is_neg():
         from kernels_dsl.ops.quantize import register as quantize_register
 
         return quantize_register.call(x, dtype, scaling, transpose, scale)
     plan = _plan_of(x, dtype, scaling, transpose, scale)
     results = plan(x, scale)
-    if not target_of(x).emulated:
+    if not target_of(x, "x").emulated:
         recent.keep(_PLANS, key, usual, plan)
     return results
 
@@ -81,7 +81,7 @@ def quantize_supports(
     """Why `quantize` with these arguments cannot run here; None if it can. Compiles nothing."""
     try:
         check(x, dtype, scaling, transpose, scale)
-        check_target(target_of(x))
+        check_target(target_of(x, "x"))
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -103,8 +103,10 @@ def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:
         raise ValueError(f"scaling is {scaling!r}, must be one of {SCALINGS}")
     if transpose not in OUTPUTS:
         raise ValueError(f"transpose is {transpose!r}, must be False, True or 'both'")
-    if x.dim() == 1 and (transpose or scaling == "128x128"):
-        raise ValueError("x has one mode, must have at least two for a transpose and for scaling '128x128'")
+    if x.dim() == 1 and (transpose or scaling in ("matrix", "128x128")):
+        raise ValueError(
+            "x has one mode, must have at least two for a transpose and for scaling 'matrix' and '128x128'"
+        )
     if scale is not None:
         if scaling != "tensor":
             raise ValueError(f"scale is given with scaling {scaling!r}, must be None: it goes with 'tensor'")
@@ -232,7 +234,7 @@ def _plan_of(
     plan: Plan | None = _PLANS.get(key)
     if plan is None:
         check(x, dtype, scaling, transpose, scale)
-        target = target_of(x)
+        target = target_of(x, "x")
         check_target(target)
         plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
         if not target.emulated:

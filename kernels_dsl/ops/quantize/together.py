@@ -23,12 +23,12 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
     """`quantize(x, scaling="matrix")` of each; in one launch where they have the same matrices."""
     tensors = (q, k, v)
     plan = None
-    if not watched() and all(type(x) in PLAIN_TYPES for x in tensors):
+    if not watched() and all(type(x) in PLAIN_TYPES and not x.is_neg() for x in tensors):
         key = tuple(map(signature, tensors))
         plan = _PLANS.get(key)
         if plan is None and key not in _PLANS:
             plan = _plan(tensors)
-            if not target_of(q).emulated:
+            if not target_of(q, "q").emulated:
                 if len(_PLANS) >= _MAX_PLANS:
                     _PLANS.clear()
                 _PLANS[key] = plan
@@ -48,7 +48,7 @@ def _plan(tensors: tuple[torch.Tensor, ...]) -> Callable[..., Pairs] | None:
         return None
     for x in tensors:
         check(x, _DTYPE, "matrix", False, None)
-    target = target_of(first)
+    target = target_of(first, "q")
     check_target(target)
     send = three_matrices([Kernels(FORMATS[_DTYPE], target, x) for x in tensors])
     if send is None:
