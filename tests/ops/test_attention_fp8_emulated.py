@@ -113,6 +113,7 @@ def test_the_whole_way_from_bf16(seed):
         ({"q": ONE[..., :8], "k": ONE[..., :8]}, "q has head dimension 8, must be a multiple of 16"),
         ({"q_descale": torch.ones(3)}, r"q_descale is torch.float32 \(3,\)"),
         ({"v_descale": 2.0}, "v_descale is a float"),
+        ({"window": 5}, "window is a int, must be .left, right. or None"),
         ({"blocks": 3}, "blocks is a int, must be BlockLists"),
         ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n must be a multiple of 32"),
     ],
@@ -128,6 +129,8 @@ def test_what_is_not_there():
     assert "mask_mod" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE, mask_mod=lambda *a: True)
     with emulator.run(arch="sm_89"):
         assert "must be 9.0" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE)
+    elsewhere = ONE.to("meta")
+    assert kernels_dsl.attention_fp8_supports(*[elsewhere] * 3).startswith("q is on meta, must be on a CUDA")
 
 
 @pytest.mark.parametrize(("gap", "causal"), [(0, True), (13, False)])

@@ -9,6 +9,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch
+from kernels_dsl.ops.attention import attention_fp8
 from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr import scaled as bsr_scaled
@@ -141,6 +142,16 @@ def test_errors_after_a_call_that_was_right(launched):
     with pytest.raises(RuntimeError, match="no gradient"):
         kernels_dsl.scaled_gemm(t["a"], t["b"], needs, t["scale_b"]).sum().backward()
     assert len(launched) == 1  # that of the call whose gradient there is not
+
+
+def test_a_missing_tensor_after_a_call_that_was_right(monkeypatch):
+    kept, heads = attention_fp8._Plan(lambda *_: None, bare=lambda *_: None), torch.ones(1, 8, 1, 64).to(FP8)
+    monkeypatch.setattr(attention_fp8, "_PLANS", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_fp8, "_plan_of", lambda *_: kept)
+        kernels_dsl.attention_fp8(heads, heads, heads)
+    with pytest.raises(TypeError, match="v is a NoneType"):
+        kernels_dsl.attention_fp8(heads, heads, None)
 
 
 def test_a_scale_without_modes_is_read_where_it_lies(launched):

@@ -137,9 +137,18 @@ def _check_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}, must be a Python number")
 
 
+def widths_of(window: Any) -> tuple[int | None, ...]:
+    """A window as a tuple."""
+    if type(window) is tuple:
+        return window
+    if not isinstance(window, Sequence):
+        raise TypeError(f"window is a {type(window).__name__}, must be (left, right) or None")
+    return tuple(window)
+
+
 def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
     """(left, right) with None for no limit."""
-    widths = (None, None) if window is None else tuple(window)
+    widths = (None, None) if window is None else widths_of(window)
     if len(widths) != 2:
         raise ValueError(f"window has {len(widths)} entries, must be (left, right)")
     limits: list[int | None] = []

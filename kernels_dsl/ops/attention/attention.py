@@ -16,7 +16,7 @@ import torch
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import checked, overlap, recent
 from kernels_dsl.ops.attention import plan as attention_plan
-from kernels_dsl.ops.attention.arguments import MODES, NAMES, NO_EXTRAS, Extras, describe
+from kernels_dsl.ops.attention.arguments import MODES, NAMES, NO_EXTRAS, Extras, describe, widths_of
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
@@ -76,7 +76,7 @@ def attention(
     reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
     tile attends to are not read into the result. No gradients yet: RuntimeError where they are asked for.
     """
-    options = (causal, window if window is None else _widths(window), alignment, scale, softcap)
+    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     if mask is sinks is blocks is score_mod is mask_mod is out is None:
         if not return_lse and config is None and family is None:
             output = _repeated(q, k, v, "bshd", options)
@@ -188,7 +188,7 @@ def attention_varlen(
 
     Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
     """
-    options = (causal, window if window is None else _widths(window), alignment, scale, softcap)
+    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     mask_mod, blocks = of_block_mask(blocks, mask_mod, None)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
     max_seqlens = (int(max_seqlen_q), None if mask is None or max_seqlen_k is None else int(max_seqlen_k))
@@ -209,15 +209,6 @@ def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
         if layout == "thd" or not isinstance(x, torch.Tensor) or x.dim() != 4:
             return None
     return q.shape[rows], k.shape[rows]
-
-
-def _widths(window: Any) -> tuple[int | None, ...]:
-    """A window as a tuple."""
-    if type(window) is tuple:
-        return window
-    if not isinstance(window, Sequence):
-        raise TypeError(f"window is a {type(window).__name__}, must be (left, right) or None")
-    return tuple(window)
 
 
 def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras) -> bool:
@@ -366,7 +357,7 @@ def attention_supports(
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
         _through_dispatcher(q, k, v, extras)
-        window = None if picked["window"] is None else _widths(picked["window"])
+        window = None if picked["window"] is None else widths_of(picked["window"])
         values = (
             bool(picked["causal"]), window, picked["alignment"] or "bottom_right", picked["scale"],
             picked["softcap"] or 0.0,

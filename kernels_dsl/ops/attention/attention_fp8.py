@@ -25,7 +25,7 @@ from kernels_dsl.config.attention import (
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.ops import fresh, recent
-from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe
+from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe, widths_of
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.plan import (
     Step,
@@ -101,7 +101,7 @@ def attention_fp8(
     TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No
     gradients.
     """
-    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     key: Any = None
     usual: tuple[Any, ...] = ()
     if sinks is blocks is None and config is None and not return_lse:
@@ -109,7 +109,7 @@ def attention_fp8(
             usual = (q, k, v, q_descale, k_descale, v_descale)
             given = (q_descale is None, k_descale is None, v_descale is None)
             if True in given:
-                usual = tuple([x for x in usual if x is not None])
+                usual = (q, k, v, *[x for x in usual[3:] if x is not None])
             key = (q.shape, k.shape, given, options)
             bare = recent.find(_PLANS, key, usual)
             if bare is not None:
@@ -152,7 +152,7 @@ def attention_fp8_varlen(
 
     Returns (Tq, H, Dv) bf16, and with `return_lse` float32 (H, Tq).
     """
-    options = (causal, window if window is None else tuple(window), alignment, scale, softcap)
+    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
     extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(int(max_seqlen_q), None))
     return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
@@ -212,7 +212,7 @@ def _plan_of(
     plan: _Plan | None = _PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
-        if key is not None and not target_of(tensors[0]).emulated:
+        if key is not None and not target_of(tensors[0], "q").emulated:
             if len(_PLANS) >= _MAX_PLANS:
                 _PLANS.clear()
             _PLANS[key] = plan
@@ -324,7 +324,7 @@ def _plan(
     """What serves calls like this one; arguments as those of `run_direct`."""
     call = described(tensors, descales, options, extras)
     q = tensors[0]
-    target = target_of(q)
+    target = target_of(q, "q")
     if target.device.capability != (9, 0):
         major, minor = target.device.capability
         raise ValueError(
