@@ -23,7 +23,8 @@ _UNCAPTURED = 0
 
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch is a CPU build
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-_slabs: dict[int, torch.Tensor] = {}
+_slabs: dict[int, list[torch.Tensor]] = {}
+"""All of a device, as graphs know the addresses alone; counters of the last one are free."""
 _taken: dict[int, int] = {}
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
 _with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int]] = {}
@@ -65,14 +66,14 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:
     """So many counters that nobody else uses, SLOTS * SPACING at most."""
-    slab, taken = _slabs.get(device), _taken.get(device, 0)
+    slabs, taken = _slabs.setdefault(device, []), _taken.get(device, 0)
     slots = -(-words // SPACING)
-    if slab is None or taken + slots > SLOTS:
+    if not slabs or taken + slots > SLOTS:
         if _is_capturing():
             # Zeroed by the graph itself, at every replay.
             return torch.zeros(words, dtype=torch.int32, device=f"cuda:{device}")
-        slab, taken = torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"), 0
+        slabs.append(torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"))
         torch.cuda.current_stream(device).synchronize()  # other streams will use it; once in a process
-        _slabs[device] = slab
+        taken = 0
     _taken[device] = taken + slots
-    return slab[taken * SPACING : taken * SPACING + words]
+    return slabs[-1][taken * SPACING : taken * SPACING + words]

@@ -141,7 +141,11 @@ def test_lists_are_kept_and_renewed() -> None:
     assert pattern_of(matrix.crow, matrix.col, 5, 7) is first
     assert pattern_of(matrix.crow.clone(), matrix.col, 5, 7) is not first
     matrix.col.add_(0)
-    assert pattern_of(matrix.crow, matrix.col, 5, 7) is not first
+    changed = pattern_of(matrix.crow, matrix.col, 5, 7)
+    assert changed is not first
+    address = matrix.col.data_ptr()
+    matrix.col.data = matrix.col.clone()  # the pattern holds what was there: nobody else gets its address
+    assert matrix.col.data_ptr() != address == changed.col.data_ptr()
 
 
 BROKEN = {

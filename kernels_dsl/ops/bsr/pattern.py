@@ -151,8 +151,8 @@ def version(tensor: torch.Tensor) -> int:
 def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -> Pattern:
     """The pattern of these index tensors, which a call before may have left here.
 
-    An entry holds its index tensors, so no other tensor can have their addresses while it is there; a change
-    in place gives them another version.
+    An entry holds the index tensors' memory, so no other tensor can have their addresses while it is there,
+    even if theirs is replaced; a change in place gives them another version.
     """
     key = (
         crow.data_ptr(), col.data_ptr(), col.shape[0], crow.dtype, col.dtype, rows, columns, crow.stride(0),
@@ -160,7 +160,7 @@ def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -
     )  # fmt: skip
     found = _PATTERNS.get(key)
     if found is None:
-        found = _PATTERNS[key] = Pattern(crow, col, rows, columns)
+        found = _PATTERNS[key] = Pattern(crow.detach(), col.detach(), rows, columns)
         if len(_PATTERNS) > _MAX_PATTERNS:
             _PATTERNS.popitem(last=False)
     return found

@@ -1,0 +1,60 @@
+"""Counters and workspaces: one for each stream, others for captured launches, on a model of a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels_dsl.ops import tile_counter as module
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Its current stream and whether that is captured; its memory is the CPU's, of 8 counters a slab."""
+    state = SimpleNamespace(stream=0, capturing=False)
+    for name in ("_slabs", "_taken", "_by_stream", "_with_workspace"):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(module, "SLOTS", 8)
+    monkeypatch.setattr(module, "LEAST", 16)
+    monkeypatch.setattr(module, "_raw_stream", lambda device: state.stream)
+    monkeypatch.setattr(module, "_is_capturing", lambda: state.capturing)
+    here = SimpleNamespace(
+        zeros=lambda *shape, device, **options: torch.zeros(*shape, **options),
+        empty=lambda *shape, device: torch.empty(*shape),
+        int32=torch.int32,
+        cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(synchronize=lambda: None)),
+    )
+    monkeypatch.setattr(module, "torch", here)
+    return state
+
+
+def test_streams_and_captures_have_their_own(gpu: SimpleNamespace) -> None:
+    first, (counters, workspace) = module.tile_counter(0), module.counter_and_workspace(0, 20, 6)
+    assert module.tile_counter(0) is first and counters.shape == (6,) and workspace.shape == (20,)
+    assert module.counter_and_workspace(0, 10, 2)[1] is workspace
+    assert module.counter_and_workspace(0, 21, 6)[0] is counters  # only the workspace had to grow
+    gpu.stream = 7
+    second = module.tile_counter(0)
+    gpu.capturing = True
+    captured = [module.tile_counter(0), module.tile_counter(0), *module.counter_and_workspace(0, 20, 6)]
+    gpu.capturing = False
+    assert module.tile_counter(0) is second
+    places = [x.data_ptr() for x in (first, counters, second, workspace, *captured)]
+    assert len(set(places)) == len(places) and not any(place % 16 for place in places)
+
+
+def test_counters_of_captured_launches_stay(gpu: SimpleNamespace) -> None:
+    """Nobody else gets their memory, not even when new slabs are made."""
+    module.tile_counter(0)
+    gpu.stream, gpu.capturing = 7, True
+    captured = module.counter_and_workspace(0, 16, 24)[0].data_ptr()  # the rest of the slab but one
+    gpu.capturing = False
+    later = []
+    for stream in range(8, 40):
+        gpu.stream = stream
+        later.append(module.tile_counter(0))
+    assert len(module._slabs[0]) > 3
+    assert any(x.data_ptr() <= captured < x.data_ptr() + 4 * x.numel() for x in module._slabs[0])
+    assert not any(captured <= x.data_ptr() < captured + 4 * 24 for x in later)
