@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels_dsl.ops.bsr import bsr as bsr_module
+from kernels_dsl.ops.bsr import pattern as pattern_module
 from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from lowering import emulator
@@ -72,3 +73,18 @@ def test_a_layer_under_autocast_and_its_refusals() -> None:
     for shape in ((4, 24), (0, 24), ()):
         with pytest.raises(ValueError, match=r"x has shape .* must end on in_features, 48"):
             layer(torch.ones(shape).bfloat16())
+
+
+def test_patterns_are_kept_as_long_as_their_indices_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model of many layers each is found; of patterns that come and go the last ones are kept."""
+    kept = type(pattern_module._PATTERNS)()
+    monkeypatch.setattr(pattern_module, "_PATTERNS", kept)
+    monkeypatch.setattr(pattern_module, "_MAX_PATTERNS", 3)
+    monkeypatch.setattr(pattern_module, "_MAX_LIVE_PATTERNS", 6)
+    matrices = [_matrix([0, 1]) for _ in range(6)]
+    find = lambda x: pattern_module.pattern_of(x.crow_indices, x.col_indices, 2, 3)  # noqa: E731
+    found = [find(x) for x in matrices]
+    assert [find(x) for x in matrices] == found
+    for _ in range(5):
+        find(_matrix([0, 1]))
+    assert len(kept) == 6 and [find(x) for x in matrices[1:]] == found[1:] and find(matrices[0]) != found[0]

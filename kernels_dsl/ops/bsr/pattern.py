@@ -6,7 +6,9 @@ kept for as long as the index tensors live in the cache, and found again by thei
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,10 @@ from kernels_dsl.config.bsr import PiecesRule
 from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
 
 _MAX_PATTERNS = 64
+"""Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
+_MAX_LIVE_PATTERNS = 4096
+"""From which on the oldest does in any case. A model calls one layer after the other: if one pattern of it
+were forgotten, each would be when it is needed."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,11 @@ class Pattern:
     """The kept blocks of a matrix of `rows` x `columns` blocks.
 
     `longest`: entries of the longest list by row and by column, where the host knows them; else None.
+    `owner`: the index tensor of those who look it up, as long as they have it.
     """
 
     longest: tuple[int | None, int | None] = (None, None)
+    owner: Callable[[], torch.Tensor | None] = staticmethod(lambda: None)
 
     def __init__(self, crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -> None:
         self.crow, self.col = crow, col
@@ -161,6 +169,15 @@ def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -
     found = _PATTERNS.get(key)
     if found is None:
         found = _PATTERNS[key] = Pattern(crow.detach(), col.detach(), rows, columns)
+        found.owner = weakref.ref(col)
         if len(_PATTERNS) > _MAX_PATTERNS:
-            _PATTERNS.popitem(last=False)
+            _forget_one()
     return found
+
+
+def _forget_one() -> None:
+    gone = next((key for key, pattern in _PATTERNS.items() if pattern.owner() is None), None)
+    if gone is None and len(_PATTERNS) > _MAX_LIVE_PATTERNS:
+        gone = next(iter(_PATTERNS))
+    if gone is not None:
+        del _PATTERNS[gone]
