@@ -30,6 +30,9 @@ REFUSED = {
     "mask is on meta, must be on dense's device, cpu": lambda: BsrTensor.from_dense(
         DENSE, MASK.to("meta"), (16, 16)
     ),
+    "mask is on meta, must have values": lambda: BsrLinear.from_linear(
+        torch.nn.Linear(48, 32, device="meta", dtype=torch.bfloat16), (16, 16), density=0.5
+    ),
     "density is 1.5": lambda: BsrTensor.by_magnitude(DENSE, (16, 16), 1.5),
     "col_indices is a list": lambda: BsrTensor(PARTS[0], [0, 1], PARTS[2], (32, 48)),
     r"shape is \(-16, 48\)": lambda: BsrTensor(torch.zeros(0, dtype=torch.int32), *PARTS[1:], (-16, 48)),

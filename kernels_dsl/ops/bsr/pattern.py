@@ -176,8 +176,9 @@ def pattern_of(crow: torch.Tensor, col: torch.Tensor, rows: int, columns: int) -
 
 
 def _forget_one() -> None:
-    gone = next((key for key, pattern in _PATTERNS.items() if pattern.owner() is None), None)
-    if gone is None and len(_PATTERNS) > _MAX_LIVE_PATTERNS:
-        gone = next(iter(_PATTERNS))
+    there = list(_PATTERNS.items())  # other threads may add some meanwhile
+    gone = next((key for key, pattern in there if pattern.owner() is None), None)
+    if gone is None and len(there) > _MAX_LIVE_PATTERNS:
+        gone = there[0][0]
     if gone is not None:
-        del _PATTERNS[gone]
+        _PATTERNS.pop(gone, None)

@@ -176,6 +176,8 @@ class BsrTensor:
             )
         if mask.device != dense.device:
             raise ValueError(f"mask is on {mask.device}, must be on dense's device, {dense.device}")
+        if mask.is_meta:
+            raise ValueError("mask is on meta, must have values: how many blocks are kept depends on them")
         row, col = mask.nonzero(as_tuple=True)
         crow = torch.zeros(rows + 1, dtype=torch.int32, device=dense.device)
         crow[1:] = mask.sum(1).cumsum(0)
