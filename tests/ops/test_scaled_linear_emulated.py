@@ -166,6 +166,10 @@ def test_second_derivatives_are_refused():
         ({"weight": torch.ones(2, 8, 16)}, r"x has shape \(4, 16\), must be \(2, M, 16\)"),
         ({"bias": torch.ones(7)}, r"bias has shape \(7,\), must be \(8,\)"),
         ({"bias": 1.0}, "bias is a float"),
+        (
+            {"x": torch.ones(4, 16, device="meta"), "weight": torch.ones(8, 16, device="meta")},
+            "x is on meta, must be on a CUDA device",
+        ),
         ({"recipe": "rows"}, "recipe is 'rows', must be one of"),
         ({"grad_dtype": torch.bfloat16}, "grad_dtype is torch.bfloat16"),
     ],

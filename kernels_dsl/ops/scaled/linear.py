@@ -17,6 +17,8 @@ RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x1
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _is_compiling = torch.compiler.is_compiling
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_AUTOCAST = ("cuda", "cpu")
+"""Where calls run. PyTorch refuses to say of some other devices, such as meta, whether autocast is on."""
 
 
 def scaled_linear(
@@ -51,8 +53,9 @@ def scaled_linear(
     _check_options(recipe, grad_dtype)
     refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
     dtype = x.dtype
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type
+    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
     if not torch.is_grad_enabled() and not _is_compiling():
         return _output(x, weight, bias, _scalings(weight, recipe), dtype, use_fast_accum, (False, False))[0]
     return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
