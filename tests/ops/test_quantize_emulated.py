@@ -154,6 +154,19 @@ def test_negated_views(seed):
     assert all(torch.equal(found[name].float(), torch.full_like(heads, -448.0)) for name in "qkv")
 
 
+def test_gradients_are_refused_not_dropped():
+    x = torch.randn(16, 16).requires_grad_()
+    for _ in range(2):
+        values, scale = kernels_dsl.quantize(x)
+        with pytest.raises(RuntimeError, match="kernels_dsl::quantize has no gradient"):
+            (values.float() * scale).sum().backward()
+    heads = torch.ones(1, 3, 1, 16).half().requires_grad_()
+    with pytest.raises(RuntimeError, match="kernels_dsl::quantize has no gradient"):
+        kernels_dsl.quantize_qkv(heads, heads, heads)["k"].float().sum().backward()
+    with torch.no_grad():
+        assert not any(t.requires_grad for t in (*kernels_dsl.quantize(x), *kernels_dsl.quantize(heads)))
+
+
 def test_five_modes(seed):
     check(awkward((2, 1, 2, 9, 140), seed, torch.bfloat16), scaling="1x128", transpose="both")
 

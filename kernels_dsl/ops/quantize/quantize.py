@@ -10,7 +10,7 @@ import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import fresh, recent
-from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
+from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
 from kernels_dsl.ops.quantize.plan import Kernels, Plan
 from kernels_dsl.ops.target import Target, target_of
 
@@ -46,8 +46,9 @@ def quantize(
     fp8 value, and 1 where that is 0. Rounding is to nearest even; what is too large, infinities too, becomes
     the largest value of its sign, NaN stays NaN (`reference/quantize.py` has the definition to the bit).
 
-    Not differentiable. Compute capability 8.9 or later. Raises TypeError and ValueError that name the
-    argument; `quantize_supports` gives the same reasons as text.
+    Not differentiable: a backward pass that comes here raises RuntimeError. Compute capability 8.9 or later.
+    Raises TypeError and ValueError that name the argument; `quantize_supports` gives the same reasons as
+    text.
     """
     key: Any = None
     usual = (x,) if scale is None else (x, scale)
@@ -59,7 +60,7 @@ def quantize(
                 return plan(x, scale)
             except ValueError:
                 recent.look_at_addresses(_PLANS, key)
-    if key is None or watched() or x.is_neg():
+    if needs_dispatcher((x, scale)) or key is None:
         from kernels_dsl.ops.quantize import register as quantize_register
 
         return quantize_register.call(x, dtype, scaling, transpose, scale)

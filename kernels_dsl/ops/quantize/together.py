@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops import fresh
-from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
+from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.quantize.plan import Kernels, three_matrices
 from kernels_dsl.ops.quantize.quantize import FORMATS, buffers_of, check, check_target, finished, quantize
 from kernels_dsl.ops.target import target_of
@@ -23,7 +23,7 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
     """`quantize(x, scaling="matrix")` of each; in one launch where they have the same matrices."""
     tensors = (q, k, v)
     plan = None
-    if not watched() and all(type(x) in PLAIN_TYPES and not x.is_neg() for x in tensors):
+    if not needs_dispatcher(tensors):
         key = tuple(map(signature, tensors))
         plan = _PLANS.get(key)
         if plan is None and key not in _PLANS:
