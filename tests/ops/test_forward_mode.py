@@ -84,7 +84,7 @@ CALLS: dict[str, list[tuple[str, torch.Tensor, Callable[[Any], Any]]]] = {
     ],
     "scaled_linear": [("x", A, lambda x: kernels_dsl.scaled_linear(x, A))],
     "ScaledLinear": [("x", A, lambda x: kernels_dsl.ScaledLinear(16, 16, dtype=BF16)(x))],
-    "BsrLinear": [("a", WIDE, lambda x: kernels_dsl.BsrLinear(SPARSE)(x))],
+    "BsrLinear": [("a", WIDE.mT, lambda x: kernels_dsl.BsrLinear(SPARSE)(x))],
 }
 # Public names that take no tensors, or whose tensors no kernel of this library multiplies.
 OTHERS = {
