@@ -44,9 +44,16 @@ def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], foun
     others = kept.get(key, ())
     if _make_comparison is None or len(others) == _MAX_OF_A_KEY or not _aligned(tensors):
         return
-    if len(kept) >= _MAX_KEYS:
+    if any(same(*tensors) for same, _, _ in others):
+        return  # kept before, but not looked for: something watched this call
+    put(kept, key, (*others, (_comparison(tensors), any(x.requires_grad for x in tensors), found)))
+
+
+def put(kept: dict[Any, Any], key: Any, value: Any, most: int = _MAX_KEYS) -> None:
+    """kept[key] = value. Of `most` keys all are forgotten first: plans are cheap to make again."""
+    if len(kept) >= most:
         kept.clear()
-    kept[key] = (*others, (_comparison(tensors), any(x.requires_grad for x in tensors), found))
+    kept[key] = value
 
 
 def look_at_addresses(kept: dict[Any, Any], key: Any) -> None:

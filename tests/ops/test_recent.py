@@ -98,6 +98,14 @@ def test_addresses():
     assert recent.find(found, "key", odd) is None and recent.find(found, "key", (X, Y)) == "plan"
 
 
+def test_a_call_is_kept_once():
+    found = {}
+    for _ in range(9):  # as where a mode sees the calls, so that they are not looked for
+        recent.keep(found, "key", (X, Y), "plan")
+    recent.keep(found, "key", (X.half(), Y), "another")
+    assert recent.find(found, "key", (X.half(), Y)) == "another" and len(found["key"]) == 2
+
+
 def test_only_some_calls_of_a_key_are_kept():
     found = {}
     for n in range(1, 10):

@@ -25,7 +25,6 @@ from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
 """Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`recent`)."""
-_MAX_PLANS = 8192
 _grad_enabled = torch.is_grad_enabled
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
@@ -288,9 +287,7 @@ def run_direct(
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
         if not target_of(q, "q").emulated:
-            if len(_PLANS) >= _MAX_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
+            recent.put(_PLANS, key, plan)
     if out is not None:
         named = {"q": q, "k": k, "v": v, **extras.tensors()}
         overlap.check_overlap(out, named, tuple(named))

@@ -48,7 +48,6 @@ DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
 _PLANS: dict[Any, Any] = {}
 """Plans, and of calls without extras, log-sum-exp and configuration their `bare` (`recent`)."""
-_MAX_PLANS = 8192
 _Tensor = torch.Tensor
 
 
@@ -213,9 +212,7 @@ def _plan_of(
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
         if key is not None and not target_of(tensors[0], "q").emulated:
-            if len(_PLANS) >= _MAX_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
+            recent.put(_PLANS, key, plan)
     return plan
 
 

@@ -16,7 +16,6 @@ from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
 _NO_EXTRAS: tuple[Any, ...] = ()
-_MAX_PLANS = 8192  # some hundred bytes each; cleared when full, since plans are cheap to make again
 _Tensor = torch.Tensor
 
 
@@ -120,9 +119,7 @@ def _plan_of(a: Any, b: Any, out: Any, config: Any, family: Any, options: dict[s
         extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
         if key is not None and not target.emulated:  # the emulator may be another one next time
-            if len(_PLANS) >= _MAX_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
+            recent.put(_PLANS, key, plan)
     return plan
 
 

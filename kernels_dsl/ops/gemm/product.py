@@ -12,8 +12,6 @@ from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 
-_MAX_PLANS = 8192
-
 
 class Product:
     """One such product; `GemmOperator` makes an operator of it.
@@ -98,9 +96,7 @@ class Product:
         if plan is None:
             plan = self._plan(a, b, extras, options, out, forced)
             if not target_of(a).emulated:  # the emulator may be another one next time
-                if len(self._plans) >= _MAX_PLANS:
-                    self._plans.clear()
-                self._plans[key] = plan
+                recent.put(self._plans, key, plan)
         return plan
 
     def _checked(

@@ -20,7 +20,6 @@ SCALINGS = ("tensor", "matrix", "row", "1x128", "128x128")
 # transpose -> whether there are values of x, of x.mT
 OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, True), "both": (True, True)}
 _PLANS: dict[Any, Any] = {}
-_MAX_PLANS = 8192
 
 
 def quantize(
@@ -239,9 +238,7 @@ def _plan_of(
         check_target(target)
         plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
         if not target.emulated:
-            if len(_PLANS) >= _MAX_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = plan
+            recent.put(_PLANS, key, plan)
     return plan
 
 

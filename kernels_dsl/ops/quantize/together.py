@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import fresh, recent
 from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.quantize.plan import Kernels, three_matrices
 from kernels_dsl.ops.quantize.quantize import FORMATS, buffers_of, check, check_target, finished, quantize
@@ -15,7 +15,6 @@ from kernels_dsl.ops.target import target_of
 
 Pairs = list[tuple[torch.Tensor, ...]]
 _PLANS: dict[Any, Callable[..., Pairs] | None] = {}
-_MAX_PLANS = 8192
 _DTYPE = torch.float8_e4m3fn
 
 
@@ -29,9 +28,7 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
         if plan is None and key not in _PLANS:
             plan = _plan(tensors)
             if not target_of(q, "q").emulated:
-                if len(_PLANS) >= _MAX_PLANS:
-                    _PLANS.clear()
-                _PLANS[key] = plan
+                recent.put(_PLANS, key, plan)
     return plan(*tensors) if plan is not None else [quantize(x, scaling="matrix") for x in tensors]
 
 
