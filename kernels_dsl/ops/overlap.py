@@ -53,8 +53,8 @@ def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]
 
 
 def check_alone(name: str, tensor: torch.Tensor, others: dict[str, Any]) -> None:
-    """ValueError where `tensor`, which a call writes besides its result, shares memory with one of the call's
-    other tensors, by their names; what is no tensor among them does not count."""
+    """ValueError where `tensor`, which a call writes, shares memory with one of the call's other tensors, by
+    their names; what is no tensor among them does not count."""
     for other_name, other in others.items():
         if isinstance(other, torch.Tensor) and ranges_meet(
             tensor, (other,), (byte_extent(tensor), byte_extent(other))

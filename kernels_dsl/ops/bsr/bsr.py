@@ -135,7 +135,6 @@ def plan_of(
     sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
 ) -> bsr_plan.Plan:
     """The plan of a call; `forced`: family, configuration; `options`: as those of `run_direct`."""
-    family, config = forced
     extras = _extras(options)
     parts = [options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype")]
     key = (
@@ -144,17 +143,29 @@ def plan_of(
     )  # fmt: skip
     plan: bsr_plan.Plan | None = sparse._kept.get(key)
     if plan is None:
-        call = bsr_plan.describe(sparse, dense, left, out=out, **options)
-        overlap.check_self_overlap(out)
-        target = target_of(dense)
-        plan = bsr_plan.build(
-            call, dense, out, target, pattern_of_matrix(sparse), family=family, config=config, extras=extras
-        )
-        if not target.emulated:  # the emulator may be another one next time
-            if len(sparse._kept) >= _MAX_PLANS:
-                sparse._kept.clear()
-            sparse._kept[key] = plan
+        plan = new_plan(sparse, dense, left, out, forced, options, extras)
+        if not target_of(dense).emulated:  # the emulator may be another one next time
+            recent.put(sparse._kept, key, plan, _MAX_PLANS)
     return plan
+
+
+def new_plan(
+    sparse: BsrTensor,
+    dense: Any,
+    left: bool,
+    out: Any,
+    forced: tuple[Any, Any],
+    options: dict[str, Any],
+    extras: tuple[Any, ...] = (),
+) -> bsr_plan.Plan:
+    """A plan for calls like this one, once it is checked; of `options` some may be missing."""
+    family, config = forced
+    call = bsr_plan.describe(sparse, dense, left, out=out, **options)
+    overlap.check_self_overlap(out)
+    return bsr_plan.build(
+        call, dense, out, target_of(dense), pattern_of_matrix(sparse), family=family, config=config,
+        extras=extras,
+    )  # fmt: skip
 
 
 def follow(
@@ -166,7 +177,8 @@ def follow(
         factors = {"a" if left else "b": dense, "the values": sparse.values, **scales}
         named = {name: options[name] for name in ("c", "bias", "residual")}
         named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
-        _check_overlap(out, {**factors, **named}, tuple(factors))
+        overlap.check_alone("out", out, factors)
+        overlap.check_overlap(out, {name: x for name, x in named.items() if isinstance(x, torch.Tensor)})
     operands = None
     if plan.operands is not None:
         operands = plan.operands((float(options["alpha"]), float(options["beta"]), *_extras(options)))
@@ -182,16 +194,6 @@ def _extras(options: dict[str, Any]) -> tuple[Any, ...]:
 def scale_names(left: bool) -> tuple[str, str]:
     """What the scales of the sparse factor and of the dense one are called; `left`: that stands there."""
     return ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
-
-
-def _check_overlap(out: torch.Tensor, named: dict[str, Any], factors: tuple[str, ...]) -> None:
-    """ValueError where `out` overlaps an input; an operand of the epilogue may be the very tensor."""
-    tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
-    for name in factors:
-        x = tensors.pop(name)
-        if overlap.ranges_meet(out, (x,), (overlap.byte_extent(out), overlap.byte_extent(x))):
-            raise ValueError(f"out shares memory with {name}, must be a tensor of its own")
-    overlap.check_overlap(out, tensors)
 
 
 def pattern_of_matrix(sparse: BsrTensor) -> Pattern:
@@ -227,7 +229,8 @@ def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
 
 def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **options: Any) -> str | None:
     """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
-    family, config = options.pop("family", None), options.pop("config", None)
+    forced = options.pop("family", None), options.pop("config", None)
+    out = options.pop("out", None)
     options.pop("check", None)
     sparse: BsrTensor
     dense: Any
@@ -238,12 +241,7 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
             sparse, dense, left = b, a, True
         else:
             sparse, dense, left = _factors(a, b)
-        call = bsr_plan.describe(sparse, dense, left, **options)
-        overlap.check_self_overlap(options.get("out"))
-        target = target_of(dense)
-        bsr_plan.build(
-            call, dense, options.get("out"), target, pattern_of_matrix(sparse), family=family, config=config
-        )
+        new_plan(sparse, dense, left, out, forced, options)
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -311,7 +309,5 @@ def run_sampled(
             a, b, pattern, block, target, batch=batch, out_dtype=out_dtype, scaled=alpha != 1.0
         )
         if not target.emulated:
-            if len(pattern.plans) >= _MAX_PLANS:
-                pattern.plans.clear()
-            pattern.plans[key] = run
+            recent.put(pattern.plans, key, run, _MAX_PLANS)
     return run(a, b, None, None if alpha == 1.0 else (float(alpha),))

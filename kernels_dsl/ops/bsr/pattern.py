@@ -104,7 +104,7 @@ class Pattern:
         then `column_of` and first entries of the block rows; int32.
 
         With `together` > 1, so many block rows each are taken for one, which keeps a column that any of them
-        keeps; what each keeps of an entry is a fifth tensor (together, entries), see `bsr_lists.merge`.
+        keeps; what each keeps of an entry is a fifth tensor (together, entries): `lists.merge_neighbours`.
 
         With `group`, the first chunks of that many rows come first, then their second ones: neighbours in the
         list meet neighbouring columns. How many chunks there are only the GPU knows: those behind the last

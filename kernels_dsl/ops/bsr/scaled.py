@@ -128,10 +128,7 @@ def bsr_scaled_supports(
     try:
         sparse, dense, left = _factors(a, b)
         scales = (scale_b, scale_a) if left else (scale_a, scale_b)
-        call = bsr_plan.describe(sparse, dense, left, out=out, scales=scales, **arguments)
-        overlap.check_self_overlap(out)
-        pattern = bsr.pattern_of_matrix(sparse)
-        bsr_plan.build(call, dense, out, target_of(dense), pattern, config=config, family=family)
+        bsr.new_plan(sparse, dense, left, out, (family, config), {"scales": scales, **arguments})
     except (TypeError, ValueError) as error:
         return str(error)
     return None
