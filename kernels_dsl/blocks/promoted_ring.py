@@ -14,7 +14,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, pipeline, range_constexpr
+from cutlass import Boolean, Float32, Int32, const_expr, pipeline, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
 
@@ -129,7 +129,7 @@ def add_stages(
 ) -> pipeline.PipelineState:
     """acc += scales * (A @ B of the stage), stage by stage and chunk by chunk, each waited for."""
     partial = partial_set(tiled_mma)
-    ready = ring.consumer_try_wait(state)
+    ready = is_full(ring, state)
     for _ in cutlass.range(stages, unroll=1):
         state, ready = add_stage(ring, (state, ready), tiled_mma, (*fragments, partial), factors)
     return state
@@ -148,19 +148,28 @@ def add_overlapped(
     sets = overlapped_set(tiled_mma, factors), overlapped_set(tiled_mma, factors)
     done = state.clone()
     state = begin_stage(ring, (state, None), tiled_mma, fragments, sets[0], factors)
-    ready = ring.consumer_try_wait(state)
+    ready = is_full(ring, state)
     for _ in cutlass.range((stages - 1) // 2, unroll=1):
         state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
-        done, ready = end_stage(ring, done, fragments[0], sets[0], factors, state)
+        done, ready = end_stage(ring, done, fragments[0], sets[0], factors, 1, state)
         state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[0], factors)
-        done, ready = end_stage(ring, done, fragments[0], sets[1], factors, state)
+        done, ready = end_stage(ring, done, fragments[0], sets[1], factors, 1, state)
     if stages % 2 == 0:
         state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
-        done, _ = end_stage(ring, done, fragments[0], sets[0], factors, state)
-        end_stage(ring, done, fragments[0], sets[1], factors, None)
+        done, _ = end_stage(ring, done, fragments[0], sets[0], factors, 1)
+        end_stage(ring, done, fragments[0], sets[1], factors, 0)
     else:
-        end_stage(ring, done, fragments[0], sets[0], factors, None)
+        end_stage(ring, done, fragments[0], sets[0], factors, 0)
     return state
+
+
+def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
+    """Whether the stage at `state` is full by now: an answer that comes at once.
+
+    `ring.consumer_try_wait` may take some microseconds for its no. Behind the last stage of all, which nobody
+    fills, it would take them in every launch.
+    """
+    return ring.sync_object_full.test_wait(state.index, state.phase)
 
 
 def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tuple:
@@ -171,7 +180,7 @@ def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tu
 
 def begin_stage(
     ring: pipeline.PipelineTmaAsync,
-    full: tuple,  # (state, what `consumer_try_wait` said of it, or None)
+    full: tuple,  # (state, what `is_full` said of it, or None)
     tiled_mma: cute.TiledMma,
     fragments: tuple,
     into: tuple,  # of `overlapped_set`
@@ -195,17 +204,17 @@ def end_stage(
     acc: cute.Tensor,
     found: tuple,  # of `overlapped_set`
     factors: ChunkFactors | None,
-    ahead: pipeline.PipelineState | None,
+    newer: int,
+    ahead: pipeline.PipelineState | None = None,
 ) -> tuple:
-    """acc += scales * partial of the stage at `state`, behind which one more was issued, or none.
+    """acc += scales * partial of the stage at `state`, behind which `newer` were issued.
 
-    None if `ahead`, the state of the first one that was not, is None. Returns the next state, and what
-    `consumer_try_wait` says of `ahead`.
+    Returns the next state, and what `is_full` says of `ahead`, if that is given.
     """
     scales = ([], []) if factors is None else factors.of([found[1][i] for i in range(cute.size(found[1]))])
-    warpgroup.wait_group(0 if ahead is None else 1)
+    warpgroup.wait_group(newer)
     ring.consumer_release(state)
-    ready = None if ahead is None else ring.consumer_try_wait(ahead)
+    ready = None if ahead is None else is_full(ring, ahead)
     add_chunk(acc[None, 0, 0], found[0], *scales)
     state.advance()
     return state, ready
@@ -213,7 +222,7 @@ def end_stage(
 
 def add_stage(
     ring: pipeline.PipelineTmaAsync,
-    full: tuple,  # (state, what `consumer_try_wait` said of it)
+    full: tuple,  # (state, what `is_full` said of it)
     tiled_mma: cute.TiledMma,
     tensors: tuple,  # acc, A, B as in `promoted_loop`, and the partial accumulators of a chunk
     factors: ChunkFactors | None,
@@ -233,7 +242,7 @@ def add_stage(
             warpgroup.wait_group(0)
             if wave == waves - 1 and chunk == chunks - 1:
                 ring.consumer_release(state)
-                ready = ring.consumer_try_wait(ahead)
+                ready = is_full(ring, ahead)
             scales = ([], []) if factors is None else factors.of(loaded, after=partial[0])
             add_chunk(acc[None, wave, chunk], partial, *scales)
     return ahead, ready

@@ -41,6 +41,9 @@ def _compiled(config, dtypes, scales, modes, promotion=None):
     assert entry.count("UTMALDG") == 2 and entry.count("UTMASTG") and not entry.count("HGMMA")
     # Addresses and descriptors are computed in uniform registers: else each of them is moved there.
     assert entry.count("R2UR") < 40
+    # Whoever asks for a barrier without a loop around must not be kept: its phase may never complete.
+    asked = [line for line in compiled.ptx().splitlines() if "mbarrier.try_wait" in line]
+    assert asked and all(line.rstrip().endswith(", 10000000;") for line in asked)
     return entry
 
 
