@@ -7,6 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from kernels_dsl.config.bsr import PAIR_ROWS, SECOND
+
 LANES = 32
 
 
@@ -20,6 +22,13 @@ class BlockLists(NamedTuple):
     Where lists may come in pieces, each piece has its line in the table, with `config.bsr.PIECE` in place of
     0; `heavy` (2) also has how many lines of the table count. `pieces` is the `list_pieces` word of a piece
     at its first entry. Else `pieces` is None.
+
+    For clusters that take two lists, a line's number is made of two: the smaller one, the other one times
+    `config.bsr.PAIR_ROWS` (the same for a list without a partner), and SECOND in the second line of a pair,
+    of which each is half of the work. `dense` and `kept` have two halves: the first list of a pair has its
+    entries in the one, the second list in the other, at the same places, with numbers past the extents where
+    one has no entry. A block of the dense matrix that both lists meet has one place, and SHARED added to its
+    number in both halves.
     """
 
     table: cute.Tensor
@@ -78,6 +87,32 @@ class ListItem(NamedTuple):
     panel: Int32
     begin: Int32
     end: Int32
+
+
+@cute.jit
+def of_pair(word: Int32, rank: Int32) -> tuple[Int32, Int32]:
+    """(number of the list, which of a panel's two tiles) CTA `rank` of a cluster that takes two lists has.
+
+    A pair's two lists are worked on in one tile, a list without a partner in both.
+    """
+    number, other = word % PAIR_ROWS, (word // PAIR_ROWS) % PAIR_ROWS
+    part = rank
+    if number != other:
+        part = word // SECOND
+        if rank == 1:
+            number = other
+    return number, part
+
+
+@cute.jit
+def entries_of_pair(item: ListItem, rank: Int32, half: Int32) -> ListItem:
+    """The item with the entries of CTA `rank` of a cluster that takes two lists, of `half` each."""
+    begin, end = item.begin, item.end
+    if rank == 1:
+        if item.tile % PAIR_ROWS != (item.tile // PAIR_ROWS) % PAIR_ROWS:
+            begin += half
+            end += half
+    return ListItem(item.tile, item.panel, begin, end)
 
 
 class ListPlace(NamedTuple):

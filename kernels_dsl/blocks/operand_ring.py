@@ -2,8 +2,6 @@
 is the producer's business: a counter along K (dense), or a list of kept blocks (block-sparse).
 """
 
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
@@ -88,13 +86,13 @@ def start(
     layouts: tuple,
     cluster: tuple[int, int],
     extra: tuple | None = None,
-    shared: tuple[int, int] | None = None,
+    alone: bool = False,
 ) -> tuple:
     """What every warp does first. Returns the ring, the tensors of `allocate`, and the warp's number.
 
     `extra`: (8-byte words of shared memory, function of a pointer to them that is called before the cluster
-    syncs); what it returns comes last then. `shared`: the cluster whose CTAs write into each other's stages,
-    if that is not the whole.
+    syncs); what it returns comes last then. `alone`: no CTA of the cluster writes into another
+    one's stages.
     `spec` has stages, stage_bytes, consumers and wgs_per_tile. With programmatic dependent launch all of this
     runs beside the tail of the kernel before this one, and the next one may do so too, on SMs whose CTAs are
     gone. Global memory is touched only behind it.
@@ -104,10 +102,7 @@ def start(
     words, set_up = extra or (0, None)
     barriers, tensors = allocate(spec.stages, spec.consumers, dtypes, layouts, words)
     warps, arrivals = spec.wgs_per_tile * 4, spec.copying_arrivals
-    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, warps, shared or cluster, arrivals)
-    if cutlass.const_expr(shared == (1, 1)):
-        # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
-        ring = replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0)
+    ring = make_tma_ring(barriers, spec.stages, spec.stage_bytes, warps, cluster, arrivals, alone)
     more = () if set_up is None else (set_up(barriers + 2 * spec.stages),)
     sync_after_init(cluster)
     cute.arch.griddepcontrol_launch_dependents()

@@ -5,6 +5,8 @@ bytes and TMA has written as many; *empty* completes once every consumer of the 
 that the producer's multicast reaches, has arrived. Both sides keep an index and a phase bit.
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
@@ -19,15 +21,18 @@ def make_tma_ring(
     consumer_warps: int,
     cluster: tuple[int, int],
     copying_arrivals: int = 0,
+    alone: bool = False,
 ) -> pipeline.PipelineTmaAsync:
     """Initialises the mbarriers of a ring and returns its pipeline. The caller syncs the cluster.
 
     `barriers` points to 2 * stages 8-byte words of shared memory, `stage_bytes` is what TMA writes
     into one CTA's stage, `consumer_warps` release each stage in each CTA of the (M, N) `cluster`.
-    At each full barrier there are `copying_arrivals` beside TMA's.
+    At each full barrier there are `copying_arrivals` beside TMA's. `alone`: no other CTA writes into the
+    stages, whatever the cluster.
     """
+    cluster = (1, 1) if alone else cluster
     arrivals = multicast_release_count(consumer_warps, cluster)
-    return pipeline.PipelineTmaAsync.create(
+    ring = pipeline.PipelineTmaAsync.create(
         barrier_storage=barriers,
         num_stages=stages,
         producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + copying_arrivals),
@@ -36,6 +41,8 @@ def make_tma_ring(
         cta_layout_vmnk=cute.make_layout((1, *cluster, 1)),
         defer_sync=True,
     )
+    # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
+    return replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0) if alone else ring
 
 
 def producer_state(stages: int) -> pipeline.PipelineState:

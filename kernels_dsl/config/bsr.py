@@ -44,6 +44,14 @@ MOST_SLOTS = 1023
 """Pieces of all lists together."""
 PIECE = 1 << 30
 """Added to the panel of a work item that is a piece of a list; there are fewer panels than that."""
+PAIR_ROWS = 1 << 15
+"""Block rows, at most, that kernels take in pairs: a work item names two in one word."""
+SECOND = 1 << 30
+"""Added to that word: the item is the second tile of the pair along the dense mode."""
+SHARED = 1 << 30
+"""Added to a dense block's number in a list: both lists of the pair meet it there."""
+PAIR_CELLS = 1 << 24
+"""Blocks of the whole matrix, at most, where pairs are looked for: each takes 4 bytes meanwhile."""
 ARRIVALS = 4
 """Elements before counts of arrived pieces: the counter of work items, and what aligns them."""
 MAX_TILE = {True: 128, False: 256}
@@ -63,7 +71,8 @@ class Sm90BsrConfig:
     cooperative tile of 64 rows with an N above 256 is shared by two warpgroups along N. There kept blocks may
     have a ring of their own, of `kept_stages` parts of STAGE_K along K, beside stages of the dense matrix:
     CTAs that share kept blocks then wait for each other's progress along these only. `split`: lists may come
-    in pieces.
+    in pieces. `pairs`: a cluster's two CTAs take two block rows that share columns, and multicast to each
+    other what both need; or of a row without a partner two tiles along x, which is why `cluster_x` is 2.
     """
 
     tile_s: int
@@ -78,6 +87,7 @@ class Sm90BsrConfig:
     epi_tma: bool = True
     kept_stages: int = 0
     split: bool = False
+    pairs: bool = False
 
     family = "sm90"
 
@@ -89,7 +99,7 @@ class Sm90BsrConfig:
     @property
     def cluster(self) -> tuple[int, int]:
         """(M, N) of a cluster in the kernel's sense."""
-        pair = (self.cluster_s, self.cluster_x)
+        pair = (2, 1) if self.pairs else (self.cluster_s, self.cluster_x)
         return pair if self.sparse_on_m else (pair[1], pair[0])
 
 
@@ -167,8 +177,9 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     epi_tma = _stores_by_tma(problem)
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(
-            tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES
-        )
+            tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES,
+            pairs=_goes_in_pairs(problem, blocked // tile_s),
+        )  # fmt: skip
     return replace(
         _tiles(problem, on_m, tile_s, kept_k),
         unit_k=unit_k,
@@ -185,6 +196,12 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
     if problem.dense_k_major or problem.block_k < STAGE_K or -(-problem.other // 512) % 2:
         return False
     return tiles * -(-problem.other // 1024) * problem.l >= WIDE_ITEMS
+
+
+def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
+    """Whether block rows with 64 rows each are looked through for pairs that share columns."""
+    columns = problem.k // problem.block_k
+    return problem.block_mn == 64 and 2 <= rows <= PAIR_ROWS and rows * columns <= PAIR_CELLS
 
 
 def _stores_by_tma(problem: BsrProblem) -> bool:

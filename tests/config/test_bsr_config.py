@@ -28,8 +28,16 @@ def test_the_dense_matrix_is_copied_where_many_blocks_of_16_meet_it() -> None:
 def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     large = BsrProblem(8192, 8192, 8192, 32 * 128, 64, 64)
     wide = choose(large)
-    assert wide is not None and wide.tile == (64, 512) and wide.cluster == (1, 2)
-    assert wide.kept_stages
+    assert wide is not None and wide.tile == (64, 512) and wide.kept_stages
+    assert wide.pairs and wide.cluster == (2, 1)
+    for single in (
+        replace(large, block_mn=192, m=24576),  # other tiles of the same block row are neighbours
+        replace(large, m=(2 << 20) + 64, k=64),
+        replace(large, m=1 << 20, k=(1 << 16) + 64),
+    ):
+        other_pairs = choose(single)
+        assert other_pairs is not None and not other_pairs.pairs and other_pairs.cluster == (1, 2)
+        assert other_pairs.kept_stages
     for other in (
         replace(large, n=8192 - 512),  # half of the last pair's tiles would be empty
         replace(large, m=2048),
@@ -72,7 +80,7 @@ def test_pieces_of_lists_are_those_of_the_rule() -> None:
     first = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     nnz = sum(lengths)
     entries = torch.arange(nnz, dtype=torch.int32)
-    packed = pack_pieces(Lists(entries[:0], first, entries, entries), rule).tolist()
+    packed = pack_pieces(Lists(entries[:0], first, entries, entries, 1), rule).tolist()
     heavy, used = packed[:2]
     lines = len(lengths) + nnz // rule.length
     table = [packed[4 + 4 * i : 8 + 4 * i] for i in range(lines)]

@@ -42,7 +42,7 @@ def bsr_sm90_entry(
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
         mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
-    work = (views.lists(lists, layout, config.split), counter, workspace)
+    work = (views.lists(lists, layout, config.split, config.pairs), counter, workspace)
     bsr_sm90(
         views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue,
         scales=scales_view(scales, mD.shape[2]) if layout.scaled else None,

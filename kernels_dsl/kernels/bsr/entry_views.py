@@ -18,10 +18,13 @@ class Views:
     d: cute.Tensor
     operands: tuple
 
-    def lists(self, packed: cute.Tensor, layout: BsrLayout, split: bool = False) -> BlockLists:
-        """The lists, one for each block along D's blocked mode, with `split` in pieces."""
+    def lists(
+        self, packed: cute.Tensor, layout: BsrLayout, split: bool = False, pairs: bool = False
+    ) -> BlockLists:
+        """The lists, one for each block along D's blocked mode, perhaps in pieces or pairs."""
         blocked = self.d.shape[1 if layout.dense_left else 0]
-        return unpack_lists(packed, blocked // self.s.shape[0], self.s.shape[2], split)
+        entries = self.s.shape[2] * (2 if pairs else 1)
+        return unpack_lists(packed, blocked // self.s.shape[0], entries, split)
 
 
 def views_of(values, b, d, operands, layout: BsrLayout) -> Views:

@@ -66,7 +66,8 @@ def bsr_sm90(
     d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
     d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)
     a_atom, tma_a = tma.make_load_atom(mA, a_layout, a_tile, spec.cluster[1])
-    b_atom, tma_b = tma.make_load_atom(mB, b_layout, b_tile, spec.cluster[0])
+    b_atom, tma_b = tma.make_load_atom(mB, b_layout, b_tile, 1 if spec.pairs else spec.cluster[0])
+    shared_atom = tma.make_load_atom(mB, b_layout, b_tile, whole=True)[0] if spec.pairs else None
     d_atom, tma_d = None, mD
     if cutlass.const_expr(spec.epilogue.use_tma):
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
@@ -88,7 +89,7 @@ def bsr_sm90(
     ends = (cute.size(mS, mode=[2]), cute.size(mX, mode=[2]))
     kernel = bsr_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, () if operands is None else operands),
+        (a_atom, tma_a, b_atom, tma_b, shared_atom), (d_atom, tma_d, () if operands is None else operands),
         (*lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2]), scales), grid,
     )  # fmt: skip
     kernel.launch(

@@ -1,5 +1,6 @@
 """Device side of the SM90 block-sparse GEMM: the kernel that hands out roles, and one function a role."""
 
+from collections.abc import Callable
 from functools import partial
 
 import cutlass
@@ -14,10 +15,12 @@ from kernels_dsl.blocks.block_lists import (
     ListGrid,
     ListItem,
     entries_of_lane,
+    entries_of_pair,
     group_count,
     list_item,
     list_place,
     list_scales,
+    of_pair,
     place_word,
 )
 from kernels_dsl.blocks.entry_name import entry_name
@@ -30,8 +33,10 @@ from kernels_dsl.blocks.operand_ring import (
 )
 from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
-from kernels_dsl.config.bsr import PIECE
+from kernels_dsl.config.bsr import PIECE, SHARED
 
+BOTH = 3
+"""Mask of the CTAs of a pair."""
 ASK, LOOK_UP, PASS_ON = 10, 6, 4
 """Groups before the end of a list at which the next item is taken, looked up and passed on."""
 
@@ -44,7 +49,9 @@ def queue_and_kept_ring(spec, words: cute.Pointer) -> tuple:
     words += item_queue.QUEUE_WORDS
     if not spec.two_rings:
         return queue, None, words
-    ring = make_tma_ring(words, spec.kept_stages, spec.kept_bytes, warps, spec.cluster)
+    ring = make_tma_ring(
+        words, spec.kept_stages, spec.kept_bytes, warps, spec.cluster, alone=spec.pairs
+    )  # fmt: skip
     return queue, ring, words + 2 * spec.kept_stages
 
 
@@ -66,7 +73,7 @@ def bsr_kernel(
     words = item_queue.QUEUE_WORDS + 2 * spec.kept_stages + (spec.consumers if spec.split else 0)
     extra = (words, partial(queue_and_kept_ring, spec))
     ring, (sA, sB, sD), warp, (queue, kept_ring, flags) = start(
-        spec, atoms, dtypes, smem_layouts, spec.cluster, extra, shared=(1, 1) if spec.two_rings else None
+        spec, atoms, dtypes, smem_layouts, spec.cluster, extra, alone=spec.two_rings and not spec.pairs
     )
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
@@ -90,10 +97,56 @@ def tile_numbers(spec: cutlass.Constexpr, item: ListItem, panels: Int32) -> tupl
     rank_m, rank_n, _ = cute.arch.block_idx()
     panel = item.panel & (PIECE - 1) if cutlass.const_expr(spec.split) else item.panel
     batch = panel // panels
+    if cutlass.const_expr(spec.pairs):
+        number, part = of_pair(item.tile, rank_m)
+        return number, (panel - batch * panels) * 2 + part, batch
     m, n = item.tile, panel - batch * panels
     if cutlass.const_expr(not spec.sparse_on_m):
         m, n = n, m
     return m * spec.cluster[0] + rank_m, n * spec.cluster[1] + rank_n, batch
+
+
+def b_loader(spec, atoms: tuple, parts: tuple, place: tuple, peer: tuple) -> Callable[..., None]:
+    """`load((piece, block), slot, barrier)` of B in all shares of a tile, at `place` = (tile along N, batch).
+
+    `parts` of this CTA in shared and global memory, `atoms` for itself and for both CTAs of a pair; `peer`:
+    its row in the cluster, and the mask of those for whom it loads.
+    """
+    (atom, shared_atom), (tBsB, tBgB), (n, batch), (rank, mask) = atoms, parts, place, peer
+
+    def share_loader(atom, i, mask):
+        part = cute.group_modes(tBgB[None, n * spec.shares_n + i, None, None, batch], 1, 3)
+        return tma.tile_loader(atom, part, tBsB, mask)
+
+    own = [share_loader(atom, i, mask) for i in range(spec.shares_n)]
+    if not spec.pairs:
+
+        def load(of_b: tuple, slot: Int32, full: cute.Pointer) -> None:
+            for i, load_share in enumerate(own):
+                load_share(of_b, slot * spec.shares_n + i, full)
+
+        return load
+
+    for_both = share_loader(shared_atom, rank, cutlass.Int16(BOTH))
+    return lambda of_b, slot, full: load_of_pair(own, for_both, of_b[0], of_b[1], slot, rank, full)
+
+
+@cute.jit
+def load_of_pair(
+    own: cutlass.Constexpr,
+    for_both: cutlass.Constexpr,
+    piece: cutlass.Constexpr,
+    block: Int32,
+    slot: Int32,
+    rank: Int32,
+    full: cute.Pointer,
+):
+    """All of B's stage; or of what both CTAs of a pair need, the share that number `rank` loads for both."""
+    if block >= SHARED:
+        for_both((piece, block - SHARED), slot * len(own) + rank, full)
+    else:
+        for i in cutlass.range_constexpr(len(own)):
+            own[i]((piece, block), slot * len(own) + i, full)
 
 
 @cute.jit
@@ -112,7 +165,7 @@ def produce(
     before: what it reads on the way has arrived when it is needed.
     """
     ring, queue = rings
-    a_atom, tma_a, b_atom, tma_b = loads
+    a_atom, tma_a, b_atom, tma_b, shared_atom = loads
     lists, counter, _, ends, _, _ = pattern
     if cutlass.const_expr(spec.split):
         grid = grid._replace(tiles=lists.heavy[1] * spec.sub_clusters)
@@ -121,7 +174,8 @@ def produce(
     gB = cute.local_tile(tma_b, (spec.wg_n, spec.unit_k), (None, None, None, None))
     # (bMN, bK, restMN, pieces, blocks, L)
     tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
-    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
+    peers = (1, Int32(0)) if spec.pairs else (spec.cluster[0], rank_m)
+    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(peers[0]), peers[1])
     a_mask, b_mask = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
 
     clusters = cute.arch.grid_dim()[2]
@@ -139,13 +193,15 @@ def produce(
         next_item(spec, queue, received)
     sent.advance()
     received.advance()
+    if cutlass.const_expr(spec.pairs):
+        item = entries_of_pair(item, rank_m, ends[0])
     dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
     while item.tile >= 0:
         if cutlass.const_expr(not spec.asks_late):
             if leader:
                 word = item_queue.ask_number(counter, grid.size)
         m, n, batch = tile_numbers(spec, item, grid.panels)
-        s_tile = (m if spec.sparse_on_m else n) % (sub_tiles * spec.cluster[0 if spec.sparse_on_m else 1])
+        s_tile = (m if spec.sparse_on_m else n) % spec.block_tiles
         if cutlass.const_expr(spec.sparse_on_m):
             m = s_tile
         else:
@@ -153,15 +209,7 @@ def produce(
         load_a = tma.tile_loader(
             a_atom, cute.group_modes(tAgA[None, m, None, None, batch], 1, 3), tAsA, a_mask
         )
-        load_b = [
-            tma.tile_loader(
-                b_atom,
-                cute.group_modes(tBgB[None, n * spec.shares_n + i, None, None, batch], 1, 3),
-                tBsB,
-                b_mask,
-            )
-            for i in range(spec.shares_n)
-        ]
+        load_b = b_loader(spec, (b_atom, shared_atom), (tBsB, tBgB), (n, batch), (rank_m, b_mask))
         groups = group_count(item, spec.units)
         at = item.begin
         while groups > 0:
@@ -187,6 +235,8 @@ def produce(
                         item = next_item(spec, queue, received)
                     sent.advance()
                     received.advance()
+                    if cutlass.const_expr(spec.pairs):
+                        item = entries_of_pair(item, rank_m, ends[0])
                     next_dense, next_kept = entries_of_lane(lists, item.begin, item.end, ends)
                 for piece in cutlass.range_constexpr(len(spec.pieces)):
                     ring.producer_acquire(state)
@@ -199,8 +249,7 @@ def produce(
                         slot = state.index * spec.units + unit
                         if cutlass.const_expr(not spec.two_rings):
                             load_a(of_a, slot, full)
-                        for i in cutlass.range_constexpr(spec.shares_n):
-                            load_b[i](of_b, slot * spec.shares_n + i, full)
+                        load_b(of_b, slot, full)
                     ring.producer_commit(state)
                     state.advance()
             groups -= here
@@ -233,6 +282,8 @@ def produce_kept(
     received.advance()
     while item.tile >= 0:
         m, _, batch = tile_numbers(spec, item, panels)
+        if cutlass.const_expr(spec.pairs):
+            item = entries_of_pair(item, rank_m, ends[0])
         load_a = tma.tile_loader(
             atom, cute.group_modes(tAgA[None, m % spec.sub_clusters, None, None, batch], 1, 3), tAsA, mask
         )

@@ -24,6 +24,7 @@ class BsrSpec(Warpgroups):
 
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
+    `pairs`: the CTAs of a cluster may have two lists, and load kept blocks for themselves.
     `promoted`: each block's sum is scaled and added to a second set of accumulators.
     """
 
@@ -46,11 +47,17 @@ class BsrSpec(Warpgroups):
     kept_k: int
     kept_stages: int
     split: bool
+    pairs: bool
 
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def block_tiles(self) -> int:
+        """CTAs' tiles that a block takes along D."""
+        return self.sub_clusters * (1 if self.pairs else self.cluster[0 if self.sparse_on_m else 1])
 
     @property
     def two_rings(self) -> bool:
@@ -115,6 +122,8 @@ def make_spec(
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
     if config.kept_stages and (config.units > 1 or tile_n <= MOST_N or config.cluster_s > 1):
         raise ValueError(f"kept_stages is {config.kept_stages}, must be 0 but for tiles above 64 x {MOST_N}")
+    if config.pairs and (not config.kept_stages or config.cluster_x != 2 or block > tile_m or config.split):
+        raise ValueError(f"pairs is True, must be False but for whole lists in a ring of two: {config}")
     step = MMA_K_BYTES // element_bytes
     pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"
@@ -140,5 +149,5 @@ def make_spec(
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
-        split=config.split,
+        split=config.split, pairs=config.pairs,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def bsr_kernel(
     lists: tuple[Any, ...]
     lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None, None)
     if split and isinstance(config, Sm90BsrConfig):
-        config = replace(config, split=True)
+        config = replace(config, split=True, pairs=False)
         lists = (_meta(4 + blocks * 4 + 3 * _KEPT), _meta(_SMS), _meta(_EXTENT, dtype=torch.float32))
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None

@@ -17,6 +17,7 @@ import torch
 
 from kernels_dsl.config.bsr import PiecesRule
 from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
+from kernels_dsl.ops.bsr.pairs import pack_pairs
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
@@ -31,13 +32,14 @@ class Lists:
 
     `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
     ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
-    block along the other mode) and of `kept` (number among the values).
+    block along the other mode, below `extent`) and of `kept` (number among the values).
     """
 
     table: torch.Tensor
     first: torch.Tensor
     across: torch.Tensor
     kept: torch.Tensor
+    extent: int
     _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
 
     def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
@@ -50,6 +52,11 @@ class Lists:
     def packed(self) -> torch.Tensor:
         """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
         return pack(self.table, self.across, self.kept)
+
+    @cached_property
+    def in_pairs(self) -> torch.Tensor:
+        """As `packed`, in pairs that share blocks: `pairs.pack_pairs`."""
+        return pack_pairs(self)
 
 
 class Pattern:
@@ -89,7 +96,7 @@ class Pattern:
     def by_row(self) -> Lists:
         """Lists of block rows: columns in the order in which they are stored."""
         kept = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
-        return _lists(self.crow.to(torch.int32).contiguous(), self.column_of, kept)
+        return _lists(self.crow.to(torch.int32).contiguous(), self.column_of, kept, self.columns)
 
     @cached_property
     def by_column(self) -> Lists:
@@ -97,7 +104,7 @@ class Pattern:
         ordered, kept = torch.sort(self.column_of, stable=True)
         columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
         first = torch.searchsorted(ordered, columns, out_int32=True)
-        return _lists(first, self.row_of[kept], kept.to(torch.int32))
+        return _lists(first, self.row_of[kept], kept.to(torch.int32), self.rows)
 
     def chunks(self, units: int, group: int = 0, together: int = 1) -> tuple[torch.Tensor, ...]:
         """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,
@@ -137,7 +144,7 @@ class Pattern:
         return row, entry.to(torch.int32), columns, first, *kept
 
 
-def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lists:
+def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor, extent: int) -> Lists:
     lengths = first.diff()
     order = torch.argsort(lengths, descending=True, stable=True)
     begin = first[order]
@@ -145,7 +152,7 @@ def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor) -> Lis
     table = torch.stack((order.to(torch.int32), begin, end, torch.zeros_like(begin)), dim=1)
     if kept.shape[0] == 0:  # kernels get no empty tensors; no list reaches the entry
         across, kept = across.new_zeros(1), kept.new_zeros(1)
-    return Lists(table, first, across, kept)
+    return Lists(table, first, across, kept, extent)
 
 
 _PATTERNS: OrderedDict[Any, Pattern] = OrderedDict()

@@ -287,7 +287,7 @@ def build(
         if not fp8 and (config is None or chosen.split):
             longest = pattern.longest[1 if call.by_column else 0]
             rule = pieces_rule(problem, chosen, target.device.sm_count, longest)
-        chosen = replace(chosen, split=rule is not None)
+        chosen = replace(chosen, split=rule is not None, pairs=chosen.pairs and rule is None)
         counter = _counter(problem, chosen, rule)
     modes = tuple(spec.modes for spec in gemm.operands)
     turned = fp8 and call.by_column  # blocks are transposed beforehand
@@ -304,7 +304,10 @@ def build(
     else:
         prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
     lists = pattern.by_column if call.by_column else pattern.by_row
-    packed = lists.packed if rule is None else lists.in_pieces(rule)
+    if rule is not None:
+        packed = lists.in_pieces(rule)
+    else:
+        packed = lists.in_pairs if getattr(chosen, "pairs", False) else lists.packed
     launch = _Launch(
         FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
     )
