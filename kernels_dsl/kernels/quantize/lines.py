@@ -14,7 +14,7 @@ from kernels_dsl.config.quantize import THREADS, VECTOR
 
 from .rows import load_row, store_row
 from .tile import quantize_tile
-from .views import clear, four_modes, maxima_at, raise_to
+from .views import aligned, clear, four_modes, maxima_at, raise_to
 
 CLEARED = THREADS * VECTOR
 """Numbers that a CTA of `clear_maxima_kernel` clears."""
@@ -114,7 +114,7 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
         cute.arch.griddepcontrol_wait()  # for zeros
     for i in range_constexpr(spec.vectors):
         own = cute.make_tensor(most.iterator + i * VECTOR // 2, cute.make_layout(VECTOR // 2))
-        target = cute.make_tensor((shared.iterator + thread * VECTOR).align(16), cute.make_layout(VECTOR))
+        target = cute.make_tensor(aligned(shared.iterator + thread * VECTOR, 16), cute.make_layout(VECTOR))
         cute.autovec_copy(halves(own, x.element_type), target)
         cute.arch.sync_threads()
         publish(columns[matrix, 0, None], shared, i * step, thread)

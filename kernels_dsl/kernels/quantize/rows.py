@@ -14,7 +14,18 @@ from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
 from kernels_dsl.blocks.inline_ptx import inline_ptx
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR
 
-from .views import address, clear, four_modes, load_part, load_whole, maximum, vector_at
+from .views import (
+    address,
+    aligned,
+    clear,
+    divisor,
+    four_modes,
+    load_part,
+    load_whole,
+    maximum,
+    store_vector,
+    vector_at,
+)
 
 WARPS = THREADS // 32
 VECTORS_AT_ONCE = 4
@@ -31,7 +42,8 @@ def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stre
         x, values = one_row(x), one_row(values)
     x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
     rows = x.shape[0] * x.shape[1] * x.shape[2]
-    quantize_rows_kernel(x, values, scales, spec).launch(
+    divisors = (divisor(x.shape[2]), divisor(x.shape[1]))
+    quantize_rows_kernel(x, values, scales, divisors, spec).launch(
         grid=[cute.ceil_div(rows, spec.rows) * spec.cluster, 1, 1],
         block=[THREADS, 1, 1],
         cluster=[spec.cluster, 1, 1] if spec.cluster > 1 else None,
@@ -44,8 +56,11 @@ def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stre
 
 @entry_name("quantize_rows")
 @cute.kernel
-def quantize_rows_kernel(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, spec: cutlass.Constexpr):
-    """Device side of `quantize_rows`. Threads of a row that does not exist work on the last one."""
+def quantize_rows_kernel(
+    x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, divisors: tuple, spec: cutlass.Constexpr
+):
+    """Device side of `quantize_rows`. Threads of a row that does not exist work on the last one. divisors: by
+    the rows of a matrix, by the matrices of the second mode."""
     thread = cute.arch.thread_idx()[0]
     if const_expr(spec.cluster > 1):
         cute.arch.cluster_arrive_relaxed()  # the others' shared memory is there once all have come by
@@ -57,8 +72,8 @@ def quantize_rows_kernel(x: cute.Tensor, values: cute.Tensor, scales: cute.Tenso
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     exists = number < rows
     number = cutlass.min(number, rows - 1)
-    matrix, row = number // x.shape[2], number % x.shape[2]
-    at = (matrix // x.shape[1], matrix % x.shape[1])
+    matrix, row = divmod(number, divisors[0])
+    at = divmod(matrix, divisors[1])
     first = (rank * spec.threads + thread % spec.threads) * VECTOR
     count = spec.vectors or VECTORS_AT_ONCE
     elements = cute.make_rmem_tensor(count * VECTOR, x.element_type)
@@ -147,5 +162,4 @@ def store_row(values: cute.Tensor, place: tuple, columns: tuple, elements: cute.
         vector = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
         packed.store((vector.load().to(Float32) * factor).to(DTYPES[format]))
         if column < values.shape[3]:
-            target = address(values, at, row, column).align(VECTOR)
-            cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
+            store_vector(packed, aligned(address(values, at, row, column), VECTOR))

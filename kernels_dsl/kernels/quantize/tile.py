@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
 from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR, WARPS
 
 from .views import (
@@ -18,14 +18,19 @@ from .views import (
     ROWS,
     WORDS,
     address,
+    aligned,
     four_modes,
+    further,
     load_tile,
     maxima_of_columns,
     maxima_of_rows,
     maximum,
     maximum_of_row,
     row_of_tile,
+    store_vector,
+    tile_divisors,
     tile_place,
+    whole_tile,
 )
 
 PARTS_AT_ONCE = 4
@@ -56,7 +61,7 @@ def quantize_tile(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, outputs, parts, spec).launch(
+    quantize_tile_kernel(x, outputs, parts, tile_divisors(x), spec).launch(
         grid=[tiles * x.shape[0] * x.shape[1], 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
@@ -68,7 +73,9 @@ def quantize_tile(
 
 @entry_name("quantize_tile")
 @cute.kernel
-def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spec: cutlass.Constexpr):
+def quantize_tile_kernel(
+    x: cute.Tensor, outputs: tuple, parts: cute.Tensor, divisors: tuple, spec: cutlass.Constexpr
+):
     """Device side of `quantize_tile`.
 
     The kernel that made `parts` ended with the last tiles, so this one begins with those: L2 still has them.
@@ -79,7 +86,7 @@ def quantize_tile_kernel(x: cute.Tensor, outputs: tuple, parts: cute.Tensor, spe
     number = cute.arch.block_idx()[0]
     if const_expr(spec.of_parts):
         number = cute.arch.grid_dim()[0] - 1 - number
-    at, origin = tile_place(number, x)
+    at, origin = tile_place(number, divisors)
     allocator = cutlass.memory.SmemAllocator()
     maxima = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
     elements = cute.make_rmem_tensor(ROWS * VECTOR, x.element_type)
@@ -259,7 +266,7 @@ def column_factors(spec: cutlass.Constexpr, scales: cute.Tensor, shared: tuple, 
     elif const_expr(spec.turned in ("group", "lines")):
         cute.arch.sync_threads()
         cute.autovec_copy(
-            cute.make_tensor((maxima.iterator + lane * VECTOR).align(16), cute.make_layout(VECTOR)), factors
+            cute.make_tensor(aligned(maxima.iterator + lane * VECTOR, 16), cute.make_layout(VECTOR)), factors
         )
     return factors
 
@@ -274,16 +281,37 @@ def store_rows(
     place: tuple,
 ):
     """This thread's vectors of fp8. One that begins in a row ends in it or in the pitch behind it."""
+    if whole_tile(x, place[1]):
+        store_some_rows(spec, x, values, elements, factors, place, True)
+    else:
+        store_some_rows(spec, x, values, elements, factors, place, False)
+
+
+@cute.jit
+def store_some_rows(
+    spec: cutlass.Constexpr,
+    x: cute.Tensor,
+    values: cute.Tensor,
+    elements: cute.Tensor,
+    factors: cute.Tensor,
+    place: tuple,
+    all_of_them: cutlass.Constexpr,
+):
+    """`store_rows`; all_of_them: the tile is whole."""
     at, origin, word, lane = place
-    column = origin[1] + lane * VECTOR
+    row, column = origin[0] + row_of_tile(word, 0, spec.key_order), origin[1] + lane * VECTOR
+    first = aligned(address(values, at, row, column), VECTOR)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
+    floats = cute.make_rmem_tensor(VECTOR, Float32)
     for i in range_constexpr(ROWS):
-        row = origin[0] + row_of_tile(word, i, spec.key_order)
-        vector = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
-        packed.store((vector.load().to(Float32) * factors[i]).to(DTYPES[spec.format]))
-        if (row < x.shape[2]) & (column < x.shape[3]):
-            target = address(values, at, row, column).align(VECTOR)
-            cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
+        for v in range_constexpr(VECTOR):
+            floats[v] = widened(elements, i * VECTOR + v) * factors[i]
+        packed.store(floats.load().to(DTYPES[spec.format]))
+        step = row_of_tile(0, i, spec.key_order)
+        if const_expr(all_of_them):
+            store_vector(packed, further(first, values, step))
+        elif (row + step < x.shape[2]) & (column < x.shape[3]):
+            store_vector(packed, further(first, values, step))
 
 
 @cute.jit
@@ -302,27 +330,32 @@ def store_turned(
     at, origin, word, lane = place
     factors, tile = shared
     four = cute.make_rmem_tensor(4, elements.element_type)
+    floats = cute.make_rmem_tensor(4, Float32)
     packed = cute.make_rmem_tensor(4, DTYPES[spec.format])
     for half in range_constexpr(ROWS // 4):
         for v in range_constexpr(VECTOR):
             for e in range_constexpr(4):
-                four[e] = elements[(half * 4 + e) * VECTOR + v]
-            if const_expr(spec.turned == "one" and elements.element_type is DTYPES[spec.format]):
+                if const_expr(elements.element_type is DTYPES[spec.format]):
+                    four[e] = elements[(half * 4 + e) * VECTOR + v]
+                else:
+                    floats[e] = widened(elements, (half * 4 + e) * VECTOR + v) * factors[v]
+            if const_expr(elements.element_type is DTYPES[spec.format]):
                 packed.store(four.load())
             else:
-                packed.store((four.load().to(Float32) * factors[v]).to(DTYPES[spec.format]))
+                packed.store(floats.load().to(DTYPES[spec.format]))
             index = (lane * VECTOR + v) * (TILE // 4) + ((word + half * WORDS) ^ (lane * 2))
             tile[index] = cute.recast_tensor(packed, Int32)[0]
     cute.arch.sync_threads()
     end = cute.ceil_div(x.shape[2], PITCH) * PITCH
-    for step in range_constexpr(TILE * LANES // THREADS):
-        column = word + step * WORDS
-        pair = (lane * 2) ^ (column // VECTOR * 2)
-        source = cute.make_tensor((tile.iterator + column * (TILE // 4) + pair).align(8), cute.make_layout(2))
-        moved = cute.make_rmem_tensor(2, Int32)
-        cute.autovec_copy(source, moved)
-        row = origin[0] + lane * VECTOR
-        if (origin[1] + column < x.shape[3]) & (row < end):
-            target = address(values, at, origin[1] + column, row).align(VECTOR)
-            bytes_of = cute.recast_tensor(moved, DTYPES[spec.format])
-            cute.autovec_copy(bytes_of, cute.make_tensor(target, cute.make_layout(VECTOR)))
+    row, column = origin[0] + lane * VECTOR, origin[1] + word
+    first = aligned(address(values, at, column, row), VECTOR)
+    words = tile.iterator + word * (TILE // 4)
+    pair = (lane * 2) ^ (word // VECTOR * 2)
+    moved = cute.make_rmem_tensor(2, Int32)
+    bytes_of = cute.recast_tensor(moved, DTYPES[spec.format])
+    for n in range_constexpr(TILE // WORDS):
+        step = const_expr(n * WORDS)
+        source = aligned(words + step * (TILE // 4) + (pair ^ (step // VECTOR * 2)), VECTOR)
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), moved)
+        if (column + step < x.shape[3]) & (row < end):
+            store_vector(bytes_of, further(first, values, step))

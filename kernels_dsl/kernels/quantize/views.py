@@ -31,6 +31,21 @@ def address(tensor: cute.Tensor, at: tuple, row: Int32, column: Int32) -> cute.P
     return tensor[at[0], at[1], row, None].iterator + column
 
 
+def aligned(pointer: cute.Pointer, alignment: int) -> cute.Pointer:
+    """The same address, known to be a multiple of so many bytes. `Pointer.align` would round it up."""
+    return cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=alignment)
+
+
+def further(pointer: cute.Pointer, tensor: cute.Tensor, rows: int) -> cute.Pointer:
+    """So many rows of the tensor further on, as aligned as there."""
+    return aligned(pointer + Int64(tensor.stride[2]) * rows, pointer.alignment)
+
+
+def whole_tile(x: cute.Tensor, origin: tuple) -> cutlass.Boolean:
+    """Whether x has all of the tile at `origin` (row, column)."""
+    return (origin[0] + TILE <= x.shape[2]) & (origin[1] + TILE <= x.shape[3])
+
+
 def row_of_tile(word: Int32, i: int, key_order: bool) -> Int32:
     """The row that a thread of group `word` has as its number i. Four in turn make a word of a transpose."""
     word, e = word + i // 4 * WORDS, i % 4
@@ -44,14 +59,19 @@ def load_whole(pointer: cute.Pointer, values: cute.Tensor, first: int) -> None:
     dtype, alignment = pointer.dtype, pointer.alignment
     width = min(alignment * 8 // dtype.width, VECTOR)
     for start in range(0, VECTOR, width):
-        source = cute.make_tensor((pointer + start).align(width * dtype.width // 8), cute.make_layout(width))
+        source = cute.make_tensor(aligned(pointer + start, width * dtype.width // 8), cute.make_layout(width))
         cute.autovec_copy(source, cute.make_tensor(values.iterator + first + start, cute.make_layout(width)))
 
 
 def vector_at(tensor: cute.Tensor, at: tuple, row: Int32, column: Int32) -> cute.Pointer:
     """`address` with the alignment that it has where `column` is a multiple of VECTOR."""
     width = tensor.element_type.width // 8
-    return address(tensor, at, row, column).align(min(tensor.iterator.alignment, VECTOR * width))
+    return aligned(address(tensor, at, row, column), min(tensor.iterator.alignment, VECTOR * width))
+
+
+def store_vector(packed: cute.Tensor, target: cute.Pointer) -> None:
+    """VECTOR fp8 numbers to a multiple of VECTOR bytes."""
+    cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
 
 
 @cute.jit
@@ -75,9 +95,10 @@ def load_tile(
     word, column = place
     m0, k = origin[0], origin[1] + column
     M, K = x.shape[2], x.shape[3]
-    if (m0 + TILE <= M) & (origin[1] + TILE <= K):
+    if whole_tile(x, origin):
+        first = vector_at(x, at, m0 + row_of_tile(word, 0, key_order), k)
         for i in range_constexpr(ROWS):
-            load_whole(vector_at(x, at, m0 + row_of_tile(word, i, key_order), k), values, i * VECTOR)
+            load_whole(further(first, x, row_of_tile(0, i, key_order)), values, i * VECTOR)
     else:
         clear(values)
         for i in range_constexpr(ROWS):
@@ -169,12 +190,24 @@ def maximum_of_row(amax: cute.Tensor, lane: Int32) -> Float32:
     return cute.arch.fmax(values[0], cute.arch.shuffle_sync_bfly(values[0], offset=1))
 
 
-def tile_place(number: Int32, x: cute.Tensor) -> tuple:
+def divisor(size: Int32) -> cute.FastDivmodDivisorV2:
+    """What divides by `size`, made by the host. A division otherwise takes some 30 instructions, one after
+    the other, before a thread has its first address."""
+    return cute.fast_divmod_create_divisor_v2(Int32(size))
+
+
+def tile_divisors(x: cute.Tensor) -> tuple:
+    """For `tile_place`: tiles along K and M, matrices of the second mode."""
+    sizes = (cute.ceil_div(x.shape[3], TILE), cute.ceil_div(x.shape[2], TILE), x.shape[1])
+    return tuple(divisor(size) for size in sizes)
+
+
+def tile_place(number: Int32, divisors: tuple) -> tuple:
     """(matrix, origin) of tile `number` of all."""
-    tiles_k, tiles_m = cute.ceil_div(x.shape[3], TILE), cute.ceil_div(x.shape[2], TILE)
-    band, n = number // tiles_k, number % tiles_k
-    matrix, m = band // tiles_m, band % tiles_m
-    return (matrix // x.shape[1], matrix % x.shape[1]), (m * TILE, n * TILE)
+    along_k, along_m, inner = divisors
+    band, n = divmod(number, along_k)
+    matrix, m = divmod(band, along_m)
+    return divmod(matrix, inner), (m * TILE, n * TILE)
 
 
 def maxima_at(workspace: cute.Tensor, first: Int64, shape: tuple, pad: bool = True) -> tuple:
@@ -190,7 +223,7 @@ def maxima_at(workspace: cute.Tensor, first: Int64, shape: tuple, pad: bool = Tr
     strides.append(Int64(step))  # the only one that may reach beyond 32 bits
     layout = cute.make_layout(tuple(shape), stride=tuple(reversed(strides)))
     count = cute.ceil_div(Int64(step) * shape[0], MAXIMA_ALIGN) * MAXIMA_ALIGN
-    pointer = (workspace.iterator + first).align(4 * MAXIMA_ALIGN)
+    pointer = aligned(workspace.iterator + first, 4 * MAXIMA_ALIGN)
     return cute.make_tensor(pointer, layout), first + count
 
 
