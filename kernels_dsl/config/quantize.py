@@ -117,10 +117,10 @@ class MatrixQuantization:
     `per_sm` fit an SM; it is fetched `ahead` items before its maximum is taken, and converted `lag` later."""
 
     format: str
-    vectors: int = 4
+    vectors: int = 8
     ahead: int = 1
     lag: int = 2
-    per_sm: int = 4
+    per_sm: int = 2
     early: bool = False
     """As in `TileQuantization`."""
 
@@ -151,6 +151,9 @@ def matrix_quantization(
     sms, smem_bytes, early = device
     spec = MatrixQuantization(format, early=early)
     ctas, tiles, items = spec.per_sm * sms, -(-columns // TILE), spec.items(rows, columns)
+    in_whole_matrices = ctas // items * items if items else 0
+    if 8 * in_whole_matrices >= 7 * ctas:
+        ctas = in_whole_matrices  # so that nobody waits for items of a step later than its own
     if bytes_each > 2 or columns % VECTOR or items > ctas * (spec.lag - 1):
         return None
     if matrices * -(-rows // TILE) * tiles <= least[4 * columns > 3 * tiles * TILE] * sms:

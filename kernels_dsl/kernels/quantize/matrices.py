@@ -11,11 +11,11 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.cp_async import cp_async
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, group_scale, reciprocal
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
-from .views import address, four_modes, maximum
+from .views import address, divisor, four_modes, maximum
 
 ABSENT = -1.0
 """A maximum that is not there yet."""
@@ -65,9 +65,14 @@ def launch(
     tensors = tuple(tuple(four_modes(t) for t in group) for group in tensors)
     x = tensors[0][0]
     matrices = sum((matrices_of(group[0]) for group in tensors[1:]), matrices_of(x))
-    items = cute.ceil_div(x.shape[2] * (x.shape[3] // VECTOR), spec.vectors * THREADS)
+    lanes = x.shape[3] // VECTOR
+    items = cute.ceil_div(x.shape[2] * lanes, spec.vectors * THREADS)
     maxima = cute.make_tensor(workspace.iterator, cute.make_layout((items, matrices)))
-    quantize_matrices_kernel(*zip(*tensors), (maxima, counter), spec).launch(
+    turn, row = (ctas // items, ctas % items), (THREADS // lanes, THREADS % lanes)
+    divisors = (divisor(items), divisor(lanes))
+    inner = tuple(divisor(group[0].shape[1]) for group in tensors)
+    numbers = (turn, row, *divisors, inner)
+    quantize_matrices_kernel(*zip(*tensors), (maxima, counter), numbers, spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=spec.per_sm,
@@ -81,10 +86,21 @@ def launch(
 @entry_name("quantize_matrices")
 @cute.kernel
 def quantize_matrices_kernel(
-    sources: tuple, values: tuple, scales: tuple, shared_by_all: tuple, spec: cutlass.Constexpr
+    sources: tuple,
+    values: tuple,
+    scales: tuple,
+    shared_by_all: tuple,
+    numbers: tuple,
+    spec: cutlass.Constexpr,
 ):
-    """Device side of `quantize_matrices`. A maximum says by its sign whether it is there: no fences."""
+    """Device side of `quantize_matrices`. A maximum says by its sign whether it is there: no fences.
+
+    numbers: as many items as CTAs, in whole matrices and a rest; all threads' vectors, in whole rows and a
+    rest; what divides by the items of a matrix, by the vectors of a row, by the matrices of each tensor's
+    second mode.
+    """
     maxima, counter = shared_by_all
+    turn, row, by_items, by_lanes, inner = numbers
     x = sources[0]
     thread, cta, ctas = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     if const_expr(spec.early):
@@ -101,52 +117,52 @@ def quantize_matrices_kernel(
     layout = cute.make_layout((VECTOR, spec.vectors, THREADS, slots), stride=strides)
     kept = allocator.allocate_tensor(x.element_type, layout, 16)
     elements = cute.make_rmem_tensor(spec.vectors * VECTOR, x.element_type)
-    items, lanes = maxima.shape[0], x.shape[3] // VECTOR
+    items = maxima.shape[0]
+    turn, row = (*turn, items), (*row, by_lanes)
     steps = (cute.size(maxima) - cta + ctas - 1) // ctas
-    # Divisions take longer than all else: one each before the loop.
-    turn = (ctas // items, ctas % items, items)
-    row = (lanes, THREADS // lanes, THREADS % lanes)
-    first = (cta // items, cta % items)
+    first = divmod(cta, by_items)
     ahead, taken = first, first
     for n in range_constexpr(spec.ahead):
         if n < steps:
-            fetch(spec, sources, ahead, row, kept[None, None, thread, n])
+            fetch(spec, sources, inner, ahead, row, kept[None, None, thread, n])
         cute.arch.cp_async_commit_group()
         ahead = after(ahead, turn)
+    matrix_amax = Float32(ABSENT)
     for step in cutlass.range(steps + spec.lag, unroll=1):
         slot = (step + spec.ahead) % slots
-        # Of the item `lag` ago, of whose matrix all were taken in the steps before this.
-        amax, matrix_amax = Float32(0.0), Float32(0.0)
-        parts = maxima[None, taken[0]].iterator
-        if (step >= spec.lag) & (thread < items):
-            matrix_amax = cute.arch.load(parts + thread, Float32, sem="relaxed", scope="gpu")
-        cute.arch.cp_async_wait_group(spec.ahead - 1)
-        if step < steps:
-            take(kept[None, None, thread, step % slots], elements)
-            amax = maximum(elements)
+        # The item `lag` ago, of whose matrix all were taken in the steps before this.
         if step >= spec.lag:
-            if matrix_amax < Float32(0.0):
-                matrix_amax = once_there(parts + thread)
+            if thread < items:
+                if matrix_amax < Float32(0.0):
+                    matrix_amax = once_there(maxima[None, taken[0]].iterator + thread)
             for n in cutlass.range(thread + THREADS, items, THREADS, unroll=1):
-                matrix_amax = cute.arch.fmax(matrix_amax, once_there(parts + n))
-        amax, matrix_amax = block_maxima((amax, matrix_amax), scratch[None, None, step % 2], thread)
-        if step == 0:
-            wait(counter, ctas, Int32(1), thread)  # until all are absent
-        if (step < steps) & (thread == 0):
-            target = maxima.iterator + (cta + step * ctas)
-            cute.arch.store(target, cute.arch.fmax(amax, Float32(0.0)), sem="relaxed", scope="gpu")
-        if step >= spec.lag:
+                matrix_amax = cute.arch.fmax(matrix_amax, once_there(maxima[None, taken[0]].iterator + n))
+            matrix_amax = block_max(matrix_amax, scratch[None, 0, step % 2], thread, WARPS)
             scale = group_scale(matrix_amax, spec.format)
             if (thread == 0) & (taken[1] == 0):
-                target, _ = matrix_at(scales, taken[0])
+                target, _ = matrix_at(scales, inner, taken[0])
                 cute.make_tensor(pointer(scales[0], target, Int64(0), 4), cute.make_layout(1))[0] = scale
             conversion = (kept[None, None, thread, slot], reciprocal(scale), x.shape[2])
-            store_item(spec, values, taken, row, conversion)
+            store_item(spec, values, inner, taken, row, conversion)
             taken = after(taken, turn)
         if step + spec.ahead < steps:
-            fetch(spec, sources, ahead, row, kept[None, None, thread, slot])
+            fetch(spec, sources, inner, ahead, row, kept[None, None, thread, slot])
             ahead = after(ahead, turn)
         cute.arch.cp_async_commit_group()
+        # What the next step waits for may be there, so that it need not wait.
+        matrix_amax = Float32(ABSENT)
+        if (step + 1 >= spec.lag) & (taken[0] < maxima.shape[1]) & (thread < items):
+            own = maxima[None, taken[0]].iterator + thread
+            matrix_amax = cute.arch.load(own, Float32, sem="relaxed", scope="gpu")
+        if step < steps:
+            cute.arch.cp_async_wait_group(spec.ahead)
+            take(kept[None, None, thread, step % slots], elements)
+            amax = block_max(maximum(elements), scratch[None, 1, step % 2], thread, WARPS)
+            if step == 0:
+                wait(counter, ctas, Int32(1), thread)  # until all are absent
+            if thread == 0:
+                target = maxima.iterator + (cta + step * ctas)
+                cute.arch.store(target, cute.arch.fmax(amax, Float32(0.0)), sem="relaxed", scope="gpu")
     leave(counter, ctas, Int32(1), thread)
 
 
@@ -157,19 +173,6 @@ def after(item: tuple, turn: tuple) -> tuple:
     number = item[1] + rest
     over = Int32(number >= items)
     return item[0] + whole + over, number - items * over
-
-
-@cute.jit
-def block_maxima(both: tuple, scratch: cute.Tensor, thread: Int32):
-    """The maxima of two numbers over all threads of a CTA; scratch: (WARPS, 2) shared."""
-    for n in range_constexpr(2):
-        scratch[thread // 32, n] = cute.arch.warp_reduction_max(both[n])
-    cute.arch.sync_threads()
-    first, second = scratch[0, 0], scratch[0, 1]
-    for warp in range_constexpr(1, WARPS):
-        first = cute.arch.fmax(first, scratch[warp, 0])
-        second = cute.arch.fmax(second, scratch[warp, 1])
-    return first, second
 
 
 @cute.jit
@@ -185,12 +188,13 @@ def once_there(maximum: cute.Pointer) -> Float32:
 def places(spec: cutlass.Constexpr, number: Int32, row: tuple):
     """(rows, columns) of this thread's vectors of item `number` of a matrix, which may be behind its end.
 
-    row: vectors of a row, and whole rows and a rest of all threads' vectors.
+    row: all threads' vectors, in whole rows and a rest, and what divides by the vectors of a row.
     """
     rows, columns = cute.make_rmem_tensor(spec.vectors, Int32), cute.make_rmem_tensor(spec.vectors, Int32)
-    lanes, whole, rest = row
+    whole, rest, by_lanes = row
+    lanes = by_lanes.divisor
     first = number * (spec.vectors * THREADS) + cute.arch.thread_idx()[0]
-    m, lane = first // lanes, first % lanes
+    m, lane = divmod(first, by_lanes)
     for i in range_constexpr(spec.vectors):
         rows[i], columns[i] = m, lane * VECTOR
         over = Int32(lane + rest >= lanes)
@@ -203,9 +207,9 @@ def matrices_of(tensor: cute.Tensor) -> Int32:
     return tensor.shape[0] * tensor.shape[1]
 
 
-def begins(tensor: cute.Tensor, number: Int32) -> tuple:
+def begins(tensor: cute.Tensor, inner: cute.FastDivmodDivisorV2, number: Int32) -> tuple:
     """(address of a tensor's matrix, elements from one row to the next)."""
-    at = (number // tensor.shape[1], number % tensor.shape[1])
+    at = divmod(number, inner)
     return address(tensor, at, Int32(0), Int32(0)).toint(), Int64(tensor.stride[2])
 
 
@@ -217,21 +221,21 @@ def pointer(like: cute.Tensor, start: Int64, offset: Int64, alignment: int) -> c
 
 
 @cute.jit
-def matrix_at(tensors: tuple, number: Int32):
+def matrix_at(tensors: tuple, inner: tuple, number: Int32):
     """(address of matrix `number` of all tensors, elements from one row to the next)."""
-    start, pitch = begins(tensors[0], number)
+    start, pitch = begins(tensors[0], inner[0], number)
     before = matrices_of(tensors[0])
     for t in range_constexpr(1, len(tensors)):
         if number >= before:
-            start, pitch = begins(tensors[t], number - before)
+            start, pitch = begins(tensors[t], inner[t], number - before)
         before = before + matrices_of(tensors[t])
     return start, pitch
 
 
 @cute.jit
-def fetch(spec: cutlass.Constexpr, sources: tuple, item: tuple, row: tuple, own: cute.Tensor):
+def fetch(spec: cutlass.Constexpr, sources: tuple, inner: tuple, item: tuple, row: tuple, own: cute.Tensor):
     """Starts the copy of this thread's vectors of an item to own (VECTOR, vectors), 0 behind its matrix."""
-    start, pitch = matrix_at(sources, item[0])
+    start, pitch = matrix_at(sources, inner, item[0])
     rows, columns = places(spec, item[1], row)
     for i in range_constexpr(spec.vectors):
         there = Int32(16) * Int32(rows[i] < sources[0].shape[2])
@@ -248,18 +252,23 @@ def take(own: cute.Tensor, elements: cute.Tensor) -> None:
 
 
 @cute.jit
-def store_item(spec: cutlass.Constexpr, values: tuple, item: tuple, row: tuple, conversion: tuple):
+def store_item(
+    spec: cutlass.Constexpr, values: tuple, inner: tuple, item: tuple, row: tuple, conversion: tuple
+):
     """This thread's vectors of an item as fp8. conversion: what was fetched of it, 1 / scale, rows of a
     matrix."""
     own, factor, end = conversion
-    start, pitch = matrix_at(values, item[0])
+    start, pitch = matrix_at(values, inner, item[0])
     rows, columns = places(spec, item[1], row)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
     vector = cute.make_rmem_tensor(VECTOR, own.element_type)
+    floats = cute.make_rmem_tensor(VECTOR, Float32)
     for i in range_constexpr(spec.vectors):
         if rows[i] < end:
             source = cute.make_tensor(own[None, i].iterator.align(16), cute.make_layout(VECTOR))
             cute.autovec_copy(source, vector)
-            packed.store((vector.load().to(Float32) * factor).to(DTYPES[spec.format]))
+            for v in range_constexpr(VECTOR):
+                floats[v] = widened(vector, v) * factor
+            packed.store(floats.load().to(DTYPES[spec.format]))
             target = pointer(values[0], start, rows[i] * pitch + columns[i], VECTOR)
             cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
