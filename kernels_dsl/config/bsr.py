@@ -50,8 +50,8 @@ SECOND = 1 << 30
 """Added to that word: the item is the second tile of the pair along the dense mode."""
 SHARED = 1 << 30
 """Added to a dense block's number in a list: both lists of the pair meet it there."""
-PAIR_CELLS = 1 << 24
-"""Blocks of the whole matrix, at most, where pairs are looked for: each takes 4 bytes meanwhile."""
+PAIR_COLUMNS = 1 << 14
+"""Block columns, at most, where pairs are looked for: each takes two words of shared memory."""
 ARRIVALS = 4
 """Elements before counts of arrived pieces: the counter of work items, and what aligns them."""
 MAX_TILE = {True: 128, False: 256}
@@ -201,7 +201,7 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
 def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
     """Whether block rows with 64 rows each are looked through for pairs that share columns."""
     columns = problem.k // problem.block_k
-    return problem.block_mn == 64 and 2 <= rows <= PAIR_ROWS and rows * columns <= PAIR_CELLS
+    return problem.block_mn == 64 and 2 <= rows <= PAIR_ROWS and columns <= PAIR_COLUMNS
 
 
 def _stores_by_tma(problem: BsrProblem) -> bool:

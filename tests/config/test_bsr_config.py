@@ -33,7 +33,7 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     for single in (
         replace(large, block_mn=192, m=24576),  # other tiles of the same block row are neighbours
         replace(large, m=(2 << 20) + 64, k=64),
-        replace(large, m=1 << 20, k=(1 << 16) + 64),
+        replace(large, k=(1 << 20) + 64),
     ):
         other_pairs = choose(single)
         assert other_pairs is not None and not other_pairs.pairs and other_pairs.cluster == (1, 2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
+from kernels_dsl.ops.aot.bsr import pair_kernels
 from kernels_dsl.ops.attention.lists import FUNCTIONS
 
 
@@ -38,3 +39,12 @@ def test_ranges(arch):
     spec = DocumentSpec((128, 128), True)
     args = _meta(1, 8192, dtype=torch.int64), _meta(1, 64), _meta(1, 64, 33)
     assert _found("documents", *args, arch=arch, spec=spec).registers <= 48
+
+
+def test_pairs():
+    """A CTA of 32 warps looks for them: 64 registers are all that its threads can have."""
+    kernels = {name: rest for name, *rest in pair_kernels("sm_90a")}
+    assert len(kernels) == 8
+    function, args, constants = kernels["bsr sm90 pair_match 32 warps"]
+    (found,) = function.compile(*args, arch="sm_90a", **constants).resources()
+    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0 and found.registers <= 48, found

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bsr_cases import FORMS, Case
 
+from kernels_dsl.config.pairs import MatchRule
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.ops.bsr.tensor import BsrTensor
@@ -83,7 +84,7 @@ def test_clusters_take_items_until_there_are_none(
 
     if wide:
         monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
-        monkeypatch.setattr("kernels_dsl.ops.bsr.pairs.UNEVEN_COST", 0)
+        monkeypatch.setattr("kernels_dsl.ops.bsr.pairs.RULE", MatchRule(cost=0))
     monkeypatch.setattr("kernels_dsl.ops.bsr.bsr.target_of", few)
     monkeypatch.setattr("kernels_dsl.ops.bsr.plan.tile_counter", counter)
     with emulator.run(arch="sm_90a", seed=ctas) as session:

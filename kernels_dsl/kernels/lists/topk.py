@@ -13,6 +13,8 @@ from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.softmax import choose
 from kernels_dsl.config.lists import WARPS
 
+from .totals import total
+
 LOWEST = -(2**31)
 NEVER = -2139095041
 """The key of -inf: this and less is never taken."""
@@ -103,30 +105,13 @@ def kth_key(spec: cutlass.Constexpr, keys: cute.Tensor, k: Int32, place: tuple) 
         found = Int32(0)
         for i in range_constexpr(spec.per_lane):
             found += Int32(keys[i] >= candidate)
-        found = total(spec, found, place, bit % 2)[0]
+        found = total(spec.row_warps, found, place, bit % 2)[0]
         if found >= k:
             smallest = candidate
         bit = bit - 1
         if found == k:
             bit = Int32(-1)
     return smallest
-
-
-@cute.jit
-def total(spec: cutlass.Constexpr, mine: Int32, place: tuple, buffer: Int32) -> tuple[Int32, Int32]:
-    """(sum of all threads of the row, of the warps before this one). Buffers alternate from call to call."""
-    warp, scratch = place
-    everything, before = cute.arch.warp_redux_sync(mine, "add"), Int32(0)
-    if const_expr(spec.row_warps > 1):
-        if cute.arch.lane_idx() == 0:
-            scratch[warp, buffer] = everything
-        cute.arch.sync_threads()
-        everything = Int32(0)
-        for other in cutlass.range(spec.row_warps, unroll=4):
-            count = scratch[other, buffer]
-            everything += count
-            before += count * Int32(other < warp)
-    return everything, before
 
 
 @cute.jit
@@ -142,8 +127,8 @@ def store_list(spec: cutlass.Constexpr, keys: cute.Tensor, entries: cute.Tensor,
     # `kth_key` may have ended with either buffer.
     if const_expr(spec.row_warps > 1):
         cute.arch.sync_threads()
-    larger, larger_before = total(spec, larger, (warp, scratch), Int32(0))
-    equal, equal_before = total(spec, equal, (warp, scratch), Int32(1))
+    larger, larger_before = total(spec.row_warps, larger, (warp, scratch), Int32(0))
+    equal, equal_before = total(spec.row_warps, equal, (warp, scratch), Int32(1))
     quota = cute.size(entries) - larger
     at = larger_before + cutlass.min(equal_before, quota)
     lower = (Int32(1) << cute.arch.lane_idx()) - 1

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import Sm90BsrConfig, choose
+from kernels_dsl.config.bsr import PAIR_COLUMNS, Sm90BsrConfig, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.bsr.pattern import Pattern
 from kernels_dsl.ops.bsr.plan import FUNCTIONS, BsrConfig
+from lowering import recording
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 SCALED_BLOCKS = ((64, 64), (128, 128))
@@ -130,6 +132,17 @@ def scaled_kernel(family: str, block: tuple[int, int], dense_left: bool) -> Kern
     )
 
 
+def pair_kernels(arch: str) -> Iterator[Kernel]:
+    """The kernels that make lists in pairs: few and many lists, of few and many blocks."""
+    for lists, extent in ((8, 8), (LARGE, PAIR_COLUMNS)):
+        first = torch.zeros(lists + 1, dtype=torch.int32)
+        with recording.record(arch) as calls:
+            _ = Pattern(first, torch.zeros(_KEPT, dtype=torch.int32), lists, extent).by_row.in_pairs
+        for call in calls:
+            size = call.constants.get("most") or f"{call.constants['warps']} warps"
+            yield f"bsr sm90 {call.function.name} {size}", call.function, call.args, call.constants
+
+
 def iter_bsr(arch: str) -> Iterator[Kernel]:
     """The block-sparse kernels of an architecture, a key of `DEVICES_BY_ARCH`."""
     device = DEVICES_BY_ARCH[arch]
@@ -148,3 +161,5 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
         if family == "sm90":  # other tiles
             for by_column in (False, True):
                 yield bsr_kernel(family, (64, 64), dtype, by_column, False, blocks=LARGE)
+    if family == "sm90":
+        yield from pair_kernels(arch)

@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 HEAVY_LENGTH = 1.5
 """Lists longer than so many times the mean go first."""
-_HEADER = 4  # words before the table: how many lists are heavy, how many there are with pieces, and zeros
-
-
-def is_heavy(lengths: torch.Tensor, lists: int | torch.Tensor) -> torch.Tensor:
-    """Which of so many lists are much longer than the mean."""
-    return lengths > HEAVY_LENGTH * lengths.sum() / lists
+HEADER = 4
+"""Words before the table: how many lists are heavy, how many there are with pieces, and zeros."""
 
 
 def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
@@ -32,9 +28,9 @@ def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None 
     """
     lengths = table[:, 2] - table[:, 1]
     lines = max(1, lengths.shape[0]) if used is None else used
-    heavy = is_heavy(lengths, lines).sum(dtype=torch.int32).view(1)
+    heavy = (lengths > HEAVY_LENGTH * lengths.sum() / lines).sum(dtype=torch.int32).view(1)
     counts = heavy if used is None else torch.cat((heavy, used))
-    head = torch.nn.functional.pad(counts, (0, _HEADER - counts.shape[0]))
+    head = torch.nn.functional.pad(counts, (0, HEADER - counts.shape[0]))
     return torch.cat((head, table.flatten(), *entries))
 
 

@@ -18,6 +18,7 @@ import torch
 from kernels_dsl.config.bsr import PiecesRule
 from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
 from kernels_dsl.ops.bsr.pairs import pack_pairs
+from lowering import recording
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
@@ -41,6 +42,7 @@ class Lists:
     kept: torch.Tensor
     extent: int
     _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
+    _pairs: list[torch.Tensor] = field(default_factory=list)
 
     def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
         """As `packed`, long lists in pieces: `lists.pack_pieces`."""
@@ -53,10 +55,15 @@ class Lists:
         """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
         return pack(self.table, self.across, self.kept)
 
-    @cached_property
+    @property
     def in_pairs(self) -> torch.Tensor:
         """As `packed`, in pairs that share blocks: `pairs.pack_pairs`."""
-        return pack_pairs(self)
+        if self._pairs:
+            return self._pairs[0]
+        pairs = pack_pairs(self)
+        if not (pairs.device.type == "cpu" and recording.active()):  # which launches nothing
+            self._pairs.append(pairs)
+        return pairs
 
 
 class Pattern:

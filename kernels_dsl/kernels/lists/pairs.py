@@ -1,0 +1,434 @@
+"""Lists of kept blocks matched in pairs that share many of them, and the steps of each pair.
+
+A greedy matching takes the heaviest edge, drops the edges that meet it, and so on: at least half the weight
+of the best matching. An edge that is the heaviest at both of its ends is always one of those that greedy
+takes, so all such edges are taken at once, round by round (Preis, "Linear time 1/2-approximation algorithm
+for maximum weighted matching in general graphs", 1999; Hoepman, "Simple distributed weighted matchings",
+2004). Equal weights need an order: the smaller i ^ j first, so that lists that are all alike are matched in
+one round. Random patterns take about ten.
+
+Lists are handled in the order of their lengths, by their places in the table of `ops.bsr.pattern.Lists`. A
+pair's steps lie at the places of its longer list's entries, so that nothing has to be counted beforehand.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int16, Int32, range_constexpr
+
+from kernels_dsl.blocks.block_lists import HEADER
+from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.config.bsr import PAIR_ROWS, SECOND, SHARED
+from kernels_dsl.config.pairs import KEYS, TILE, TILE_WARPS
+
+from .totals import total
+
+LANES = 32
+MOST_WEIGHT = (1 << 15) - 1
+NONE = 0x7FFFFFFF
+"""Where a map has no entry."""
+
+
+def pair_weights(
+    table: cute.Tensor,
+    across: cute.Tensor,
+    weights: cute.Tensor,
+    extent: cutlass.Int32,
+    stream,
+    rule: cutlass.Constexpr,
+    most: cutlass.Constexpr,
+):
+    """Launch the weights of all edges in groups of lists: weights int16 (groups, members, members or more).
+
+    `rule`: a `MatchRule`; -1 where a pair is worth less than nothing by it. `extent`: blocks that a list may
+    name, at most `most`; one named twice counts once, one that does not exist not at all.
+    """
+    tiles = cute.ceil_div(weights.shape[1], TILE)
+    weights_kernel(table, across, weights, extent, rule, most).launch(
+        grid=[tiles, tiles, weights.shape[0]], block=[LANES * TILE_WARPS, 1, 1], stream=stream
+    )
+
+
+@entry_name("pair_weights")
+@cute.kernel
+def weights_kernel(
+    table: cute.Tensor,
+    across: cute.Tensor,
+    weights: cute.Tensor,
+    extent: Int32,
+    rule: cutlass.Constexpr,
+    most: cutlass.Constexpr,
+):
+    """Device side of `pair_weights`: TILE x TILE edges, by the bits that two lists have in common."""
+    pitch = most // 32 + 1  # odd: lanes meet different banks
+    layout = cute.make_layout((2 * TILE, pitch), stride=(pitch, 1))
+    masks = cutlass.memory.SmemAllocator().allocate_tensor(Int32, layout, 16)
+    tile_i, tile_j, group = cute.arch.block_idx()
+    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    words = (extent + 31) // 32
+    for row in cutlass.range(warp, 2 * TILE, TILE_WARPS, unroll=1):
+        for word in cutlass.range(lane, words, LANES, unroll=1):
+            masks[row, word] = Int32(0)
+    cute.arch.sync_threads()
+    for row in cutlass.range(warp, 2 * TILE, TILE_WARPS, unroll=1):
+        place = group * rule.group + tile_i * TILE + row
+        if row >= TILE:
+            place = group * rule.group + (tile_j - 1) * TILE + row
+        if place < table.shape[0]:
+            for entry in cutlass.range(table[place, 1] + lane, table[place, 2], LANES, unroll=1):
+                block = across[entry]
+                if (block >= 0) & (block < extent):
+                    word = masks.iterator + row * pitch + block // 32
+                    cute.arch.atomic_or(word, Int32(1) << (block % 32))
+    cute.arch.sync_threads()
+    rows = cutlass.const_expr(TILE // TILE_WARPS)
+    shared = cute.make_rmem_tensor(rows, Int32)
+    shared.fill(0)
+    for word in cutlass.range(words, unroll=1):
+        mine = masks[TILE + lane, word]
+        for i in range_constexpr(rows):
+            shared[i] = shared[i] + cute.arch.popc(masks[warp * rows + i, word] & mine)
+    j = tile_j * TILE + lane
+    other = group * rule.group + j
+    for i in range_constexpr(rows):
+        row = tile_i * TILE + warp * rows + i
+        place = group * rule.group + row
+        if (row < weights.shape[1]) & (j < weights.shape[1]):
+            if (place < table.shape[0]) & (other < table.shape[0]):
+                longer = table[place, 2] - table[place, 1] - table[other, 2] + table[other, 1]
+                weight = rule.gain * shared[i] - rule.cost * cutlass.max(longer, -longer)
+                weights[group, row, j] = Int16(cutlass.max(cutlass.min(weight, MOST_WEIGHT), -1))
+
+
+def pair_match(
+    table: cute.Tensor,
+    weights: cute.Tensor,
+    mates: cute.Tensor,
+    stream,
+    rule: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+):
+    """Launch the matching of each group: mates (lists,) int32, each place's partner, or itself.
+
+    `warps`: of a CTA, with a thread for each list of a group.
+    """
+    match_kernel(table, weights, mates, rule, warps).launch(
+        grid=[weights.shape[0], 1, 1], block=[LANES * warps, 1, 1], stream=stream
+    )
+
+
+@entry_name("pair_match")
+@cute.kernel
+def match_kernel(
+    table: cute.Tensor,
+    weights: cute.Tensor,
+    mates: cute.Tensor,
+    rule: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+):
+    """Device side of `pair_match`. Edges are (weight, smaller i ^ j): at one list, no two are alike."""
+    group, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    threads = cutlass.const_expr(LANES * warps)
+    smem = cutlass.memory.SmemAllocator()
+    mate = smem.allocate_tensor(Int32, cute.make_layout(threads), 16)
+    best = smem.allocate_tensor(Int32, cute.make_layout(threads), 16)
+    done = smem.allocate_tensor(Int32, cute.make_layout(1), 16)
+    base = group * rule.group
+    rows = cutlass.min(table.shape[0] - base, Int32(rule.group))
+    mate[thread] = Int32(-1)
+    best[thread] = Int32(-1)
+    if thread == 0:
+        done[0] = Int32(0)
+    cute.arch.sync_threads()
+    left = rows
+    while left > 0:
+        for row in cutlass.range(warp, rows, warps, unroll=1):
+            if mate[row] < 0:
+                known = best[row]
+                stale = known < 0
+                if not stale:
+                    stale = mate[known] >= 0
+                if stale:
+                    known = heaviest(weights[group, row, None], mate, row, rows)
+                    cute.arch.sync_warp()
+                    if lane == 0:
+                        best[row] = known
+        cute.arch.sync_threads()
+        met = Boolean(False)
+        if thread < rows:
+            if mate[thread] < 0:
+                met = best[best[thread]] == thread
+        if met:
+            mate[thread] = best[thread]
+        found = cute.arch.popc(cute.arch.vote_ballot_sync(met))
+        if (lane == 0) & (found > 0):
+            cute.arch.atomic_add(done.iterator, found)
+        cute.arch.sync_threads()
+        left = rows - done[0]
+    if thread < rows:
+        mates[base + thread] = base + mate[thread]
+
+
+@cute.jit
+def heaviest(weights: cute.Tensor, mate: cute.Tensor, row: Int32, rows: Int32) -> Int32:
+    """The free list at the other end of the heaviest edge of `row`, or itself; all lanes of a warp get it."""
+    key = Int32(-1)
+    for other in cutlass.range(cute.arch.lane_idx(), rows, LANES, unroll=8):
+        found = Int32(weights[other]) * KEYS + (KEYS - 1 - (row ^ other))
+        if (mate[other] < 0) & (other != row):
+            key = cutlass.max(key, found)
+    key = cute.arch.warp_redux_sync(key, "max")
+    other = row
+    if key >= 0:
+        other = row ^ (KEYS - 1 - key % KEYS)
+    return other
+
+
+def pair_lines(
+    table: cute.Tensor,
+    mates: cute.Tensor,
+    packed: cute.Tensor,
+    stream,
+    warps: cutlass.Constexpr,
+    heavy: cutlass.Constexpr,
+):
+    """Launch the header and the table of the one vector, `blocks.block_lists` says of what.
+
+    A list alone has one line, a pair one for each of its two tiles. Lines `heavy` times longer than the mean
+    come first, then those of first tiles and of lists alone, then those of second ones, each longest first.
+    """
+    lines_kernel(table, mates, packed, warps, heavy).launch(
+        grid=[1, 1, 1], block=[LANES * warps, 1, 1], stream=stream
+    )
+
+
+@entry_name("pair_lines")
+@cute.kernel
+def lines_kernel(
+    table: cute.Tensor,
+    mates: cute.Tensor,
+    packed: cute.Tensor,
+    warps: cutlass.Constexpr,
+    heavy: cutlass.Constexpr,
+):
+    """Device side of `pair_lines`. Counts have lists alone and pairs below, pairs above 16 bits."""
+    threads = cutlass.const_expr(LANES * warps)
+    layout = cute.make_layout((warps, 2), stride=(1, warps))
+    scratch = cutlass.memory.SmemAllocator().allocate_tensor(Int32, layout, 16)
+    thread, warp = cute.arch.thread_idx()[0], cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    where, lists = (warp, scratch), table.shape[0]
+    work, heavies = Int32(0), Int32(0)
+    for place in cutlass.range(thread, lists, threads, unroll=1):
+        count, length = count_of(table, mates, place)
+        work += length * ((count & 1) + (count >> 16))
+    work = total(warps, work, where, Int32(0))[0]
+    for place in cutlass.range(thread, lists, threads, unroll=1):
+        count, length = count_of(table, mates, place)
+        if Float32(length) * Float32(lists) > heavy * Float32(work):
+            heavies += count
+    heavies = total(warps, heavies, where, Int32(1))[0]
+    leads, pairs = heavies & 0xFFFF, heavies >> 16
+    if thread < HEADER:
+        packed[thread] = (leads + pairs) * Int32(thread == 0)
+    # How many lines are not those of second tiles: lists less pairs.
+    second = Int32(0)
+    for place in cutlass.range(thread, lists, threads, unroll=1):
+        second += count_of(table, mates, place)[0] & 1
+    second = total(warps, second, where, Int32(0))[0]
+    before, buffer = Int32(0), Int32(1)
+    for start in cutlass.range(0, lists, threads, unroll=1):
+        place = start + thread
+        count, _ = count_of(table, mates, place)
+        everything, warps_before = total(warps, count, where, buffer)
+        at = before + warps_before + lanes_before(count)
+        lead, pair = at & 0xFFFF, at >> 16
+        if count > 0:
+            line, other = pairs + lead, second + pair
+            if lead < leads:
+                line, other = lead + pair, lead + pair + 1
+            mate = mates[place]
+            i, j = table[place, 0], table[mate, 0]
+            word = cutlass.min(i, j) + cutlass.max(i, j) * PAIR_ROWS
+            store_line(packed, line, word, table, place)
+            if mate != place:
+                store_line(packed, other, word + SECOND, table, place)
+        before += everything
+        buffer = 1 - buffer
+
+
+@cute.jit
+def count_of(table: cute.Tensor, mates: cute.Tensor, place: Int32) -> tuple[Int32, Int32]:
+    """(1 for a list alone and for the longer one of a pair, which adds 1 << 16; its entries); else 0."""
+    count, length = Int32(0), Int32(0)
+    if place < table.shape[0]:
+        mate = mates[place]
+        if mate >= place:
+            length = table[place, 2] - table[place, 1]
+            count = 1 + (Int32(mate > place) << 16)
+    return count, length
+
+
+@cute.jit
+def lanes_before(count: Int32) -> Int32:
+    """Sum of `count_of` over the lanes before this one."""
+    lower = (Int32(1) << cute.arch.lane_idx()) - 1
+    leads = cute.arch.popc(cute.arch.vote_ballot_sync(count > 0) & lower)
+    pairs = cute.arch.popc(cute.arch.vote_ballot_sync(count > 1) & lower)
+    return leads + (pairs << 16)
+
+
+@cute.jit
+def store_line(packed: cute.Tensor, line: Int32, word: Int32, table: cute.Tensor, place: Int32):
+    """A line of the packed table: of the entries of the list at `place`."""
+    packed[HEADER + 4 * line] = word
+    packed[HEADER + 4 * line + 1] = table[place, 1]
+    packed[HEADER + 4 * line + 2] = table[place, 2]
+    packed[HEADER + 4 * line + 3] = Int32(0)
+
+
+def pair_steps(
+    table: cute.Tensor,
+    mates: cute.Tensor,
+    across: cute.Tensor,
+    kept: cute.Tensor,
+    packed: cute.Tensor,
+    extent: cutlass.Int32,
+    stream,
+    most: cutlass.Constexpr,
+):
+    """Launch the steps of all pairs, the part of the one vector behind its table.
+
+    It has dense blocks of the pairs' first lists and of their second ones, then kept blocks of both. A step
+    has an entry of the longer list, in the order in which they are stored. If the other one keeps the same
+    block, it is in that step; what else the other one keeps comes in its order, one in each other step. Where
+    it has no more, and in steps that no pair has, numbers are those past the last.
+    """
+    steps_kernel((table, mates, across, kept), packed, extent, most).launch(
+        grid=[table.shape[0], 1, 1], block=[LANES, 1, 1], stream=stream
+    )
+
+
+@entry_name("pair_steps")
+@cute.kernel
+def steps_kernel(lists: tuple, packed: cute.Tensor, extent: Int32, most: cutlass.Constexpr):
+    """Device side of `pair_steps`: a warp for each list that is alone or the longer one of a pair."""
+    table, mates, across, kept = lists
+    smem = cutlass.memory.SmemAllocator()
+    maps = smem.allocate_tensor(Int32, cute.make_layout((2, most), stride=(most, 1)), 16)
+    queue = smem.allocate_tensor(Int32, cute.make_layout(2 * LANES), 16)
+    lane, place = cute.arch.lane_idx(), cute.arch.block_idx()[0]
+    mate = mates[place]
+    begin, end = table[place, 1], table[place, 2]
+    steps = packed.iterator + HEADER + 4 * table.shape[0]
+    layout = cute.make_layout((2, 2, kept.shape[0]), stride=(kept.shape[0], 2 * kept.shape[0], 1))
+    vectors = cute.make_tensor(steps, layout)  # (which list, dense or kept, step)
+    past = (extent, Int32(kept.shape[0]))
+    if mate == place:
+        for entry in cutlass.range(begin + lane, end, LANES, unroll=1):
+            store_step(vectors, entry, Int32(0), (existing(across[entry], extent), kept[entry]))
+            store_step(vectors, entry, Int32(1), past)
+    if mate < place:
+        for entry in cutlass.range(begin + lane, end, LANES, unroll=1):
+            store_step(vectors, entry, Int32(0), past)
+            store_step(vectors, entry, Int32(1), past)
+    if mate > place:
+        side = Int32(table[place, 0] > table[mate, 0])
+        ranges = (begin, end), (table[mate, 1], table[mate, 2])
+        for block in cutlass.range(lane, extent, LANES, unroll=4):
+            maps[0, block] = Int32(NONE)
+            maps[1, block] = Int32(NONE)
+        cute.arch.sync_warp()
+        note_places(maps[0, None], across, ranges[0], extent)
+        note_places(maps[1, None], across, ranges[1], extent)
+        cute.arch.sync_warp()
+        store_pair((across, kept, vectors), maps, queue, ranges, (extent, side))
+
+
+@cute.jit
+def store_pair(tensors: tuple, maps: cute.Tensor, queue: cute.Tensor, ranges: tuple, rest: tuple):
+    """The steps of one pair. `ranges`: entries of the longer list and of the other one. `rest`: extent, and
+    which of the two has the larger number.
+
+    `queue` has the other list's entries that are alone in being of their block: those that come next, of
+    which `known` have been looked up and `taken` stored.
+    """
+    across, kept, vectors = tensors
+    extent, side = rest
+    at, other_end = ranges[1]
+    mine = (maps[0, None], maps[1, None])
+    theirs = (maps[1, None], maps[0, None])
+    lane = cute.arch.lane_idx()
+    lower = (Int32(1) << lane) - 1
+    taken, known = Int32(0), Int32(0)
+    for start in cutlass.range(ranges[0][0], ranges[0][1], LANES, unroll=1):
+        entry = start + lane
+        inside = entry < ranges[0][1]
+        block, partner = partner_of(across, (entry, ranges[0][1]), mine, extent)
+        own = inside & (partner == NONE)
+        owns = cute.arch.vote_ballot_sync(own)
+        wanted = cute.arch.popc(owns)
+        while (known - taken < wanted) & (at < other_end):
+            _, found = partner_of(across, (at + lane, other_end), theirs, extent)
+            fresh = (at + lane < other_end) & (found == NONE)
+            votes = cute.arch.vote_ballot_sync(fresh)
+            if fresh:
+                queue[(known + cute.arch.popc(votes & lower)) % (2 * LANES)] = at + lane
+            known += cute.arch.popc(votes)
+            at += LANES
+        cute.arch.sync_warp()
+        if own:
+            place = taken + cute.arch.popc(owns & lower)
+            if place < known:
+                partner = queue[place % (2 * LANES)]
+        taken = cutlass.min(taken + wanted, known)
+        cute.arch.sync_warp()
+        if inside:
+            other, value = extent, Int32(kept.shape[0])
+            if partner != NONE:
+                other, value = existing(across[partner], extent), kept[partner]
+            mark = Int32(SHARED)
+            if own:
+                mark = Int32(0)
+            store_step(vectors, entry, side, (block + mark, kept[entry]))
+            store_step(vectors, entry, 1 - side, (other + mark, value))
+
+
+@cute.jit
+def note_places(places: cute.Tensor, across: cute.Tensor, entries: tuple, extent: Int32):
+    """Each block's first entry among `entries` [begin, end), by a warp."""
+    for entry in cutlass.range(entries[0] + cute.arch.lane_idx(), entries[1], LANES, unroll=1):
+        block = across[entry]
+        if (block >= 0) & (block < extent):
+            cute.arch.atomic_min(places.iterator + block, entry)
+
+
+@cute.jit
+def partner_of(across: cute.Tensor, place: tuple, maps: tuple, extent: Int32) -> tuple[Int32, Int32]:
+    """The block of an entry, and the other list's first entry of the same block, or NONE.
+
+    `place`: the entry and where its list ends. `maps`: first entries by block of the entry's list and of the
+    other one. Only a list's first entry of a block has a partner.
+    """
+    entry, end = place
+    block, partner = extent, Int32(NONE)
+    if entry < end:
+        block = existing(across[entry], extent)
+        if block < extent:
+            if maps[0][block] == entry:
+                partner = maps[1][block]
+    return block, partner
+
+
+@cute.jit
+def existing(block: Int32, extent: Int32) -> Int32:
+    """`block`, or `extent` where there is no such block."""
+    if (block < 0) | (block >= extent):
+        block = extent
+    return block
+
+
+@cute.jit
+def store_step(vectors: cute.Tensor, place: Int32, side: Int32, numbers: tuple):
+    """What one list has at a step: (dense block, kept block)."""
+    vectors[side, 0, place] = numbers[0]
+    vectors[side, 1, place] = numbers[1]
