@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
 """fp8 format -> its largest finite value."""
@@ -150,6 +150,8 @@ def matrix_quantization(
     matrices, rows, columns = shape
     sms, smem_bytes, early = device
     spec = MatrixQuantization(format, early=early)
+    if 2 * rows * columns <= spec.elements:  # a matrix that fills half an item
+        spec = replace(spec, vectors=spec.vectors // 2, per_sm=2 * spec.per_sm)
     ctas, tiles, items = spec.per_sm * sms, -(-columns // TILE), spec.items(rows, columns)
     in_whole_matrices = ctas // items * items if items else 0
     if 8 * in_whole_matrices >= 7 * ctas:

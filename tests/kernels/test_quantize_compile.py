@@ -121,6 +121,7 @@ def test_matrices_in_one_read():
     assert taken * spec.per_sm <= H200.smem_bytes + RESERVED
     assert ctas == 256 and spec.items(4096, 64) == 16  # whole matrices; all CTAs are 264
     assert matrix_quantization("e5m2", (128, 4096, 72), device, 2)[1] == 252  # 14 of 18 items
+    assert matrix_quantization("e5m2", (4096, 128, 64), device, 2)[0].elements == 128 * 64
     assert matrix_quantization("e5m2", (9, 9000, 256), device, 2)[1] == 264  # one of 141 would be too few
     assert matrix_quantization("e5m2", (2, 1 << 16, 256), device, 2) is None  # more than all CTAs keep
 
