@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass
+from cutlass import Int32
 from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 
 def inline_ptx(
@@ -34,3 +36,10 @@ def inline_ptx(
         ip=ip,
     )
     return None if result is None else result(found)
+
+
+@dsl_user_op
+def permuted(low: Int32, high: Int32, selector: int, *, loc=None, ip=None) -> Int32:
+    """The bytes of a pair of words that the digits of `selector` name."""
+    text = f"prmt.b32 $0, $1, $2, {selector};"
+    return inline_ptx(Int32, (Int32(low), Int32(high)), text, "=r,r,r", effects=False, loc=loc, ip=ip)

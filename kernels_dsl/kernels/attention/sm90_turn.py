@@ -9,10 +9,9 @@ time: a warp reads whole rows of 128 bytes, and writes sixteen bytes a column.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks import tile_queue
-from kernels_dsl.blocks.inline_ptx import inline_ptx
+from kernels_dsl.blocks.inline_ptx import permuted
 from kernels_dsl.blocks.layouts import SWIZZLES
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state
 from kernels_dsl.blocks.seqlen import V_STEP
@@ -106,10 +105,3 @@ def place(shape: tuple[int, int], row: Int32, column: Int32) -> tuple[Int32, int
 def flip(span: int, row):
     """What the place in a row is exclusive-ored with."""
     return (row * span >> 3) & (span - 16)
-
-
-@dsl_user_op
-def permuted(low: Int32, high: Int32, selector: int, *, loc=None, ip=None) -> Int32:
-    """The bytes of a pair of words that the digits of `selector` name."""
-    text = f"prmt.b32 $0, $1, $2, {selector};"
-    return inline_ptx(Int32, (Int32(low), Int32(high)), text, "=r,r,r", effects=False, loc=loc, ip=ip)

@@ -11,6 +11,7 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
+from kernels_dsl.blocks.inline_ptx import permuted
 from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR, WARPS
 
 from .views import (
@@ -134,10 +135,33 @@ def convert_tile(
         column_scales(spec, x, turned_scales, elements, (maxima, parts), place)
     if const_expr(spec.plain is not None):
         factors = row_factors(spec, x, scales, elements, (scale, row_parts), place)
+        if const_expr(spec.plain == spec.turned and spec.plain not in ("group", "lines")):
+            elements = converted(spec, elements, factors)  # both outputs have the same numbers
         store_rows(spec, x, values, elements, factors, place)
     if const_expr(spec.turned is not None):
         factors = column_factors(spec, turned_scales, (scale, maxima), place)
         store_turned(spec, x, turned_values, elements, (factors, tile), place)
+
+
+def converted(spec: cutlass.Constexpr, elements: cute.Tensor, factors: cute.Tensor) -> cute.Tensor:
+    """A thread's elements of a tile as fp8. factors: 1 / scale of each row (ROWS,)."""
+    packed = cute.make_rmem_tensor(ROWS * VECTOR, DTYPES[spec.format])
+    for i in range(ROWS):
+        convert(
+            elements,
+            i * VECTOR,
+            factors[i],
+            cute.make_tensor(packed.iterator + i * VECTOR, cute.make_layout(VECTOR)),
+        )
+    return packed
+
+
+def convert(elements: cute.Tensor, first: int, factor: Float32, packed: cute.Tensor) -> None:
+    """packed (n,) fp8 = n elements from number `first` on, times the factor."""
+    floats = cute.make_rmem_tensor(cute.size(packed), Float32)
+    for n in range(cute.size(packed)):
+        floats[n] = widened(elements, first + n) * factor
+    packed.store(floats.load().to(packed.element_type))
 
 
 @cute.jit
@@ -302,11 +326,11 @@ def store_some_rows(
     row, column = origin[0] + row_of_tile(word, 0, spec.key_order), origin[1] + lane * VECTOR
     first = aligned(address(values, at, row, column), VECTOR)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
-    floats = cute.make_rmem_tensor(VECTOR, Float32)
     for i in range_constexpr(ROWS):
-        for v in range_constexpr(VECTOR):
-            floats[v] = widened(elements, i * VECTOR + v) * factors[i]
-        packed.store(floats.load().to(DTYPES[spec.format]))
+        if const_expr(elements.element_type is packed.element_type):
+            packed = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        else:
+            convert(elements, i * VECTOR, factors[i], packed)
         step = row_of_tile(0, i, spec.key_order)
         if const_expr(all_of_them):
             store_vector(packed, further(first, values, step))
@@ -329,22 +353,11 @@ def store_turned(
     """
     at, origin, word, lane = place
     factors, tile = shared
-    four = cute.make_rmem_tensor(4, elements.element_type)
-    floats = cute.make_rmem_tensor(4, Float32)
-    packed = cute.make_rmem_tensor(4, DTYPES[spec.format])
     for half in range_constexpr(ROWS // 4):
+        words = words_of_columns(spec, elements, half * 4, factors)
         for v in range_constexpr(VECTOR):
-            for e in range_constexpr(4):
-                if const_expr(elements.element_type is DTYPES[spec.format]):
-                    four[e] = elements[(half * 4 + e) * VECTOR + v]
-                else:
-                    floats[e] = widened(elements, (half * 4 + e) * VECTOR + v) * factors[v]
-            if const_expr(elements.element_type is DTYPES[spec.format]):
-                packed.store(four.load())
-            else:
-                packed.store(floats.load().to(DTYPES[spec.format]))
             index = (lane * VECTOR + v) * (TILE // 4) + ((word + half * WORDS) ^ (lane * 2))
-            tile[index] = cute.recast_tensor(packed, Int32)[0]
+            tile[index] = words[v]
     cute.arch.sync_threads()
     end = cute.ceil_div(x.shape[2], PITCH) * PITCH
     row, column = origin[0] + lane * VECTOR, origin[1] + word
@@ -359,3 +372,27 @@ def store_turned(
         cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), moved)
         if (column + step < x.shape[3]) & (row < end):
             store_vector(bytes_of, further(first, values, step))
+
+
+def words_of_columns(
+    spec: cutlass.Constexpr, elements: cute.Tensor, first: int, factors: cute.Tensor
+) -> list[Int32]:
+    """Each column's four rows from number `first` on, as fp8."""
+    if elements.element_type is DTYPES[spec.format]:
+        rows = cute.recast_tensor(elements, Int32)
+        words = [[rows[(first + e) * (VECTOR // 4) + n] for e in range(4)] for n in range(VECTOR // 4)]
+        return [column for four in words for column in transposed(four)]
+    floats, packed = cute.make_rmem_tensor(4, Float32), cute.make_rmem_tensor(4, DTYPES[spec.format])
+    found = []
+    for v in range(VECTOR):
+        for e in range(4):
+            floats[e] = widened(elements, (first + e) * VECTOR + v) * factors[v]
+        packed.store(floats.load().to(packed.element_type))
+        found.append(cute.recast_tensor(packed, Int32)[0])
+    return found
+
+
+def transposed(rows: list[Int32]) -> list[Int32]:
+    """The columns of four rows of four bytes: word n has byte n of each."""
+    pairs = [[permuted(rows[e], rows[e + 1], order) for e in (0, 2)] for order in (0x5140, 0x7362)]
+    return [permuted(*pair, order) for pair in pairs for order in (0x5410, 0x7632)]
