@@ -15,6 +15,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
+from .early_operands import Along, at_piece, early_registers, load_early
 from .epilogue_operands import apply_epilogue, load_operands, operand_registers
 from .maximum import publish_maxima, running_maxima
 from .wgmma import WGMMA_M
@@ -32,7 +33,11 @@ class EpiloguePlan:
     m_major: bool = False
     """D is contiguous along M, so staging is too. With TMA stores only: others take any strides."""
     spare: int = 0
-    """Registers a thread has beside its accumulators for operands that are loaded early."""
+    """Registers a thread has beside its accumulators for operands that are loaded at the start."""
+    before: int = 0
+    """Registers that it has for operands that are loaded before the main loop."""
+    early: tuple[Along, ...] = (Along.ROWS, Along.COLUMNS)
+    """Which those are."""
 
     @property
     def subtile(self) -> tuple[int, int]:
@@ -73,7 +78,7 @@ def store_tile(
     plan: cutlass.Constexpr,
     acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
     epilogue: cutlass.Constexpr,
-    operands: tuple,
+    operands: cutlass.Constexpr,  # a tuple, or what `operands_before` made of it
     origin: tuple,  # (m, n, batch) of the warpgroup's tile in D
     extent: tuple,  # (M, N, L)
     sD: cute.Tensor,  # (64, epi_n, stages)
@@ -108,6 +113,7 @@ def store_tile(
                 r_acc[i] = acc[sub * size + i]
             at, t_coord = place(sub)
             values = loaded[sub] if cutlass.const_expr(early) else load_operands(operands, t_coord, extent)
+            values = at_piece(values, corner(plan, sub), t_coord)
             finish(values, sub, at, who=(thread, warpgroup))
     else:
         for sub in cutlass.range(pieces, unroll=1):
@@ -128,12 +134,34 @@ def _finish_subtile(plan, epilogue, r_acc, copy, write, values, sub, at, who) ->
     store_subtile(plan, write, stage, at, *who)
 
 
+def operands_before(
+    plan: EpiloguePlan,
+    operands: tuple,
+    origin: tuple,
+    extent: tuple,
+    tiled_mma_epi: cute.TiledMma,
+    thread: Int32,
+) -> tuple:
+    """For a tile's epilogue, called before its main loop: those that `plan` names are loaded.
+
+    The operands as they are, where registers do not hold them. Arguments as those of `store_tile`.
+    """
+    if not 0 < early_registers(operands, plan.tile, plan.early) <= plan.before:
+        return operands
+    return load_early(operands, plan.tile, plan.early, origin, extent, tiled_mma_epi, thread)
+
+
+def corner(plan: EpiloguePlan, sub: int) -> tuple[int, int]:
+    """Rows and columns of the tile before subtile number `sub`."""
+    columns = plan.tile[1] // plan.epi_n
+    return (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
+
+
 def subtile_place(
     plan: EpiloguePlan, thr_mma: cute.ThrMma, c_sub: cute.Tensor, origin: tuple, sub: int
 ) -> tuple[tuple, cute.Tensor]:
     """((m, n, batch) of subtile number `sub`, the coordinates (MMA, 1, 1) of a thread's elements in it)."""
-    columns = plan.tile[1] // plan.epi_n
-    row, column = (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
+    row, column = corner(plan, sub)
     # Divisibility lets the gathering of operands use vector loads.
     m = cute.assume(origin[0] + row, divby=WGMMA_M)
     n = cute.assume(origin[1] + column, divby=plan.epi_n)

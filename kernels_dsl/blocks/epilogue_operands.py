@@ -81,12 +81,13 @@ def gather_plan(mC: cute.Tensor, tCcD: cute.Tensor) -> GatherPlan:
     first coordinate are all known to be aligned to it.
     """
     distinct = tuple(
-        m for m in coord_modes(tCcD) if m.size > 1 and m.step != 0 and not _is_zero(mC.stride[m.axis])
+        m for m in coord_modes(tCcD) if m.size > 1 and m.step != 0 and not is_broadcast(mC.stride[m.axis])
     )
     return GatherPlan(distinct, _vector_width(mC, distinct, tCcD[0]))
 
 
-def _is_zero(stride: Any) -> bool:
+def is_broadcast(stride: Any) -> bool:
+    """Whether a mode of this stride holds one element."""
     return isinstance(stride, int) and stride == 0
 
 
@@ -104,11 +105,11 @@ def _vector_width(mC: cute.Tensor, distinct: tuple[CoordMode, ...], first: tuple
     return math.gcd(*factors)
 
 
-def _fragment_layout(mC: cute.Tensor, tCcD: cute.Tensor) -> tuple[cute.Layout, int]:
+def fragment_layout(mC: cute.Tensor, tCcD: cute.Tensor) -> tuple[cute.Layout, int]:
     """Register layout of the operand in the fragment's shape, and the number of registers behind it."""
     strides, registers = [], 1
     for mode in coord_modes(tCcD):
-        if mode.size == 1 or mode.step == 0 or _is_zero(mC.stride[mode.axis]):
+        if mode.size == 1 or mode.step == 0 or is_broadcast(mC.stride[mode.axis]):
             strides.append(0)
         else:
             strides.append(registers)
@@ -125,20 +126,20 @@ def load_operand(mC: cute.Tensor, tCcD: cute.Tensor, limits: tuple) -> cute.Tens
     case, and many loads in flight. Any other thread reads element by element.
     """
     plan = gather_plan(mC, tCcD)
-    layout, registers = _fragment_layout(mC, tCcD)
+    layout, registers = fragment_layout(mC, tCcD)
     values = cute.make_rmem_tensor(cute.make_layout(registers), Float32)
     first = tCcD[0]
     offsets = plan.offsets
     inside = Boolean(True)
     for axis in range_constexpr(3):
-        if const_expr(not _is_zero(mC.stride[axis])):
+        if const_expr(not is_broadcast(mC.stride[axis])):
             inside = inside & (first[axis] + max(o[axis] for o in offsets) < limits[axis])
     if inside:
         for i in range_constexpr(0, registers, plan.vector):
             _load_vector(mC, first, offsets[i], values, i, plan.vector)
     else:
         for i in range_constexpr(registers):
-            _load_guarded(mC, first, offsets[i], limits, values, i)
+            load_guarded(mC, first, offsets[i], limits, values, i)
     return cute.make_tensor(values.iterator, layout)
 
 
@@ -146,7 +147,7 @@ def _element(mC: cute.Tensor, first: tuple, offset: tuple[int, int, int]) -> cut
     """Address of mC at the coordinate first + offset."""
     ptr = mC.iterator
     for axis in range(3):
-        if not _is_zero(mC.stride[axis]):
+        if not is_broadcast(mC.stride[axis]):
             ptr = ptr + (first[axis] + offset[axis]) * mC.stride[axis]
     return ptr
 
@@ -161,12 +162,13 @@ def _load_vector(
 
 
 @cute.jit
-def _load_guarded(
+def load_guarded(
     mC: cute.Tensor, first: tuple, offset: tuple, limits: tuple, values: cute.Tensor, i: int
 ) -> None:
+    """values[i] = mC at first + offset, or 0 beyond `limits` along a mode that mC varies in."""
     valid = Boolean(True)
     for axis in range_constexpr(3):
-        if const_expr(not _is_zero(mC.stride[axis])):
+        if const_expr(not is_broadcast(mC.stride[axis])):
             valid = valid & (first[axis] + offset[axis] < limits[axis])
     values[i] = Float32(0.0)
     if valid:
@@ -176,7 +178,7 @@ def _load_guarded(
 
 def operand_registers(operands: tuple, tCcD: cute.Tensor) -> int:
     """Registers that the tensors among `operands` take at the coordinates of one piece."""
-    return sum(_fragment_layout(op, tCcD)[1] for op in operands if isinstance(op, cute.Tensor))
+    return sum(fragment_layout(op, tCcD)[1] for op in operands if isinstance(op, cute.Tensor))
 
 
 def load_operands(operands: tuple, tCcD: cute.Tensor, limits: tuple) -> tuple:

@@ -58,6 +58,9 @@ def test_instructions_and_spills(config) -> None:
     dtypes = (E5M2, E4M3) if rows else (E4M3, E4M3)
     entry = _compiled(config, dtypes, scales, ("m1", "1n") if rows else ("1", "1"))
     assert entry.count("QGMMA") == 2 * 4 * _waves(config)  # two K tiles in the code, of 128 in steps of 32
+    # Vectors are loaded once a tile, and lanes keep shares of those along columns.
+    assert entry.count("LDG") <= 2 * _waves(config) + 2 * 2 * -(-config.tile_n // 64)
+    assert entry.count("SHFL")
 
 
 def test_the_largest_magnitude_costs_no_spill() -> None:

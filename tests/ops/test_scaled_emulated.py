@@ -7,7 +7,7 @@ import scaled_cases
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
 from lowering import emulator
 
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
@@ -109,6 +109,19 @@ def test_an_own_epilogue_follows_the_scales() -> None:
         )
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, (4.0 * torch.arange(8.0) + 3.0).expand(8, 8).bfloat16())
+
+
+def test_every_row_and_column_has_its_own_scale() -> None:
+    """Two waves of 64 rows a warpgroup, columns that end within 64, a result that ends in its tile."""
+    m, n = 123, 75
+    a, b = torch.ones(m, 16).to(E4M3), torch.ones(n, 16).to(E4M3).mT
+    scales = torch.arange(1.0, m + 1)[:, None], torch.arange(1.0, n + 1)[None]
+    bias = torch.arange(n) * 7.0
+    config = Sm90GemmConfig(128, 80, schedule=Schedule.PINGPONG)
+    with emulator.run(arch="sm_90a") as session:
+        found = kernels_dsl.scaled_gemm(a, b, *scales, bias=bias, out_dtype=torch.float32, config=config)
+    assert not session.reports
+    assert torch.equal(found, 16.0 * scales[0] * scales[1] + bias)
 
 
 def test_the_operator() -> None:

@@ -163,10 +163,13 @@ def consume(
         at, rows = work_tile(spec, grid, work, cursor)
         cursor = cursor if rows is None else rows.cursor
         first, end = split_range(k_tiles, at.split, spec.split_k)
-        if cutlass.const_expr(spec.pingpong):
-            wait_turn(NamedBarrier.MMA_ORDER, group)
         m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
+        origin, where = (m, n, at.batch * spec.split_k + at.split), (*schedule, rows)
+        extent, operands = gathered(spec, output[2], where)
+        operands = epi.operands_before(spec.epilogue, operands, origin, extent, mmas[1], thread)
+        if cutlass.const_expr(spec.pingpong):
+            wait_turn(NamedBarrier.MMA_ORDER, group)
         next_turn = pass_turn(group) if spec.pingpong else None
         if cutlass.const_expr(spec.promotion is None):
             state = main_loop(
@@ -177,8 +180,7 @@ def consume(
             state = promoted_loop(
                 ring, state, mmas[0], fragments, end - first, factors, spec.two_partial_sets, next_turn
             )
-        origin = (m, n, at.batch * spec.split_k + at.split)
-        extent, operands, write = destination(spec, output, sD, (*schedule, rows), thread)
+        write = writer(spec, output, sD, where, extent, thread)
         epi.store_tile(
             spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin, extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
@@ -207,23 +209,28 @@ def work_tile(
     return decode_group_tile(work, grid, spec.cluster_rows, raster, cursor)
 
 
-def destination(spec, output: tuple, sD: cute.Tensor, where: tuple, thread: Int32) -> tuple:
-    """(extent, operands, write) of a tile's epilogue; `where`: (grid, (M, N, K), group of rows or None)."""
-    write: Any
-    atom_d, mD, operands = output[:3]
+def gathered(spec, operands: tuple, where: tuple) -> tuple[tuple, tuple]:
+    """(extent, operands) of a tile's epilogue; `where`: (grid, (M, N, K), group of rows or None)."""
     grid, problem, rows = where
+    if rows is None:
+        return (problem[0], problem[1], grid.batch * spec.split_k), operands
+    extent = (rows.rows, problem[1], cute.size(grid.offsets))
+    return extent, tuple(rows_of(operand, rows) for operand in operands)
+
+
+def writer(spec, output: tuple, sD: cute.Tensor, where: tuple, extent: tuple, thread: Int32) -> Any:
+    """How a tile's epilogue stores; `where` and `extent` as in `gathered`."""
+    atom_d, mD = output[:2]
+    rows = where[2]
     subtile = spec.epilogue.subtile
     if rows is None:
-        extent = (problem[0], problem[1], grid.batch * spec.split_k)
         if spec.epilogue.use_tma:
-            return extent, operands, epi.tma_writer(atom_d, mD, sD, subtile)
-        return extent, operands, epi.plain_writer(mD, sD, extent, thread)
-    extent = (rows.rows, problem[1], cute.size(grid.offsets))
-    write = epi.plain_writer(rows_of(output[3], rows), sD, extent, thread)
-    if spec.epilogue.use_tma:
-        whole = epi.tma_writer(atom_d, from_row(mD, rows), sD, subtile)
-        write = epi.ClippedWriter(whole, write, rows.rows)
-    return extent, tuple(rows_of(operand, rows) for operand in operands), write
+            return epi.tma_writer(atom_d, mD, sD, subtile)
+        return epi.plain_writer(mD, sD, extent, thread)
+    part = epi.plain_writer(rows_of(output[3], rows), sD, extent, thread)
+    if not spec.epilogue.use_tma:
+        return part
+    return epi.ClippedWriter(epi.tma_writer(atom_d, from_row(mD, rows), sD, subtile), part, rows.rows)
 
 
 @cute.jit

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.early_operands import Along
 from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
@@ -14,7 +15,13 @@ from kernels_dsl.config.budget import accumulator_registers, promoted_columns, s
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 
 PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
-"""Registers for accumulators and what the epilogue loads early, by consumer warpgroups; more spills."""
+"""Registers for accumulators and what the epilogue loads at its start, by warpgroups; more spills."""
+EARLY_REGISTERS = {False: 32, True: 16}
+"""Registers for operands that are loaded before the main loop, by whether sums are promoted; more spills."""
+
+EARLY = {False: (Along.ROWS, Along.COLUMNS), True: tuple(Along)}
+"""Which those are. Single numbers lie in the L1 cache after the first time, but in registers they would be
+multiplied by before the last stage is released. Promoted sums release it before they are added up."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ def make_spec(
     limit = 0 if promotion is None else PROMOTED_EPILOGUE_LIMIT[consumers]
     plan = EpiloguePlan(
         (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
-        spare=max(0, limit - accumulator_registers(config)),
+        spare=max(0, limit - accumulator_registers(config)), before=EARLY_REGISTERS[promotion is not None],
+        early=EARLY[promotion is not None],
     )  # fmt: skip
     return GemmSpec(
         config.tile_m, config.tile_n, tile_k, wg_m=wg_m, consumers=consumers, pingpong=pingpong,
