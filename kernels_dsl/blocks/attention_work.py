@@ -36,6 +36,8 @@ class Work(NamedTuple):
     v_dim: Int32
     counter: cute.Tensor | None
     descales: tuple | None = None
+    later: tuple | None = None
+    """None or `sm90_later.Later`: V is transposed beside the attention."""
 
 
 def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
@@ -60,11 +62,17 @@ def pack_heads(tensor: cute.Tensor, pack: int) -> cute.Tensor:
 
 
 def describe_work(
-    spec, mQ: cute.Tensor, mK: cute.Tensor, seqlens: tuple | None, max_q: Int32
+    spec,
+    mQ: cute.Tensor,
+    mK: cute.Tensor,
+    seqlens: tuple | None,
+    max_q: Int32,
+    lead_kv: Int32 | None = None,
 ) -> tuple[QueryTiles, SeqExtent, Int32]:
     """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B).
 
     Of `spec` it reads tile, pack, dim, dim_v and dtype. `max_q` counts where `seqlens` are given.
+    The tiles of the first `lead_kv` KV heads of all sequences come first.
     """
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
     if spec.pack > 1:
@@ -75,10 +83,7 @@ def describe_work(
         rows, batch = max_q, cute.size(seqlens[0]) - 1
     heads_per_kv = heads // mK.shape[2]
     kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
-    tiles = QueryTiles(
-        cute.ceil_div(rows, spec.tile[0]),
-        heads,
-        Int32(batch),
-        groups_for_l2(heads * batch, heads_per_kv, kv_bytes),
-    )
+    groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
+    lead = None if lead_kv is None else lead_kv * heads_per_kv
+    tiles = QueryTiles(cute.ceil_div(rows, spec.tile[0]), heads, Int32(batch), groups, lead)
     return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -29,6 +29,8 @@ class QueryTiles(NamedTuple):
     heads: Int32
     batch: Int32
     groups: Int32
+    lead: Int32 | None = None
+    """None, or so many heads of the first group are a group of their own before the rest of it."""
 
     @property
     def size(self) -> Int32:
@@ -57,7 +59,14 @@ def decode_query_tile(index: Int32, tiles: QueryTiles) -> QueryTile:
         rest = index
     group = rest // (width * tiles.m)
     within = rest - group * width * tiles.m
+    first_head = first_head + group * width
+    if cutlass.const_expr(tiles.lead is not None):
+        if first_head == 0 and tiles.lead < width:
+            if within < tiles.lead * tiles.m:
+                width = tiles.lead
+            else:
+                within, first_head, width = within - tiles.lead * tiles.m, tiles.lead, width - tiles.lead
     rank = within // width
-    head = first_head + group * width + within - rank * width
+    head = first_head + within - rank * width
     batch = head // tiles.heads
     return QueryTile(tiles.m - 1 - rank, head - batch * tiles.heads, batch)

@@ -1,10 +1,10 @@
 """Work tiles handed out as CTAs become free: one counter in global memory for all of them.
 
-The producer warp of a CTA asks for the next number before it loads a tile, looks at the answer after its
-loads, and says to the consumers through a small ring in shared memory what tile it is and what it visits, so
-that they need not compute it. The first number of a CTA is its own index, so a launch takes exactly as many
-numbers as there are tiles; who takes the last one sets the counter back to 0 for the next launch. A counter
-must not be shared by launches that can run at the same time.
+The producer warp of a CTA asks for the next number near the end of a tile's loads, looks at the answer
+behind them, and says to the consumers through a small ring in shared memory what tile it is and what it
+visits, so that they need not compute it. The first number of a CTA is its own index, so a launch takes
+exactly as many numbers as there are tiles; who takes the last one sets the counter back to 0 for the next
+launch. A counter must not be shared by launches that can run at the same time.
 """
 
 import cutlass

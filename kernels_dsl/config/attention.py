@@ -81,7 +81,9 @@ class Sm90AttentionConfig:
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.watched_softmax`. Then of `linear_exps` exponentials, if not 0, one is taken without MUFU, with an
     error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel
-    transposes V itself, each CTA the blocks that it visits, in place of a kernel before it.
+    transposes V itself, each CTA the blocks that it visits, in place of a kernel before it. `later_v`, with
+    tile_m 192 and dense sequences: the kernel before transposes V of so many LATER_SHARES-ths of the heads
+    only, whose tiles come first, and idle warps of the attention do the rest beside them.
     """
 
     tile_m: int
@@ -98,6 +100,7 @@ class Sm90AttentionConfig:
     ctas_per_sm: int = 1
     pack: int = 1
     turns_v: bool = False
+    later_v: int = 0
 
     family = "sm90"
 
@@ -112,6 +115,14 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
+LATER_SHARES = 8
+"""What `Sm90AttentionConfig.later_v` counts: so many shares are all heads."""
+LATER_V = 2
+"""The share where it is used."""
+LATER_NUMBERS = 3
+"""int32 of `kernels.attention.sm90_later`, 0 before a launch and after it."""
+LATER_KEYS_FROM = 2048
+"""Keys from which on `later_v` was measured to gain, on an H200."""
 DESCALE_KEYS = 128
 """Keys that share a factor where fp8 K or V have one a block of keys."""
 PACKS = (1, 2, 4, 8, 16, 32, 64)
@@ -221,12 +232,18 @@ def sm90_fp8_config(
     )  # fmt: skip
 
 
-def turning_v(config: Sm90AttentionConfig, extent: Extent) -> Sm90AttentionConfig:
-    """`config` for fp8 operands, with `turns_v` for a launch of at most a tile an SM with few keys.
+def turning_v(config: Sm90AttentionConfig, variant: AttentionVariant, extent: Extent) -> Sm90AttentionConfig:
+    """`config` for fp8 operands of dense sequences, with what transposes V beside a kernel of its own.
 
-    There a kernel less is what counts, for the host too. Each tile transposes what it visits, and from more
-    keys on that takes longer than the rest.
+    `turns_v` for a launch of at most a tile an SM with few keys. There a kernel less is what counts, for the
+    host too. Each tile transposes what it visits, and from more keys on that takes longer than the rest.
+    `later_v` for long sequences: a quarter of the heads is a tile an SM or more, and their products last
+    until the others are transposed, as those of a window do not.
     """
+    if config.tile_m == 192 and config.dim == config.dim_v == 128 and not variant.left:
+        tiles = extent.tiles(config.tile_m) * LATER_V // LATER_SHARES
+        if extent.keys >= LATER_KEYS_FROM and tiles >= extent.sms:
+            return replace(config, later_v=LATER_V)
     many = extent.keys * config.dim_v > TURNED_VALUES
     if many or config.tile_m > 128 or config.several_tiles(extent):
         return config

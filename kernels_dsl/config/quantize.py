@@ -56,6 +56,8 @@ class TileQuantization:
     pairs 0 … 7 stand in the order 0, 4, 1, 5, 2, 6, 3, 7."""
     early: bool = False
     """Programmatic dependent launch: it begins beside the tail of the kernel before, and lets the next."""
+    lets_start: bool = False
+    """The next kernel, which must wait for this one, may start beside it; this one waits for those before."""
 
     grid: OneLaunch | None = None
     """Maxima and conversion in one launch, by `quantize_grid`."""

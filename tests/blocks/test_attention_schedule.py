@@ -29,25 +29,34 @@ def _decode_kernel(out: cute.Tensor, tiles: QueryTiles):
 
 
 @lowering.jit
-def _decode(out: cute.Tensor, m: Int32, heads: Int32, batch: Int32, groups: Int32, stream):
+def _decode(
+    out: cute.Tensor, m: Int32, heads: Int32, batch: Int32, groups: Int32, lead: Int32 | None, stream
+):
     """out (tiles, 3): (tile, head, batch) of each number."""
-    tiles = QueryTiles(m, heads, batch, groups)
+    tiles = QueryTiles(m, heads, batch, groups, lead)
     _decode_kernel(out, tiles).launch(
         grid=(cute.ceil_div(tiles.size, 32), 1, 1), block=(32, 1, 1), stream=stream
     )
 
 
 @pytest.mark.parametrize(
-    ("m", "heads", "batch", "groups"), [(5, 4, 3, 5), (1, 7, 1, 7), (3, 2, 2, 1), (4, 5, 1, 2)]
-)
-def test_each_tile_has_one_number(m, heads, batch, groups):
+    ("m", "heads", "batch", "groups", "lead"),
+    [(5, 4, 3, 5, None), (1, 7, 1, 7, None), (3, 2, 2, 1, None), (4, 5, 1, 2, None),
+     (4, 5, 1, 2, 1), (3, 4, 2, 1, 3), (2, 6, 1, 3, 2), (3, 5, 1, 2, 4)],
+)  # fmt: skip
+def test_each_tile_has_one_number(m, heads, batch, groups, lead):
     out = torch.full((m * heads * batch, 3), -1, dtype=torch.int32)
     with emulator.run(arch="sm_90a"):
-        _decode(out, m, heads, batch, groups)
+        _decode(out, m, heads, batch, groups, lead)
     found = [tuple(row) for row in out.tolist()]
     assert sorted(found) == sorted(itertools.product(range(m), range(heads), range(batch)))
     # Within a group of heads the last tiles come first; a group ends where the tile number jumps up.
     starts = [n for n in range(1, len(found)) if found[n][0] > found[n - 1][0]]
+    if lead is not None:
+        width = -(-heads * batch // groups)
+        if lead <= width:
+            assert {b * heads + h for _, h, b in found[: lead * m]} == set(range(lead))
+        groups += lead < width
     assert len(starts) == (groups - 1 if m > 1 else 0)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config, turning_v
+from kernels_dsl.config.attention import (
+    LATER_NUMBERS,
+    AttentionVariant,
+    Extent,
+    sm90_fp8_config,
+    turning_v,
+)
 from kernels_dsl.ops.attention.attention_fp8 import ATTENTION
 
 LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
@@ -16,12 +22,18 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor
 
 
 @pytest.mark.parametrize(
-    ("dim", "name"), [(64, "dense"), (64, "causal"), (128, "dense"), (128, "causal"), (128, "softcap"),
-                      (256, "causal"), (256, "softcap")]
+    ("dim", "name", "later"),
+    [(64, "dense", 0), (64, "causal", 0), (128, "dense", 2), (128, "causal", 0), (128, "causal", 2),
+     (128, "softcap", 0), (256, "causal", 0), (256, "softcap", 0)],
 )  # fmt: skip
-def test_products(dim, name):
+def test_products(dim, name, later):
+    """With `later`, transposing warps have 32 registers."""
     variant = AttentionVariant(right=name != "dense", softcap=name == "softcap")
-    found = _compiled(dim, sm90_fp8_config(dim, dim, variant, LARGE), variant)
+    config = sm90_fp8_config(dim, dim, variant, LARGE)
+    if later:
+        config = turning_v(config, variant, LARGE)
+    assert config.later_v == later
+    found = _compiled(dim, config, variant)
     assert ["quantize_tile" in each.entry for each in found] == [False, True]
     _check(found)
 
@@ -31,21 +43,36 @@ def test_v_transposed_in_the_kernel(dim, rows, keys):
     """One kernel, and no spills in the transposing warps, which have few registers."""
     extent = Extent(rows=rows, keys=keys, heads=132, sms=132)
     variant = AttentionVariant(right=True)
-    config = turning_v(sm90_fp8_config(dim, dim, variant, extent), extent)
+    config = turning_v(sm90_fp8_config(dim, dim, variant, extent), variant, extent)
     assert config.turns_v and config.tile_m == rows and config.watch_sums == (keys > 512)
     found = _compiled(dim, config, variant)
     assert len(found) == 1
     _check(found)
 
 
+def test_where_later_heads_are_transposed_beside_the_products():
+    """Where a quarter of the heads are a tile an SM, sequences are long and no window makes them short."""
+    dense, windowed = AttentionVariant(), AttentionVariant(right=True, left=True)
+    found = {}
+    for name, dim, variant, rows, keys, heads in (
+        ("long", 128, dense, 4096, 4096, 64), ("short", 128, dense, 1024, 1024, 256),
+        ("few", 128, dense, 4096, 4096, 16), ("window", 128, windowed, 4096, 4096, 64),
+        ("narrow", 64, dense, 4096, 4096, 64),
+    ):  # fmt: skip
+        extent = Extent(rows, keys, heads, sms=132)
+        found[name] = turning_v(sm90_fp8_config(dim, dim, variant, extent), variant, extent).later_v
+    assert found == {"long": 2, "short": 0, "few": 0, "window": 0, "narrow": 0}
+
+
 def _compiled(dim, config, variant):
     """Resources of the kernels of a call, the attention's first."""
     descales = [_meta(2, 4, dtype=torch.float32)] * 3
     counter = _meta(1, dtype=torch.int32) if variant.uneven else None
+    numbers = _meta(LATER_NUMBERS, dtype=torch.int32) if config.later_v else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
     turned = None if config.turns_v else _meta(2, 4, dim, 512)
     tensors = (*[_meta(2, 512, 4, dim)] * 3, turned, out, None, *descales)
-    rest = (1.0, 1.0, 0, 0, None, 0, None, None, counter, 132)
+    rest = (1.0, 1.0, 0, 0, None, 0, None, None, counter, numbers, 132)
     constexprs = {"layout": "bshd", "config": config, "variant": variant, "descale_modes": (2, 2, 2)}
     kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
     return sorted(kernel.resources(), key=lambda x: "attention" not in x.entry)

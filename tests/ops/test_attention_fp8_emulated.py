@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attention_fp8_cases import quantised, run, run_packed
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.config.problem import H200
+from kernels_dsl.ops.attention import attention_fp8
 from kernels_dsl.ops.attention import blocks as attention_blocks
 from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
@@ -51,6 +55,21 @@ def test_block_lists(seed):
     lists = attention_blocks.window_blocks(200, 230, left=100, block=(64, 64), device="cpu")
     masking = Masking(left=100, right=0)
     run(_shapes((1, 1), (200, 230), (64, 64)), seed, masking, blocks=lists, window=(100, 0))
+
+
+def test_v_of_later_heads_beside_the_products(seed, monkeypatch):
+    """Two CTAs, so that they take several tiles; numbers are 0 again."""
+    target, counters = attention_fp8.target_of, []
+    few = replace(H200, sm_count=2)
+    monkeypatch.setattr(attention_fp8, "target_of", lambda *a: replace(target(*a), device=few))
+    make = attention_fp8.counter_and_workspace
+    monkeypatch.setattr(
+        attention_fp8, "counter_and_workspace", lambda *a: counters.append(make(*a)) or counters[-1]
+    )
+    config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3, later_v=2)
+    options = {"causal": True, "lse": False, "config": config}
+    run(_shapes((3, 3), (200, 120), (128, 128)), seed, Masking(right=0), **options)
+    assert len(counters) == 1 and not bool(counters[0][0].any())
 
 
 def test_rows_that_attend_to_nothing(seed):
@@ -116,6 +135,8 @@ def test_the_whole_way_from_bf16(seed):
         ({"window": 5}, "window is a int, must be .left, right. or None"),
         ({"blocks": 3}, "blocks is a int, must be BlockLists"),
         ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n must be a multiple of 32"),
+        ({"config": Sm90AttentionConfig(128, 128, 64, 64, later_v=2)}, "later_v must be 0 with packed"),
+        ({"config": Sm90AttentionConfig(192, 128, 64, 64, later_v=8)}, "later_v must be from 0 to 7"),
     ],
 )
 def test_errors_name_the_argument(change, message):

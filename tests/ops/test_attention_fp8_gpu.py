@@ -88,6 +88,37 @@ def test_v_transposed_in_the_kernel(dims, tile, lengths, causal, seed):
     assert difference <= torch.finfo(before.dtype).eps * before.abs().max()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_v_of_later_heads_beside_the_products(causal, seed):
+    """Bit for bit what V transposed before gives, many times; on two streams at once and from a graph too."""
+    config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3)
+    later = replace(config, later_v=2)
+    for heads, lengths in (((32, 8), (1501, 2077)), ((16, 16), (2048, 2048)), ((6, 3), (301, 90))):
+        tensors = [quantised(shape, seed, "cuda")[0] for shape in _shapes(heads, lengths, (128, 128))]
+
+        def call(config, tensors=tensors):
+            return kernels_dsl.attention_fp8(*tensors, causal=causal, config=config)
+
+        expected = call(config)
+        assert all(torch.equal(call(later), expected) for _ in range(20))
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        found = []
+        for i in range(10):
+            with torch.cuda.stream(streams[i % 2]):
+                found.append(call(later))
+        torch.cuda.synchronize()
+        assert all(torch.equal(each, expected) for each in found)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call(later)
+        for _ in range(3):
+            captured.zero_()
+            graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, expected)
+
+
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_large_scales(dim, seed):
     """Scores are N(0, 4), so that watched sums pass their limit in many blocks."""

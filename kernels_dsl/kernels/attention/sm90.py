@@ -34,6 +34,7 @@ from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.blocks.mask import ScoreOperands
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 
+from .sm90_later import describe_later, later_layouts
 from .sm90_roles import attention_kernel
 from .sm90_spec import make_spec
 
@@ -86,6 +87,8 @@ class Call(NamedTuple):
     sinks: cute.Tensor | None
     counter: cute.Tensor | None
     descales: tuple | None
+    later: tuple | None = None
+    """V as it comes, (keys, Dv, Hk, B), and the numbers of `sm90_later`."""
 
 
 def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant) -> None:
@@ -125,7 +128,12 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
     if cutlass.const_expr(spec.epilogue.use_tma):
         store = (*tma.make_store_atom(mO, o_layout, spec.epilogue.subtile),)
 
-    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, call.seqlens, call.max_q)
+    later, segments = None, None
+    if cutlass.const_expr(call.later is not None):
+        segments = later_layouts(spec)
+        later = describe_later(spec, call.later[0], mV, call.later[1], segments)
+    first = None if later is None else later.first
+    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, call.seqlens, call.max_q, first)
     work = Work(
         tiles=tiles,
         extent=extent,
@@ -138,9 +146,10 @@ def launch(tensors: tuple, call: Call, max_ctas: Int32, stream, config, variant)
         v_dim=cute.size(mO, mode=[1]),
         counter=call.counter,
         descales=call.descales,
+        later=later,
     )
     ctas = cutlass.max(cutlass.min(max_ctas * spec.ctas_per_sm, work.tiles.size), Int32(1))
-    layouts = (q_layout, k_layout, v_layout, o_layout, raw_layout)
+    layouts = (q_layout, k_layout, v_layout, o_layout, raw_layout, segments)
     kernel = attention_kernel(spec, (mma_qk, mma_pv, mma_out), layouts, loads, (*store, mO), work)
     kernel.launch(
         grid=(ctas, 1, 1),

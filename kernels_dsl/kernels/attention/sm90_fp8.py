@@ -23,6 +23,7 @@ def attention_sm90_fp8(
     q: cute.Tensor,
     k: cute.Tensor,
     v: cute.Tensor,  # (B, Hk, Dv, keys); packed (Hk, Dv, keys), sequences at `padded_start`; turns_v: as k
+    later: tuple | None,  # with config.later_v: V as k, and int32 numbers, as `sm90_later.Later` has them
     o: cute.Tensor,
     lse: cute.Tensor | None,
     scale: Float32,
@@ -45,8 +46,10 @@ def attention_sm90_fp8(
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     modes = (1, 2, 0, None) if layout == "thd" else (2, 3, 1, 0)
     mV = rows_first(v, LAYOUTS[layout] if config.turns_v else modes)  # (Dv, keys, head, batch), or as K
+    if cutlass.const_expr(later is not None):
+        later = rows_first(later[0], LAYOUTS[layout]), later[1]
     call = Call(
         lse, ScoreOperands(scale, softcap, None, None), Window(left, right), seqlens, max_q=max_q,
-        lists=lists, sinks=sinks, counter=counter, descales=descales,
+        lists=lists, sinks=sinks, counter=counter, descales=descales, later=later,
     )  # fmt: skip
     launch((mQ, mK, mV, mO), call, max_ctas, stream, config, variant)

@@ -12,6 +12,12 @@ from kernels_dsl.blocks.pipeline import producer_state
 from kernels_dsl.blocks.query_tiles import decode_query_tile
 from kernels_dsl.blocks.seqlen import padded_start, seq_info
 
+from .sm90_later import await_values, leave
+
+ASK_AHEAD = 2
+"""Blocks before the end of a tile where the number of the next one is asked for: in time, and not before, for
+whoever has a long tile at hand would keep the next one from others."""
+
 
 @cute.jit
 def produce(
@@ -23,11 +29,10 @@ def produce(
     """
     states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.v_stages))
     queue_state = producer_state(tile_queue.STAGES)
+    asks, there = cutlass.const_expr(queue is not None), cutlass.Boolean(False)
     number = Int32(cute.arch.block_idx()[0])
     while number < work.tiles.size:
         following, asked = number + cute.arch.grid_dim()[0], Int32(0)
-        if cutlass.const_expr(queue is not None):
-            asked = tile_queue.ask_number(work.counter)
         at = decode_query_tile(number, work.tiles)
         seq = seq_info(work.extent, at.batch)
         visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
@@ -36,14 +41,18 @@ def produce(
             queue_state.advance()
         place = (work, at, seq, visit)
         if cutlass.const_expr(not spec.varlen):
-            states = load_tile(spec, rings, states, loads, s_tiles, place)
+            states, asked, there = load_tile(spec, rings, states, loads, s_tiles, place, asks, there)
         elif at.m * spec.tile[0] < seq.q_len:
-            states = load_tile(spec, rings, states, loads, s_tiles, place)
+            states, asked, there = load_tile(spec, rings, states, loads, s_tiles, place, asks, there)
+        elif cutlass.const_expr(queue is not None):
+            asked = tile_queue.ask_number(work.counter)
         if cutlass.const_expr(queue is not None):
             following = tile_queue.number_of(asked, work.counter, work.tiles.size)
         number = following
     if cutlass.const_expr(queue is not None):
         tile_queue.send_end(queue[0], queue[1], queue_state)
+    if cutlass.const_expr(spec.later_v):
+        leave(work.later)
 
 
 @cute.jit
@@ -54,9 +63,19 @@ def load_tile(
     loads: tuple,
     s_tiles: tuple,
     place: tuple,  # (work, coordinates of the tile, sequence, visit)
+    asks: cutlass.Constexpr,
+    there: cutlass.Boolean,
 ) -> tuple:
-    """One work tile: K0, Q, then K of each block before V of the one before it, in the order of use."""
+    """One work tile: K0, Q, then K of each block before V of the one before it, in the order of use.
+
+    With `asks` the number of the next tile is asked for, ASK_AHEAD blocks before the end. `there`: as
+    `sm90_later.await_values` has it. Returns the states, what was asked for, and `there`.
+    """
     work, at, seq, visit = place
+    asked, ask_at = Int32(0), visit.count - ASK_AHEAD
+    if cutlass.const_expr(asks):
+        if ask_at <= 0:
+            asked = tile_queue.ask_number(work.counter)
     q_ring, k_ring, v_ring = rings
     q_state, k_state, v_state = states
     load_q, load_k, load_v = tile_loaders(spec, loads, s_tiles, (work, at, seq))
@@ -70,7 +89,13 @@ def load_tile(
     load_q(at.m, q_state.index, q_ring.producer_get_barrier(q_state))
     q_ring.producer_commit(q_state)
     q_state.advance()
+    if cutlass.const_expr(spec.later_v):
+        cute.arch.griddepcontrol_wait()  # for V of the first heads
+        there = await_values(work.later, kv_head(at.head, work.heads_per_kv), at.batch, there)
     for position in cutlass.range(1, visit.count, unroll=1):
+        if cutlass.const_expr(asks):
+            if position == ask_at:
+                asked = tile_queue.ask_number(work.counter)
         next_block = block_at(spec.variant, visit, at, work.lists, position, spec.rising)
         k_ring.producer_acquire(k_state)
         load_k(next_block, k_state.index, k_ring.producer_get_barrier(k_state))
@@ -85,7 +110,7 @@ def load_tile(
     load_v(block, v_state.index, v_ring.producer_get_barrier(v_state))
     v_ring.producer_commit(v_state)
     v_state.advance()
-    return q_state, k_state, v_state
+    return (q_state, k_state, v_state), asked, there
 
 
 def tile_loaders(spec, loads: tuple, s_tiles: tuple, place: tuple) -> tuple:

@@ -12,8 +12,10 @@ from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.tile_queue import make_slots, make_tile_ring
 
 from . import sm90_turn as turning
+from .sm90_later import turn_later
 from .sm90_load import produce
 from .sm90_mma import consume
+from .sm90_spec import LATER_KEYS
 
 
 @entry_name("attention_sm90")
@@ -34,7 +36,7 @@ def attention_kernel(
         if cutlass.const_expr(output[0] is not None):
             cpasync.prefetch_descriptor(output[0])
 
-    barriers, slots, (sQ, sK, sV, sO, raw) = allocate(spec, smem_layouts)
+    barriers, slots, (sQ, sK, sV, sO, raw), later_buffers = allocate(spec, smem_layouts)
     consumer_warps = spec.consumers * 4
     q_ring = make_tma_ring(barriers, spec.q_stages, spec.q_bytes, consumer_warps, (1, 1))
     barriers += 2 * spec.q_stages
@@ -49,6 +51,13 @@ def attention_kernel(
         raw_ring = make_tma_ring(barriers, spec.raw_stages, spec.v_bytes, turning.WARPS, (1, 1))
         barriers += 2 * spec.raw_stages
         loaded = (q_ring, k_ring, raw_ring), (sQ, sK, raw)
+    later_ring = None
+    if cutlass.const_expr(spec.later_v):
+        later_ring = make_tma_ring(barriers, turning.WARPS, LATER_KEYS * spec.dim_v, 1, (1, 1))
+        barriers += 2 * turning.WARPS
+        if warp == spec.consumers * 4:
+            cpasync.prefetch_descriptor(work.later.load[0])
+            cpasync.prefetch_descriptor(work.later.store[0])
     queue = None
     if cutlass.const_expr(work.counter is not None):
         listeners = spec.consumers * WARPGROUP_THREADS + (turning.THREADS if spec.raw_stages else 0)
@@ -56,7 +65,8 @@ def attention_kernel(
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(not spec.later_v):
+        cute.arch.griddepcontrol_wait()
 
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
@@ -65,6 +75,8 @@ def attention_kernel(
             produce(spec, loaded[0], loads, loaded[1], work, queue)
         elif cutlass.const_expr(spec.raw_stages):
             turning.turn_values(spec, (loaded[0][2], v_ring), (raw, sV), (work, queue))
+        elif cutlass.const_expr(spec.later_v):
+            turn_later(spec, work.later, later_ring, later_buffers, warp - (spec.consumers * 4 + 1))
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
         consume(spec, rings, mmas, (sQ, sK, sV, sO), output, (work, queue), group)
@@ -78,7 +90,9 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
     `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
     """
     slots = tile_queue.WORDS * tile_queue.STAGES
-    words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + tile_queue.STAGES)
+    later = turning.WARPS if spec.later_v else 0
+    words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + later + tile_queue.STAGES)
+    later_size = later * LATER_KEYS * spec.dim_v
     raw_size = spec.raw_stages * spec.v_bytes
     o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
 
@@ -91,9 +105,18 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
         o: cute.struct.Align[cute.struct.MemRange[spec.out_dtype, o_size], 1024]
         raw: cute.struct.Align[cute.struct.MemRange[spec.dtype, raw_size], 1024]
+        given: cute.struct.Align[cute.struct.MemRange[spec.dtype, later_size], 1024]
+        turned: cute.struct.Align[cute.struct.MemRange[spec.dtype, later_size], 1024]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
-    q_layout, k_layout, v_layout, o_layout, raw_layout = layouts
+    q_layout, k_layout, v_layout, o_layout, raw_layout, later_layouts = layouts
+    buffers = None
+    if later_layouts is not None:
+        given, turned = later_layouts
+        buffers = (
+            storage.given.get_tensor(given.outer, swizzle=given.inner),
+            storage.turned.get_tensor(turned.outer, swizzle=turned.inner),
+        )
     raw = None
     if raw_layout is not None:
         raw = storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner)
@@ -109,4 +132,5 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
             sO.get_tensor(staging, swizzle=o_layout.inner),
             raw,
         ),
+        buffers,
     )

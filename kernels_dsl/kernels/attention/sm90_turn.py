@@ -47,7 +47,8 @@ def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple
             raw_ring.consumer_wait(raw_state)
             v_ring.sync_object_empty.wait(v_state.index, v_state.phase)
             source = raw + raw_state.index * spec.v_bytes
-            turn_block((spec.tile_n, spec.dim_v), source, values + v_state.index * spec.v_bytes, thread)
+            target = values + v_state.index * spec.v_bytes
+            turn_block((spec.tile_n, spec.dim_v), source, target, thread, THREADS)
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()
             raw_ring.consumer_release(raw_state)
@@ -59,11 +60,13 @@ def turn_values(spec: cutlass.Constexpr, rings: tuple, tiles: tuple, todo: tuple
 
 
 @cute.jit
-def turn_block(shape: cutlass.Constexpr, source: Int32, target: Int32, thread: Int32):
-    """One block, `shape` keys and columns, between addresses in shared memory; this thread's share."""
+def turn_block(
+    shape: cutlass.Constexpr, source: Int32, target: Int32, thread: Int32, threads: cutlass.Constexpr
+):
+    """One thread's share of a block, `shape` keys and columns, between addresses in shared memory."""
     keys, columns = shape
     quads = cutlass.const_expr(columns // COLUMNS)
-    for unit in cutlass.range(thread, quads * keys // V_STEP, THREADS, unroll=1):
+    for unit in cutlass.range(thread, quads * keys // V_STEP, threads, unroll=1):
         turn_unit(shape, source, target, unit % quads, unit // quads)
 
 

@@ -1,5 +1,7 @@
 """fp8 attention and, before it, the transpose of V that its second product needs."""
 
+from dataclasses import replace
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -7,8 +9,9 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.config.quantize import TileQuantization
 from kernels_dsl.kernels.attention.sm90_fp8 import attention_sm90_fp8
+from kernels_dsl.kernels.attention.sm90_later import first_heads
 from kernels_dsl.kernels.quantize.packed import transpose_packed
-from kernels_dsl.kernels.quantize.tile import quantize_tile
+from kernels_dsl.kernels.quantize.tile import launch_tiles
 
 TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
 
@@ -33,6 +36,7 @@ def attention_fp8_with_transpose(
     lists: tuple | None,
     sinks: cute.Tensor | None,
     counter: cute.Tensor | None,
+    numbers: cute.Tensor | None,  # int32, 0, with config.later_v
     max_ctas: Int32,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
@@ -51,13 +55,19 @@ def attention_fp8_with_transpose(
         transpose_packed(v, turned, seqlens[1], seqlens[2], stream, TRANSPOSE)
     else:
         heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
-        unused = (None, None)
-        quantize_tile(heads_first, *unused, turned, None, None, stream=stream, spec=TRANSPOSE)
+        matrices = None
+        if cutlass.const_expr(config.later_v):
+            matrices = first_heads(v.shape[0] * v.shape[2], config.later_v)
+        spec = replace(TRANSPOSE, lets_start=config.later_v > 0)
+        launch_tiles((heads_first, None, None, turned, None), None, stream, spec, matrices)
     descales = (q_descale, k_descale, v_descale)
     descales = tuple(_leading_modes(x, modes) for x, modes in zip(descales, descale_modes))
-    tensors, numbers = (q, k, values, o, lse), (scale, softcap, left, right)
+    later = None
+    if cutlass.const_expr(config.later_v):
+        later = v, numbers
+    tensors, scalars = (q, k, values, later, o, lse), (scale, softcap, left, right)
     rest = (seqlens, max_q, descales, lists, sinks, counter, max_ctas, stream)
-    attention_sm90_fp8(*tensors, *numbers, *rest, layout=layout, config=config, variant=variant)
+    attention_sm90_fp8(*tensors, *scalars, *rest, layout=layout, config=config, variant=variant)
 
 
 def _leading_modes(descale, modes: int):

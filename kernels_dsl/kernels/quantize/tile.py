@@ -57,13 +57,23 @@ def quantize_tile(
     ceil(K / 128)) and its transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines"
     (L, P, K); for "whole" any L.
     """
-    x = four_modes(x)
-    outputs = tuple(
-        None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
-    )
+    launch_tiles((x, values, scales, turned_values, turned_scales), parts, stream, spec)
+
+
+def launch_tiles(
+    tensors: tuple,
+    parts: cute.Tensor | None,
+    stream,
+    spec: cutlass.Constexpr,
+    matrices: Int32 | None = None,
+) -> None:
+    """`quantize_tile` of the first `matrices` matrices; None: of all."""
+    x, *outputs = (None if t is None else four_modes(t) for t in tensors)
+    if matrices is None:
+        matrices = x.shape[0] * x.shape[1]
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, outputs, parts, tile_divisors(x), spec).launch(
-        grid=[tiles * x.shape[0] * x.shape[1], 1, 1],
+    quantize_tile_kernel(x, tuple(outputs), parts, tile_divisors(x), spec).launch(
+        grid=[tiles * matrices, 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
         preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
@@ -94,6 +104,8 @@ def quantize_tile_kernel(
     if const_expr(spec.early and not spec.of_parts):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+    if const_expr(spec.lets_start):
+        cute.arch.griddepcontrol_launch_dependents()
     load_tile(x, at, origin, (word, lane * VECTOR), elements, spec.key_order)
     if const_expr(spec.early and spec.of_parts):
         cute.arch.griddepcontrol_launch_dependents()

@@ -15,6 +15,8 @@ import torch
 import lowering
 from kernels_dsl.config.attention import (
     DESCALE_KEYS,
+    LATER_NUMBERS,
+    LATER_SHARES,
     Extent,
     Sm90AttentionConfig,
     sm90_fp8_config,
@@ -39,7 +41,7 @@ from kernels_dsl.ops.attention.plan import (
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
-from kernels_dsl.ops.tile_counter import tile_counter
+from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
 ATTENTION = lowering.jit(
     "kernels_dsl.kernels.joint.attention_fp8:attention_fp8_with_transpose", name="attention_sm90_fp8"
@@ -337,13 +339,17 @@ def _plan(
         variant = replace(variant, lists=split)
     else:
         chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent, by_block)
-        chosen = chosen if call.packed else turning_v(chosen, extent)
+        chosen = chosen if call.packed else turning_v(chosen, variant, extent)
     return_lse, config = rest
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device, element_bytes=1)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
         if config.turns_v and (call.packed or config.tile_m > 128):
             reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
+        if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):
+            reason = reason or "later_v must be 0 with packed sequences, block lists, and tile_m below 192"
+        if config.later_v not in range(LATER_SHARES):
+            reason = reason or f"later_v must be from 0 to {LATER_SHARES - 1}"
         if config.watch_sums and (by_block or variant.sinks):
             reason = reason or "watch_sums must be False with sinks, and where blocks of keys have descales"
         if by_block and DESCALE_KEYS % config.tile_n:
@@ -366,7 +372,8 @@ def _plan(
         "descale_modes": tuple(map(_descale_modes, descales)),
     }  # fmt: skip
     heads = (call.heads, call.kv_heads, call.kv_heads)
-    values_step = prepared_for_tma(tensors[2]) if chosen.turns_v else _values_step(call, tensors[2])
+    by_tma = chosen.turns_v or chosen.later_v
+    values_step = prepared_for_tma(tensors[2]) if by_tma else _values_step(call, tensors[2])
     steps = (*map(prepared_for_tma, tensors[:2]), values_step)
     steps += tuple(map(_descale_step, descales, heads))
     shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
@@ -418,6 +425,10 @@ def _launching(
     simple = extras is NO_EXTRAS and not return_lse and not any(steps)
     without_extras = (*scalars, None, max_q, None, None)
 
+    def counters() -> tuple[Any, Any]:
+        numbers = counter_and_workspace(index, 0, LATER_NUMBERS)[0] if chosen.later_v else None
+        return tile_counter(index) if queued else None, numbers
+
     def run(tensors: tuple[Any, ...], extras: Extras) -> Any:
         tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
         q, k, v, *descales = tensors
@@ -425,7 +436,7 @@ def _launching(
         rest: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
             rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
-        rest = (*rest, tile_counter(index) if queued else None, max_ctas)
+        rest = (*rest, *counters(), max_ctas)
         launch(q, k, v, make_turned(), out, lse, *descales, *rest)
         if simple and plan.bare is None:
             plan.bare = bare_of(launch.direct())
@@ -435,7 +446,7 @@ def _launching(
         if kernel is None:
             return None
 
-        fixed = (*without_extras, None, max_ctas)
+        fixed = (*without_extras, None, None, max_ctas)
 
         def alone(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
@@ -444,7 +455,7 @@ def _launching(
 
         def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
-            rest = (*without_extras, tile_counter(index) if queued else None, max_ctas)
+            rest = (*without_extras, *counters(), max_ctas)
             kernel(q, k, v, make_turned(), out, None, *descales, *rest)
             return out
 
