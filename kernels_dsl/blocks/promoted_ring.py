@@ -4,7 +4,8 @@ The tensor cores sum one stage, 128 of K, into a set of partial accumulators, wh
 to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial set is small, since both must
 fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and an instruction's columns.
 Where a tile is one chunk and there are registers for two partial sets, these take turns, and a warpgroup's
-own WGMMAs of the next stage run while it adds. Whether the stage that comes then is full is asked before the
+own WGMMAs of the next stage run while it adds; those of the next tile's first stage run beside the epilogue.
+Whether the stage that comes then is full is asked before the
 additions and used behind them: a warpgroup that asks when it could go on is late.
 """
 
@@ -88,27 +89,67 @@ def by_rows(acc: cute.Tensor) -> cute.Tensor:
 @cute.jit
 def promoted_loop(
     ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
+    full: tuple,  # (state, what `is_full` said of it)
     tiled_mma: cute.TiledMma,
     fragments: tuple,  # acc (MMA, MMA_M, MMA_N), A and B descriptors (MMA, MMA_MN, MMA_K, slots)
     stages: Int32,
     factors: cutlass.Constexpr,
     deep: cutlass.Constexpr,
-    next_turn: cutlass.Constexpr,
-) -> pipeline.PipelineState:
-    """acc = sum over stages of scales * (A @ B of the stage).
+) -> tuple:
+    """acc += sum over stages of scales * (A @ B of the stage). Returns `full` of the stage behind them.
 
-    `factors`: of `chunk_factors`. `deep`: the tile is one chunk, and two partial sets take turns.
-    `next_turn`: None, or what to call at the end.
+    `factors`: of `chunk_factors`. `deep`: the tile is one chunk, and two partial sets take turns. A tile's
+    first stage may have been added before, by `begin_ahead` and `end_ahead`.
     """
-    acc = fragments[0]
-    acc.fill(0.0)
+    state, ready = full
     if const_expr(deep):
-        state = add_overlapped(ring, state, tiled_mma, fragments, stages, factors)
+        if stages > 0:
+            state, ready = add_overlapped(ring, (state, ready), tiled_mma, fragments, stages, factors)
     else:
-        state = add_stages(ring, state, tiled_mma, fragments, stages, factors)
-    if const_expr(next_turn is not None):
-        next_turn()
+        state, ready = add_stages(ring, (state, ready), tiled_mma, fragments, stages, factors)
+    return state, ready
+
+
+@cute.jit
+def begin_ahead(
+    ring: pipeline.PipelineTmaAsync,
+    full: tuple,  # (state, what `is_full` said of it)
+    more: Boolean,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,
+    into: tuple,  # of `overlapped_set`
+    factors: cutlass.Constexpr,
+):
+    """Issues the first stage of the next tile, at `full`, if there are `more` tiles.
+
+    Else the stage before is multiplied again, for nothing: with a branch around matrix instructions that are
+    not waited for, ptxas waits for them where the ways meet.
+    """
+    state, ready = full
+    if more:
+        ring.consumer_wait(state, ready)
+    issue_stage(back(state, 1 - Int32(more)), tiled_mma, fragments, into, factors)
+
+
+@cute.jit
+def end_ahead(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    more: Boolean,
+    acc: cute.Tensor,
+    found: tuple,  # of `overlapped_set`
+    factors: cutlass.Constexpr,
+) -> pipeline.PipelineState:
+    """acc = scales * partial of the stage that `begin_ahead` issued, if there are `more` tiles.
+
+    Returns the next state.
+    """
+    warpgroup.wait_group(0)
+    if more:
+        ring.consumer_release(state)
+        acc.fill(0.0)
+        add_set(acc, found, scales_of(found, factors))
+    state.advance()
     return state
 
 
@@ -121,33 +162,33 @@ def partial_set(tiled_mma: cute.TiledMma) -> cute.Tensor:
 @cute.jit
 def add_stages(
     ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
+    full: tuple,
     tiled_mma: cute.TiledMma,
     fragments: tuple,
     stages: Int32,
     factors: cutlass.Constexpr,
-) -> pipeline.PipelineState:
+) -> tuple:
     """acc += scales * (A @ B of the stage), stage by stage and chunk by chunk, each waited for."""
+    state, ready = full
     partial = partial_set(tiled_mma)
-    ready = is_full(ring, state)
     for _ in cutlass.range(stages, unroll=1):
         state, ready = add_stage(ring, (state, ready), tiled_mma, (*fragments, partial), factors)
-    return state
+    return state, ready
 
 
 @cute.jit
 def add_overlapped(
     ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
+    full: tuple,
     tiled_mma: cute.TiledMma,
     fragments: tuple,
     stages: Int32,
     factors: cutlass.Constexpr,
-) -> pipeline.PipelineState:
+) -> tuple:
     """acc += scales * (A @ B of the stage), where a stage is one chunk: each is added while the next runs."""
     sets = overlapped_set(tiled_mma, factors), overlapped_set(tiled_mma, factors)
-    done = state.clone()
-    state = begin_stage(ring, (state, None), tiled_mma, fragments, sets[0], factors)
+    done = full[0].clone()
+    state = begin_stage(ring, full, tiled_mma, fragments, sets[0], factors)
     ready = is_full(ring, state)
     for _ in cutlass.range((stages - 1) // 2, unroll=1):
         state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
@@ -156,11 +197,18 @@ def add_overlapped(
         done, ready = end_stage(ring, done, fragments[0], sets[1], factors, 1, state)
     if stages % 2 == 0:
         state = begin_stage(ring, (state, ready), tiled_mma, fragments, sets[1], factors)
-        done, _ = end_stage(ring, done, fragments[0], sets[0], factors, 1)
+        done, ready = end_stage(ring, done, fragments[0], sets[0], factors, 1, state)
         end_stage(ring, done, fragments[0], sets[1], factors, 0)
     else:
         end_stage(ring, done, fragments[0], sets[0], factors, 0)
-    return state
+    return state, ready
+
+
+def back(state: pipeline.PipelineState, steps: Int32) -> pipeline.PipelineState:
+    """The state before `state`, which has had one, for 1; the same for 0."""
+    index = state.index - steps
+    index = index + (index >> 31 & state.stages)
+    return pipeline.PipelineState(state.stages, state.count - steps, index, state.phase)
 
 
 def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
@@ -178,17 +226,38 @@ def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tu
     return partial_set(tiled_mma), cute.make_rmem_tensor((count,), Float32) if count else None
 
 
+def scales_of(found: tuple, factors: ChunkFactors | None) -> tuple[list, list]:
+    """(rows' factors, columns' factors) of the scales in `found`, of `overlapped_set`."""
+    return ([], []) if factors is None else factors.of([found[1][i] for i in range(cute.size(found[1]))])
+
+
+def add_set(acc: cute.Tensor, found: tuple, scales: tuple[list, list]) -> None:
+    """acc += scales * partial."""
+    add_chunk(acc[None, 0, 0], found[0], *scales)
+
+
 def begin_stage(
     ring: pipeline.PipelineTmaAsync,
-    full: tuple,  # (state, what `is_full` said of it, or None)
+    full: tuple,  # (state, what `is_full` said of it)
     tiled_mma: cute.TiledMma,
     fragments: tuple,
     into: tuple,  # of `overlapped_set`
     factors: ChunkFactors | None,
 ) -> pipeline.PipelineState:
-    """Issues partial = A @ B of the stage at `full`, reads its scales. Returns the state of the next."""
+    """Waits for the stage at `full` and does `issue_stage`. Returns the state of the next."""
     state, ready = full
     ring.consumer_wait(state, ready)
+    return issue_stage(state, tiled_mma, fragments, into, factors)
+
+
+def issue_stage(
+    state: pipeline.PipelineState,
+    tiled_mma: cute.TiledMma,
+    fragments: tuple,
+    into: tuple,  # of `overlapped_set`
+    factors: ChunkFactors | None,
+) -> pipeline.PipelineState:
+    """Issues partial = A @ B of the stage at `state`, reads its scales. Returns the state of the next."""
     a, b = (x[None, 0, None, state.index] for x in fragments[1:])
     issue_chunk(tiled_mma, into[0], a, b)
     if factors is not None:
@@ -211,11 +280,11 @@ def end_stage(
 
     Returns the next state, and what `is_full` says of `ahead`, if that is given.
     """
-    scales = ([], []) if factors is None else factors.of([found[1][i] for i in range(cute.size(found[1]))])
+    scales = scales_of(found, factors)
     warpgroup.wait_group(newer)
     ring.consumer_release(state)
     ready = None if ahead is None else is_full(ring, ahead)
-    add_chunk(acc[None, 0, 0], found[0], *scales)
+    add_set(acc, found, scales)
     state.advance()
     return state, ready
 

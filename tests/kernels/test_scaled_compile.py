@@ -124,10 +124,11 @@ def test_two_sets_of_accumulators_fit(config, promotion) -> None:
     waves = 1 if config.tile_m == 192 else _waves(config)
     deep = two_partial_sets(config, promotion)
     assert deep == (config in DEEP)
-    # Two sets in turn: one is begun before the loop, two in it and one behind it; each wait is written once.
-    assert entry.count("QGMMA") == 4 * waves * chunks * (4 if deep else 1)
+    # Two sets in turn: one is begun before the loop, two in it, one behind it, and then the next tile's first
+    # stage; each wait is written once.
+    assert entry.count("QGMMA") == 4 * waves * chunks * (5 if deep else 1)
     # One wait a chunk: ptxas has not put the matrix instructions one after the other.
-    assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * (5 if deep else 1)
+    assert entry.count("WARPGROUP.DEPBAR") == waves * chunks * (6 if deep else 1)
     # Scales come to shared memory by one warp's copies; the warpgroups load nothing from global memory.
     assert bool(entry.count("LDGSTS")) == promotion.scaled
     # Those of many rows in one bulk copy, if they are neighbours; a tile's first one is written by itself.

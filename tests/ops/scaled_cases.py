@@ -178,3 +178,18 @@ def check_odd_block_scales(device: str, **forced: Any) -> None:
     exact = reference.scaled_gemm(*arguments, groups=((1, 128), (128, 128))).float()
     assert bool(found[0].isnan().all()) and bool(found[1].isinf().all()) and bool((found[2] == 256).all())
     assert torch.equal(found[1:].nan_to_num(posinf=-1.0), exact[1:].nan_to_num(posinf=-1.0))
+
+
+def check_integers(m: int, n: int, k: int, device: str, blocks: bool, **forced: Any) -> torch.Tensor:
+    """Integers, and scales that are powers of two: of 1x128 and 128x128, or one each. Returns the result."""
+    draw = torch.Generator().manual_seed(m + n + k)
+    a, b = (torch.randint(-4, 5, (rows, k), generator=draw).float().to(E4M3) for rows in (m, n))
+    shapes = ((m, -(-k // 128)), (-(-n // 128), -(-k // 128))) if blocks else ((), ())
+    scales = [torch.randint(-2, 3, shape, generator=draw).float().exp2() for shape in shapes]
+    arguments = [x.to(device) for x in (a, b.mT, scales[0], scales[1].mT if blocks else scales[1])]
+    out = buffers.poisoned((m, n), torch.float32, device=device)
+    scaled_gemm(*arguments, out=out.tensor, **forced)
+    buffers.check_output(out)
+    groups = ((1, 128), (128, 128)) if blocks else None
+    tolerance.check_exact(out.tensor, reference.scaled_gemm(*arguments, groups=groups))
+    return out.tensor

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import scaled_cases
 import torch
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200
 from lowering import emulator
 
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
@@ -38,6 +41,16 @@ def test_generated_cases_in_the_emulator(arch: str, first: int, most: int, kind:
         with emulator.run(arch=arch) as session:
             scaled_cases.run(case, "cpu")
         assert not session.reports, str(case)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_many_tiles_of_one_cta(monkeypatch: pytest.MonkeyPatch, blocks: bool) -> None:
+    """A tile's first K tile is multiplied beside the stores of the one before: 1, 3 and 4 K tiles."""
+    monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=2))
+    with emulator.run(arch="sm_90a") as session:
+        for k in (112, 496) if blocks else (384,):
+            scaled_cases.check_integers(130, 40, k, "cpu", blocks, config=Sm90GemmConfig(64, 16))
+    assert not session.reports
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

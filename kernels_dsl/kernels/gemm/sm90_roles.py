@@ -4,7 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, pipeline
+from cutlass import Boolean, Int32, pipeline
 
 from kernels_dsl.blocks import epilogue as epi
 from kernels_dsl.blocks import tma
@@ -22,7 +22,14 @@ from kernels_dsl.blocks.groups import (
 )
 from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
-from kernels_dsl.blocks.promoted_ring import by_rows, chunk_factors, promoted_loop
+from kernels_dsl.blocks.promoted_ring import (
+    begin_ahead,
+    by_rows,
+    chunk_factors,
+    end_ahead,
+    overlapped_set,
+    promoted_loop,
+)
 from kernels_dsl.blocks.scale_ring import copy_stages, staged_scales
 from kernels_dsl.blocks.scheduler import TileCoord, TileGrid, decode_tile, split_range
 
@@ -159,6 +166,11 @@ def consume(
             state = skip(state, k_tile_count(spec, grid, k_tiles, work))
             work += clusters
     size, cursor = work_items(spec, grid), first_cursor()
+    if cutlass.const_expr(spec.promotion is not None):
+        factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread, problem[2] >> 31)
+        if cutlass.const_expr(spec.ahead):
+            fragments[0].fill(0.0)
+    done, ready = Int32(0), Boolean(False)  # K tiles of the next tile that are summed already
     while work < size:
         at, rows = work_tile(spec, grid, work, cursor)
         cursor = cursor if rows is None else rows.cursor
@@ -171,23 +183,30 @@ def consume(
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         next_turn = pass_turn(group) if spec.pingpong else None
+        work += stride
         if cutlass.const_expr(spec.promotion is None):
             state = main_loop(
                 ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
             )
         else:
-            factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread, problem[2] >> 31)
-            state = promoted_loop(
-                ring, state, mmas[0], fragments, end - first, factors, spec.two_partial_sets, next_turn
+            if cutlass.const_expr(not spec.ahead):
+                fragments[0].fill(0.0)
+            state, ready = promoted_loop(
+                ring, (state, ready), mmas[0], fragments, end - first - done, factors, spec.two_partial_sets
             )
+            if cutlass.const_expr(spec.ahead):
+                ahead = overlapped_set(mmas[0], factors)
+                begin_ahead(ring, (state, ready), work < size, mmas[0], fragments, ahead, factors)
         write = writer(spec, output, sD, where, extent, thread)
         epi.store_tile(
             spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin, extent=extent, sD=sD,
             tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
+        if cutlass.const_expr(spec.ahead):
+            state = end_ahead(ring, state, work < size, fragments[0], ahead, factors)
+            done, ready = Int32(1), Boolean(False)
         if cutlass.const_expr(spec.pingpong):
-            state = skip(state, k_tile_count(spec, grid, k_tiles, work + clusters))
-        work += stride
+            state = skip(state, k_tile_count(spec, grid, k_tiles, work - clusters))
     epi.drain(spec.epilogue, thread)
 
 

@@ -43,6 +43,7 @@ class GemmSpec(Warpgroups):
     mma_n: int  # columns of an instruction: tile_n, or a divisor where partial sums are promoted
     promotion: Promotion | None
     two_partial_sets: bool  # of promoted sums, see `blocks.promoted_ring`
+    ahead: bool  # then: a tile's first stage is multiplied beside the epilogue of the one before
     epilogue: EpiloguePlan
 
     @property
@@ -105,9 +106,12 @@ def make_spec(
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     # Where partial sums were, the epilogue has registers to spare.
     limit = 0 if promotion is None else PROMOTED_EPILOGUE_LIMIT[consumers]
+    deep = two_partial_sets(config, promotion)
+    ahead = deep and mD.element_type.width > 8  # 8-bit results take more registers
     plan = EpiloguePlan(
         (wg_m, config.tile_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major,
-        spare=max(0, limit - accumulator_registers(config)), before=EARLY_REGISTERS[promotion is not None],
+        spare=max(0, limit - accumulator_registers(config) * (2 if ahead else 1)),
+        before=EARLY_REGISTERS[promotion is not None],
         early=EARLY[promotion is not None],
     )  # fmt: skip
     return GemmSpec(
@@ -115,5 +119,5 @@ def make_spec(
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
-        promotion=promotion, two_partial_sets=two_partial_sets(config, promotion), epilogue=plan,
+        promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan,
     )  # fmt: skip
