@@ -9,6 +9,7 @@ import torch
 
 from kernels_dsl.config.bsr import PIECE, PiecesRule, choose, pieces_rule, reads_other_order
 from kernels_dsl.config.bsr_layout import BsrProblem
+from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.ops.bsr.lists import pack_pieces
 from kernels_dsl.ops.bsr.pattern import Lists
 
@@ -46,6 +47,18 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     ):
         chosen = choose(other)
         assert chosen is not None and chosen.tile == (64, 256) and not chosen.kept_stages
+
+
+def test_sampled_tiles_share_rows_where_a_row_has_many_or_an_even_number() -> None:
+    def cluster(extent: int, kept: float) -> int:
+        chosen = choose_sampled((extent, extent), True, True, kept)
+        assert chosen is not None
+        return chosen.cluster
+
+    assert [cluster(64, kept) for kept in (6, 10, 13, 17, 28, 32, 36, 40.5)] == [1, 1, 2, 1, 1, 2, 2, 2]
+    assert [cluster(32, kept) for kept in (24, 64)] == [1, 2]
+    assert [cluster(16, kept) for kept in (24, 51)] == [1, 2]
+    assert cluster(128, 16) == 1
 
 
 def test_stores_by_tma_where_rows_are_aligned() -> None:

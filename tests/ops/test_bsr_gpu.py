@@ -51,6 +51,14 @@ def _random(block=(64, 64), grid=(16, 16), kept=5, pattern="power_law") -> BsrTe
     return bsr_cases.sparse_of(random_bsr(pattern, grid, block, kept, exact=False, device="cuda"))
 
 
+@pytest.mark.sm90
+@pytest.mark.parametrize(("extent", "kept"), [(16, 40), (32, 40), (64, 15)])
+def test_sampled_products_whose_tiles_share_rows(extent: int, kept: int) -> None:
+    """Rows of all lengths, more of them than are worked on together: neighbours' last tiles may be empty."""
+    case = bsr_cases.Case("power_law", (140, 60), (extent, extent), 0, kept=kept, columns_contiguous=True)
+    bsr_cases.run_sampled(case, 328, "cuda")
+
+
 @pytest.mark.parametrize("block", [(16, 16), (64, 64), (128, 128)], ids=str)
 def test_results_repeat_bit_for_bit(block: tuple[int, int]) -> None:
     sparse = _random(block)

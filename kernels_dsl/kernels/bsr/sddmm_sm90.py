@@ -32,7 +32,7 @@ TILE_K = 64
 class SampledSpec(Warpgroups):
     """Static facts of one instance; extents in elements. `subs`: tiles of a block along rows and columns.
 
-    `rows_together`: block rows in a tile.
+    `rows_together`: block rows in a tile. `peers`: CTAs whose tiles are of one block row.
     """
 
     tile_m: int
@@ -43,6 +43,7 @@ class SampledSpec(Warpgroups):
     pingpong: bool
     stages: int
     rows_together: int
+    peers: int
     dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
 
@@ -80,7 +81,8 @@ def make_spec(config: Sm90SampledConfig, block: tuple, dtype, d_dtype) -> Sample
     stages, epi_stages = stages_that_fit(config, 0, stage_bytes, subtile_bytes, most=12)
     return SampledSpec(
         config.tile_m, config.unit_n, config.units, (rows // config.tile_m, block[1] // config.unit_n),
-        wg_m=wg_m, pingpong=pingpong, stages=stages, rows_together=config.rows_together, dtype=dtype,
+        wg_m=wg_m, pingpong=pingpong, stages=stages, rows_together=config.rows_together,
+        peers=config.cluster, dtype=dtype,
         epilogue=EpiloguePlan((wg_m, tile_n), epi_n, epi_stages, d_dtype, True),
     )  # fmt: skip
 
@@ -102,9 +104,9 @@ def sddmm_sm90_entry(
     a (M, K), b (K, N), 16-byte aligned, contiguous in either mode, or with a leading L; values
     (blocks, *block) or (L, blocks, *block), 16-byte aligned, the last two contiguous. lists: rows and first
     entries of chunks, columns (blocks), first entries of block rows (block rows + 1), all int32: chunk i has
-    `config.units` entries from entries[i] on, or as many as its block row still has, perhaps none. Where
-    `config.rows_together` is not 1, a row is so many block rows, and a fifth tensor has what each keeps of
-    an entry: its number among the blocks, or theirs in all.
+    `config.units * config.cluster` entries from entries[i] on, or as many as its block row still has,
+    perhaps none. Where `config.rows_together` is not 1, a row is so many block rows, and a fifth tensor has
+    what each keeps of an entry: its number among the blocks, or theirs in all.
     `operands`: scalars only. `max_ctas`: CTAs that run at one time.
     """
     mA, mB, mV, batch = sampled_views(a, b, values, block)
@@ -118,7 +120,7 @@ def sddmm_sm90_entry(
     d_layout = staged_smem_layout(
         mV.element_type, spec.epilogue.subtile, spec.epilogue.stages, cute.nvgpu.OperandMajorMode.K
     )
-    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, TILE_K))
+    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, TILE_K), spec.peers)
     b_atom, tma_b = tma.make_load_atom(mB, unit_layout, (spec.unit_n, TILE_K))
     # A staging buffer holds one block's rows after another's.
     part = (spec.epilogue.subtile[0] // spec.rows_together, spec.epilogue.subtile[1])
@@ -137,8 +139,9 @@ def sddmm_sm90_entry(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, unit_layout, d_layout, part_layout),
         (a_atom, tma_a, b_atom, tma_b), (d_atom, tma_d, operands or ()), chunks, Int32(work),
     ).launch(
-        grid=(cutlass.max(cutlass.min(max_ctas, Int32(work)), Int32(1)), 1, 1),
+        grid=(spec.peers, cutlass.max(cutlass.min(max_ctas // spec.peers, Int32(work)), Int32(1)), 1),
         block=(spec.threads, 1, 1),
+        cluster=(spec.peers, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
         use_pdl=True,

@@ -56,10 +56,15 @@ def item_of(spec: cutlass.Constexpr, chunks: Chunks, work: Int32, size: Int32) -
     chunk = rest - batch * number
     sub_n, sub_m = sub // spec.subs[0], sub % spec.subs[0]
     row, entry = chunks.rows[chunk], chunks.entries[chunk]
-    count = cutlass.min(chunks.first[row + 1] - entry, Int32(spec.units))
+    left = chunks.first[row + 1] - entry
     k_tiles = cute.ceil_div(chunks.k, spec.tile_k)
-    if count <= 0:
+    if left <= 0:
         k_tiles = Int32(1)
+    if cutlass.const_expr(spec.peers > 1):
+        before = cute.arch.block_idx()[0] * spec.units
+        entry += before
+        left -= before
+    count = cutlass.min(left, Int32(spec.units))
     return Item(row * spec.subs[0] + sub_m, sub_m, sub_n, batch, entry, count, k_tiles)
 
 
@@ -89,7 +94,7 @@ def sddmm_kernel(
     a_layout, b_layout, unit_layout, d_layout, part_layout = smem_layouts
     dtypes = (spec.dtype, spec.dtype, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
-    ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, (a_layout, b_layout, d_layout), (1, 1))
+    ring, (sA, sB, sD), warp = start(spec, atoms, dtypes, (a_layout, b_layout, d_layout), (1, spec.peers))
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(40)
@@ -114,10 +119,13 @@ def produce(
     a_atom, tma_a, b_atom, tma_b = loads
     gA = cute.local_tile(tma_a, (spec.tile_m, spec.tile_k), (None, None, None))
     gB = cute.local_tile(tma_b, (spec.unit_n, spec.tile_k), (None, None, None))
-    tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(1), 0)
+    peer, work, _ = cute.arch.block_idx()
+    tAsA, tAgA = tma.load_partition(
+        a_atom, gA, s_tiles[0], cute.make_layout(spec.peers), peer if spec.peers > 1 else 0
+    )
+    a_mask, _ = tma.multicast_masks((1, spec.peers), (Int32(0), peer))
     tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(1), 0)
-    ctas = cute.arch.grid_dim()[0]
-    work = cute.arch.block_idx()[0]
+    ctas = cute.arch.grid_dim()[1]
     state = producer_state(spec.stages)
     item = item_of(spec, chunks, work, size)
     unit = unit_of_lane(spec, chunks, item)
@@ -126,7 +134,7 @@ def produce(
         work += ctas
         following = item_of(spec, chunks, work, size)
         next_unit = unit_of_lane(spec, chunks, following)
-        load_a = tma.tile_loader(a_atom, tAgA[None, item.tile_m, None, item.batch], tAsA, None)
+        load_a = tma.tile_loader(a_atom, tAgA[None, item.tile_m, None, item.batch], tAsA, a_mask)
         load_b = [
             tma.tile_loader(b_atom, tBgB[None, cute.arch.shuffle_sync(unit, u), None, item.batch], tBsB, None)
             for u in range(spec.units)
@@ -219,12 +227,12 @@ def consume(
     chunks, size = schedule
     sA, sB, sD, parts = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group], s_tiles[3]
     atom_d, mV, operands = output
-    ctas = cute.arch.grid_dim()[0]
+    ctas = cute.arch.grid_dim()[1]
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
 
     state = consumer_state(spec.stages)
-    work, stride = cute.arch.block_idx()[0], ctas
+    work, stride = cute.arch.block_idx()[1], ctas
     if cutlass.const_expr(spec.pingpong):
         stride = ctas * 2
         if group == 1:

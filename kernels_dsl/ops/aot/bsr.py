@@ -78,15 +78,18 @@ def bsr_kernel(
     return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
 
 
-def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: bool) -> Kernel:
+def sampled_kernel(
+    family: str, block: tuple[int, int], dtype: str, columns: bool, kept: int = 1
+) -> Kernel:
     """The sampled product; `columns`: b is a transpose, as in the gradient of the values of A @ B.
+    `kept`: blocks of a block row.
 
     The SM80-class kernel where `family` has none for the block.
     """
     kind = _DTYPES[dtype]
     rows = _meta(_KEPT)
     b = _meta(8 * block[1], _EXTENT, dtype=kind).t() if columns else _meta(_EXTENT, 8 * block[1], dtype=kind)
-    hopper = choose_sampled(block, columns, True) if family == "sm90" else None
+    hopper = choose_sampled(block, columns, True, kept) if family == "sm90" else None
     together = 1 if hopper is None else hopper.rows_together
     args = (
         _meta(8 * block[0], _EXTENT, dtype=kind),
@@ -103,6 +106,7 @@ def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: boo
         constexprs |= {"config": hopper}
     kind_of = "sm80" if hopper is None else "sm90"
     name = f"bsr sddmm {kind_of} {block[0]}x{block[1]} {dtype} {'nt' if columns else 'nn'}"
+    name += " in twos" if hopper is not None and hopper.cluster > 1 else ""
     return name, FUNCTIONS[f"sddmm_{kind_of}"], args, constexprs
 
 
@@ -159,6 +163,8 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
             yield bsr_kernel(family, block, dtype, False, True, bias=True)
             yield sampled_kernel(family, block, dtype, columns=True)
         if family == "sm90":  # other tiles
+            for block in BLOCKS[:3]:
+                yield sampled_kernel(family, block, dtype, columns=True, kept=LARGE)
             for by_column in (False, True):
                 yield bsr_kernel(family, (64, 64), dtype, by_column, False, blocks=LARGE)
     if family == "sm90":

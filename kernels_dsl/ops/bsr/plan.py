@@ -474,10 +474,13 @@ def build_sampled(
     ]
     constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=scaled), "block": block}
     b_k_major = (copies[1] or layouts[1].contiguous) == "column"
-    chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN) if "sm90" in families else None
+    chosen = None
+    if "sm90" in families:
+        kept = pattern.nnz / max(1, pattern.rows)
+        chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN, kept)
     if chosen is not None:
         constexprs |= {"config": chosen}
-        lists = pattern.chunks(chosen.units, chosen.group, chosen.rows_together)
+        lists = pattern.chunks(chosen.units * chosen.cluster, chosen.group, chosen.rows_together)
         launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
     else:
         units = sddmm_units(block)
