@@ -134,6 +134,20 @@ def allocate(stages: int, consumers: int, dtypes: tuple, layouts: tuple, words: 
     )
 
 
+def held_address(tensor: cute.Tensor, swizzle: cute.Swizzle | None = None) -> cute.Tensor:
+    """The same tensor in shared memory, whose pointer has `swizzle`; for tensors at a constant address.
+
+    Of that the compiler would work out a descriptor anew in front of each stage's first matrix instruction,
+    which waits for it. What comes from a shuffle it keeps.
+    """
+    pointer = tensor.iterator
+    address = cute.arch.make_warp_uniform(pointer.toint())
+    kept = cute.make_ptr(
+        pointer.dtype, address, pointer.memspace, assumed_align=pointer.alignment, swizzle_=swizzle
+    )
+    return cute.make_tensor(kept, tensor.layout)
+
+
 def warpgroup_share(spec, tiled_mma: cute.TiledMma, tiles: tuple, thread: Int32, group: Int32) -> tuple:
     """(first row, fragments for `main_loop`) of consumer warpgroup `group`.
 

@@ -20,7 +20,7 @@ from kernels_dsl.blocks.groups import (
     rows_of,
     tile_count,
 )
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
+from kernels_dsl.blocks.operand_ring import held_address, main_loop, pass_turn, start, warpgroup_share
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.promoted_ring import (
     begin_ahead,
@@ -61,7 +61,10 @@ def gemm_kernel(
                 produce_scales(spec, ring, scales, sS[0], *schedule)
     else:
         cute.arch.setmaxregister_increase(spec.registers[1])
-        consume((spec, epilogue), ring, mmas, (sA, sB, sD, *sS), output, schedule, group)
+        kept_b = sB
+        if cutlass.const_expr(spec.promotion is not None):
+            kept_b = held_address(sB, smem_layouts[1].inner)
+        consume((spec, epilogue), ring, mmas, (sA, kept_b, sD, *sS), output, schedule, group)
 
 
 @cute.jit
