@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, pipeline
+from cutlass import Boolean, Int32, pipeline
 
 from .arrive_counts import multicast_release_count
 
@@ -53,6 +53,15 @@ def producer_state(stages: int) -> pipeline.PipelineState:
 def consumer_state(stages: int) -> pipeline.PipelineState:
     """Consumer's position at the start of a ring."""
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, stages)
+
+
+def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
+    """Whether the stage at `state` is full by now: an answer that comes at once.
+
+    `ring.consumer_try_wait` may take some microseconds for its no. Behind the last stage of all, which nobody
+    fills, it would take them in every launch.
+    """
+    return ring.sync_object_full.test_wait(state.index, state.phase)
 
 
 @cute.jit

@@ -2,7 +2,8 @@
 
 The counterpart of `operand_ring.main_loop`. The tensor cores sum one block, or one stage of a long one, into
 partial accumulators, which are then scaled and added to the float32 set. While one warpgroup adds, another's
-WGMMAs run.
+WGMMAs run. What a warpgroup does between its products is in their way: a block's scale is looked up while
+they run, and whether the stage that comes then is full is asked before the additions.
 """
 
 import cutlass
@@ -10,6 +11,8 @@ import cutlass.cute as cute
 from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
+from .pipeline import is_full
+from .promoted_ring import pinned
 from .wgmma import issue_k_tile, issue_product
 
 
@@ -33,10 +36,11 @@ def promoted_blocks(
     pieces, units = shape
     partials = [cute.make_rmem_tensor(total.shape, cutlass.Float32) for _ in range(units)]
     total.fill(0.0)
+    ready = is_full(ring, state)
     for group in cutlass.range(groups, unroll=1):
-        factors = [factor(group * units, unit) for unit in range(units)]
+        factors = []
         for piece in cutlass.range_constexpr(len(pieces)):
-            ring.consumer_wait(state)
+            ring.consumer_wait(state, ready)
             if cutlass.const_expr(units == 1):
                 issue_k_tile(tiled_mma, partials[0], tCrA, tCrB, state.index, False, steps=pieces[piece])
             else:
@@ -44,11 +48,15 @@ def promoted_blocks(
                     slot = state.index * units + unit
                     a, b = tCrA[None, None, None, slot], tCrB[None, None, None, slot]
                     issue_product(tiled_mma, partials[unit], a, b, False)
+            if cutlass.const_expr(piece == 0):
+                factors = [factor(group * units, unit) for unit in range(units)]
             warpgroup.wait_group(0)
             ring.consumer_release(state)
             state.advance()
+            ready = is_full(ring, state)
             for unit in cutlass.range_constexpr(units):
-                total.store(total.load() + partials[unit].load() * factors[unit])
+                for i in cutlass.range_constexpr(cute.size(total)):
+                    total[i] = pinned(total[i] + partials[unit][i] * factors[unit])
     if cutlass.const_expr(next_turn is not None):
         next_turn()
     return state

@@ -22,6 +22,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.config.promotion import RECENT, ScaleTiles, TileScales
 
 from .inline_ptx import inline_ptx
+from .pipeline import is_full
 from .scale_ring import entry
 from .wgmma import WGMMA_M
 
@@ -209,15 +210,6 @@ def back(state: pipeline.PipelineState, steps: Int32) -> pipeline.PipelineState:
     index = state.index - steps
     index = index + (index >> 31 & state.stages)
     return pipeline.PipelineState(state.stages, state.count - steps, index, state.phase)
-
-
-def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
-    """Whether the stage at `state` is full by now: an answer that comes at once.
-
-    `ring.consumer_try_wait` may take some microseconds for its no. Behind the last stage of all, which nobody
-    fills, it would take them in every launch.
-    """
-    return ring.sync_object_full.test_wait(state.index, state.phase)
 
 
 def overlapped_set(tiled_mma: cute.TiledMma, factors: ChunkFactors | None) -> tuple:
