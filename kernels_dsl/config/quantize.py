@@ -141,7 +141,7 @@ def matrix_quantization(
     shape: tuple[int, int, int],
     device: tuple[int, int, bool],
     bytes_each: int,
-    least: tuple[int, int] = (4, 8),
+    least: tuple[int, int] = (2, 8),
 ) -> tuple[MatrixQuantization, int] | None:
     """How `quantize_matrices` takes x of shape (matrices, rows, columns), and its CTAs; None where others do:
     a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read costs little.

@@ -15,7 +15,7 @@ from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, w
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
-from .views import address, divisor, four_modes, maximum
+from .views import address, divisor, four_modes, maximum, store_vector
 
 ABSENT = -1.0
 """A maximum that is not there yet."""
@@ -184,17 +184,27 @@ def once_there(maximum: cute.Pointer) -> Float32:
     return found
 
 
-@cute.jit
-def places(spec: cutlass.Constexpr, number: Int32, row: tuple):
-    """(rows, columns) of this thread's vectors of item `number` of a matrix, which may be behind its end.
+def first_place(spec: cutlass.Constexpr, number: Int32, row: tuple) -> tuple:
+    """(row, vector in it) of this thread's first vector of item `number` of a matrix.
 
     row: all threads' vectors, in whole rows and a rest, and what divides by the vectors of a row.
     """
+    return divmod(number * (spec.vectors * THREADS) + cute.arch.thread_idx()[0], row[2])
+
+
+def straight(spec: cutlass.Constexpr, number: Int32, row: tuple, end: Int32) -> cutlass.Boolean:
+    """Whether a thread's vectors of an item lie below each other, all within the matrix of `end` rows."""
+    _, rest, by_lanes = row
+    return (rest == 0) & ((number + 1) * (spec.vectors * THREADS) <= end * by_lanes.divisor)
+
+
+@cute.jit
+def places(spec: cutlass.Constexpr, number: Int32, row: tuple):
+    """(rows, columns) of this thread's vectors of item `number` of a matrix, which may be behind its end."""
     rows, columns = cute.make_rmem_tensor(spec.vectors, Int32), cute.make_rmem_tensor(spec.vectors, Int32)
     whole, rest, by_lanes = row
     lanes = by_lanes.divisor
-    first = number * (spec.vectors * THREADS) + cute.arch.thread_idx()[0]
-    m, lane = divmod(first, by_lanes)
+    m, lane = first_place(spec, number, row)
     for i in range_constexpr(spec.vectors):
         rows[i], columns[i] = m, lane * VECTOR
         over = Int32(lane + rest >= lanes)
@@ -236,11 +246,17 @@ def matrix_at(tensors: tuple, inner: tuple, number: Int32):
 def fetch(spec: cutlass.Constexpr, sources: tuple, inner: tuple, item: tuple, row: tuple, own: cute.Tensor):
     """Starts the copy of this thread's vectors of an item to own (VECTOR, vectors), 0 behind its matrix."""
     start, pitch = matrix_at(sources, inner, item[0])
-    rows, columns = places(spec, item[1], row)
-    for i in range_constexpr(spec.vectors):
-        there = Int32(16) * Int32(rows[i] < sources[0].shape[2])
-        source = pointer(sources[0], start, rows[i] * pitch + columns[i], 16)
-        cp_async(own[None, i].iterator.align(16), source, 16, there)
+    if straight(spec, item[1], row, sources[0].shape[2]):
+        m, lane = first_place(spec, item[1], row)
+        for i in range_constexpr(spec.vectors):
+            offset = (m * pitch + lane * VECTOR) + row[0] * pitch * i
+            cp_async(own[None, i].iterator.align(16), pointer(sources[0], start, offset, 16), 16, Int32(16))
+    else:
+        rows, columns = places(spec, item[1], row)
+        for i in range_constexpr(spec.vectors):
+            there = Int32(16) * Int32(rows[i] < sources[0].shape[2])
+            source = pointer(sources[0], start, rows[i] * pitch + columns[i], 16)
+            cp_async(own[None, i].iterator.align(16), source, 16, there)
 
 
 def take(own: cute.Tensor, elements: cute.Tensor) -> None:
@@ -259,16 +275,28 @@ def store_item(
     matrix."""
     own, factor, end = conversion
     start, pitch = matrix_at(values, inner, item[0])
-    rows, columns = places(spec, item[1], row)
-    packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
+    if straight(spec, item[1], row, end):
+        m, lane = first_place(spec, item[1], row)
+        for i in range_constexpr(spec.vectors):
+            offset = (m * pitch + lane * VECTOR) + row[0] * pitch * i
+            store_vector(converted(spec, own[None, i], factor), pointer(values[0], start, offset, VECTOR))
+    else:
+        rows, columns = places(spec, item[1], row)
+        for i in range_constexpr(spec.vectors):
+            if rows[i] < end:
+                target = pointer(values[0], start, rows[i] * pitch + columns[i], VECTOR)
+                store_vector(converted(spec, own[None, i], factor), target)
+
+
+def converted(spec: cutlass.Constexpr, own: cute.Tensor, factor: Float32) -> cute.Tensor:
+    """A vector that was fetched, as fp8."""
     vector = cute.make_rmem_tensor(VECTOR, own.element_type)
-    floats = cute.make_rmem_tensor(VECTOR, Float32)
-    for i in range_constexpr(spec.vectors):
-        if rows[i] < end:
-            source = cute.make_tensor(own[None, i].iterator.align(16), cute.make_layout(VECTOR))
-            cute.autovec_copy(source, vector)
-            for v in range_constexpr(VECTOR):
-                floats[v] = widened(vector, v) * factor
-            packed.store(floats.load().to(DTYPES[spec.format]))
-            target = pointer(values[0], start, rows[i] * pitch + columns[i], VECTOR)
-            cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(VECTOR)))
+    cute.autovec_copy(cute.make_tensor(own.iterator.align(16), cute.make_layout(VECTOR)), vector)
+    packed, floats = (
+        cute.make_rmem_tensor(VECTOR, DTYPES[spec.format]),
+        cute.make_rmem_tensor(VECTOR, Float32),
+    )
+    for v in range(VECTOR):
+        floats[v] = widened(vector, v) * factor
+    packed.store(floats.load().to(DTYPES[spec.format]))
+    return packed
