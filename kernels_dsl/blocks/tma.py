@@ -13,19 +13,13 @@ from cutlass.cute.nvgpu import cpasync
 
 
 def make_load_atom(
-    tensor: cute.Tensor,
-    smem_layout: cute.ComposedLayout,
-    tile: tuple[int, int],
-    multicast: int = 1,
-    whole: bool = False,
+    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int], multicast: int = 1
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
     """Descriptor and coordinate tensor for loads of `tile` from `tensor` (MN, K, L).
 
     `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile.
-    `whole`: one CTA loads all of it for those that a mask names.
     """
-    alone = multicast == 1 and not whole
-    op = cpasync.CopyBulkTensorTileG2SOp() if alone else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     one_stage = cute.slice_(smem_layout, (None, None, 0))
     # fp32 goes to the tensor cores as tf32. With this type TMA rounds on its way, to nearest even as an H200
     # shows; with its own, WGMMA would drop the low 13 bits: nearly three times the error.

@@ -17,7 +17,9 @@ COPY_USES = 30
 SMALL_BLOCK = 64
 """Blocks with fewer rows than WGMMA's M go on its N."""
 WIDE_ITEMS = 400
-"""Tiles of 64 x 1024 from which on a CTA's tile may be 64 x 512."""
+"""Tiles of 64 x 1024 from which on a CTA's tile may be 64 x 512; and of any two CTAs in a pair."""
+PAIRED_K_MAJOR = (32, 48)
+"""Rows of small blocks that come in pairs where the dense matrix is contiguous along K."""
 KEPT_STAGES = 4
 """Stages of 64 x 64 of kept blocks in a ring of their own."""
 LONG_LIST = 1400
@@ -178,14 +180,24 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(
             tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES,
-            pairs=_goes_in_pairs(problem, blocked // tile_s),
+            pairs=problem.block_mn == tile_s and _goes_in_pairs(problem, blocked // tile_s),
         )  # fmt: skip
-    return replace(
+    chosen = replace(
         _tiles(problem, on_m, tile_s, kept_k),
         unit_k=unit_k,
         units=_units(unit_k, on_m),
         epi_tma=epi_tma,
     )
+    if problem.block_mn in PAIRED_K_MAJOR and _shares_along_k(problem, chosen, blocked // tile_s):
+        return replace(chosen, cluster_x=2, pairs=True)
+    return chosen
+
+
+def unpaired(config: Sm90BsrConfig) -> Sm90BsrConfig:
+    """The configuration for the same problem with each list for itself."""
+    if not config.pairs:
+        return config
+    return replace(config, pairs=False, cluster_x=2 if config.sparse_on_m else 1)
 
 
 def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
@@ -199,9 +211,19 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
 
 
 def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
-    """Whether block rows with 64 rows each are looked through for pairs that share columns."""
-    columns = problem.k // problem.block_k
-    return problem.block_mn == 64 and 2 <= rows <= PAIR_ROWS and columns <= PAIR_COLUMNS
+    """Whether block rows can be looked through for pairs that share columns."""
+    return 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
+
+
+def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bool:
+    """Whether pairs of small blocks gain: where the dense matrix is contiguous along K, whose loads are many.
+
+    6 to 16 % on an H200; in the other order they lose.
+    """
+    tiles = -(-problem.other // config.tile_x)
+    if not problem.dense_k_major or problem.block_k < 2 * MMA_K or tiles % 2:
+        return False
+    return _goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
 
 
 def _stores_by_tma(problem: BsrProblem) -> bool:

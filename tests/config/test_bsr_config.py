@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from kernels_dsl.config.bsr import PIECE, PiecesRule, choose, pieces_rule, reads_other_order
+from kernels_dsl.config.bsr import PIECE, PiecesRule, choose, pieces_rule, reads_other_order, unpaired
 from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.ops.bsr.lists import pack_pieces
@@ -47,6 +47,21 @@ def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:
     ):
         chosen = choose(other)
         assert chosen is not None and chosen.tile == (64, 256) and not chosen.kept_stages
+
+
+def test_small_blocks_come_in_pairs_where_the_dense_matrix_is_contiguous_along_k() -> None:
+    large = BsrProblem(8192, 8192, 8192, 64 * 256, 32, 32, dense_left=True, dense_k_major=True)
+    pairs = choose(large)
+    assert pairs is not None and pairs.pairs and pairs.tile == (256, 32) and pairs.cluster == (1, 2)
+    assert unpaired(pairs).cluster == (1, 1) and not unpaired(pairs).pairs
+    others = [
+        replace(large, dense_k_major=False),
+        replace(large, m=8192 - 256),  # the last pair's second tile would be empty
+        replace(large, m=512, n=8192),
+        replace(large, block_mn=16),
+        replace(large, block_k=16),
+    ]
+    assert not any(chosen.pairs for chosen in map(choose, others) if chosen is not None)
 
 
 def test_sampled_tiles_share_rows_where_a_row_has_many_or_an_even_number() -> None:

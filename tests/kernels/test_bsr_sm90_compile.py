@@ -89,12 +89,15 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool, dtypes: tupl
     assert entry.instructions[product] == steps * config.units * waves  # one group, no peeled copy of it
 
 
-def test_wide_tiles() -> None:
+@pytest.mark.parametrize(("extent", "left"), [(64, False), (32, True)])
+def test_lists_in_pairs(extent: int, left: bool) -> None:
+    """Blocks of 64 have wide tiles, two loads each of the dense matrix for one CTA and for two."""
     for by_column in (False, True):
         name, function, args, constexprs = bsr_kernel(
-            "sm90", (64, 64), "bf16", by_column, False, bias=True, blocks=LARGE
+            "sm90", (extent, extent), "bf16", by_column, left, bias=True, blocks=LARGE
         )
-        assert constexprs["config"].tile == (64, 512)
+        assert constexprs["config"].pairs
+        assert constexprs["config"].tile == ((256, 32) if left else (64, 512))
         (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
         assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: spills"
         assert entry.count("HGMMA") and entry.count("UTMASTG")
@@ -127,7 +130,7 @@ def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
 def test_kernels_ahead_of_time_have_names_of_their_own() -> None:
     for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80")):
         names = [name for name, *_ in iter_bsr(arch)]
-        assert len(names) == len(set(names)) == (122 if family == "sm90" else 64)
+        assert len(names) == len(set(names)) == (126 if family == "sm90" else 64)
         assert all(f" {family} " in name or " sddmm " in name for name in names)
         assert sum("e4m3" in name for name in names) == 4
     assert len(list(iter_bsr("sm_86"))) == 60

@@ -166,6 +166,20 @@ def test_wide_tiles(pattern: str, transposed: bool) -> None:
     assert torch.equal(out, factor.to_dense().float() @ b.float())
 
 
+@pytest.mark.sm90
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("extent", [32, 48])
+def test_small_blocks_in_pairs(extent: int, transposed: bool) -> None:
+    """X A and X Aᵀ, with a last tile that D does not fill; integers, bit for bit."""
+    sparse = random_bsr("power_law", (130, 130), (extent, extent), 13, seed=8, device="cuda")
+    factor = bsr_cases.sparse_of(sparse)
+    factor = factor.t() if transposed else factor
+    x = torch.randint(-3, 4, (2000, 130 * extent), device="cuda").to(BF16)
+    out = torch.full((2000, 130 * extent), float("nan"), device="cuda", dtype=torch.float32)
+    bsr_gemm(x, factor, out=out)
+    assert torch.equal(out, x.float() @ factor.to_dense().float())
+
+
 def test_launches_on_several_streams_at_a_time() -> None:
     """Each stream has its own counter of work items, a graph one of its own, ready for the next launch."""
     sparse = _random((64, 64), (48, 40), 9)

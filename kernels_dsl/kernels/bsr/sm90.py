@@ -29,7 +29,7 @@ from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
 from .sm90_roles import bsr_kernel
-from .sm90_spec import make_spec
+from .sm90_spec import PAIR, make_spec
 
 PANELS_BYTES = 6 << 20
 """Of the dense matrix, worked on together. 24 MB cost 5 to 15 % with blocks of 64 rows and less (H200)."""
@@ -65,9 +65,12 @@ def bsr_sm90(
     b_layout = staged_smem_layout(b_dtype, b_tile, slots * spec.shares_n, b_major)
     d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
     d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)
-    a_atom, tma_a = tma.make_load_atom(mA, a_layout, a_tile, spec.cluster[1])
+    a_atom, tma_a = tma.make_load_atom(mA, a_layout, a_tile, 1 if spec.pairs else spec.cluster[1])
     b_atom, tma_b = tma.make_load_atom(mB, b_layout, b_tile, 1 if spec.pairs else spec.cluster[0])
-    shared_atom = tma.make_load_atom(mB, b_layout, b_tile, whole=True)[0] if spec.pairs else None
+    shared_atom, tma_shared = None, None
+    if cutlass.const_expr(spec.pairs):
+        x_layout, x_tile = (b_layout, b_tile) if config.sparse_on_m else (a_layout, a_tile)
+        shared_atom, tma_shared = tma.make_load_atom(mX, x_layout, x_tile, PAIR)
     d_atom, tma_d = None, mD
     if cutlass.const_expr(spec.epilogue.use_tma):
         d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
@@ -89,7 +92,8 @@ def bsr_sm90(
     ends = (cute.size(mS, mode=[2]), cute.size(mX, mode=[2]))
     kernel = bsr_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b, shared_atom), (d_atom, tma_d, () if operands is None else operands),
+        (a_atom, tma_a, b_atom, tma_b, shared_atom, tma_shared),
+        (d_atom, tma_d, () if operands is None else operands),
         (*lists, ends, (mD.shape[0], mD.shape[1], mD.shape[2]), scales), grid,
     )  # fmt: skip
     kernel.launch(

@@ -35,8 +35,8 @@ from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_
 from kernels_dsl.blocks.promoted_blocks import promoted_blocks
 from kernels_dsl.config.bsr import PIECE, SHARED
 
-BOTH = 3
-"""Mask of the CTAs of a pair."""
+from .sm90_spec import PAIR
+
 ASK, LOOK_UP, PASS_ON = 10, 6, 4
 """Groups before the end of a list at which the next item is taken, looked up and passed on."""
 
@@ -98,37 +98,46 @@ def tile_numbers(spec: cutlass.Constexpr, item: ListItem, panels: Int32) -> tupl
     panel = item.panel & (PIECE - 1) if cutlass.const_expr(spec.split) else item.panel
     batch = panel // panels
     if cutlass.const_expr(spec.pairs):
-        number, part = of_pair(item.tile, rank_m)
-        return number, (panel - batch * panels) * 2 + part, batch
+        number, part = of_pair(item.tile, rank_m + rank_n)
+        x = (panel - batch * panels) * PAIR + part
+        m, n = (number, x) if spec.sparse_on_m else (x, number)
+        return m, n, batch
     m, n = item.tile, panel - batch * panels
     if cutlass.const_expr(not spec.sparse_on_m):
         m, n = n, m
     return m * spec.cluster[0] + rank_m, n * spec.cluster[1] + rank_n, batch
 
 
-def b_loader(spec, atoms: tuple, parts: tuple, place: tuple, peer: tuple) -> Callable[..., None]:
-    """`load((piece, block), slot, barrier)` of B in all shares of a tile, at `place` = (tile along N, batch).
-
-    `parts` of this CTA in shared and global memory, `atoms` for itself and for both CTAs of a pair; `peer`:
-    its row in the cluster, and the mask of those for whom it loads.
-    """
-    (atom, shared_atom), (tBsB, tBgB), (n, batch), (rank, mask) = atoms, parts, place, peer
-
-    def share_loader(atom, i, mask):
-        part = cute.group_modes(tBgB[None, n * spec.shares_n + i, None, None, batch], 1, 3)
-        return tma.tile_loader(atom, part, tBsB, mask)
-
-    own = [share_loader(atom, i, mask) for i in range(spec.shares_n)]
+def shared_parts(spec, load: tuple, s_tiles: tuple, rank: Int32):
+    """What CTA `rank` of a pair loads for both, in shared and global memory; None without pairs."""
     if not spec.pairs:
+        return None
+    atom, coordinates = load
+    tile = (spec.wg_n, spec.unit_k) if spec.sparse_on_m else (spec.tile_m, spec.kept_k)
+    gX = cute.local_tile(coordinates, tile, (None, None, None, None))
+    sX = s_tiles[1 if spec.sparse_on_m else 0]
+    return tma.load_partition(atom, gX, sX, cute.make_layout(PAIR), rank)
 
-        def load(of_b: tuple, slot: Int32, full: cute.Pointer) -> None:
-            for i, load_share in enumerate(own):
-                load_share(of_b, slot * spec.shares_n + i, full)
 
-        return load
+def share_loaders(atom: cute.CopyAtom, parts: tuple, place: tuple, count: int, mask) -> list[Callable]:
+    """`load((piece, block), slot, barrier)` of each of `count` tiles from `place` = (tile, batch) on.
 
-    for_both = share_loader(shared_atom, rank, cutlass.Int16(BOTH))
-    return lambda of_b, slot, full: load_of_pair(own, for_both, of_b[0], of_b[1], slot, rank, full)
+    `parts` of this CTA in shared and global memory; `mask`: the CTAs that it loads for.
+    """
+    (s_part, g_part), (tile, batch) = parts, place
+    return [
+        tma.tile_loader(atom, cute.group_modes(g_part[None, tile + i, None, None, batch], 1, 3), s_part, mask)
+        for i in range(count)
+    ]
+
+
+def load_shares(own: list[Callable], for_both: list[Callable] | None, place: tuple, slot: Int32, full):
+    """Of an operand `place` = (piece, block) to `slot`; `for_both`: None, or loads of what a pair shares."""
+    if for_both is not None:
+        load_of_pair(own, for_both, place[0], place[1], slot, full)
+        return
+    for i, load in enumerate(own):
+        load(place, slot * len(own) + i, full)
 
 
 @cute.jit
@@ -138,12 +147,12 @@ def load_of_pair(
     piece: cutlass.Constexpr,
     block: Int32,
     slot: Int32,
-    rank: Int32,
     full: cute.Pointer,
 ):
-    """All of B's stage; or of what both CTAs of a pair need, the share that number `rank` loads for both."""
+    """All of a stage for this CTA; or of what both need, this CTA's part for both."""
     if block >= SHARED:
-        for_both((piece, block - SHARED), slot * len(own) + rank, full)
+        for i in cutlass.range_constexpr(len(own)):
+            for_both[i]((piece, block - SHARED), slot * len(own) + i, full)
     else:
         for i in cutlass.range_constexpr(len(own)):
             own[i]((piece, block), slot * len(own) + i, full)
@@ -165,7 +174,7 @@ def produce(
     before: what it reads on the way has arrived when it is needed.
     """
     ring, queue = rings
-    a_atom, tma_a, b_atom, tma_b, shared_atom = loads
+    a_atom, tma_a, b_atom, tma_b, shared_atom, tma_shared = loads
     lists, counter, _, ends, _, _ = pattern
     if cutlass.const_expr(spec.split):
         grid = grid._replace(tiles=lists.heavy[1] * spec.sub_clusters)
@@ -173,14 +182,16 @@ def produce(
     gA = cute.local_tile(tma_a, (spec.tile_m, spec.kept_k), (None, None, None, None))
     gB = cute.local_tile(tma_b, (spec.wg_n, spec.unit_k), (None, None, None, None))
     # (bMN, bK, restMN, pieces, blocks, L)
-    tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
-    peers = (1, Int32(0)) if spec.pairs else (spec.cluster[0], rank_m)
-    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(peers[0]), peers[1])
-    a_mask, b_mask = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
+    peers, rank = ((1, 1), (Int32(0), Int32(0))) if spec.pairs else (spec.cluster, (rank_m, rank_n))
+    parts_a = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(peers[1]), rank[1])
+    parts_b = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(peers[0]), rank[0])
+    a_mask, b_mask = tma.multicast_masks(peers, rank)
+    in_cluster = rank_m + rank_n
+    parts_shared = shared_parts(spec, (shared_atom, tma_shared), s_tiles, in_cluster)
 
     clusters = cute.arch.grid_dim()[2]
     sub_tiles, cluster_size = spec.sub_clusters, spec.cluster[0] * spec.cluster[1]
-    leader = rank_m + rank_n == 0
+    leader = in_cluster == 0
     heavy = lists.heavy[0]
     state = producer_state(spec.stages)
     sent, received = producer_state(item_queue.STAGES), consumer_state(item_queue.STAGES)
@@ -194,7 +205,7 @@ def produce(
     sent.advance()
     received.advance()
     if cutlass.const_expr(spec.pairs):
-        item = entries_of_pair(item, rank_m, ends[0])
+        item = entries_of_pair(item, in_cluster, ends[0])
     dense, kept = entries_of_lane(lists, item.begin, item.end, ends)
     while item.tile >= 0:
         if cutlass.const_expr(not spec.asks_late):
@@ -206,10 +217,14 @@ def produce(
             m = s_tile
         else:
             n = s_tile
-        load_a = tma.tile_loader(
-            a_atom, cute.group_modes(tAgA[None, m, None, None, batch], 1, 3), tAsA, a_mask
-        )
-        load_b = b_loader(spec, (b_atom, shared_atom), (tBsB, tBgB), (n, batch), (rank_m, b_mask))
+        n *= spec.shares_n
+        load_a = share_loaders(a_atom, parts_a, (m, batch), 1, a_mask)
+        load_b = share_loaders(b_atom, parts_b, (n, batch), spec.shares_n, b_mask)
+        shared_a, shared_b = None, None
+        if cutlass.const_expr(spec.pairs):
+            x = (n if spec.sparse_on_m else m, batch)
+            both = share_loaders(shared_atom, parts_shared, x, spec.shares_n, cutlass.Int16((1 << PAIR) - 1))
+            shared_a, shared_b = (None, both) if spec.sparse_on_m else (both, None)
         groups = group_count(item, spec.units)
         at = item.begin
         while groups > 0:
@@ -236,7 +251,7 @@ def produce(
                     sent.advance()
                     received.advance()
                     if cutlass.const_expr(spec.pairs):
-                        item = entries_of_pair(item, rank_m, ends[0])
+                        item = entries_of_pair(item, in_cluster, ends[0])
                     next_dense, next_kept = entries_of_lane(lists, item.begin, item.end, ends)
                 for piece in cutlass.range_constexpr(len(spec.pieces)):
                     ring.producer_acquire(state)
@@ -248,8 +263,8 @@ def produce(
                         of_a, of_b = (of_kept, of_dense) if spec.sparse_on_m else (of_dense, of_kept)
                         slot = state.index * spec.units + unit
                         if cutlass.const_expr(not spec.two_rings):
-                            load_a(of_a, slot, full)
-                        load_b(of_b, slot, full)
+                            load_shares(load_a, shared_a, of_a, slot, full)
+                        load_shares(load_b, shared_b, of_b, slot, full)
                     ring.producer_commit(state)
                     state.advance()
             groups -= here

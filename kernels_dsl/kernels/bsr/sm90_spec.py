@@ -14,6 +14,8 @@ MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
+PAIR = 2
+"""CTAs of a cluster that takes two lists."""
 LATE_GROUP = 32 << 10
 """Bytes of a group from which on the next work item is taken late."""
 
@@ -122,8 +124,8 @@ def make_spec(
         raise ValueError(f"units is {config.units}, must be 1 where a block takes {count} loads")
     if config.kept_stages and (config.units > 1 or tile_n <= MOST_N or config.cluster_s > 1):
         raise ValueError(f"kept_stages is {config.kept_stages}, must be 0 but for tiles above 64 x {MOST_N}")
-    if config.pairs and (not config.kept_stages or config.cluster_x != 2 or block > tile_m or config.split):
-        raise ValueError(f"pairs is True, must be False but for whole lists in a ring of two: {config}")
+    if config.pairs and (config.cluster_x != 2 or block != config.tile_s or config.split):
+        raise ValueError(f"pairs is True, must be False but for whole lists and blocks in twos: {config}")
     step = MMA_K_BYTES // element_bytes
     pieces = tuple(-(-min(config.unit_k, block_k - i * config.unit_k) // step) for i in range(count))
     pingpong = config.schedule.name == "PINGPONG"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import PAIR_COLUMNS, Sm90BsrConfig, choose
+from kernels_dsl.config.bsr import PAIR_COLUMNS, Sm90BsrConfig, choose, unpaired
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
@@ -59,7 +59,7 @@ def bsr_kernel(
     lists: tuple[Any, ...]
     lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None, None)
     if split and isinstance(config, Sm90BsrConfig):
-        config = replace(config, split=True, pairs=False)
+        config = replace(unpaired(config), split=True)
         lists = (_meta(4 + blocks * 4 + 3 * _KEPT), _meta(_SMS), _meta(_EXTENT, dtype=torch.float32))
     dense = _meta(_EXTENT, inner, dtype=kind) if dense_left else _meta(inner, _EXTENT, dtype=kind)
     operands = (_meta(size[1], dtype=kind),) if bias else None
@@ -167,5 +167,6 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
                 yield sampled_kernel(family, block, dtype, columns=True, kept=LARGE)
             for by_column in (False, True):
                 yield bsr_kernel(family, (64, 64), dtype, by_column, False, blocks=LARGE)
+                yield bsr_kernel(family, (32, 32), dtype, by_column, True, blocks=LARGE)
     if family == "sm90":
         yield from pair_kernels(arch)

@@ -17,6 +17,7 @@ from kernels_dsl.config.bsr import (
     pieces_memory,
     pieces_rule,
     reads_other_order,
+    unpaired,
 )
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
@@ -286,8 +287,8 @@ def build(
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):
             longest = pattern.longest[1 if call.by_column else 0]
-            rule = pieces_rule(problem, chosen, target.device.sm_count, longest)
-        chosen = replace(chosen, split=rule is not None, pairs=chosen.pairs and rule is None)
+            rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
+        chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
     modes = tuple(spec.modes for spec in gemm.operands)
     turned = fp8 and call.by_column  # blocks are transposed beforehand
