@@ -23,6 +23,7 @@ class GroupedGrid(NamedTuple):
     offsets: cute.Tensor  # (groups) int32
     rows: Int32  # of all groups
     n: Int32  # cluster tiles along N
+    shared: None = None  # as `scheduler.TileGrid` has it
 
     def most(self, tile_m: int) -> Int32:
         """Cluster tiles of `tile_m` rows at most, whatever the offsets."""

@@ -57,6 +57,13 @@ class GridDivisors(NamedTuple):
     """Tiles of the inner mode in the last group."""
 
 
+class SharedTiles(NamedTuple):
+    """The first `tiles` cluster tiles, K tile after K tile: `share` of these for each cluster."""
+
+    tiles: Int32
+    share: Int32
+
+
 class TileGrid(NamedTuple):
     """Extent of the problem in cluster tiles, batches and splits."""
 
@@ -66,6 +73,8 @@ class TileGrid(NamedTuple):
     splits: int
     divisors: GridDivisors | None = None
     """Where `decode_tile` is called with one group and order."""
+    shared: SharedTiles | None = None
+    """Tiles that are cut along K; their sums are those of `blocks.shared_tiles`."""
 
     @property
     def size(self) -> Int32:
@@ -135,3 +144,52 @@ def split_range(k_tiles: Int32, split: Int32, splits: cutlass.Constexpr) -> tupl
     if cutlass.const_expr(splits == 1):
         return Int32(0), k_tiles
     return k_tiles * split // splits, k_tiles * (split + 1) // splits
+
+
+@cute.jit
+def first_work(grid: TileGrid, cluster: Int32, k_tiles: Int32) -> Int32:
+    """Number of the first cluster tile that `cluster` works on."""
+    work = cluster
+    if cutlass.const_expr(grid.shared is not None):
+        begin, tiles = cluster * grid.shared.share, grid.shared.tiles
+        work = tiles + cluster
+        if begin < tiles * k_tiles:
+            work = begin // k_tiles
+    return work
+
+
+@cute.jit
+def next_work(grid: TileGrid, work: Int32, cluster: Int32, clusters: Int32, k_tiles: Int32) -> Int32:
+    """The one after cluster tile `work`."""
+    following = work + clusters
+    if cutlass.const_expr(grid.shared is not None):
+        tiles = grid.shared.tiles
+        end = cutlass.min((cluster + 1) * grid.shared.share, tiles * k_tiles)
+        if work < tiles:
+            following = tiles + cluster
+            if (work + 1) * k_tiles < end:
+                following = work + 1
+    return following
+
+
+@cute.jit
+def k_range(grid: TileGrid, work: Int32, cluster: Int32, k_tiles: Int32) -> tuple[Int32, Int32]:
+    """First and past-the-last K tile that `cluster` does of cluster tile `work`."""
+    first, end = Int32(0), k_tiles
+    if cutlass.const_expr(grid.shared is not None):
+        if work < grid.shared.tiles:
+            begin = cluster * grid.shared.share - work * k_tiles
+            first, end = cutlass.max(begin, Int32(0)), cutlass.min(begin + grid.shared.share, k_tiles)
+    return first, end
+
+
+@cute.jit
+def piece_of(grid: TileGrid, work: Int32, cluster: Int32, k_tiles: Int32) -> tuple[Int32, Int32, Int32]:
+    """(number of a shared tile's first piece, how many it has, which of them is `cluster`'s).
+
+    Along the K tiles each next piece has another tile or another cluster, so their sum numbers the pieces.
+    """
+    share = grid.shared.share
+    first = work * k_tiles // share
+    last = ((work + 1) * k_tiles - 1) // share
+    return work + first, last - first + 1, cluster - first

@@ -88,12 +88,21 @@ def scale_bytes(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[in
     return 4 * tiles.floats, 4 * tiles.few * RECENT
 
 
+def sm90_beside_stages(config: Sm90GemmConfig, promotion: Promotion | None) -> tuple[int, int]:
+    """Shared memory beside tiles and mbarriers: of each stage, and of all together. `promotion` as above.
+
+    Scales, and a flag of each warpgroup where sums of pieces of tiles are added up.
+    """
+    staged, together = scale_bytes(config, promotion)
+    return staged, together + (8 * sm90_consumers(config) if config.stream_k else 0)
+
+
 def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: int) -> int:
     """Shared memory before the tiles: mbarriers, and the scales of `stages` stages."""
     promotion = problem.promotion
     if promotion is not None and config.turned:
         promotion = promotion.swapped()
-    staged, beside = scale_bytes(config, promotion)
+    staged, beside = sm90_beside_stages(config, promotion)
     needed = stages * (16 + staged) + beside
     return max(1, -(-needed // SM90_RESERVED_SMEM)) * SM90_RESERVED_SMEM
 
@@ -174,6 +183,17 @@ def _why_not_grouped(config: GemmConfig) -> str | None:
     return None
 
 
+def _why_not_stream_k(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
+    """Pieces of tiles along K are added up by warpgroups that share tiles, of 64 rows each."""
+    if config.schedule is Schedule.PINGPONG or config.tile_m == 256:
+        return (
+            f"stream_k with tile_m {config.tile_m}, {config.schedule.value}: must be cooperative, 192 at most"
+        )
+    if config.split_k > 1 or problem.grouped:
+        return "stream_k cuts tiles along K itself: no split_k and no groups of rows beside it"
+    return None
+
+
 def _sm90_accumulator_limit(config: Sm90GemmConfig, problem: GemmProblem) -> int:
     limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
     if config.split_k > 1:
@@ -206,6 +226,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         config, promotion.swapped() if config.turned else promotion
     ):
         return f"{registers} accumulator registers a thread leave too few for partial sums"
+    if config.stream_k and (reason := _why_not_stream_k(config, problem)) is not None:
+        return reason
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"

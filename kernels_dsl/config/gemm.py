@@ -38,6 +38,7 @@ class Sm90GemmConfig:
     64 rows times 1 to 4 in a tile, N any multiple of 16, so this may cut a D better.
     `raster_group` is the number of tiles (along the other mode) that are visited together so that
     their operands stay in L2; `raster_along_m` says that M is the mode that varies within a group.
+    `stream_k`: tiles that would leave SMs idle in the last wave are cut along K into equal shares for all.
     """
 
     tile_m: int
@@ -52,6 +53,7 @@ class Sm90GemmConfig:
     raster_along_m: bool = True
     split_k: int = 1
     turned: bool = False
+    stream_k: bool = False
 
     family = "sm90"
 

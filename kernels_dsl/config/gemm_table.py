@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kernels_dsl.config.budget import why_not
+from kernels_dsl.config.budget import two_partial_sets, why_not
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
+from kernels_dsl.config.stream_k import shares
 
 LINE_BYTES = 128  # of L2; the K extent of a tile is as long
 L2_BYTES = 60 << 20  # of an H200; what the constants below were fitted with
@@ -31,7 +32,8 @@ class Model:
     converts and stores. `tile_start`: filling the pipeline at a tile that nothing overlaps. `reduce`: the
     second kernel of split-K, before the bytes it moves. `split_lines`: what loads cost where rows of K do not
     start on lines of L2, so that each row of a tile takes two. `beyond_l2`: what they cost where A, B and D
-    together are larger than L2.
+    together are larger than L2. `stream`: what tiles cut along K for an even last wave cost, in sums and in
+    loads that others do not share.
     """
 
     sm_flops: float
@@ -44,6 +46,7 @@ class Model:
     reduce: float
     split_lines: float = 1.0
     beyond_l2: float = 1.0
+    stream: float = 1.5e-5
 
 
 MODELS = {
@@ -285,6 +288,8 @@ def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Ca
             config = adapted(replace(candidate.config, split_k=split), problem)
             if why_not(config, problem, device) is None:
                 yield replace(candidate, config=config)
+                if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
+                    yield replace(candidate, config=replace(config, stream_k=True))
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -313,6 +318,18 @@ def _split_pays(config: GemmConfig, problem: GemmProblem, device: Device, split:
     """Splitting K makes sense where tiles leave SMs idle and each split keeps a few K tiles."""
     tiles = problem.l * _ceil_div(problem.m, config.tile_m) * _ceil_div(problem.n, config.tile_n)
     return tiles * split <= 2 * device.sm_count and problem.k >= 256 * split
+
+
+def _cutting_pays(config: Sm90GemmConfig, problem: GemmProblem, device: Device) -> bool:
+    """Whether tiles may be cut along K for an even last wave: where that was measured to help.
+
+    Where sums are promoted, without scales of 128 of K, of tiles with two sets of them, behind a wave of
+    whole tiles.
+    """
+    if problem.promotion is None or problem.promotion.scaled or problem.grouped or config.split_k > 1:
+        return False
+    found = shares(config, problem, device.sm_count)
+    return found.tiles > found.clusters // 4 and two_partial_sets(config, problem.promotion)
 
 
 def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> float:
@@ -349,6 +366,8 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     if getattr(config, "schedule", None) is Schedule.PINGPONG:
         # The other warpgroup computes meanwhile; only the last tile's epilogue shows.
         compute = waves * max(mainloop, finish) + finish + model.tile_start
+    elif getattr(config, "stream_k", False):
+        compute = tiles / slots * (mainloop + finish + model.tile_start) + model.stream
     else:
         compute = waves * (mainloop + finish + model.tile_start)
     padded_flops = 2 * config.tile_m * config.tile_n * k * tiles

@@ -53,6 +53,17 @@ def test_many_tiles_of_one_cta(monkeypatch: pytest.MonkeyPatch, blocks: bool) ->
     assert not session.reports
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+def test_tiles_cut_along_k(monkeypatch: pytest.MonkeyPatch, blocks: bool) -> None:
+    """Sums of pieces of tiles that three clusters share, two or three of them in a tile."""
+    monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=6 if blocks else 3))
+    config = Sm90GemmConfig(128, 16, cluster_m=2) if blocks else Sm90GemmConfig(64, 16)
+    with emulator.run(arch="sm_90a") as session:
+        for n in (16, 32, 60):
+            scaled_cases.check_integers(200, n, 640, "cpu", blocks, config=replace(config, stream_k=True))
+    assert not session.reports
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_fp8_results_saturate(dtype: torch.dtype) -> None:
     """Large values and infinities become the largest of their sign; NaN stays."""

@@ -92,6 +92,42 @@ def test_every_configuration_is_exact(config: Sm90GemmConfig, scales: str) -> No
     tolerance.check_exact(out.tensor, 4 * scale_a[:, :1].double() * (a.double() @ b.double()))
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize(("cluster", "tile_m"), [((2, 1), 128), ((1, 1), 64), ((1, 2), 128)], ids=str)
+def test_tiles_cut_along_k(cluster: tuple[int, int], tile_m: int, blocks: bool) -> None:
+    """Exact sums of pieces: of a wave more, of less than a wave, and of tiles that end beyond D."""
+    config = Sm90GemmConfig(tile_m, 128, cluster_m=cluster[0], cluster_n=cluster[1], stream_k=True)
+    for m, n, k in ((4096, 2176, 1024), (1000, 776, 4000), (4096, 4096, 2048)):
+        scaled_cases.check_integers(m, n, k, "cuda", blocks, config=config)
+
+
+def test_tiles_cut_along_k_have_the_same_bits_each_time() -> None:
+    """Whoever of a tile's clusters is the last one; also on another stream and in a graph."""
+    sizes, kinds = ((3000, 4096), (2176, 4096)), ("1x128", "128x128")
+    (a, scale_a), (b, scale_b) = (
+        kernels_dsl.quantize(normal(size, torch.bfloat16, seed=seed, device="cuda"), scaling=kind)
+        for seed, (size, kind) in enumerate(zip(sizes, kinds))
+    )
+    config = Sm90GemmConfig(128, 128, cluster_m=2, stream_k=True)
+
+    def call() -> torch.Tensor:
+        return scaled_gemm(a, b.mT, scale_a, scale_b.mT, config=config)
+
+    expected = call()
+    assert all(torch.equal(call(), expected) for _ in range(50))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert torch.equal(call(), expected)
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+    for _ in range(5):
+        captured.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, expected)
+
+
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("kind", ["tensor", "row"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)], ids=str)

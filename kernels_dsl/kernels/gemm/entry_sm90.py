@@ -20,7 +20,7 @@ def gemm_sm90_entry(
     layout: cutlass.Constexpr[EntryLayout],
 ):
     """Launch the TMA + WGMMA family on tensors in PyTorch's orientation."""
-    views = views_of(a, b, d, operands, layout, config.split_k)
+    views = views_of(a, b, d, operands, layout, config.split_k, config.stream_k)
     how = config, epilogue, views.promotion
     tensors = views.a, views.b, views.d, views.scales, views.operands
-    gemm_sm90(*tensors, max_ctas, stream, how, offsets=views.offsets)
+    gemm_sm90(*tensors, max_ctas, stream, how, offsets=views.offsets, stream_k=views.stream)

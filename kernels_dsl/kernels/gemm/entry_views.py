@@ -26,7 +26,8 @@ class Views:
 
     `scales`: of 128 elements of K each, (groups of M, groups of K, L) and (groups of N, groups of K, L); None
     where `promotion`, also in the kernel's sense, has none. `offsets`: where groups of rows of A and D end,
-    each with a matrix of B, L groups; None where there are none.
+    each with a matrix of B, L groups; None where there are none. `stream`: (counters, workspace, shared
+    tiles, K tiles of a share) with `config.stream_k`.
     """
 
     a: cute.Tensor
@@ -36,11 +37,14 @@ class Views:
     scales: tuple | None
     promotion: Promotion | None
     offsets: cute.Tensor | None = None
+    stream: tuple | None = None
 
 
-def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
+def views_of(a, b, d, operands, layout: EntryLayout, split_k: int, stream_k: bool = False) -> Views:
     """The kernel's views of a call's tensors."""
-    offsets = None
+    offsets = stream = None
+    if stream_k:
+        stream, operands = tuple(operands[:4]), operands[4:]
     if layout.grouped:
         offsets, *operands = operands
         batch = offsets.shape[0]
@@ -65,7 +69,8 @@ def views_of(a, b, d, operands, layout: EntryLayout, split_k: int) -> Views:
         mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
     shape = (mD.shape[0], mD.shape[1], batch)
-    return Views(mA, mB, mD, operand_views(operands, shape, layout), scales, promotion, offsets)
+    views = operand_views(operands, shape, layout)
+    return Views(mA, mB, mD, views, scales, promotion, offsets, stream)
 
 
 def operand_views(operands, shape, layout: EntryLayout) -> tuple:

@@ -27,7 +27,7 @@ from cutlass import Int32
 from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.groups import GroupedGrid
 from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.scheduler import TileGrid, with_divisors
+from kernels_dsl.blocks.scheduler import SharedTiles, TileGrid, with_divisors
 from kernels_dsl.blocks.wgmma import make_warpgroup_mma
 
 from .sm90_roles import gemm_kernel
@@ -45,6 +45,7 @@ def gemm_sm90(
     stream: cuda.CUstream,
     how: cutlass.Constexpr,  # configuration, epilogue, promotion or None
     offsets=None,  # None, or (L) int32: groups of rows of A and D, `blocks.groups`
+    stream_k=None,  # None, or (counters, workspace, tiles, share): memory of `shared_tiles`, `SharedTiles`
 ):
     """Launches the GEMM. A and B: 16-byte aligned base and strides, contiguous in mode 0 or 1.
 
@@ -73,11 +74,17 @@ def gemm_sm90(
     problem = (cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
     grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), offsets)
     cluster_size = spec.cluster[0] * spec.cluster[1]
-    clusters = cutlass.max(cutlass.min(max_ctas // cluster_size, tiles), Int32(1))
+    clusters = max_ctas // cluster_size
+    if cutlass.const_expr(stream_k is None):
+        clusters = cutlass.min(clusters, tiles)
+    else:
+        grid = grid._replace(shared=SharedTiles(*(Int32(x) for x in stream_k[2:])))
+    clusters = cutlass.max(clusters, Int32(1))
     output = (d_atom, tma_d, () if operands is None else operands, *(() if offsets is None else (mD,)))
     kernel = gemm_kernel(
         spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
         (a_atom, tma_a, b_atom, tma_b), output, scales, (grid, problem),
+        memory=None if stream_k is None else stream_k[:2],
     )  # fmt: skip
     kernel.launch(
         grid=(spec.cluster[0], spec.cluster[1], clusters),

@@ -1,5 +1,6 @@
 """Device side of the SM90 GEMM: the kernel that hands out roles, and one function a role."""
 
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -7,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
 
 from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import tma
+from kernels_dsl.blocks import shared_tiles, tma
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.groups import (
@@ -31,7 +32,16 @@ from kernels_dsl.blocks.promoted_ring import (
     promoted_loop,
 )
 from kernels_dsl.blocks.scale_ring import copy_stages, staged_scales
-from kernels_dsl.blocks.scheduler import TileCoord, TileGrid, decode_tile, split_range
+from kernels_dsl.blocks.scheduler import (
+    TileCoord,
+    TileGrid,
+    decode_tile,
+    first_work,
+    k_range,
+    next_work,
+    piece_of,
+    split_range,
+)
 
 
 @entry_name("gemm_sm90")
@@ -45,12 +55,18 @@ def gemm_kernel(
     output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands; with groups: D)
     scales: tuple | None,  # of A and B, for promoted sums
     schedule: tuple,  # (tiles, (M, N, K))
+    memory: tuple | None,  # of `shared_tiles`, where tiles are shared
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     dtypes = (*spec.mma_dtypes, spec.epilogue.dtype)
     atoms = (loads[0], loads[2], output[0])
     extra = staged_scales(spec.scales, spec.stages)
+    if cutlass.const_expr(spec.stream_k):
+        extra = shared_tiles.with_flags(extra, spec.consumers)
     ring, (sA, sB, sD), warp, *sS = start(spec, atoms, dtypes, smem_layouts, spec.cluster, extra)
+    pieces = None
+    if cutlass.const_expr(spec.stream_k):
+        pieces, sS = (memory, sS[0][-1]), [sS[0][:-1]]
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers[0])
@@ -64,7 +80,7 @@ def gemm_kernel(
         kept_b = sB
         if cutlass.const_expr(spec.promotion is not None):
             kept_b = held_address(sB, smem_layouts[1].inner)
-        consume((spec, epilogue), ring, mmas, (sA, kept_b, sD, *sS), output, schedule, group)
+        consume((spec, epilogue), ring, mmas, (sA, kept_b, sD, *sS), output, (*schedule, pieces), group)
 
 
 @cute.jit
@@ -89,7 +105,7 @@ def produce(
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     clusters = cute.arch.grid_dim()[2]
     state = producer_state(spec.stages)
-    work, size, cursor = cluster, work_items(spec, grid), first_cursor()
+    work, size, cursor = first_work(grid, cluster, k_tiles), work_items(spec, grid), first_cursor()
     while work < size:
         at, group = work_tile(spec, grid, work, cursor)
         cursor = cursor if group is None else group.cursor
@@ -101,7 +117,7 @@ def produce(
             rows = tma.load_partition(a_atom, tiles, s_tiles[0], peers, rank_n)[1]
         load_a = tma.tile_loader(a_atom, rows[None, m, None, at.batch], tAsA, a_mask)
         load_b = tma.tile_loader(b_atom, tBgB[None, n, None, at.batch], tBsB, b_mask)
-        first, end = split_range(k_tiles, at.split, spec.split_k)
+        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
         for k in cutlass.range(first, end, unroll=1):
             ring.producer_acquire(state)
             full = ring.producer_get_barrier(state)
@@ -109,7 +125,7 @@ def produce(
             load_b(k, state.index, full)
             ring.producer_commit(state)
             state.advance()
-        work += clusters
+        work = next_work(grid, work, cluster, clusters, k_tiles)
     # Peers may still write into this CTA's shared memory, or signal its barriers: stay until they are done.
     ring.producer_tail(state)
 
@@ -127,7 +143,7 @@ def produce_scales(
     rank_m, rank_n, cluster = cute.arch.block_idx()
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     state = producer_state(spec.stages)
-    work, size, cursor = cluster, work_items(spec, grid), first_cursor()
+    work, size, cursor = first_work(grid, cluster, k_tiles), work_items(spec, grid), first_cursor()
     while work < size:
         at, rows = work_tile(spec, grid, work, cursor)
         cursor = cursor if rows is None else rows.cursor
@@ -135,9 +151,9 @@ def produce_scales(
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
         of_a = scales[0] if rows is None else rows_of(scales[0], rows)
         of_batch = of_a[None, None, at.batch], scales[1][None, None, at.batch]
-        first, end = split_range(k_tiles, at.split, spec.split_k)
+        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
         state = copy_stages(ring, state, spec.scales, places, of_batch, (m, n), (first, end))
-        work += cute.arch.grid_dim()[2]
+        work = next_work(grid, work, cluster, cute.arch.grid_dim()[2], k_tiles)
 
 
 @cute.jit
@@ -147,12 +163,12 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
-    schedule: tuple,  # (grid, problem)
+    schedule: tuple,  # (grid, problem, memory and flags of `shared_tiles` or None)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: main loop and epilogue of its share of the tiles."""
     spec, epilogue = how
-    grid, problem = schedule
+    grid, problem, pieces = schedule
     sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
     rank_m, rank_n, cluster = cute.arch.block_idx()
     clusters = cute.arch.grid_dim()[2]
@@ -161,7 +177,7 @@ def consume(
 
     k_tiles = cute.ceil_div(problem[2], spec.tile_k)
     state = consumer_state(spec.stages)
-    work, stride = cluster, clusters
+    work, stride = first_work(grid, cluster, k_tiles), clusters
     if cutlass.const_expr(spec.pingpong):
         stride = clusters * 2
         if group == 1:
@@ -177,16 +193,16 @@ def consume(
     while work < size:
         at, rows = work_tile(spec, grid, work, cursor)
         cursor = cursor if rows is None else rows.cursor
-        first, end = split_range(k_tiles, at.split, spec.split_k)
+        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
         m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
         n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
-        origin, where = (m, n, at.batch * spec.split_k + at.split), (*schedule, rows)
+        origin, where = (m, n, at.batch * spec.split_k + at.split), (grid, problem, rows)
         extent, operands = gathered(spec, output[2], where)
         operands = epi.operands_before(spec.epilogue, operands, origin, extent, mmas[1], thread)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
         next_turn = pass_turn(group) if spec.pingpong else None
-        work += stride
+        this, work = work, next_work(grid, work, cluster, stride, k_tiles)
         if cutlass.const_expr(spec.promotion is None):
             state = main_loop(
                 ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
@@ -201,16 +217,41 @@ def consume(
                 ahead = overlapped_set(mmas[0], factors)
                 begin_ahead(ring, (state, ready), work < size, mmas[0], fragments, ahead, factors)
         write = writer(spec, output, sD, where, extent, thread)
-        epi.store_tile(
-            spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin, extent=extent, sD=sD,
-            tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
+        store = partial(
+            epi.store_tile, spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin,
+            extent=extent, sD=sD, tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
         )  # fmt: skip
+        if cutlass.const_expr(spec.stream_k):
+            whole = end - first == k_tiles
+            if not whole:
+                piece = piece_of(grid, this, cluster, k_tiles)
+                place = place_in_cluster(spec, (rank_m, rank_n), group)
+                whole = shared_tiles.settle(piece, fragments[0], pieces, place, (thread, group))
+            if whole:
+                store()
+        else:
+            store()
         if cutlass.const_expr(spec.ahead):
             state = end_ahead(ring, state, work < size, fragments[0], ahead, factors)
             done, ready = Int32(1), Boolean(False)
         if cutlass.const_expr(spec.pingpong):
             state = skip(state, k_tile_count(spec, grid, k_tiles, work - clusters))
     epi.drain(spec.epilogue, thread)
+
+
+def k_part(
+    spec, grid: TileGrid | GroupedGrid, work: tuple[Int32, Int32], cluster: Int32, k_tiles: Int32
+) -> tuple[Int32, Int32]:
+    """First and past-the-last K tile of `work`: (cluster tile, split of K)."""
+    if spec.stream_k:
+        return k_range(grid, work[0], cluster, k_tiles)
+    return split_range(k_tiles, work[1], spec.split_k)
+
+
+def place_in_cluster(spec, rank: tuple[Int32, Int32], group: Int32) -> tuple[Int32, int]:
+    """(number of consumer warpgroup `group` of the CTA at `rank` in its cluster, how many those are)."""
+    number = (rank[0] * spec.cluster[1] + rank[1]) * spec.consumers + group
+    return number, spec.cluster[0] * spec.cluster[1] * spec.consumers
 
 
 def work_items(spec, grid: TileGrid | GroupedGrid) -> Int32:

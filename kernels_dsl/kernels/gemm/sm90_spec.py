@@ -11,7 +11,12 @@ from kernels_dsl.blocks.layouts import major_mode
 from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.blocks.scale_ring import ARRIVALS
 from kernels_dsl.blocks.wgmma import WGMMA_M
-from kernels_dsl.config.budget import accumulator_registers, promoted_columns, scale_bytes, two_partial_sets
+from kernels_dsl.config.budget import (
+    accumulator_registers,
+    promoted_columns,
+    sm90_beside_stages,
+    two_partial_sets,
+)
 from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_tiles
 
 PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
@@ -45,6 +50,7 @@ class GemmSpec(Warpgroups):
     two_partial_sets: bool  # of promoted sums, see `blocks.promoted_ring`
     ahead: bool  # then: a tile's first stage is multiplied beside the epilogue of the one before
     epilogue: EpiloguePlan
+    stream_k: bool  # some tiles are cut along K, see `blocks.scheduler.SharedTiles`
 
     @property
     def cluster_rows(self) -> int:
@@ -101,7 +107,7 @@ def make_spec(
     stage_bytes = (config.tile_m + config.tile_n) * tile_k * element_bytes
     subtile_bytes = consumers * 64 * epi_n * mD.element_type.width // 8
     stages, epi_stages = stages_that_fit(
-        config, config.stages, stage_bytes, subtile_bytes, scale_bytes=scale_bytes(config, promotion)
+        config, config.stages, stage_bytes, subtile_bytes, scale_bytes=sm90_beside_stages(config, promotion)
     )
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     # Where partial sums were, the epilogue has registers to spare.
@@ -119,5 +125,5 @@ def make_spec(
         cluster=(config.cluster_m, config.cluster_n), stages=stages, split_k=config.split_k,
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
-        promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan,
+        promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
     )  # fmt: skip

@@ -68,6 +68,7 @@ def config_label(config: GemmConfig) -> str:
         words += ["turned"] * config.turned
         words += ["along-n"] * (not config.raster_along_m)
         words += ["plain-store"] * (not config.epi_tma)
+        words += ["stream-k"] * config.stream_k
     else:
         words.append(f"k{config.tile_k} stages {config.stages} warps {config.warps_m}x{config.warps_n}")
         if min(config.copy_bytes_a, config.copy_bytes_b) < 16:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
-from kernels_dsl.config.gemm import EntryLayout, GemmConfig
+from kernels_dsl.config import stream_k
+from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
@@ -18,6 +20,7 @@ from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, mat
 from kernels_dsl.ops.gemm.layout import MatrixLayout, padded_strides
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import counter_and_workspace
 
 Operands = tuple[Any, ...] | None  # None where the epilogue has none
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -127,10 +130,14 @@ class _Launch:
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
+        self._streams = isinstance(decision.config, Sm90GemmConfig) and decision.config.stream_k
+        self._cut = (1, 1, 0, 1)  # counters, elements of the workspace, shared tiles, K tiles of a share
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         if self.decision.config.split_k > 1:
             return self._split(a, b, d, operands)
+        if self._streams:
+            return self._stream(a, b, d, operands)
         if self._kernel is None:
             self._kernel = self._compile(a, b, d, operands, self.call.epilogue, self.layout)
         self._kernel(a, b, d, operands, self.max_ctas)
@@ -138,7 +145,7 @@ class _Launch:
 
     def direct(self) -> Callable[..., Any] | None:
         """The bare launch for calls that need nothing else; None before the first call, or where they do."""
-        if self.decision.config.split_k > 1 or self.target.emulated:
+        if self.decision.config.split_k > 1 or self._streams or self.target.emulated:
             return None
         return self._kernel
 
@@ -148,6 +155,21 @@ class _Launch:
         launch, kernel = gemm_kernels.launcher(self.decision.family, self.target, args, constexprs)
         self.max_ctas = gemm_kernels.resident_ctas(kernel, self.decision.config, self.target)
         return launch
+
+    def _stream(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
+        """One launch, with memory for the sums of tiles that are cut along K."""
+        index, rest = self.target.index, operands or ()
+        if self._kernel is None:
+            first = (*counter_and_workspace(index, 1), 0, 1, *rest)
+            self._kernel = self._compile(a, b, d, first, self.call.epilogue, self.layout)
+            # Only now it is known how many CTAs run at one time.
+            config = self.decision.config
+            assert isinstance(config, Sm90GemmConfig)
+            found = stream_k.shares(config, oriented(self.decision.problem, config), self.max_ctas)
+            self._cut = (*stream_k.memory(config, found), found.tiles, found.share)
+        counters, elements, tiles, share = self._cut
+        memory = counter_and_workspace(index, elements, counters)
+        self._kernel(a, b, d, (*memory, tiles, share, *rest), self.max_ctas)
 
     def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""

@@ -1,0 +1,50 @@
+"""Which tiles of a dense GEMM are cut along K so that the last wave is full: plain arithmetic on the host.
+
+Osama, Merrill et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication
+on the GPU", 2023. The tiles that are cut come first, whole ones behind them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernels_dsl.config.budget import sm90_consumers
+from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.config.problem import GemmProblem
+
+COUNTERS = 2
+"""Of a warpgroup's part of a piece: how many came to its tile's end, how many left their sums."""
+
+
+class Shares(NamedTuple):
+    """The first `tiles` cluster tiles are cut: each of `clusters` does `share` K tiles of them, in a row."""
+
+    tiles: int
+    share: int
+    clusters: int
+
+    @property
+    def pieces(self) -> int:
+        """Numbers of pieces, `blocks.scheduler.piece_of`."""
+        return self.tiles + self.clusters - 1 if self.tiles else 0
+
+
+def shares(config: Sm90GemmConfig, problem: GemmProblem, max_ctas: int) -> Shares:
+    """How the tiles of `problem`, as the kernel sees it, are shared out to `max_ctas` CTAs.
+
+    The tiles that are left over are cut, and one wave more where they are few: a tile is in few pieces then.
+    """
+    clusters = max(1, max_ctas // (config.cluster_m * config.cluster_n))
+    rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
+    tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.l
+    k_tiles = -(-problem.k // config.tile_k_for(problem.ab_bytes))
+    left = tiles % clusters
+    if left and 2 * left < clusters <= tiles:
+        left += clusters
+    return Shares(left, max(1, -(-left * k_tiles // clusters)), clusters)
+
+
+def memory(config: Sm90GemmConfig, found: Shares) -> tuple[int, int]:
+    """Elements of (counters, workspace) for the sums of pieces: `blocks.shared_tiles`."""
+    pieces = max(1, found.pieces) * config.cluster_m * config.cluster_n
+    return COUNTERS * sm90_consumers(config) * pieces, config.tile_m * config.tile_n * pieces
