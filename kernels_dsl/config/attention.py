@@ -83,7 +83,8 @@ class Sm90AttentionConfig:
     error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel
     transposes V itself, each CTA the blocks that it visits, in place of a kernel before it. `later_v`, with
     tile_m 192 and dense sequences: the kernel before transposes V of so many LATER_SHARES-ths of the heads
-    only, whose tiles come first, and idle warps of the attention do the rest beside them.
+    only, whose tiles come first, and idle warps of the attention do the rest beside them, `later_keys` keys
+    at a time.
     """
 
     tile_m: int
@@ -101,6 +102,7 @@ class Sm90AttentionConfig:
     pack: int = 1
     turns_v: bool = False
     later_v: int = 0
+    later_keys: int = 32
 
     family = "sm90"
 
@@ -240,10 +242,12 @@ def turning_v(config: Sm90AttentionConfig, variant: AttentionVariant, extent: Ex
     `later_v` for long sequences: a quarter of the heads is a tile an SM or more, and their products last
     until the others are transposed, as those of a window do not.
     """
-    if config.tile_m == 192 and config.dim == config.dim_v == 128 and not variant.left:
+    if config.tile_m == 192 and config.watch_sums and not variant.left:
         tiles = extent.tiles(config.tile_m) * LATER_V // LATER_SHARES
         if extent.keys >= LATER_KEYS_FROM and tiles >= extent.sms:
-            return replace(config, later_v=LATER_V)
+            # 64 keys at a time are faster, where shared memory has room for them and the output both.
+            few = extent.keys < 4096 or max(config.dim, config.dim_v) <= 96
+            return replace(config, later_v=LATER_V, later_keys=64 if few else 32)
     many = extent.keys * config.dim_v > TURNED_VALUES
     if many or config.tile_m > 128 or config.several_tiles(extent):
         return config

@@ -304,7 +304,7 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``mbarrier.try_wait`` and ``.test_wait``, by parity or by state token.
 
     ``try_wait`` suspends the warp while the phase is not complete; now and then, by the seed, it gives up
-    at once, as the hardware may.
+    at once, as the hardware may. Who only asked, by ``test_wait``, may still wait for the same phase later.
     """
     predicate, where, argument = ins.operands[:3]
     by_parity = ins.has("parity")
@@ -321,7 +321,7 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         if done:
             result |= lanes
             w.acquire(barrier.done, barrier.done_fc)
-            if by_parity:
+            if by_parity and ins.has("try_wait"):
                 _note_wait(m, w, ins, barrier)
         elif first is None:
             first = barrier

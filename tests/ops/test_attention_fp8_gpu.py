@@ -91,10 +91,16 @@ def test_v_transposed_in_the_kernel(dims, tile, lengths, causal, seed):
 @pytest.mark.parametrize("causal", [False, True])
 def test_v_of_later_heads_beside_the_products(causal, seed):
     """Bit for bit what V transposed before gives, many times; on two streams at once and from a graph too."""
-    config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3)
-    later = replace(config, later_v=2)
-    for heads, lengths in (((32, 8), (1501, 2077)), ((16, 16), (2048, 2048)), ((6, 3), (301, 90))):
-        tensors = [quantised(shape, seed, "cuda")[0] for shape in _shapes(heads, lengths, (128, 128))]
+    wide = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3)
+    narrow = Sm90AttentionConfig(192, 128, 64, 64, watch_sums=True, linear_exps=3)
+    for config, keys, heads, lengths in (
+        (wide, 32, (32, 8), (1501, 2077)), (wide, 32, (16, 16), (2048, 2048)),
+        (wide, 64, (32, 8), (1501, 2077)), (wide, 64, (6, 3), (301, 90)),
+        (narrow, 64, (32, 8), (1501, 2077)),
+    ):  # fmt: skip
+        later = replace(config, later_v=2, later_keys=keys)
+        shapes = _shapes(heads, lengths, (config.dim, config.dim))
+        tensors = [quantised(shape, seed, "cuda")[0] for shape in shapes]
 
         def call(config, tensors=tensors):
             return kernels_dsl.attention_fp8(*tensors, causal=causal, config=config)

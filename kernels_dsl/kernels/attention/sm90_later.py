@@ -2,8 +2,8 @@
 
 fp8 WGMMA reads V along the keys. A kernel before the attention transposes V of the first heads, whose tiles
 come first. The three warps of each producer warpgroup that issue no TMA share that of the others meanwhile: a
-warp has TMA load SEGMENT keys of a head, turns them from one buffer in shared memory to another, has TMA
-store them, and counts them in global memory; a producer whose tile is of these heads waits, once in a launch,
+warp has TMA load a segment of the keys of a head, turns it from one buffer in shared memory to another, has
+TMA store it, and counts it in global memory; a producer whose tile is of these heads waits, once in a launch,
 until all are counted.
 
 Segments are claimed one by one, so that CTAs need not all run at the same time. Numbers are 0 before the
@@ -21,7 +21,6 @@ from kernels_dsl.blocks import tma
 from kernels_dsl.blocks.layouts import staged_smem_layout
 from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES
 
-from .sm90_spec import LATER_KEYS
 from .sm90_turn import WARPS, turn_block
 
 ROLES = WARPS + 1
@@ -58,7 +57,7 @@ def later_layouts(spec) -> tuple:
     """Layouts in shared memory of segments: as they come (keys, Dv, WARPS), transposed (Dv, keys, WARPS)."""
     return tuple(
         staged_smem_layout(spec.dtype, shape, WARPS, OperandMajorMode.K)
-        for shape in ((LATER_KEYS, spec.dim_v), (spec.dim_v, LATER_KEYS))
+        for shape in ((spec.later_keys, spec.dim_v), (spec.dim_v, spec.later_keys))
     )
 
 
@@ -67,10 +66,10 @@ def describe_later(
 ) -> Later:
     """For V (keys, Dv, Hk, B) and V transposed (Dv, keys, Hk, B)."""
     keys, _, heads, batch = values.shape
-    first, segments = first_heads(heads * batch, spec.later_v), cute.ceil_div(keys, LATER_KEYS)
+    first, segments = first_heads(heads * batch, spec.later_v), cute.ceil_div(keys, spec.later_keys)
     return Later(
-        tma.make_load_atom(values, layouts[0], (LATER_KEYS, spec.dim_v)),
-        tma.make_store_atom(turned, layouts[1], (spec.dim_v, LATER_KEYS)),
+        tma.make_load_atom(values, layouts[0], (spec.later_keys, spec.dim_v)),
+        tma.make_store_atom(turned, layouts[1], (spec.dim_v, spec.later_keys)),
         numbers,
         heads,
         first,
@@ -92,7 +91,7 @@ def turn_later(
     `ring` has a stage a warp, of which it is both sides; `buffers` are of `later_layouts`.
     """
     lane = cute.arch.lane_idx()
-    shape = cutlass.const_expr((LATER_KEYS, spec.dim_v))
+    shape = cutlass.const_expr((spec.later_keys, spec.dim_v))
     source, target = (buffer.iterator.toint() + warp * (shape[0] * shape[1]) for buffer in buffers)
     state = pipeline.PipelineState(WARPS, Int32(0), warp, Int32(0))
     item = claim(later)
@@ -123,7 +122,7 @@ def turn_later(
 def load_segment(spec, later: Later, buffers: cute.Tensor, place: tuple, at: tuple, barrier) -> None:
     """at: segment of the head at `place` (head, batch), and buffer."""
     atom, values = later.load
-    tiles = cute.local_tile(values[None, None, place[0], place[1]], (LATER_KEYS, spec.dim_v), (None, 0))
+    tiles = cute.local_tile(values[None, None, place[0], place[1]], (spec.later_keys, spec.dim_v), (None, 0))
     t_s, t_g = tma.load_partition(atom, tiles, buffers, cute.make_layout(1), Int32(0))
     tma.tile_loader(atom, t_g, t_s, None)(at[0], at[1], barrier)
 
@@ -131,7 +130,7 @@ def load_segment(spec, later: Later, buffers: cute.Tensor, place: tuple, at: tup
 def store_segment(spec, later: Later, buffers: cute.Tensor, place: tuple, at: tuple) -> None:
     """As `load_segment`."""
     atom, turned = later.store
-    tiles = cute.local_tile(turned[None, None, place[0], place[1]], (spec.dim_v, LATER_KEYS), (0, None))
+    tiles = cute.local_tile(turned[None, None, place[0], place[1]], (spec.dim_v, spec.later_keys), (0, None))
     t_s, t_g = tma.load_partition(atom, tiles, buffers, cute.make_layout(1), Int32(0))
     cute.copy(atom, t_s[None, at[1]], t_g[None, at[0]])
 

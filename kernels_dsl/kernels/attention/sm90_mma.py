@@ -227,7 +227,7 @@ def attend(
     # The first block has been taken from the first segment that has one.
     right_end = cutlass.max(visit.right, 1)
     whole_end = cutlass.max(visit.right + visit.whole, 1)
-    states = (q_state, k_state, v_state, cutlass.Boolean(False))
+    states = (q_state, k_state, v_state, cutlass.Boolean(False), *unknown(spec))
     seen_end = right_end
     hides = spec.rising and spec.variant.right and spec.variant.lists is None
     if cutlass.const_expr(hides):
@@ -242,7 +242,7 @@ def attend(
     if cutlass.const_expr(spec.variant.left):
         for position in cutlass.range(whole_end, visit.count, unroll=1):
             states = step(spec, rings, states, mmas, parts, (*place, position), True)
-    q_state, k_state, v_state, moved = states
+    q_state, k_state, v_state, moved = states[:4]
     rescale_late(spec, parts, moved)
     v_ring.consumer_wait(v_state)
     if cutlass.const_expr(spec.clears_each_block):
@@ -264,7 +264,7 @@ def first_masked(spec, visit: Visit):
 def step(
     spec: cutlass.Constexpr,
     rings: tuple,
-    states: tuple,  # of Q, K and V, and whether the output is still to be rescaled
+    states: tuple,  # of Q, K and V, whether the output is still to be rescaled, and `unknown`
     mmas: tuple,
     parts: Fragments,
     place: tuple,  # (tile, work, group, (V in shared memory, thread), position)
@@ -273,12 +273,13 @@ def step(
     """Scores and softmax of the block at `position`, beside the output of the block before it."""
     tile, work, group, values, position = place
     q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state, moved = states
+    q_state, k_state, v_state, moved = states[:4]
+    k_full, v_full = states[4:] if spec.watch_sums else (None, None)
     if cutlass.const_expr(spec.clears_each_block):
-        v_ring.consumer_wait(v_state)
+        v_ring.consumer_wait(v_state, v_full)
         clear_tail(spec, v_state, (tile, work, group, values, position - 1))
     scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
-    k_ring.consumer_wait(k_state)
+    k_ring.consumer_wait(k_state, k_full)
     if cutlass.const_expr(spec.pingpong):
         wait_turn(NamedBarrier.MMA_ORDER, group)
     s_q = parts.q[None, None, None, q_state.index]
@@ -286,7 +287,7 @@ def step(
     issue_product(mmas[0], scores, s_q, s_k, False)
     rescale_late(spec, parts, moved)
     if cutlass.const_expr(not spec.clears_each_block):
-        v_ring.consumer_wait(v_state)
+        v_ring.consumer_wait(v_state, v_full)
     issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
     if cutlass.const_expr(spec.pingpong):
         give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
@@ -302,8 +303,11 @@ def step(
         warpgroup.wait_group(0)
         v_ring.consumer_release(v_state)
         v_state.advance()
+        # Asked now, answered during the softmax.
+        k_full = k_ring.sync_object_full.test_wait(k_state.index, k_state.phase)
+        v_full = v_ring.sync_object_full.test_wait(v_state.index, v_state.phase)
         moved = soften_watched(spec, scores, parts.p, parts, here, masked)
-        return q_state, k_state, v_state, moved
+        return q_state, k_state, v_state, moved, k_full, v_full
     if cutlass.const_expr(spec.lazy_rescale):
         moved = soften_lazily(spec, scores, parts, here, masked)
     else:
@@ -322,6 +326,11 @@ def step(
     return q_state, k_state, v_state, moved
 
 
+def unknown(spec) -> tuple:
+    """Whether the next stages of K and V are full: not known so far. Nothing where nobody asks."""
+    return (cutlass.Boolean(False),) * 2 if spec.watch_sums else ()
+
+
 def seen_blocks(spec, tile: Tile, work: Work, group: Int32) -> Int32:
     """How many of the blocks that the right edge cuts are seen by any row of this warpgroup."""
     last_row = tile.at.m * spec.tile_m + group * WGMMA_M + WGMMA_M - 1
@@ -336,7 +345,7 @@ def hidden_step(
     """`step` where all scores are hidden: no product of Q and K, and weights of 0."""
     group, position = place[2], place[4]
     q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state, moved = states
+    q_state, k_state, v_state, moved = states[:4]
     k_ring.consumer_wait(k_state)
     if cutlass.const_expr(spec.pingpong):
         wait_turn(NamedBarrier.MMA_ORDER, group)
@@ -353,7 +362,7 @@ def hidden_step(
     v_state.advance()
     # Word by word: where bytes meet after a branch, ptxas takes each apart.
     cute.recast_tensor(parts.p, Int32).fill(Int32(0))
-    return q_state, k_state, v_state, cutlass.Boolean(False)
+    return q_state, k_state, v_state, cutlass.Boolean(False), *unknown(spec)
 
 
 @cute.jit

@@ -15,7 +15,6 @@ from . import sm90_turn as turning
 from .sm90_later import turn_later
 from .sm90_load import produce
 from .sm90_mma import consume
-from .sm90_spec import LATER_KEYS
 
 
 @entry_name("attention_sm90")
@@ -53,7 +52,7 @@ def attention_kernel(
         loaded = (q_ring, k_ring, raw_ring), (sQ, sK, raw)
     later_ring = None
     if cutlass.const_expr(spec.later_v):
-        later_ring = make_tma_ring(barriers, turning.WARPS, LATER_KEYS * spec.dim_v, 1, (1, 1))
+        later_ring = make_tma_ring(barriers, turning.WARPS, spec.later_keys * spec.dim_v, 1, (1, 1))
         barriers += 2 * turning.WARPS
         if warp == spec.consumers * 4:
             cpasync.prefetch_descriptor(work.later.load[0])
@@ -92,7 +91,7 @@ def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
     slots = tile_queue.WORDS * tile_queue.STAGES
     later = turning.WARPS if spec.later_v else 0
     words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + later + tile_queue.STAGES)
-    later_size = later * LATER_KEYS * spec.dim_v
+    later_size = later * spec.later_keys * spec.dim_v
     raw_size = spec.raw_stages * spec.v_bytes
     o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
 

@@ -13,9 +13,6 @@ from kernels_dsl.config.attention import DESCALE_KEYS, PACKS
 
 from .sm90_turn import WARPS as TURNING_WARPS
 
-LATER_KEYS = 64
-"""Keys of V that a warp transposes at a time for later heads."""
-
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -46,7 +43,8 @@ class AttentionSpec:
     scales_blocks: bool = False
     """fp8 K or V have factors a block of keys."""
     later_v: int = 0
-    """As in the configuration."""
+    """As in the configuration, and `later_keys`."""
+    later_keys: int = 0
     raw_stages: int = 0
     """Blocks of V in flight on their way to be transposed; 0: it comes transposed."""
 
@@ -152,7 +150,7 @@ def make_spec(
     if config.later_v:
         if dtype.width != 8 or varlen or consumers != 3:
             raise ValueError(f"later_v is for fp8, dense, tile_m 192; it is {config}")
-        tiles += 2 * TURNING_WARPS * LATER_KEYS * config.dim_v
+        tiles += 2 * TURNING_WARPS * config.later_keys * config.dim_v
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):
         raise ValueError(f"ctas_per_sm must be 1, or 2 with tile_m 64; it is {config.ctas_per_sm}")
     # The SM keeps 1 KB for itself of each CTA's share.
@@ -177,5 +175,5 @@ def make_spec(
         late_wait=config.late_wait, watch_sums=config.watch_sums, linear_exps=config.linear_exps,
         ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
-        raw_stages=raw_stages, later_v=config.later_v,
+        raw_stages=raw_stages, later_v=config.later_v, later_keys=config.later_keys,
     )  # fmt: skip

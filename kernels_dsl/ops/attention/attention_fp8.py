@@ -348,8 +348,8 @@ def _plan(
             reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
         if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):
             reason = reason or "later_v must be 0 with packed sequences, block lists, and tile_m below 192"
-        if config.later_v not in range(LATER_SHARES):
-            reason = reason or f"later_v must be from 0 to {LATER_SHARES - 1}"
+        if config.later_v not in range(LATER_SHARES) or config.later_keys not in (32, 64):
+            reason = reason or f"later_v must be from 0 to {LATER_SHARES - 1}, and later_keys 32 or 64"
         if config.watch_sums and (by_block or variant.sinks):
             reason = reason or "watch_sums must be False with sinks, and where blocks of keys have descales"
         if by_block and DESCALE_KEYS % config.tile_n:
