@@ -23,8 +23,6 @@ LANE_COLUMNS = 64
 """Columns that the lanes of a warp keep in two registers each."""
 
 
-
-
 class Along(enum.Enum):
     """Where an operand has more than one element for a tile."""
 

@@ -10,6 +10,14 @@ from cutlass import Int32
 
 
 @cute.jit
+def await_count(count: cute.Pointer, wanted: Int32):
+    """Until what others add to in global memory is at least `wanted`."""
+    seen = cute.arch.load(count, Int32, sem="acquire", scope="gpu")
+    while seen < wanted:
+        seen = cute.arch.load(count, Int32, sem="acquire", scope="gpu")
+
+
+@cute.jit
 def arrive(counter: cute.Tensor, thread: Int32):
     """This CTA has come by; what its threads wrote to global memory before is there for who waits."""
     cute.arch.sync_threads()
@@ -23,9 +31,7 @@ def wait(counter: cute.Tensor, ctas: Int32, point: Int32, thread: Int32):
     """Until all `ctas` of the launch have come by point number `point`, the first of which is 1."""
     if thread == 0:
         wanted = ctas * point
-        seen = cute.arch.load(counter.iterator, Int32, sem="acquire", scope="gpu")
-        while seen < wanted:
-            seen = cute.arch.load(counter.iterator, Int32, sem="acquire", scope="gpu")
+        await_count(counter.iterator, wanted)
         cute.arch.fence_acq_rel_gpu()
     cute.arch.sync_threads()
 

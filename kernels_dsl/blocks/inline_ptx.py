@@ -43,3 +43,9 @@ def permuted(low: Int32, high: Int32, selector: int, *, loc=None, ip=None) -> In
     """The bytes of a pair of words that the digits of `selector` name."""
     text = f"prmt.b32 $0, $1, $2, {selector};"
     return inline_ptx(Int32, (Int32(low), Int32(high)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
+
+
+def transposed(rows: Sequence[Int32]) -> list[Int32]:
+    """The columns of four rows of four bytes: word n has byte n of each."""
+    pairs = [[permuted(rows[e], rows[e + 1], order) for e in (0, 2)] for order in (0x5140, 0x7362)]
+    return [permuted(*pair, order) for pair in pairs for order in (0x5410, 0x7632)]

@@ -11,17 +11,8 @@ from cutlass import Boolean, Float32, Int32
 
 from kernels_dsl.config.bsr import ARRIVALS, TOGETHER
 
-from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
-
-VECTOR = 4
-"""Elements of an access: 16 bytes."""
-
-
-def _vectors(workspace: cute.Tensor, share: Int32, size: int, thread: Int32) -> cute.Tensor:
-    """(VECTOR, size / VECTOR): a thread's elements of a share; neighbouring threads have neighbours."""
-    base = workspace.iterator + share * (size * WARPGROUP_THREADS) + thread * VECTOR
-    layout = cute.make_layout((VECTOR, size // VECTOR), stride=(1, VECTOR * WARPGROUP_THREADS))
-    return cute.make_tensor(base.align(VECTOR * 4), layout)
+from .barriers import NamedBarrier, sync_warpgroup
+from .left_sums import VECTOR, vectors_of
 
 
 @cute.jit
@@ -40,7 +31,7 @@ def leave(
     size = cutlass.const_expr(cute.size(acc))
     first, count, index = word & 1023, (word >> 10) & 1023, word >> 20
     registers = cute.make_tensor(acc.iterator, cute.make_layout((VECTOR, size // VECTOR)))
-    mine = _vectors(workspace, (first + index) * shares + number, size, thread)
+    mine = vectors_of(workspace, (first + index) * shares + number, size, thread)
     for i in cutlass.range_constexpr(size // VECTOR):
         cute.autovec_copy(registers[None, i], mine[None, i])
     flag = cute.make_tensor(cute.recast_ptr(flags + group, dtype=Int32), cute.make_layout(1))
@@ -76,7 +67,7 @@ def add_up(
         parts = cute.make_rmem_tensor((VECTOR, vectors, TOGETHER), Float32)
         for b in cutlass.range_constexpr(TOGETHER):
             slot = first + cutlass.min(piece + b, count - 1)
-            theirs = _vectors(workspace, slot * shares + number, size, thread)
+            theirs = vectors_of(workspace, slot * shares + number, size, thread)
             for v in cutlass.range_constexpr(vectors):
                 cute.autovec_copy(theirs[None, part * vectors + v], parts[None, v, b])
         for b in cutlass.range_constexpr(TOGETHER):

@@ -91,8 +91,8 @@ def start(
     """What every warp does first. Returns the ring, the tensors of `allocate`, and the warp's number.
 
     `extra`: (8-byte words of shared memory, function of a pointer to them that is called before the cluster
-    syncs); what it returns comes last then. `alone`: no CTA of the cluster writes into another
-    one's stages.
+    syncs); what it returns comes last then. `alone`: no CTA of the cluster writes into another one's
+    stages.
     `spec` has stages, stage_bytes, consumers and wgs_per_tile. With programmatic dependent launch all of this
     runs beside the tail of the kernel before this one, and the next one may do so too, on SMs whose CTAs are
     gone. Global memory is touched only behind it.

@@ -5,8 +5,8 @@ to the float32 set. While one warpgroup adds, another's WGMMAs run. The partial 
 fit in the registers: a warpgroup's tile is worked off in chunks of 64 rows and an instruction's columns.
 Where a tile is one chunk and there are registers for two partial sets, these take turns, and a warpgroup's
 own WGMMAs of the next stage run while it adds; those of the next tile's first stage run beside the epilogue.
-Whether the stage that comes then is full is asked before the
-additions and used behind them: a warpgroup that asks when it could go on is late.
+Whether the stage that comes then is full is asked before the additions and used behind them: a warpgroup that
+asks when it could go on is late.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from cutlass import Boolean, Float32, Int32
 
 from kernels_dsl.config.stream_k import COUNTERS
 
-from .barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
+from .barriers import NamedBarrier, sync_warpgroup
+from .grid_barrier import await_count
+from .left_sums import VECTOR, vectors_of
 
-VECTOR = 4
-"""Elements of an access: 16 bytes."""
 CHUNK = 32
 """Elements of a thread that are added at a time."""
 
@@ -23,13 +23,6 @@ def with_flags(extra: tuple | None, warpgroups: int) -> tuple:
     """`extra` of `operand_ring.start`, and 8 bytes a warpgroup, with a pointer to them last in its tuple."""
     words, set_up = extra or (0, lambda _: ())
     return words + warpgroups, lambda pointer: (*set_up(pointer), pointer + words)
-
-
-def _vectors(workspace: cute.Tensor, share: Int32, size: int, thread: Int32) -> cute.Tensor:
-    """(VECTOR, size / VECTOR): a thread's elements of a share; neighbouring threads have neighbours."""
-    base = workspace.iterator + share * (size * WARPGROUP_THREADS) + thread * VECTOR
-    layout = cute.make_layout((VECTOR, size // VECTOR), stride=(1, VECTOR * WARPGROUP_THREADS))
-    return cute.make_tensor(base.align(VECTOR * 4), layout)
 
 
 @cute.jit
@@ -57,7 +50,7 @@ def settle(
         sync_warpgroup(NamedBarrier.EPILOGUE, group)
         add_others(piece, acc, workspace, place, thread)
     else:
-        mine = _vectors(workspace, (first + index) * shares + number, size, thread)
+        mine = vectors_of(workspace, (first + index) * shares + number, size, thread)
         # Values of their own: vectors are four registers in a row, and sums that had to be in such would meet
         # partial sums of the same register bank in each addition of the main loop.
         zero = (first >> 31).to(Float32)
@@ -77,9 +70,7 @@ def settle(
 def await_others(of_tile: cute.Pointer, count: Int32, thread: Int32):
     """Until all pieces but this one have been left; sets the counters back to 0."""
     if thread == 0:
-        there = cute.arch.load(of_tile + 1, Int32, sem="acquire", scope="gpu")
-        while there < count - 1:
-            there = cute.arch.load(of_tile + 1, Int32, sem="acquire", scope="gpu")
+        await_count(of_tile + 1, count - 1)
         cute.arch.fence_acq_rel_gpu()
         both = cute.make_tensor(of_tile, cute.make_layout(2))
         both[0], both[1] = Int32(0), Int32(0)
@@ -96,13 +87,13 @@ def add_others(piece: tuple, acc: cute.Tensor, workspace: cute.Tensor, place: tu
         before = cute.make_rmem_tensor((VECTOR, chunk // VECTOR), Float32)
         before.fill(0.0)
         for i in cutlass.range(index, unroll=1):
-            theirs = _vectors(workspace, (first + i) * shares + number, size, thread)
+            theirs = vectors_of(workspace, (first + i) * shares + number, size, thread)
             add_vectors(before, theirs, begin // VECTOR)
         own = cute.make_tensor(acc.iterator + begin, cute.make_layout((VECTOR, chunk // VECTOR)))
         for i in cutlass.range_constexpr(chunk):
             own[i] = before[i] + own[i]
         for i in cutlass.range(index + 1, count, unroll=1):
-            theirs = _vectors(workspace, (first + i) * shares + number, size, thread)
+            theirs = vectors_of(workspace, (first + i) * shares + number, size, thread)
             add_vectors(own, theirs, begin // VECTOR)
 
 

@@ -113,6 +113,10 @@ class LineQuantization:
         return TileQuantization(self.format, None, "lines", early=self.early)
 
 
+LEAST_TILES = (2, 8)
+"""Tiles of an SM up to which matrices are not read once: of tiles that columns do not fill, and of others."""
+
+
 @dataclass(frozen=True)
 class MatrixQuantization:
     """Scales of matrices of 16 bits in one read. An item is `vectors` in each thread of a CTA, of which
@@ -141,13 +145,13 @@ def matrix_quantization(
     shape: tuple[int, int, int],
     device: tuple[int, int, bool],
     bytes_each: int,
-    least: tuple[int, int] = (2, 8),
+    least: tuple[int, int] = LEAST_TILES,
 ) -> tuple[MatrixQuantization, int] | None:
     """How `quantize_matrices` takes x of shape (matrices, rows, columns), and its CTAs; None where others do:
     a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read costs little.
 
     device: its SMs, the bytes of shared memory that a CTA can have, and whether early launches can be had.
-    least: tiles of an SM up to which others do, of tiles that columns do not fill and of others.
+    least: as LEAST_TILES, which were measured.
     """
     matrices, rows, columns = shape
     sms, smem_bytes, early = device

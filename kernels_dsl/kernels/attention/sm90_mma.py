@@ -13,7 +13,7 @@ from kernels_dsl.blocks.attention_work import Work
 from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
 from kernels_dsl.blocks.epilogue_fns import identity
 from kernels_dsl.blocks.kv_blocks import Visit, block_at, diagonal_shift
-from kernels_dsl.blocks.pipeline import consumer_state
+from kernels_dsl.blocks.pipeline import consumer_state, is_full
 from kernels_dsl.blocks.score_tile import (
     Tile,
     descaled,
@@ -304,8 +304,8 @@ def step(
         v_ring.consumer_release(v_state)
         v_state.advance()
         # Asked now, answered during the softmax.
-        k_full = k_ring.sync_object_full.test_wait(k_state.index, k_state.phase)
-        v_full = v_ring.sync_object_full.test_wait(v_state.index, v_state.phase)
+        k_full = is_full(k_ring, k_state)
+        v_full = is_full(v_ring, v_state)
         moved = soften_watched(spec, scores, parts.p, parts, here, masked)
         return q_state, k_state, v_state, moved, k_full, v_full
     if cutlass.const_expr(spec.lazy_rescale):

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks import tile_queue
-from kernels_dsl.blocks.inline_ptx import permuted
+from kernels_dsl.blocks.inline_ptx import transposed
 from kernels_dsl.blocks.layouts import SWIZZLES
 from kernels_dsl.blocks.pipeline import consumer_state, producer_state
 from kernels_dsl.blocks.seqlen import V_STEP
@@ -78,18 +78,12 @@ def turn_unit(shape: tuple[int, int], source: Int32, target: Int32, quad: Int32,
     for key in range(V_STEP):
         address = source + (first ^ flip(span, key)) + key * span
         words.append(cute.make_tensor(shared_pointer(Int32, address, 4), cute.make_layout(1))[0])
-    turned: list[list] = [[None] * 4 for _ in range(COLUMNS)]
-    for c in range(4):
-        pairs = [(words[2 * c + r], words[2 * c + r + 1]) for r in (0, 8)]
-        for half, selector in enumerate((0x5140, 0x7362)):
-            low, high = (permuted(a, b, selector) for a, b in pairs)
-            turned[2 * half][c] = permuted(low, high, 0x5410)
-            turned[2 * half + 1][c] = permuted(low, high, 0x7632)
+    turned = [transposed([words[2 * c + n] for n in (0, 1, 8, 9)]) for c in range(4)]
     first, span = place((columns, keys), quad * COLUMNS, group * V_STEP)
     vector = cute.make_rmem_tensor(4, Int32)
     for column in range(COLUMNS):
         for c in range(4):
-            vector[c] = turned[column][c]
+            vector[c] = turned[c][column]
         address = target + (first ^ flip(span, column)) + column * span
         cute.autovec_copy(vector, cute.make_tensor(shared_pointer(Int32, address, 16), cute.make_layout(4)))
 

@@ -15,14 +15,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32, range_constexpr
 
-from kernels_dsl.blocks.block_lists import HEADER
+from kernels_dsl.blocks.block_lists import HEADER, LANES
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.config.bsr import PAIR_ROWS, SECOND, SHARED
 from kernels_dsl.config.pairs import KEYS, TILE, TILE_WARPS
 
 from .totals import total
 
-LANES = 32
 MOST_WEIGHT = (1 << 15) - 1
 NONE = 0x7FFFFFFF
 """Where a map has no entry."""

@@ -11,11 +11,11 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.cp_async import cp_async
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
+from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
-from .views import address, divisor, four_modes, maximum, store_vector
+from .views import address, convert, divisor, four_modes, maximum, store_vector
 
 ABSENT = -1.0
 """A maximum that is not there yet."""
@@ -292,11 +292,6 @@ def converted(spec: cutlass.Constexpr, own: cute.Tensor, factor: Float32) -> cut
     """A vector that was fetched, as fp8."""
     vector = cute.make_rmem_tensor(VECTOR, own.element_type)
     cute.autovec_copy(cute.make_tensor(own.iterator.align(16), cute.make_layout(VECTOR)), vector)
-    packed, floats = (
-        cute.make_rmem_tensor(VECTOR, DTYPES[spec.format]),
-        cute.make_rmem_tensor(VECTOR, Float32),
-    )
-    for v in range(VECTOR):
-        floats[v] = widened(vector, v) * factor
-    packed.store(floats.load().to(DTYPES[spec.format]))
+    packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
+    convert(vector, 0, factor, packed)
     return packed

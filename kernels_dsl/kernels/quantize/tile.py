@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
-from kernels_dsl.blocks.inline_ptx import permuted
+from kernels_dsl.blocks.inline_ptx import transposed
 from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR, WARPS
 
 from .views import (
@@ -20,6 +20,7 @@ from .views import (
     WORDS,
     address,
     aligned,
+    convert,
     four_modes,
     further,
     load_tile,
@@ -166,14 +167,6 @@ def converted(spec: cutlass.Constexpr, elements: cute.Tensor, factors: cute.Tens
             cute.make_tensor(packed.iterator + i * VECTOR, cute.make_layout(VECTOR)),
         )
     return packed
-
-
-def convert(elements: cute.Tensor, first: int, factor: Float32, packed: cute.Tensor) -> None:
-    """packed (n,) fp8 = n elements from number `first` on, times the factor."""
-    floats = cute.make_rmem_tensor(cute.size(packed), Float32)
-    for n in range(cute.size(packed)):
-        floats[n] = widened(elements, first + n) * factor
-    packed.store(floats.load().to(packed.element_type))
 
 
 @cute.jit
@@ -402,9 +395,3 @@ def words_of_columns(
         packed.store(floats.load().to(packed.element_type))
         found.append(cute.recast_tensor(packed, Int32)[0])
     return found
-
-
-def transposed(rows: list[Int32]) -> list[Int32]:
-    """The columns of four rows of four bytes: word n has byte n of each."""
-    pairs = [[permuted(rows[e], rows[e + 1], order) for e in (0, 2)] for order in (0x5140, 0x7362)]
-    return [permuted(*pair, order) for pair in pairs for order in (0x5410, 0x7632)]

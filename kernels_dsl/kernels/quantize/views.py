@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, range_constexpr
 
-from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs, pair_max
+from kernels_dsl.blocks.fp8 import choose, halves, largest_finite, largest_finite_pairs, pair_max, widened
 from kernels_dsl.config.quantize import MAXIMA_ALIGN, THREADS, TILE, VECTOR
 
 LANES = TILE // VECTOR
@@ -67,6 +67,14 @@ def vector_at(tensor: cute.Tensor, at: tuple, row: Int32, column: Int32) -> cute
     """`address` with the alignment that it has where `column` is a multiple of VECTOR."""
     width = tensor.element_type.width // 8
     return aligned(address(tensor, at, row, column), min(tensor.iterator.alignment, VECTOR * width))
+
+
+def convert(elements: cute.Tensor, first: int, factor: Float32, packed: cute.Tensor) -> None:
+    """packed (n,) fp8 = n elements from number `first` on, times the factor."""
+    floats = cute.make_rmem_tensor(cute.size(packed), Float32)
+    for n in range(cute.size(packed)):
+        floats[n] = widened(elements, first + n) * factor
+    packed.store(floats.load().to(packed.element_type))
 
 
 def store_vector(packed: cute.Tensor, target: cute.Pointer) -> None:

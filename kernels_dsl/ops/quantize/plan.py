@@ -12,6 +12,7 @@ import torch
 import lowering
 from kernels_dsl.config.quantize import (
     CTAS_PER_SM,
+    LEAST_TILES,
     MANY_PARTS,
     PITCH,
     TILE,
@@ -169,7 +170,7 @@ class Kernels:
         return kernel, _order(plain, turned), lambda: (workspace(), rows_each)
 
     def matrices_in_one_read(
-        self, matrices: int, least: tuple[int, int] = (2, 8)
+        self, matrices: int, least: tuple[int, int] = LEAST_TILES
     ) -> tuple[MatrixQuantization, Callable[[], tuple[Any, ...]]] | None:
         """How so many such matrices are read once, and what the kernel takes behind the buffers; None where
         other kernels are better. `least`: as `matrix_quantization` has it."""
