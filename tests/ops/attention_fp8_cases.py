@@ -10,6 +10,7 @@ from kernels_dsl.config.problem import H200
 from reference import quantize as ref
 from reference.attention import Masking, attention, attention_fp8_weights
 from reference.attention_watched import Walk, attention_fp8_watched
+from reference.buffers import check_output, poisoned
 from reference.inputs import normal
 from reference.tolerance import check, measure
 
@@ -102,23 +103,31 @@ def packed(lengths: tuple[int, ...], gap: int, heads: int, dim: int, seed: int, 
 def run_packed(
     q_lens: tuple[int, ...], k_lens: tuple[int, ...], gap: int, seed: int, device: str = "cpu", **options
 ) -> None:
-    """Call `kernels_dsl.attention_fp8_varlen` and compare each sequence. options: heads, dim, causal."""
-    heads, dim, causal = options.get("heads", (2, 1)), options.get("dim", 64), options["causal"]
+    """Call `kernels_dsl.attention_fp8_varlen` and compare each sequence; memory around the output stays.
+
+    options: heads, dim, causal; the others are passed on, with `maskings`, what they mean for each sequence.
+    """
+    heads, dim, causal = options.pop("heads", (2, 1)), options.pop("dim", 64), options.pop("causal", False)
+    maskings = options.pop("maskings", [Masking(right=0 if causal else None)] * len(q_lens))
     q = packed(q_lens, 0, heads[0], dim, seed, device)
     k, v = (packed(k_lens, gap, heads[1], dim, seed + 50 * i, device) for i in (1, 2))
+    written = poisoned((sum(q_lens), heads[0], dim), torch.bfloat16, device=device, pad=8)
     out, lse = kernels_dsl.attention_fp8_varlen(
         q[0], k[0], v[0], q[3], k[3], max(q_lens), causal=causal, return_lse=True, q_descale=q[1],
         k_descale=k[1], v_descale=v[1], seqused_k=torch.tensor(k_lens).int().to(device) if gap else None,
+        out=written.tensor, **options,
     )  # fmt: skip
-    masking = Masking(right=0 if causal else None)
+    assert out is written.tensor
+    check_output(written)
     batch, keys = len(q_lens), (len(q_lens), len(k[0]), heads[1], dim)
-    config = chosen(((batch, max(q_lens), heads[0], dim), keys, keys), masking, device)
-    walk = walk_of(config, True, rising=False)
+    config = chosen(((batch, max(q_lens), heads[0], dim), keys, keys), maskings[0], device)
+    maxima = not options.keys().isdisjoint(("sinks", "blocks"))
+    walk = None if maxima else walk_of(config, True, rising=False)
     for n, length in enumerate(q_lens):
         if length:
             rows = slice(int(q[3][n]), int(q[3][n]) + length)
             found = out[None, rows], lse[None, :, rows]
-            compare(found, [x[2][n] for x in (q, k, v)], masking, walk=walk)
+            compare(found, [x[2][n] for x in (q, k, v)], maskings[n], walk=walk)
 
 
 def compare(

@@ -117,6 +117,9 @@ def test_fp8_other_arguments_go_the_long_way(launched_fp8):
         kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(2, 3))
     with pytest.raises(TypeError, match="k is a NoneType"):
         kernels_dsl.attention_fp8(x, None, x, q_descale=heads)
+    with pytest.raises(ValueError, match="out shares memory with v, must be a tensor of its own"):
+        both = torch.empty(2, 100, 4, 128, dtype=x.dtype)
+        kernels_dsl.attention_fp8(x, x, both[..., :64], out=both.view(torch.bfloat16))
     assert not launched_fp8
     kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(()))
     kernels_dsl.attention_fp8(x, x, x, q_descale=heads, return_lse=True)

@@ -16,7 +16,8 @@ from kernels_dsl.ops.attention import blocks as attention_blocks
 from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference import quantize as ref
-from reference.attention import Masking
+from reference.attention import Masking, allowed_by_lists
+from reference.buffers import check_output, poisoned
 
 ONE = torch.ones(1, 4, 1, 64).to(torch.float8_e4m3fn)
 
@@ -67,9 +68,18 @@ def test_v_of_later_heads_beside_the_products(seed, monkeypatch):
         attention_fp8, "counter_and_workspace", lambda *a: counters.append(make(*a)) or counters[-1]
     )
     config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3, later_v=2)
-    options = {"causal": True, "lse": False, "config": config}
-    run(_shapes((3, 3), (200, 120), (128, 128)), seed, Masking(right=0), **options)
+    shapes = _shapes((3, 3), (200, 120), (128, 128))
+    out = run(shapes, seed, Masking(right=0), causal=True, lse=False, config=config)
     assert len(counters) == 1 and not bool(counters[0][0].any())
+    # NaN of key 60 of a head reaches the queries that see it, those from 140 on, and nothing else.
+    (q, qs, _), (k, ks, _), (v, vs, _) = (quantised(shape, seed + i) for i, shape in enumerate(shapes))
+    k.view(torch.uint8)[0, 60, 1, 5] = 0x7F
+    found = kernels_dsl.attention_fp8(
+        q, k, v, q_descale=qs, k_descale=ks, v_descale=vs, causal=True, config=config
+    )
+    assert bool(found[0, 140:, 1].isnan().all())
+    found[0, 140:, 1] = out[0, 140:, 1]
+    assert torch.equal(found, out)
 
 
 def test_rows_that_attend_to_nothing(seed):
@@ -92,26 +102,35 @@ def test_compiled_in_one_graph():
 
 
 def test_one_descale_for_all_and_for_heads_of_keys(seed):
-    q, k, v = (quantised((1, 40, h, 64), seed + h, "cpu") for h in (2, 1, 1))
-    expected = kernels_dsl.attention_fp8(q[0], k[0], v[0], v_descale=torch.full((1, 1), 0.25))
-    same = kernels_dsl.attention_fp8(
-        q[0], k[0], v[0], q_descale=torch.ones(1, 1), v_descale=torch.tensor(0.25)
+    """Into outputs between NaNs: rows at multiples of 16 bytes, and not."""
+    q, k, v = (quantised((1, 40, h, 64), seed + h, "cpu")[0] for h in (2, 1, 1))
+    aligned, odd = (poisoned((1, 40, 2, 64), torch.bfloat16, pad=pad) for pad in (8, 3))
+    expected = kernels_dsl.attention_fp8(q, k, v, v_descale=torch.full((1, 1), 0.25), out=aligned.tensor)
+    found = kernels_dsl.attention_fp8(
+        q, k, v, q_descale=torch.full((1, 1), 0.5), v_descale=torch.tensor(0.25), scale=0.25, out=odd.tensor
     )
-    plain = kernels_dsl.attention_fp8(q[0], k[0], v[0])
-    assert torch.equal(expected, same)
-    assert torch.equal(plain, expected * 4)
+    assert expected is aligned.tensor and found is odd.tensor and torch.equal(found, expected)
+    check_output(aligned)
+    check_output(odd)
 
 
 def test_operator_and_its_fake(seed):
-    import kernels_dsl.ops.attention.fp8_register  # noqa: F401
+    import kernels_dsl.ops.attention.fp8_register
 
     (q, qs, _), (k, ks, _), (v, vs, _) = (quantised((1, 40, 1, 64), seed + i) for i in range(3))
     torch.library.opcheck(
         torch.ops.kernels_dsl.attention_fp8.default,
         (q, k, v, qs, ks, vs),
         {"causal": True, "return_lse": True},
-        test_utils="test_faketensor",  # PyTorch cannot compute with fp8 what the others need
+        # PyTorch cannot compute with fp8 what test_schema needs
+        test_utils=("test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"),
     )
+    out = torch.zeros(1, 40, 1, 64).bfloat16()
+    compiled = torch.compile(
+        lambda *x: kernels_dsl.attention_fp8(*x, causal=True, return_lse=True, out=out)[0] + 0,
+        backend="aot_eager", fullgraph=True, dynamic=True,
+    )  # fmt: skip
+    assert torch.equal(compiled(q, k, v), out) and bool(out.any())
 
 
 def test_the_whole_way_from_bf16(seed):
@@ -134,6 +153,8 @@ def test_the_whole_way_from_bf16(seed):
         ({"v_descale": 2.0}, "v_descale is a float"),
         ({"window": 5}, "window is a int, must be .left, right. or None"),
         ({"blocks": 3}, "blocks is a int, must be BlockLists"),
+        ({"out": ONE}, r"out is torch.float8_e4m3fn \(1, 4, 1, 64\) on cpu, must be torch.bfloat16"),
+        ({"out": ONE[..., :1].bfloat16().expand(ONE.shape)}, "out has strides .* must not overlap itself"),
         ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n must be a multiple of 32"),
         ({"config": Sm90AttentionConfig(128, 128, 64, 64, later_v=2)}, "later_v must be 0 with packed"),
         ({"config": Sm90AttentionConfig(192, 128, 64, 64, later_v=8)}, "later_v must be from 0 to 7"),
@@ -158,6 +179,22 @@ def test_what_is_not_there():
 def test_packed(gap, causal, seed):
     """Empty and one-token sequences, starts at any key, NaN behind what counts."""
     run_packed((40, 0, 1, 30), (150, 5, 1, 21), gap, seed, heads=(1, 1), causal=causal)
+
+
+def test_packed_with_window_sinks_and_lists(seed):
+    """Lists of each sequence's own, unsorted, with garbage past the count and blocks past the keys."""
+    q_lens, k_lens, block = (70, 1, 0, 65), (150, 5, 3, 130), (64, 64)
+    counts = torch.tensor([[3, 1], [1, 0], [0, 0], [0, 3]]).int()[:, None]
+    indices = torch.tensor([[2, 0, 1], [1, -9, 99]]).int()[None, None].repeat(4, 1, 1, 1)
+    indices[1] = 0
+    lists, sinks = BlockLists(counts, indices, block=block), torch.tensor([0.5, -1.0])
+    allowed = allowed_by_lists(lists.tensors, block, (4, 1, 128, 192))
+    maskings = [
+        Masking(left=90, right=20, sinks=sinks, allowed=allowed[n : n + 1, :, :i, :j])
+        for n, (i, j) in enumerate(zip(q_lens, k_lens))
+    ]
+    options = {"window": (90, 20), "blocks": lists, "sinks": sinks}
+    run_packed(q_lens, k_lens, 13, seed, maskings=maskings, **options)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ CALLS: dict[str, list[tuple[str, torch.Tensor, Callable[[Any], Any]]]] = {
     "attention_fp8": [
         ("q", Q8, lambda x: kernels_dsl.attention_fp8(x, Q8, Q8)),
         ("v_descale", ONE, lambda x: kernels_dsl.attention_fp8(Q8, Q8, Q8, v_descale=x)),
+        ("out", Q.clone(), lambda x: kernels_dsl.attention_fp8(Q8, Q8, Q8, out=x)),
     ],
     "attention_fp8_varlen": [
         (

@@ -310,17 +310,8 @@ def _plan(
         q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
         softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
     )  # fmt: skip
-    if out is not None:
-        if not isinstance(out, torch.Tensor):
-            raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
-        shape = attention_plan.out_shape(call)
-        if tuple(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
-            raise ValueError(
-                f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {q.dtype} {shape} on "
-                f"{q.device}"
-            )
-        if overlap.self_overlaps(out):
-            raise ValueError(f"out has strides {out.stride()}, must not overlap itself")
+    attention_plan.check_out(out, attention_plan.out_shape(call), q.dtype, q.device)
+    overlap.check_self_overlap(out)
     max_q = rest[3] if len(rest) > 3 else 0
     target = target_of(q, NAMES[layout][0] if layout in NAMES else "q")
     return attention_plan.build(call, (q, k, v), out, return_lse, target, choice, max_q)

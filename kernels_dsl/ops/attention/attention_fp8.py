@@ -26,11 +26,12 @@ from kernels_dsl.config.attention import (
 )
 from kernels_dsl.config.attention_table import why_not
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops import fresh, recent
+from kernels_dsl.ops import fresh, overlap, recent
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe, widths_of
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.plan import (
     Step,
+    check_out,
     is_empty,
     lists_and_sinks,
     lse_shape,
@@ -48,20 +49,23 @@ ATTENTION = lowering.jit(
 )
 DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
+NAMED = ("q", "k", "v", "q_descale", "k_descale", "v_descale")
 _PLANS: dict[Any, Any] = {}
-"""Plans, and of calls without extras, log-sum-exp and configuration their `bare` (`recent`)."""
+"""Plans, and of calls without extras, `out`, log-sum-exp and configuration their `bare` (`recent`)."""
 _Tensor = torch.Tensor
 
 
 @dataclass
 class _Plan:
-    """How calls like one that was seen run: `run((q, k, v, *descales), extras)` gives what the caller gets.
+    """How calls like one that was seen run: `run((q, k, v, *descales), extras, out)` gives what the caller
+    gets.
 
     `bare(q, k, v, *descales)` does the same with as little of the host's time as can be: it is there after
-    the first run, for calls on one GPU without extras and log-sum-exp whose tensors kernels take as they are.
+    the first run, for calls on one GPU without extras, `out` and log-sum-exp whose tensors kernels take as
+    they are.
     """
 
-    run: Callable[[tuple[Any, ...], Extras], Any]
+    run: Callable[[tuple[Any, ...], Extras, torch.Tensor | None], Any]
     bare: Callable[..., torch.Tensor] | None = None
 
 
@@ -81,6 +85,7 @@ def attention_fp8(
     sinks: torch.Tensor | None = None,
     blocks: BlockLists | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
     config: Sm90AttentionConfig | None = None,
 ) -> Any:
     """softmax(scale · (q · q_descale) (k · k_descale)ᵀ) (v · v_descale), in bf16.
@@ -91,7 +96,7 @@ def attention_fp8(
     `quantize(x.transpose(1, 2), scaling="matrix")` returns them; None is 1. For k and v also a factor for
     every 128 keys, (B, Hk, ceil(Sk / 128)) or with one more mode of 1, as "128x128" returns them up to D =
     128; they must be greater than 0. The other arguments are those of `kernels_dsl.attention`; there is no
-    `mask`, `score_mod`, `mask_mod`, `out`.
+    `mask`, `score_mod`, `mask_mod`.
 
     Scores and the softmax are float32. The probabilities are scaled by a power of two a row and rounded to
     e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter
@@ -105,7 +110,7 @@ def attention_fp8(
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     key: Any = None
     usual: tuple[Any, ...] = ()
-    if sinks is blocks is None and config is None and not return_lse:
+    if sinks is blocks is out is config is None and not return_lse:
         if type(q) is type(k) is _Tensor:
             usual = (q, k, v, q_descale, k_descale, v_descale)
             given = (q_descale is None, k_descale is None, v_descale is None)
@@ -120,7 +125,7 @@ def attention_fp8(
                     recent.look_at_addresses(_PLANS, key)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
     descales = (q_descale, k_descale, v_descale)
-    return _dispatched((q, k, v), descales, options, extras, (return_lse, config), (key, usual))
+    return _dispatched((q, k, v), descales, options, extras, (return_lse, config, out), (key, usual))
 
 
 def attention_fp8_varlen(
@@ -143,6 +148,7 @@ def attention_fp8_varlen(
     sinks: torch.Tensor | None = None,
     blocks: BlockLists | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
     config: Sm90AttentionConfig | None = None,
 ) -> Any:
     """`attention_fp8` of packed sequences, each to itself, arguments as there and in `attention_varlen`.
@@ -156,7 +162,8 @@ def attention_fp8_varlen(
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
     extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(int(max_seqlen_q), None))
-    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, (return_lse, config))
+    rest = (return_lse, config, out)
+    return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, rest)
 
 
 def _dispatched(
@@ -169,15 +176,18 @@ def _dispatched(
 ) -> Any:
     """A call by itself, or as an operator where something must see it as one. As `run_direct`, and `usual`:
     (key, tensors) that it is to be found by again."""
-    return_lse, config = rest
-    if needs_dispatcher((*tensors, *descales, extras.sinks)):
+    return_lse, config, out = rest
+    if needs_dispatcher((*tensors, *descales, extras.sinks, out)):
         from kernels_dsl.ops.attention import fp8_register
 
         if config is not None:
             raise TypeError("config is given, must be None under torch.compile or a mode")
-        return fp8_register.call(tensors, descales, options, extras, return_lse)
+        return fp8_register.call(tensors, descales, options, extras, (return_lse, out))
     plan = _plan_of(tensors, descales, options, extras, rest)
-    result = plan.run((*tensors, *descales), extras)
+    if out is not None:
+        named = {**dict(zip(NAMED, (*tensors, *descales))), **extras.tensors()}
+        overlap.check_alone("out", out, named)
+    result = plan.run((*tensors, *descales), extras, out)
     if plan.bare is not None and usual[0] is not None:
         recent.keep(_PLANS, *usual, plan.bare)
     return result
@@ -191,8 +201,8 @@ def run_direct(
     rest: tuple[Any, ...],
 ) -> Any:
     """A call past the dispatcher. `tensors`: q, k, v; `options`: (causal, window, alignment, scale, softcap);
-    `rest`: (return_lse, config)."""
-    return _plan_of(tensors, descales, options, extras, rest).run((*tensors, *descales), extras)
+    `rest`: (return_lse, config, out)."""
+    return _plan_of(tensors, descales, options, extras, rest).run((*tensors, *descales), extras, rest[2])
 
 
 def _plan_of(
@@ -206,7 +216,7 @@ def _plan_of(
     key: Any = None
     known = extras.blocks is None or isinstance(extras.blocks, BlockLists)
     if known and all(isinstance(x, torch.Tensor) for x in tensors):
-        key = (*map(signature, (*tensors, *descales)), options, rest)
+        key = (*map(signature, (*tensors, *descales, rest[2])), options, rest[:2])
         if extras is not NO_EXTRAS:
             others = tuple((name, signature(x)) for name, x in extras.tensors().items())
             key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
@@ -241,7 +251,7 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
         seqlens=seqlens if packed else None,
         max_seqlens=longest if packed else None,
     )
-    rest = (options.pop("return_lse", False), options.pop("config", None))
+    rest = (options.pop("return_lse", False), options.pop("config", None), options.pop("out", None))
     if options:
         return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
     try:
@@ -340,7 +350,9 @@ def _plan(
     else:
         chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent, by_block)
         chosen = chosen if call.packed else turning_v(chosen, variant, extent)
-    return_lse, config = rest
+    return_lse, config, out = rest
+    check_out(out, out_shape(call), torch.bfloat16, q.device)
+    overlap.check_self_overlap(out)
     if config is not None:
         reason = why_not(config, call.dim, call.dim_v, target.device, element_bytes=1)
         reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
@@ -362,8 +374,8 @@ def _plan(
     if is_empty(call):
         zeros = without_keys(call, return_lse, torch.bfloat16)
 
-        def empty(tensors: tuple[Any, ...], extras: Extras) -> Any:
-            found = zeros(*tensors[:3], None, extras)
+        def empty(tensors: tuple[Any, ...], extras: Extras, out: torch.Tensor | None) -> Any:
+            found = zeros(*tensors[:3], out, extras)
             return found if return_lse else found[0]
 
         return _Plan(empty)
@@ -381,11 +393,13 @@ def _plan(
     make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
     if chosen.turns_v:
         make[0] = _nothing
+    if out is not None and prepared_for_tma(out) is None:
+        make[1] = _nothing
     return _launching(call, Launch(ATTENTION, target, constexprs), steps, make, extras, return_lse)
 
 
 def _nothing() -> None:
-    """In place of V's transpose, where the kernel makes it."""
+    """In place of V's transpose, where the kernel makes it, and of an output, where the caller has one."""
 
 
 def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
@@ -422,23 +436,26 @@ def _launching(
         extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
         queued = queued and chosen.several_tiles(extent)
     max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
-    simple = extras is NO_EXTRAS and not return_lse and not any(steps)
+    simple = extras is NO_EXTRAS and not return_lse and not any(steps) and make_out is not _nothing
     without_extras = (*scalars, None, max_q, None, None)
 
     def counters() -> tuple[Any, Any]:
         numbers = counter_and_workspace(index, 0, LATER_NUMBERS)[0] if chosen.later_v else None
         return tile_counter(index) if queued else None, numbers
 
-    def run(tensors: tuple[Any, ...], extras: Extras) -> Any:
+    def run(tensors: tuple[Any, ...], extras: Extras, given: torch.Tensor | None) -> Any:
         tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
         q, k, v, *descales = tensors
         out, lse = make_out(), make_lse() if return_lse else None
+        out = given if out is None else out
         rest: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
             rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
         rest = (*rest, *counters(), max_ctas)
         launch(q, k, v, make_turned(), out, lse, *descales, *rest)
-        if simple and plan.bare is None:
+        if given is not None and out is not given:
+            out = given.copy_(out)
+        elif simple and plan.bare is None:
             plan.bare = bare_of(launch.direct())
         return (out, lse) if return_lse else out
 

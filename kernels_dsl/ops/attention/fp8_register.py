@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.attention.arguments import Extras
-from kernels_dsl.ops.attention.attention_fp8 import described, run_direct
+from kernels_dsl.ops.attention.attention_fp8 import NAMED, described, run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
-from kernels_dsl.ops.attention.plan import lse_shape, out_shape
-from kernels_dsl.ops.operators import define, refuse_forward_mode
+from kernels_dsl.ops.attention.plan import check_out, lse_shape, out_shape
+from kernels_dsl.ops.operators import define, refuse_forward_mode, refuse_written
 
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
@@ -52,8 +52,8 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     descales, options, extras = _parts(tensors, given)
     if given.get("return_lse", False):
-        return run_direct((q, k, v), descales, options, extras, (True, None))
-    out = run_direct((q, k, v), descales, options, extras, (False, None))
+        return run_direct((q, k, v), descales, options, extras, (True, None, None))
+    out = run_direct((q, k, v), descales, options, extras, (False, None, None))
     return out, q.new_empty((0,), dtype=torch.float32)
 
 
@@ -75,11 +75,17 @@ def call(
     descales: tuple[Any, ...],
     options: tuple[Any, ...],
     extras: Extras,
-    return_lse: bool,
+    rest: tuple[bool, torch.Tensor | None],
 ) -> Any:
-    """A call as an operator; arguments as those of `attention_fp8.run_direct`."""
-    named = dict(zip(("q", "k", "v", *_DESCALES), (*tensors, *descales)))
-    refuse_forward_mode("attention_fp8", {**named, **extras.tensors()})
+    """A call as an operator; arguments as those of `attention_fp8.run_direct`, `rest`: (return_lse, out).
+
+    ValueError where gradients are asked for with `out`.
+    """
+    return_lse, given = rest
+    named = {**dict(zip(NAMED, (*tensors, *descales))), **extras.tensors()}
+    refuse_forward_mode("attention_fp8", {**named, "out": given})
+    if given is not None:
+        refuse_written(named.values(), out=given)
     causal, window, alignment, scale, softcap = options
     left, right = (None, None) if window is None else window
     keywords: dict[str, Any] = {
@@ -94,4 +100,7 @@ def call(
     if extras.max_seqlens is not None:
         keywords["max_seqlen_q"] = extras.max_seqlens[0]
     out, lse = torch.ops.kernels_dsl.attention_fp8(*tensors, *descales, **keywords)
+    if given is not None:
+        check_out(given, tuple(out.shape), out.dtype, out.device)
+        out = given.copy_(out)
     return (out, lse) if return_lse else out

@@ -110,6 +110,18 @@ def out_shape(call: AttentionCall) -> tuple[int, ...]:
     return tuple(sizes[MODES[call.layout].index(mode)] for mode in range(4))
 
 
+def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """TypeError or ValueError for an `out`, if there is one, of another shape, dtype or device."""
+    if out is None:
+        return
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != device:
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {dtype} {shape} on {device}"
+        )
+
+
 def lse_shape(call: AttentionCall) -> tuple[int, ...]:
     """Shape of the log-sum-exp."""
     return (call.heads, call.q_len) if call.packed else (call.batch, call.heads, call.q_len)

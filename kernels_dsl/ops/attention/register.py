@@ -14,7 +14,7 @@ from kernels_dsl.ops.attention.arguments import NAMES, Extras, describe
 from kernels_dsl.ops.attention.attention import run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
-from kernels_dsl.ops.attention.plan import lse_shape, out_shape
+from kernels_dsl.ops.attention.plan import check_out, lse_shape, out_shape
 from kernels_dsl.ops.operators import define, refuse_forward_mode
 
 _TENSORS = (
@@ -135,5 +135,6 @@ def call(
         keywords.update(max_seqlen_q=max_q, max_seqlen_k=-1 if max_k is None else max_k)
     result, lse = torch.ops.kernels_dsl.attention(q, k, v, **keywords)
     if out is not None:
+        check_out(out, tuple(result.shape), result.dtype, result.device)
         result = out.copy_(result)
     return (result, lse) if return_lse else result
