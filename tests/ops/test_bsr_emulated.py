@@ -283,3 +283,14 @@ def test_opcheck(left: bool) -> None:
             torch.ops.kernels_dsl.bsr_gemm.default, arguments,
             {"shape": list(matrix.shape), "dense_left": left},
         )  # fmt: skip
+        if left:
+            return
+        keywords = {"shape": list(matrix.shape), "out": torch.zeros(32, 8).bfloat16()}
+        plain = [x.detach() for x in arguments]
+        torch.library.opcheck(torch.ops.kernels_dsl.bsr_gemm_out.default, plain, keywords)
+        factors = [integers(size, torch.bfloat16, seed=4).requires_grad_() for size in ((32, 16), (16, 48))]
+        torch.library.opcheck(
+            torch.ops.kernels_dsl.bsr_sddmm.default, (*arguments[:2], *factors),
+            {"shape": list(matrix.shape), "block": [16, 16]},
+            test_utils=("test_autograd_registration", "test_faketensor"),
+        )  # fmt: skip

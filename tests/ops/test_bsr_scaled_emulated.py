@@ -75,6 +75,11 @@ def test_the_operator() -> None:
         out = torch.zeros(8, 32)
         torch.ops.kernels_dsl.bsr_scaled_gemm_out(*tensors, **keywords, out=out)
         assert torch.equal(out, expected)
+        operators = torch.ops.kernels_dsl
+        utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        torch.library.opcheck(operators.bsr_scaled_gemm.default, tensors, keywords, test_utils=utils)
+        keywords["out"] = out
+        torch.library.opcheck(operators.bsr_scaled_gemm_out.default, tensors, keywords, test_utils=utils)
         bias = torch.zeros(32, requires_grad=True)
         with pytest.raises(RuntimeError, match="bsr_scaled_gemm has no gradient"):
             bsr_scaled_gemm(X, W.t(), ONE, SCALES, bias=bias).sum().backward()

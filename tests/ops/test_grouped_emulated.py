@@ -182,5 +182,14 @@ def test_the_operator() -> None:
         )
         assert bool((measured(A, B, *scales, OFFS)[:10] == 512).all()) and amax == 256
         bias = torch.zeros(20, requires_grad=True)
+        all_rows = torch.tensor([4, 4, 12], dtype=torch.int32)  # no element of the result is left unwritten
+        plain = torch.ones(12, 32).half(), torch.ones(3, 32, 16).half(), all_rows
+        utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        operators = torch.ops.kernels_dsl
+        torch.library.opcheck(operators.grouped_gemm.default, (A, B, all_rows, *scales), test_utils=utils)
+        torch.library.opcheck(
+            operators.grouped_gemm_out.default, plain, {"out": torch.zeros(12, 16)},
+            test_utils=("test_schema", *utils),
+        )  # fmt: skip
         with pytest.raises(RuntimeError, match="grouped_gemm has no gradient"):
             kernels_dsl.scaled_grouped_gemm(A, B, *scales, OFFS, bias=bias).sum().backward()

@@ -14,6 +14,8 @@ from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200
 from lowering import emulator
 
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
+OPCHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+"""`torch.library.opcheck` but for test_schema, for which PyTorch would have to compute with fp8."""
 LONG = 128  # of K: more than the tensor cores sum at a time
 KINDS = {
     "block scales": lambda case: case.groups is not None and case.k > LONG,
@@ -161,6 +163,11 @@ def test_the_operator() -> None:
         lambda *x: kernels_dsl.scaled_gemm(*x, bias=torch.ones(24)) * 2, backend="eager", fullgraph=True
     )
     with emulator.run(arch="sm_90a"):
+        out = {"out": torch.zeros(8, 24), "amax": torch.zeros(1)}
+        torch.library.opcheck(torch.ops.kernels_dsl.scaled_gemm.default, arguments, test_utils=OPCHECKS)
+        torch.library.opcheck(
+            torch.ops.kernels_dsl.scaled_gemm_out.default, arguments, out, test_utils=OPCHECKS
+        )
         assert torch.equal(compiled(*arguments), torch.full((8, 24), 66.0).bfloat16())
         out = torch.zeros(8, 24)
         torch.ops.kernels_dsl.scaled_gemm_out(*arguments, out=out)

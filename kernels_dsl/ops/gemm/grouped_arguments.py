@@ -115,8 +115,9 @@ def _scales(
         check_device(name, scale, a.device)
     (m, k), groups, n = a.shape, b.shape[0], b.shape[2]
     parts, of_a, of_b = -(-k // GROUP), tuple(scale_a.shape), tuple(scale_b.shape)
-    plain_a = {(m,): "m", (m, 1): "m1", (groups, 1, 1): "l11"}
-    plain_b = {(groups, n): "ln", (groups, 1, n): "l1n", (groups, 1, 1): "l11"}
+    # Pairs, not a dictionary: symbolic extents have no hash.
+    plain_a = (((m,), "m"), ((m, 1), "m1"), ((groups, 1, 1), "l11"))
+    plain_b = (((groups, n), "ln"), ((groups, 1, n), "l1n"), ((groups, 1, 1), "l11"))
     found = _broadcast(scale_a, plain_a, _SCALE_A), _broadcast(scale_b, plain_b, _SCALE_B)
     if found[0] is not None and found[1] is not None:
         return (found[0], found[1]), None
@@ -135,9 +136,12 @@ def _scales(
     )
 
 
-def _broadcast(scale: torch.Tensor, shapes: dict[tuple[int, ...], str], index: int) -> OperandSpec | None:
-    """The scale as an operand of the epilogue, by its own modes; None where it is none."""
+def _broadcast(
+    scale: torch.Tensor, allowed: tuple[tuple[tuple[int, ...], str], ...], index: int
+) -> OperandSpec | None:
+    """The scale as an operand of the epilogue, by its own modes; None where it is none. `allowed`: shapes and
+    their modes."""
     if scale.numel() == 1:
         return OperandSpec("args", "1" * max(scale.dim(), 1), index, expand=None if scale.dim() else (1,))
-    modes = shapes.get(tuple(scale.shape))
-    return None if modes is None else OperandSpec("args", modes, index)
+    shape = tuple(scale.shape)
+    return next((OperandSpec("args", modes, index) for sizes, modes in allowed if sizes == shape), None)
