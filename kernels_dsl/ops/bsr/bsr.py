@@ -262,8 +262,8 @@ def bsr_sddmm(
     a `BsrTensor` (or its `t()`) or torch.sparse_bsr tensor of shape (M, N), of which the indices and the
     block's extents count. out_dtype: bf16 or fp16, default a's.
 
-    Returns a `BsrTensor` of the pattern, with values (nnz, bm, bk) or (L, nnz, bm, bk). Differentiable in a
-    and b. Raises TypeError and ValueError that name the argument.
+    Returns a `BsrTensor` of the pattern, with values (nnz, bm, bk) or (L, nnz, bm, bk); no `out`, as that is
+    no dense tensor. Differentiable in a and b. Raises TypeError and ValueError that name the argument.
     """
     if not isinstance(pattern, BsrTensor):
         if not isinstance(pattern, torch.Tensor) or pattern.layout != torch.sparse_bsr:
@@ -279,12 +279,16 @@ def bsr_sddmm(
     refuse_forward_mode("bsr_sddmm", {"a": a, "b": b})
     if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
         a, b = b.mT, a.mT
+    tensors = (pattern.crow_indices, pattern.col_indices, a, b)
+    options: dict[str, Any] = {"alpha": alpha, "out_dtype": out_dtype}
+    if not needs_dispatcher(tensors):
+        values = run_sampled(*tensors, shape=pattern.shape, block=pattern.block, **options)
+        return pattern.with_values(values)
     from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401  registers the operator
 
     values = torch.ops.kernels_dsl.bsr_sddmm(
-        pattern.crow_indices, pattern.col_indices, a, b, shape=list(pattern.shape),
-        block=list(pattern.block), alpha=alpha, out_dtype=out_dtype,
-    )  # fmt: skip
+        *tensors, shape=list(pattern.shape), block=list(pattern.block), **options
+    )
     return pattern.with_values(values)
 
 
