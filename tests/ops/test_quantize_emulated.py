@@ -193,8 +193,14 @@ def test_one_mode_one_row_and_nothing(seed):
 
 
 def test_sm_89_runs_the_same_code(seed):
+    x, heads = awkward((33, 140), seed, torch.bfloat16), awkward((1, 3, 9, 16), seed, torch.float16)
     with emulator.run(arch="sm_89"):
-        check(awkward((33, 140), seed, torch.bfloat16), scaling="1x128")
+        check(x, scaling="1x128", transpose="both")
+        check(x, scaling="tensor")
+        found = kernels_dsl.quantize_qkv(*[heads.transpose(1, 2)] * 3)
+    values, scales = ref.quantize(heads, torch.float8_e4m3fn, scaling="matrix")
+    assert_same(found["v"].transpose(1, 2), values, "v")
+    assert_same(found["v_descale"], scales, "v_descale")
 
 
 def test_earlier_gpus_are_refused():

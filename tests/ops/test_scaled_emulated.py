@@ -12,6 +12,10 @@ import kernels_dsl
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200
 from lowering import emulator
+from reference import quantize as quantization
+from reference import scaled_gemm as reference
+from reference import tolerance
+from reference.inputs import integers, normal
 
 E4M3, E5M2 = scaled_cases.E4M3, scaled_cases.E5M2
 OPCHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -43,6 +47,46 @@ def test_generated_cases_in_the_emulator(arch: str, first: int, most: int, kind:
         with emulator.run(arch=arch) as session:
             scaled_cases.run(case, "cpu")
         assert not session.reports, str(case)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("tensor", E5M2), ("row", E4M3)], ids=str)
+def test_beside_torch_on_the_cpu(kind: str, dtype: torch.dtype) -> None:
+    """At most twice the error of `torch._scaled_mm` with the very same arguments, mixed types among them."""
+    (a, scale_a), (b, scale_b) = (
+        quantization.quantize(normal(shape, torch.float32, seed=i), (dtype, E4M3)[i], scaling=kind)
+        for i, shape in enumerate(((48, 208), (32, 208)))
+    )
+    arguments = (a, b.mT, scale_a, scale_b.mT if kind == "row" else scale_b)
+    peer = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16)
+    with emulator.run(arch="sm_90a"):
+        found = kernels_dsl.scaled_gemm(*arguments)
+    tolerance.check(found, reference.scaled_gemm(*arguments), peer)
+
+
+def test_conventions_of_block_scales() -> None:
+    """DeepGEMM's, and PyTorch's, with the strides that each of them asks for; exact sums."""
+    m, n, k = 37, 264, 300
+    groups, of_n = -(-k // 128), -(-n // 128)
+    a, b = integers((m, k), E4M3, seed=1), integers((n, k), E4M3, seed=2)
+    # DeepGEMM: D = A Bᵀ; scales of A (M, K / 128) with contiguous M at multiples of 16 bytes, of B
+    # (N / 128, K / 128) contiguous.
+    of_a = torch.empty(groups, m + -m % 4).mT[:m]
+    of_a.copy_(torch.arange(m)[:, None].remainder(3).exp2() * torch.tensor([1.0, 0.5, 2.0]))
+    of_b = torch.tensor([[1.0, 4.0, 0.5], [2.0, 0.25, 1.0], [0.5, 8.0, 2.0]])
+    exact = torch.zeros(m, n, dtype=torch.float64)
+    for i in range(m):
+        for j in range(of_n):
+            for g in range(groups):
+                columns, part = slice(128 * j, 128 * j + 128), slice(128 * g, 128 * g + 128)
+                product = b[columns, part].double() @ a[i, part].double()
+                exact[i, columns] += of_a[i, g].double() * of_b[j, g].double() * product
+    # PyTorch: b (K, N), its scales (K / 128, N / 128), the rows of their transpose at multiples of 16 bytes.
+    of_torch = torch.empty(of_n, groups + -groups % 4)[:, :groups].mT.copy_(of_b.mT)
+    with emulator.run(arch="sm_90a"):
+        for scale_b in (of_b.mT, of_torch):
+            assert scale_b.shape == (groups, of_n)
+            found = kernels_dsl.scaled_gemm(a, b.mT, of_a, scale_b, out_dtype=torch.float32)
+            tolerance.check_exact(found, exact)
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -11,7 +11,6 @@ import torch
 import kernels_dsl
 from kernels_dsl import ScaledLinear, scaled_linear
 from kernels_dsl.ops.scaled import linear as module
-from kernels_dsl.ops.scaled.linear import RECIPES
 from lowering import emulator
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
@@ -38,12 +37,14 @@ def _without_kernels(monkeypatch):
     monkeypatch.setattr(module, "scaled_gemm", scaled_gemm)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_output_and_gradients(recipe, seed):
-    lead, features = {
-        "tensor": ((2, 16), (32, 48)), "row": ((3, 3), (20, 24)), "block": ((144,), (144, 16)),
-    }[recipe]  # fmt: skip
-    scaled_linear_cases.check(lead, features, recipe, seed=seed)
+@pytest.mark.parametrize(
+    ("recipe", "lead", "features", "arch"),
+    [("tensor", (2, 16), (32, 48), "sm_90a"), ("row", (3, 3), (20, 24), "sm_90a"),
+     ("block", (144,), (144, 16), "sm_90a"), ("block", (20,), (144, 16), "sm_89")],
+)  # fmt: skip
+def test_output_and_gradients(recipe, lead, features, arch, seed):
+    with emulator.run(arch=arch):
+        scaled_linear_cases.check(lead, features, recipe, seed=seed)
 
 
 def test_groups_of_equal_size(seed):
