@@ -18,6 +18,7 @@ import importlib
 from typing import Any
 
 from lowering import arch, cache
+from lowering.address import Address
 from lowering.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -34,6 +35,7 @@ from lowering.launch import CompiledKernel
 _LAZY = ("bundle", "emulator", "inspect", "recording")
 
 __all__ = [
+    "Address",
     "ArgumentTypeError",
     "ArgumentValueError",
     "CaptureError",

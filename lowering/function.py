@@ -23,6 +23,7 @@ from typing import Any
 
 from lowering import arch as arch_module
 from lowering import cache, sources, toolchain
+from lowering.address import Address
 from lowering.compile import compile_host
 from lowering.constants import Canonicalizer
 from lowering.errors import (
@@ -43,7 +44,7 @@ MEMO_LIMIT = 8192
 EMULATE_VARIABLE = "KERNELS_DSL_EMULATE"
 # Types that are told apart by value; other configuration objects by identity, which is quicker.
 _BY_VALUE = frozenset((bool, int, float, str, type(None)))
-_NOT_TENSORS = frozenset((tuple, list, bool, int, float, type(None)))
+_NOT_TENSORS = frozenset((tuple, list, bool, int, float, type(None), Address))
 
 _kernels: dict[str, CompiledKernel] = {}
 _generation = [0]
@@ -452,7 +453,10 @@ def _capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
-def _named_tensors(parameters: Sequence[Parameter], args: Sequence[Any]) -> list[tuple[str, Any]]:
+def _named_tensors(
+    parameters: Sequence[Parameter], args: Sequence[Any], by_address: bool = False
+) -> list[tuple[str, Any]]:
+    """The tensors of a call; `by_address`: and those behind an `Address`."""
     found: list[tuple[str, Any]] = []
 
     def add(name: str, arg: Any) -> None:
@@ -461,6 +465,8 @@ def _named_tensors(parameters: Sequence[Parameter], args: Sequence[Any]) -> list
                 add(f"{name}[{i}]", item)
         elif hasattr(arg, "data_ptr"):
             found.append((name, arg))
+        elif by_address and isinstance(arg, Address):
+            found.append((name, arg.tensor))
 
     for i, arg in enumerate(args):
         add(parameters[i].name if i < len(parameters) else f"#{i}", arg)

@@ -57,6 +57,9 @@ def several(makers: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], tuple[
     if len(makers) == 2:
         first, second = makers
         return lambda: (first(), second())
+    if len(makers) == 3:
+        one, two, three = makers
+        return lambda: (one(), two(), three())
     if len(makers) == 4:
         one, two, three, four = makers
         return lambda: (one(), two(), three(), four())

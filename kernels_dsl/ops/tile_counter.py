@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+from lowering import Address
+
+Addresses = tuple[Address, Address]
+"""Of a workspace, of its counter."""
 SLOTS = 1 << 16
 """Counters of a device that are made at once."""
 SPACING = 4
@@ -27,7 +31,7 @@ _slabs: dict[int, list[torch.Tensor]] = {}
 """All of a device, as graphs know the addresses alone; counters of the last one are free."""
 _taken: dict[int, int] = {}
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
-_with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int]] = {}
+_with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int, Addresses]] = {}
 
 
 def tile_counter(device: int) -> torch.Tensor:
@@ -54,14 +58,30 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
         return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
     found = _with_workspace.get((device, stream))
     if found is None or found[1] < words or found[2] < elements:
-        (counters, workspace), old_words, old_elements = found or ((None, None), 0, 0)
+        (counters, workspace), old_words, old_elements = found[:3] if found else ((None, None), 0, 0)
         words, elements = max(words, old_words), max(elements, old_elements, LEAST)
         if counters is None or words > old_words:
             counters = _fresh(device, words)
         if workspace is None or elements > old_elements:
             workspace = torch.empty(elements, device=f"cuda:{device}")
-        found = _with_workspace[device, stream] = (counters, workspace), words, elements
+        both = Address(workspace), Address(counters)
+        found = _with_workspace[device, stream] = (counters, workspace), words, elements, both
     return found[0]
+
+
+def addresses(device: int, elements: int, words: int = 1) -> Addresses:
+    """Where `counter_and_workspace` has the two, workspace first, for parameters `Int64`.
+
+    They keep the memory: hold them until the launch is enqueued.
+    """
+    if device >= 0:
+        stream = _raw_stream(device)
+        if stream == _UNCAPTURED or not _is_capturing():
+            found = _with_workspace.get((device, stream))
+            if found is not None and found[1] >= words and found[2] >= elements:
+                return found[3]
+    counter, workspace = counter_and_workspace(device, elements, words)
+    return Address(workspace), Address(counter)
 
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:

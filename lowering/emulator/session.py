@@ -178,7 +178,7 @@ def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any]
             values += _leaves(next(classes), next(runtime))
     from lowering.function import _named_tensors
 
-    named = _named_tensors(function.runtime_parameters, args)
+    named = _named_tensors(function.runtime_parameters, args, by_address=True)
     session.call(loaded.module, loaded.host, values, [(f"argument {n!r}", t) for n, t in named])
 
 

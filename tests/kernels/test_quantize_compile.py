@@ -59,7 +59,7 @@ def _with_maxima(name: str, kinds: tuple, dtype: torch.dtype, *rest, **constants
     x, values = _meta(N, N, dtype=dtype), _meta(N, N, dtype=torch.float8_e4m3fn)
     scale = _meta(1) if "whole" in kinds else _meta(N, 1)
     outputs = [t for kind in kinds for t in ((values, scale) if kind else (None, None))]
-    compiled = FUNCTIONS[name].compile(x, *outputs, _meta(1 << 20), *rest, arch="sm_90a", **constants)
+    compiled = FUNCTIONS[name].compile(x, *outputs, 1 << 40, *rest, arch="sm_90a", **constants)
     found = compiled.resources()
     for kernel in found:
         assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
@@ -87,9 +87,8 @@ def test_scales_of_maxima(dtype, kinds):
 def test_one_launch(dtype, kinds, tiles):
     """As many CTAs as are asked for fit an SM, with the tiles that they keep."""
     form, division = one_launch(kinds, 1, tiles, (H200.sm_count, H200.smem_bytes), dtype.itemsize)
-    counter = _meta(1, dtype=torch.int32)
     spec = TileQuantization("e4m3", *kinds, early=True, grid=form)
-    (found,) = _with_maxima("grid", kinds, dtype, counter, division, spec=spec)
+    (found,) = _with_maxima("grid", kinds, dtype, 1 << 41, *division, spec=spec)
     assert found.registers * 256 * form.per_sm <= 65536
     assert form.kept >= 1
     taken = found.dynamic_smem + found.static_smem + RESERVED
@@ -102,7 +101,7 @@ def test_rows_then_columns():
     """As many CTAs fit an SM as are asked for; a row's vectors and their maxima stay in registers."""
     x, values, scales = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=torch.float8_e4m3fn), _meta(N, 1)
     spec, rows_each = line_quantization("e4m3", (1, 16384, 7168), (H200.sm_count, True), 2)
-    args = (x, values, scales, values, scales, _meta(1 << 20), rows_each)
+    args = (x, values, scales, values, scales, 1 << 40, rows_each)
     found = FUNCTIONS["lines"].compile(*args, arch="sm_90a", spec=spec).resources()
     names = [kernel.entry.rpartition("_")[0] for kernel in found]
     assert sorted(names) == ["quantize_clear", "quantize_lines", "quantize_tile"]
@@ -119,10 +118,8 @@ def test_matrices_in_one_read():
     x, values = _meta(4, N, 8, 64, dtype=torch.float16), _meta(4, N, 8, 64, dtype=torch.float8_e5m2)
     device = H200.sm_count, H200.smem_bytes, True
     spec, ctas = matrix_quantization("e5m2", (128, 4096, 64), device, 2)
-    args = (x.transpose(1, 2), values.transpose(1, 2), _meta(4, 8, 1, 1), _meta(1 << 20))
-    compiled = FUNCTIONS["matrices"].compile(
-        *args, _meta(1, dtype=torch.int32), ctas, arch="sm_90a", spec=spec
-    )
+    args = (x.transpose(1, 2), values.transpose(1, 2), _meta(4, 8, 1, 1), 1 << 40, 1 << 41, ctas)
+    compiled = FUNCTIONS["matrices"].compile(*args, arch="sm_90a", spec=spec)
     (found,) = compiled.resources()
     assert found.stack_bytes == found.spill_loads == 0 and found.registers * 256 * spec.per_sm <= 65536
     taken = found.dynamic_smem + found.static_smem

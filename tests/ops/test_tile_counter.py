@@ -35,10 +35,14 @@ def test_streams_and_captures_have_their_own(gpu: SimpleNamespace) -> None:
     assert module.tile_counter(0) is first and counters.shape == (6,) and workspace.shape == (20,)
     assert module.counter_and_workspace(0, 10, 2)[1] is workspace
     assert module.counter_and_workspace(0, 21, 6)[0] is counters  # only the workspace had to grow
+    places = module.addresses(0, 21)
+    assert module.addresses(0, 10) is places  # kept, too, and of the same memory
+    assert [a.tensor.data_ptr() for a in places] == list(places) and places[1].tensor is counters
     gpu.stream = 7
     second = module.tile_counter(0)
     gpu.capturing = True
     captured = [module.tile_counter(0), module.tile_counter(0), *module.counter_and_workspace(0, 20, 6)]
+    captured += [address.tensor for address in module.addresses(0, 20)]
     gpu.capturing = False
     assert module.tile_counter(0) is second
     places = [x.data_ptr() for x in (first, counters, second, workspace, *captured)]

@@ -25,6 +25,7 @@ from .views import (
     maxima_of_rows,
     maximum,
     maximum_of_row,
+    memory_at,
     pairs_of_columns,
     raise_to,
     row_of_tile,
@@ -37,33 +38,37 @@ def quantize_grid(
     scales: cute.Tensor | None,
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
-    workspace: cute.Tensor,
-    counter: cute.Tensor,
-    division: tuple,
+    workspace: Int64,
+    counter: Int64,
+    ctas: Int32,
+    along_m: Int32,
+    along_k: Int32,
     stream,
     spec: cutlass.Constexpr,
 ):
     """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `quantize_tile`.
 
-    spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". workspace: float32, of
-    `config.quantize.grid_elements` or more, written. counter: int32 (1,), 0, and 0 again afterwards.
-    division: (CTAs, CTAs along M, CTAs along K) of `config.quantize.division_of`; there are no more than the
-    GPU runs at the same time.
+    spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". turned_scales may be None with
+    "whole" for both outputs, which have one scale. workspace: the address of float32, of
+    `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards.
+    ctas, along_m, along_k: all CTAs, those along M, along K, of `config.quantize.division_of`; there are no
+    more than the GPU runs at the same time.
     """
     x = four_modes(x)
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
-    ctas, along_m, along_k = division
+    memory = memory_at(workspace, Float32)
+    counted = cute.make_tensor(memory_at(counter, Int32), cute.make_layout(1))
     matrices = x.shape[0] * x.shape[1]
     columns, rows = None, None
     used = Int64(1) if "whole" in (spec.plain, spec.turned) else Int64(matrices)
     if "lines" in (spec.plain, spec.turned):
-        columns, used = maxima_at(workspace, Int64(0), (matrices, 1, x.shape[3]))
+        columns, used = maxima_at(memory, Int64(0), (matrices, 1, x.shape[3]))
         if spec.plain == "lines":
-            rows, used = maxima_at(workspace, used, (matrices, 1, x.shape[2]))
-    cleared = cute.make_tensor(workspace.iterator, cute.make_layout(Int32(used)))
-    quantize_grid_kernel(x, outputs, (cleared, columns, rows), counter, (along_m, along_k), spec).launch(
+            rows, used = maxima_at(memory, used, (matrices, 1, x.shape[2]))
+    cleared = cute.make_tensor(memory, cute.make_layout(Int32(used)))
+    quantize_grid_kernel(x, outputs, (cleared, columns, rows), counted, (along_m, along_k), spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=spec.grid.per_sm,

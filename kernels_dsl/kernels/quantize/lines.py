@@ -14,7 +14,7 @@ from kernels_dsl.config.quantize import THREADS, VECTOR
 
 from .rows import load_row, store_row
 from .tile import quantize_tile
-from .views import aligned, clear, four_modes, maxima_at, raise_to
+from .views import aligned, clear, four_modes, maxima_at, memory_at, raise_to
 
 CLEARED = THREADS * VECTOR
 """Numbers that a CTA of `clear_maxima_kernel` clears."""
@@ -26,7 +26,7 @@ def quantize_lines(
     scales: cute.Tensor,
     turned_values: cute.Tensor,
     turned_scales: cute.Tensor,
-    workspace: cute.Tensor,
+    workspace: Int64,
     rows_each: Int32,
     stream,
     spec: cutlass.Constexpr,
@@ -34,11 +34,12 @@ def quantize_lines(
     """Launch on x (…, M, K) of 16 bits, up to four modes, K contiguous; spec: a `LineQuantization`.
 
     values (…, M, K) and turned_values (…, K, M) fp8, scales (…, M, 1) and (…, K, 1) float32: as in
-    `quantize_tile`. workspace: float32, of `config.quantize.line_elements`, written. rows_each: of a CTA.
+    `quantize_tile`. workspace: the address of float32, of `config.quantize.line_elements`, written.
+    rows_each: of a CTA.
     """
     rows = four_modes(x)
     matrices = rows.shape[0] * rows.shape[1]
-    columns, end = maxima_at(workspace, Int64(0), (matrices, 1, rows.shape[3]))
+    columns, end = maxima_at(memory_at(workspace, Float32), Int64(0), (matrices, 1, rows.shape[3]))
     cleared = cute.make_tensor(columns.iterator, cute.make_layout(Int32(end)))
     clear_maxima_kernel(cleared, spec).launch(
         grid=[cute.ceil_div(cute.size(cleared), CLEARED), 1, 1],

@@ -15,7 +15,7 @@ from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
 from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
-from .views import address, convert, divisor, four_modes, maximum, store_vector
+from .views import address, convert, divisor, four_modes, maximum, memory_at, store_vector
 
 ABSENT = -1.0
 """A maximum that is not there yet."""
@@ -25,8 +25,8 @@ def quantize_matrices(
     x: cute.Tensor,
     values: cute.Tensor,
     scales: cute.Tensor,
-    workspace: cute.Tensor,
-    counter: cute.Tensor,
+    workspace: Int64,
+    counter: Int64,
     ctas: Int32,
     stream,
     spec: cutlass.Constexpr,
@@ -35,10 +35,11 @@ def quantize_matrices(
     of 16 bytes; spec: a `MatrixQuantization`.
 
     values (…, M, K) fp8, rows at multiples of 16 bytes; scales (…, 1, 1) float32. Both are written.
-    workspace: float32, one for each item, written. counter: int32 (1,), 0, and 0 again afterwards. ctas: no
-    more than the GPU runs at the same time; a matrix has at most `lag` - 1 times as many items.
+    workspace: the address of float32, one for each item, written. counter: that of an int32, 0, and 0 again
+    afterwards. ctas: no more than the GPU runs at the same time; a matrix has at most `lag` - 1 times as many
+    items.
     """
-    launch(((x, values, scales),), workspace, counter, ctas, stream, spec)
+    launch(((x, values, scales),), (workspace, counter), ctas, stream, spec)
 
 
 def quantize_three(
@@ -46,28 +47,29 @@ def quantize_three(
     k: cute.Tensor,
     v: cute.Tensor,
     made: tuple,
-    rest: tuple,
+    workspace: Int64,
+    counter: Int64,
+    ctas: Int32,
     stream,
     spec: cutlass.Constexpr,
 ):
     """`quantize_matrices` of three tensors that differ in their modes before M alone, in one launch.
 
-    made: values and scales of each in turn; rest: workspace, counter, ctas.
+    made: values and scales of each in turn.
     """
-    workspace, counter, ctas = rest
-    launch(((q, *made[:2]), (k, *made[2:4]), (v, *made[4:])), workspace, counter, ctas, stream, spec)
+    launch(((q, *made[:2]), (k, *made[2:4]), (v, *made[4:])), (workspace, counter), ctas, stream, spec)
 
 
-def launch(
-    tensors: tuple, workspace: cute.Tensor, counter: cute.Tensor, ctas: Int32, stream, spec: cutlass.Constexpr
-) -> None:
+def launch(tensors: tuple, addresses: tuple, ctas: Int32, stream, spec: cutlass.Constexpr) -> None:
     """Launch on tensors ((x, values, scales), …), whose matrices are numbered one after the other."""
     tensors = tuple(tuple(four_modes(t) for t in group) for group in tensors)
     x = tensors[0][0]
     matrices = sum((matrices_of(group[0]) for group in tensors[1:]), matrices_of(x))
     lanes = x.shape[3] // VECTOR
     items = cute.ceil_div(x.shape[2] * lanes, spec.vectors * THREADS)
-    maxima = cute.make_tensor(workspace.iterator, cute.make_layout((items, matrices)))
+    workspace, counter = (memory_at(a, dtype) for a, dtype in zip(addresses, (Float32, Int32)))
+    maxima = cute.make_tensor(workspace, cute.make_layout((items, matrices)))
+    counter = cute.make_tensor(counter, cute.make_layout(1))
     turn, row = (ctas // items, ctas % items), (THREADS // lanes, THREADS % lanes)
     divisors = (divisor(items), divisor(lanes))
     inner = tuple(divisor(group[0].shape[1]) for group in tensors)

@@ -2,13 +2,13 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
 from kernels_dsl.config.quantize import FEW_PARTS
 
 from .amax import amax_parts
 from .tile import quantize_tile
-from .views import four_modes, maxima_at
+from .views import four_modes, maxima_at, memory_at
 
 
 def quantize_by_maxima(
@@ -17,7 +17,7 @@ def quantize_by_maxima(
     scales: cute.Tensor | None,
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
-    workspace: cute.Tensor,
+    workspace: Int64,
     parts: Int32,
     stream,
     spec: cutlass.Constexpr,
@@ -26,17 +26,19 @@ def quantize_by_maxima(
     """Launch `amax_parts` and `quantize_tile` of the same x, by `spec`; the tensors are theirs. Lines of both
     outputs are for `quantize_grid`.
 
-    workspace: float32, of `config.quantize.maxima_elements`, written. parts: maxima of each matrix, or of
-    each of its columns. With `many` there are so many that `quantize_tile` reads maxima of those.
+    workspace: the address of float32, of `config.quantize.maxima_elements`, written. parts: maxima of each
+    matrix, or of each of its columns. With `many` there are so many that `quantize_tile` reads maxima of
+    those.
     """
     columns = "lines" in (spec.plain, spec.turned)
     whole = four_modes(x)
     matrices = whole.shape[0] * whole.shape[1]
     shape = (matrices, parts, whole.shape[3]) if columns else (matrices, parts)
-    maxima, end = maxima_at(workspace, Int64(0), shape, columns or many)
+    memory = memory_at(workspace, Float32)
+    maxima, end = maxima_at(memory, Int64(0), shape, columns or many)
     amax_parts(x, maxima, stream, columns, spec.early)
     if many:
-        fewer, _ = maxima_at(workspace, end, (1, FEW_PARTS))
+        fewer, _ = maxima_at(memory, end, (1, FEW_PARTS))
         amax_parts(maxima, fewer, stream, False, spec.early)
         maxima = fewer
     quantize_tile(x, values, scales, turned_values, turned_scales, maxima, stream=stream, spec=spec)

@@ -218,7 +218,12 @@ def tile_place(number: Int32, divisors: tuple) -> tuple:
     return divmod(matrix, inner), (m * TILE, n * TILE)
 
 
-def maxima_at(workspace: cute.Tensor, first: Int64, shape: tuple, pad: bool = True) -> tuple:
+def memory_at(address: Int64, dtype) -> cute.Pointer:
+    """What a launch gets as a number, at a multiple of 16 bytes of global memory."""
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=16)
+
+
+def maxima_at(workspace: cute.Pointer, first: Int64, shape: tuple, pad: bool = True) -> tuple:
     """(a tensor of this shape that begins at element `first` of the workspace, where it ends).
 
     Rows begin at multiples of 16 bytes; without `pad`, where `first` is 0, only what follows does.
@@ -231,7 +236,7 @@ def maxima_at(workspace: cute.Tensor, first: Int64, shape: tuple, pad: bool = Tr
     strides.append(Int64(step))  # the only one that may reach beyond 32 bits
     layout = cute.make_layout(tuple(shape), stride=tuple(reversed(strides)))
     count = cute.ceil_div(Int64(step) * shape[0], MAXIMA_ALIGN) * MAXIMA_ALIGN
-    pointer = aligned(workspace.iterator + first, 4 * MAXIMA_ALIGN)
+    pointer = aligned(workspace + first, 4 * MAXIMA_ALIGN)
     return cute.make_tensor(pointer, layout), first + count
 
 

@@ -30,7 +30,7 @@ from kernels_dsl.config.quantize import (
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
-from kernels_dsl.ops.tile_counter import counter_and_workspace
+from kernels_dsl.ops.tile_counter import addresses
 
 _FOLDER = "kernels_dsl.kernels.quantize"
 FUNCTIONS = {
@@ -50,7 +50,7 @@ Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
 """Serves calls (x, given scale): what the caller gets."""
 Make = Callable[[], Made]
 """Makes the buffers that kernels write."""
-Place = tuple[int, int] | None
+Place = tuple[int, int | None] | None
 """Where among the buffers, and behind them a given scale, an output's values and scales are."""
 Order = tuple[int | None, ...]
 """The buffers that a kernel takes behind what it reads; None for none."""
@@ -65,7 +65,6 @@ class Kernels:
     def __init__(self, format: str, target: Target, read: torch.Tensor) -> None:
         self.format = format
         self.target = target
-        self.device = read.device
         self.early = target.device.capability >= (9, 0)
         self.matrices = read.shape[:-2].numel()
         self.rows, self.columns = read.shape[-2:]
@@ -113,8 +112,7 @@ class Kernels:
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
         elements = maxima_elements(self.matrices, self.columns, parts, kinds)
-        workspace = fresh.maker((elements,), torch.float32, self.device)
-        return kernel, _order(plain, turned), lambda: (workspace(), parts)
+        return kernel, _order(plain, turned), self._workspace(elements, parts)
 
     def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sending | None:
         """The same in one launch; None where that is not better."""
@@ -130,11 +128,7 @@ class Kernels:
         elements = grid_elements(self.matrices, self.rows, self.columns, kinds)
         index = self.target.index
 
-        def rest() -> tuple[Any, ...]:
-            counter, workspace = counter_and_workspace(index, elements)
-            return workspace, counter, division
-
-        return kernel, _order(plain, turned), rest
+        return kernel, _order(plain, turned), lambda: (*addresses(index, elements), *division)
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sending:
         """With scales of matrices or of all."""
@@ -143,6 +137,8 @@ class Kernels:
             if found is not None:
                 return self._kernel("matrices", spec=found[0]), (0, 1), found[1]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
+        if kind == "whole" and plain and turned:
+            turned = (turned[0], None)  # they have one scale
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
@@ -165,9 +161,13 @@ class Kernels:
         if found is None:
             return None
         spec, rows_each = found
-        workspace = fresh.maker((line_elements(self.matrices, self.columns),), torch.float32, self.device)
-        kernel = self._kernel("lines", spec=spec)
-        return kernel, _order(plain, turned), lambda: (workspace(), rows_each)
+        rest = self._workspace(line_elements(self.matrices, self.columns), rows_each)
+        return self._kernel("lines", spec=spec), _order(plain, turned), rest
+
+    def _workspace(self, elements: int, number: int) -> Callable[[], tuple[Any, ...]]:
+        """What makes the rest of arguments that is a workspace and a number."""
+        index = self.target.index
+        return lambda: (addresses(index, elements, 0)[0], number)
 
     def matrices_in_one_read(
         self, matrices: int, least: tuple[int, int] = LEAST_TILES
@@ -184,12 +184,7 @@ class Kernels:
             return None
         spec, ctas = found
         elements, index = matrices * spec.items(self.rows, self.columns), self.target.index
-
-        def rest() -> tuple[Any, ...]:
-            counter, workspace = counter_and_workspace(index, elements)
-            return workspace, counter, ctas
-
-        return spec, rest
+        return spec, lambda: (*addresses(index, elements), ctas)
 
 
 def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
@@ -201,7 +196,7 @@ def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
         return None
     spec, rest = found
     launch = Launch(FUNCTIONS["three"], first.target, {"spec": spec})
-    return lambda q, k, v, made: launch(q, k, v, made, rest())
+    return lambda q, k, v, made: launch(q, k, v, made, *rest())
 
 
 def _order(plain: Place, turned: Place) -> Order:
