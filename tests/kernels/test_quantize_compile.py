@@ -57,9 +57,9 @@ def test_both_outputs_of_a_tile(kind, format, arch):
 def _with_maxima(name: str, kinds: tuple, dtype: torch.dtype, *rest, **constants):
     """Resources of kernels that make scales of maxima; `rest`: what follows the workspace."""
     x, values = _meta(N, N, dtype=dtype), _meta(N, N, dtype=torch.float8_e4m3fn)
-    scale = _meta(1) if "whole" in kinds else _meta(N, 1)
-    outputs = [t for kind in kinds for t in ((values, scale) if kind else (None, None))]
-    compiled = FUNCTIONS[name].compile(x, *outputs, 1 << 40, *rest, arch="sm_90a", **constants)
+    scales, scale = (None, 1 << 42) if "whole" in kinds else (_meta(N, 1), 0)
+    outputs = [t for kind in kinds for t in ((values, scales) if kind else (None, None))]
+    compiled = FUNCTIONS[name].compile(x, *outputs, 1 << 40, *rest, scale, arch="sm_90a", **constants)
     found = compiled.resources()
     for kernel in found:
         assert kernel.stack_bytes == kernel.spill_loads == kernel.spill_stores == 0, kernel
@@ -135,7 +135,7 @@ def test_matrices_in_one_read():
 def test_rows(columns):
     x, values = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=torch.float8_e4m3fn)
     spec = row_quantization("e4m3", columns, True, 2)
-    compiled = FUNCTIONS["rows"].compile(x, values, _meta(N, 1), arch="sm_90a", spec=spec)
+    compiled = FUNCTIONS["rows"].compile(x, values, _meta(N, 1), 0, arch="sm_90a", spec=spec)
     registers = 128 if spec.vectors == 16 else 64
     assert _instructions(compiled, "LDG.E.128", registers) == spec.vectors
     assert _instructions(compiled, "F2FP.SATFINITE.E4M3", registers) == 4 * spec.vectors

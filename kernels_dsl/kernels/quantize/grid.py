@@ -26,6 +26,7 @@ from .views import (
     maximum,
     maximum_of_row,
     memory_at,
+    one_scale,
     pairs_of_columns,
     raise_to,
     row_of_tile,
@@ -43,18 +44,21 @@ def quantize_grid(
     ctas: Int32,
     along_m: Int32,
     along_k: Int32,
+    scale: Int64,
     stream,
     spec: cutlass.Constexpr,
 ):
     """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `quantize_tile`.
 
-    spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". turned_scales may be None with
-    "whole" for both outputs, which have one scale. workspace: the address of float32, of
-    `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards.
+    spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". workspace: the address of float32,
+    of `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards.
     ctas, along_m, along_k: all CTAs, those along M, along K, of `config.quantize.division_of`; there are no
-    more than the GPU runs at the same time.
+    more than the GPU runs at the same time. scale: the address of the one scale of "whole", with which there
+    are no scales' tensors; otherwise 0.
     """
     x = four_modes(x)
+    if "whole" in (spec.plain, spec.turned):
+        scales, turned_scales = (one_scale(scale) if kind else None for kind in (spec.plain, spec.turned))
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )

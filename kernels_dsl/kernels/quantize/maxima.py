@@ -8,7 +8,7 @@ from kernels_dsl.config.quantize import FEW_PARTS
 
 from .amax import amax_parts
 from .tile import quantize_tile
-from .views import four_modes, maxima_at, memory_at
+from .views import four_modes, maxima_at, memory_at, one_scale
 
 
 def quantize_by_maxima(
@@ -19,6 +19,7 @@ def quantize_by_maxima(
     turned_scales: cute.Tensor | None,
     workspace: Int64,
     parts: Int32,
+    scale: Int64,
     stream,
     spec: cutlass.Constexpr,
     many: cutlass.Constexpr[bool],
@@ -28,8 +29,10 @@ def quantize_by_maxima(
 
     workspace: the address of float32, of `config.quantize.maxima_elements`, written. parts: maxima of each
     matrix, or of each of its columns. With `many` there are so many that `quantize_tile` reads maxima of
-    those.
+    those. scale: as in `quantize_grid`.
     """
+    if "whole" in (spec.plain, spec.turned):
+        scales, turned_scales = (one_scale(scale) if kind else None for kind in (spec.plain, spec.turned))
     columns = "lines" in (spec.plain, spec.turned)
     whole = four_modes(x)
     matrices = whole.shape[0] * whole.shape[1]

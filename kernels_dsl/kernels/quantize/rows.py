@@ -6,7 +6,7 @@ through shared memory.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.entry_name import entry_name
@@ -23,6 +23,7 @@ from .views import (
     load_part,
     load_whole,
     maximum,
+    one_scale,
     store_vector,
     vector_at,
 )
@@ -32,14 +33,22 @@ VECTORS_AT_ONCE = 4
 """Vectors that a thread has under way where a row is read twice."""
 
 
-def quantize_rows(x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, stream, spec: cutlass.Constexpr):
+def quantize_rows(
+    x: cute.Tensor,
+    values: cute.Tensor,
+    scales: cute.Tensor | None,
+    scale: Int64,
+    stream,
+    spec: cutlass.Constexpr,
+):
     """Launch for x (…, M, K) of up to four modes, K contiguous; spec: a `RowQuantization`.
 
     values (…, M, K) fp8, rows at multiples of 16 bytes; scales (…, M, 1) float32. Both are written. With
-    `spec.whole` one scale, of all of x; x and values are contiguous, K is a multiple of 16.
+    `spec.whole` one scale, of all of x, at address `scale`, and no `scales`; x and values are contiguous, K
+    is a multiple of 16. Otherwise `scale` is 0.
     """
     if const_expr(spec.whole):
-        x, values = one_row(x), one_row(values)
+        x, values, scales = one_row(x), one_row(values), one_scale(scale)
     x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     divisors = (divisor(x.shape[2]), divisor(x.shape[1]))

@@ -187,9 +187,7 @@ def store_scale(kind: cutlass.Constexpr, scales: cute.Tensor, scale: Float32, bl
     """One thread stores the scale of this tile, number `block`; of a matrix, that of its first tile does."""
     at, _, word, lane = place
     if (word == 0) & (lane == 0):
-        if const_expr(scales is None):
-            pass
-        elif const_expr(kind == "block"):
+        if const_expr(kind == "block"):
             scales[at[0], at[1], block[0], block[1]] = scale
         elif (block[0] == 0) & (block[1] == 0):
             if const_expr(kind == "matrix"):

@@ -223,6 +223,12 @@ def memory_at(address: Int64, dtype) -> cute.Pointer:
     return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=16)
 
 
+def one_scale(address: Int64) -> cute.Tensor:
+    """The scale of all that is there, as a tensor of four modes."""
+    layout = cute.make_layout((1, 1, 1, 1))
+    return cute.make_tensor(cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4), layout)
+
+
 def maxima_at(workspace: cute.Pointer, first: Int64, shape: tuple, pad: bool = True) -> tuple:
     """(a tensor of this shape that begins at element `first` of the workspace, where it ends).
 

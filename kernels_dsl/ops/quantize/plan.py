@@ -51,7 +51,8 @@ Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
 Make = Callable[[], Made]
 """Makes the buffers that kernels write."""
 Place = tuple[int, int | None] | None
-"""Where among the buffers, and behind them a given scale, an output's values and scales are."""
+"""Where among the buffers, and behind them a given scale, an output's values and scales are; None for a new
+scale of all, which goes to the kernel as an address."""
 Order = tuple[int | None, ...]
 """The buffers that a kernel takes behind what it reads; None for none."""
 Rest = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
@@ -86,13 +87,14 @@ class Kernels:
         """What makes buffers, launches the kernels of a call (what they read, given scale) and returns them.
         places: of x, of its transpose."""
         plain, turned = places
-        return _sending(*self._launches(scaling, given, plain, turned), make)
+        sending = self._launches(scaling, given, plain, turned)
+        return _sending(*sending, make, scaling == "tensor" and not given)
 
     def _launches(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sending:
         if scaling == "row":
             return self._rows(plain, turned)
         if scaling == "tensor" and not given and turned is None and self.small is not None:
-            return self._kernel("rows", spec=self.small), (0, 1), ()
+            return self._kernel("rows", spec=self.small), (0, None), ()
         if scaling == "matrix" or (scaling == "tensor" and not given):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
@@ -112,7 +114,7 @@ class Kernels:
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
         elements = maxima_elements(self.matrices, self.columns, parts, kinds)
-        return kernel, _order(plain, turned), self._workspace(elements, parts)
+        return kernel, _order(plain, turned), self._workspace(elements, parts, *_no_scale(kinds))
 
     def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sending | None:
         """The same in one launch; None where that is not better."""
@@ -124,11 +126,11 @@ class Kernels:
         if found is None:
             return None
         kernel = self._kernel("grid", spec=replace(spec, grid=found[0]))
-        division = found[1]
+        last = (*found[1], *_no_scale(kinds))
         elements = grid_elements(self.matrices, self.rows, self.columns, kinds)
         index = self.target.index
 
-        return kernel, _order(plain, turned), lambda: (*addresses(index, elements), *division)
+        return kernel, _order(plain, turned), lambda: (*addresses(index, elements), *last)
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sending:
         """With scales of matrices or of all."""
@@ -137,8 +139,8 @@ class Kernels:
             if found is not None:
                 return self._kernel("matrices", spec=found[0]), (0, 1), found[1]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
-        if kind == "whole" and plain and turned:
-            turned = (turned[0], None)  # they have one scale
+        if kind == "whole":
+            plain, turned = (place and (place[0], None) for place in (plain, turned))
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
@@ -146,7 +148,7 @@ class Kernels:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
-            return self._kernel("rows", spec=spec), (0, 1), ()
+            return self._kernel("rows", spec=spec), (0, 1), (0,)
         by_rows = None if plain is None else self._rows_and_columns(plain, turned)
         if by_rows is not None:
             return by_rows
@@ -164,10 +166,10 @@ class Kernels:
         rest = self._workspace(line_elements(self.matrices, self.columns), rows_each)
         return self._kernel("lines", spec=spec), _order(plain, turned), rest
 
-    def _workspace(self, elements: int, number: int) -> Callable[[], tuple[Any, ...]]:
-        """What makes the rest of arguments that is a workspace and a number."""
+    def _workspace(self, elements: int, *last: int) -> Callable[[], tuple[Any, ...]]:
+        """What makes the rest of arguments that begins with a workspace."""
         index = self.target.index
-        return lambda: (addresses(index, elements, 0)[0], number)
+        return lambda: (addresses(index, elements, 0)[0], *last)
 
     def matrices_in_one_read(
         self, matrices: int, least: tuple[int, int] = LEAST_TILES
@@ -204,7 +206,13 @@ def _order(plain: Place, turned: Place) -> Order:
     return (*(plain or (None, None)), *(turned or (None, None)))
 
 
-def _sending(launch: Launch, order: Order, rest: Rest, make: Make) -> Plan:
+def _no_scale(kinds: tuple[str | None, str | None]) -> tuple[int, ...]:
+    """What stands in place of the address of a scale of all."""
+    return () if "whole" in kinds else (0,)
+
+
+def _sending(launch: Launch, order: Order, rest: Rest, make: Make, by_address: bool) -> Plan:
+    """by_address: the last buffer goes to the kernel behind all the rest."""
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
     pick = operator.itemgetter(*[-1 if n is None else n for n in order])
     as_they_are = order == tuple(range(len(order)))
@@ -219,6 +227,9 @@ def _sending(launch: Launch, order: Order, rest: Rest, make: Make) -> Plan:
         if not as_they_are:
             buffers = pick((*buffers, None))
         last = fixed if make_rest is None else make_rest()
+        if by_address:
+            one = made[-1]
+            last = (*last, lowering.Address(one) if kernel is None else one.data_ptr())
         if kernel is not None:
             kernel(x, *buffers, *last)
         else:

@@ -210,7 +210,7 @@ def buffers_of(
         if scaling != "tensor":
             made.append(_scales(lead, m, k, scaling))
     if scaling == "tensor" and not given:
-        made.append(Buffer((1,), (1,), torch.float32, torch.Tensor.squeeze))
+        made.append(Buffer((), (), torch.float32))
     return made
 
 
@@ -259,7 +259,7 @@ def _plan(
     make = fresh.several([fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
     send = kernels.sends(scaling, given, _places(scaling, transpose, swap), make)
     one_scale = scaling == "tensor" and not given
-    if prepare is None and all(b.result is None for b in buffers[: len(buffers) - one_scale]):
+    if prepare is None and all(b.result is None for b in buffers):
         if one_scale:
             return _with_one_scale(send)
         if scaling != "tensor":
@@ -277,8 +277,10 @@ def _with_one_scale(send: Plan) -> Plan:
 
     def run(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         made = send(x, None)
-        one = made[-1].squeeze()
-        return (made[0], one) if len(made) == 2 else (made[0], one, made[1], one)
+        if len(made) == 2:
+            return made
+        values, turned, one = made
+        return values, one, turned, one
 
     return run
 
