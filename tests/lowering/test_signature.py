@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from lowering import Address
 from lowering.errors import ArgumentTypeError, ArgumentValueError
 from lowering.signature import NoneClass, Parameter, ScalarClass, TupleClass, classify, tensor_class
 
@@ -147,3 +148,11 @@ def test_misaligned_address():
 
     with pytest.raises(ArgumentValueError, match=r"'x'.*0x1002.*4 bytes"):
         tensor_class("x", Misaligned())
+
+
+def test_an_address_is_a_number_that_keeps_its_memory():
+    tensor = torch.zeros(8)
+    address = Address(tensor[4:])
+    assert address == tensor.data_ptr() + 16 and address.tensor.data_ptr() == address
+    parameters = [Parameter("x", "cute.Tensor", False), Parameter("memory", "Int64", False)]
+    assert classify(parameters, [tensor, address]) == classify(parameters, [tensor, 1 << 40])

@@ -21,6 +21,8 @@ from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
 
 FP8 = torch.float8_e4m3fn
+ADDRESS = 1 << 32
+"""Numbers from here on are addresses."""
 
 
 @pytest.fixture
@@ -85,6 +87,8 @@ CALLS = {
 def _described(value):
     if isinstance(value, tuple):
         return tuple(map(_described, value))
+    if isinstance(value, int) and value >= ADDRESS:
+        return "address"
     return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
@@ -95,6 +99,8 @@ def _results(value):
 def _addresses(value):
     if isinstance(value, tuple):
         return {address for item in value for address in _addresses(item)}
+    if isinstance(value, int) and value >= ADDRESS:
+        return {int(value)}
     return {value.data_ptr()} if isinstance(value, torch.Tensor) else set()
 
 
