@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowering.address import Address
 from lowering.errors import ArgumentTypeError, ArgumentValueError
 
 MAX_ALIGN = 16
@@ -200,7 +201,8 @@ def _classify_one(name: str, arg: Any, scalar_type: str | None) -> ArgumentClass
 
 def _classify_scalar(name: str, arg: bool | int | float, scalar_type: str | None) -> ScalarClass:
     if scalar_type is None:
-        scalar_type = "Boolean" if isinstance(arg, bool) else "Int32" if isinstance(arg, int) else "Float32"
+        integer = "Int64" if isinstance(arg, Address) or not -(1 << 31) <= arg < 1 << 31 else "Int32"
+        scalar_type = "Boolean" if isinstance(arg, bool) else integer if isinstance(arg, int) else "Float32"
     if isinstance(arg, float) and not scalar_type.startswith("Float"):
         raise ArgumentTypeError(
             f"argument {name!r}: expected an integer ({scalar_type}), got the float {arg!r}"

@@ -10,8 +10,9 @@ extent 1, so neither costs an address computation in the kernel either.
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Float32
 
-from kernels_dsl.config.gemm import MAXIMUM
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 
 
 def batch_first_view(tensor: cute.Tensor, batch, swap: bool) -> cute.Tensor:
@@ -33,13 +34,17 @@ def epilogue_operand_view(operand, modes: str, shape: tuple, swap: bool):
     """View an epilogue operand as (M, N, L), or as (N, M, L) where `swap`.
 
     `modes` names the operand's own modes in their order, a subset of "lmn", and "1" for a mode of size 1;
-    `shape` is the result's shape in the order of the view. A scalar (`modes` empty) is returned as it is, and
-    of the place for a maximum (`MAXIMUM`) the address, as `blocks.maximum` takes it.
+    `shape` is the result's shape in the order of the view. A scalar (`modes` empty) is returned as it is. An
+    operand of modes `NUMBER` or `MAXIMUM` is an address; of a maximum's place it becomes the pointer that
+    `blocks.maximum` takes.
     """
     if modes == "":
         return operand
-    if modes == MAXIMUM:
-        return operand.iterator
+    if modes in (NUMBER, MAXIMUM):
+        place = cute.make_ptr(Float32, operand, cute.AddressSpace.gmem, assumed_align=4)
+        return (
+            place if modes == MAXIMUM else cute.make_tensor(place, cute.make_layout(shape, stride=(0, 0, 0)))
+        )
     if cute.rank(operand) != len(modes):
         raise ValueError(f"an epilogue operand with modes {modes!r} has rank {cute.rank(operand)}")
     order = "nml" if swap else "mnl"

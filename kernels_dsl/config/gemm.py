@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from kernels_dsl.config.promotion import Promotion
 
+NUMBER = "number"
+"""`EntryLayout.operand_modes` of one float32 number in global memory, whose address the operand is."""
 MAXIMUM = "max"
-"""`EntryLayout.operand_modes` of the one element that the largest magnitude of the result is written to."""
+"""The same of the one number that the largest magnitude of the result is written to."""
 SM80_STAGING_PADDING = 8
 """Floats after each row that the SM80 epilogue stages: against bank conflicts."""
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-_ONE = torch.Size((1,))
 _reinterpret: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_reinterpret_tensor", None)
 
 
@@ -68,7 +67,4 @@ def several(makers: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], tuple[
 
 def with_a_mode(x: torch.Tensor) -> torch.Tensor:
     """x of one element as (1,): kernels take no tensors without modes."""
-    base = x._base
-    if base is not None and base.shape == _ONE and base.dtype is x.dtype:
-        return base  # x is a view of it, such as `quantize` returns; a new view costs twice as much
     return torch.ravel(x) if _reinterpret is None else _reinterpret(x, (1,), (1,), 0)

@@ -32,6 +32,11 @@ def launcher_of(
     return compiled.launch, compiled
 
 
+def address_of(target: Target) -> Callable[[torch.Tensor], int]:
+    """What gives a kernel the address of a tensor. The emulator must know which memory is behind a number."""
+    return lowering.Address if target.emulated else torch.Tensor.data_ptr
+
+
 class Launch:
     """Launches `function` on `target`; compiles it at the first call, for arguments of one signature."""
 

@@ -44,7 +44,7 @@ def test_both_outputs_of_a_tile(kind, format, arch):
     dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2
     x, values, scales = _meta(N, N, dtype=torch.bfloat16), _meta(N, N, dtype=dtype), _meta(N // 128, N).mT
     spec = TileQuantization(format, kind, kind, early=arch == "sm_90a")
-    args = (x, values, scales, values, scales, None)
+    args = (x, values, scales, values, scales, 0)
     compiled = FUNCTIONS["tile"].compile(*args, arch=arch, spec=spec)
     # 64 elements by pairs: once for both outputs, or for rows of whole tiles, rows of others and columns.
     conversions = _instructions(compiled, "F2FP.SATFINITE." + format.upper())

@@ -67,7 +67,7 @@ def test_the_largest_magnitude_costs_no_spill() -> None:
     """In the tile with the most accumulators: one reduction of a warp and one atomic for all of it."""
     a, b, d = _meta(N, N, dtype=E4M3), _meta(N, N, dtype=E4M3).mT, _meta(N, N, dtype=torch.bfloat16)
     compiled = FUNCTIONS["sm90"].compile(
-        a, b, d, (_meta(N, 1), _meta(1, N), _meta(1)), 132, arch="sm_90a", config=CONFIGS[2],
+        a, b, d, (_meta(N, 1), _meta(1, N), 1 << 40), 132, arch="sm_90a", config=CONFIGS[2],
         epilogue=ScaledEpilogue(LinearEpilogue(), amax=True), layout=EntryLayout(("m1", "1n", MAXIMUM)),
     )  # fmt: skip
     (entry,) = compiled.resources()

@@ -164,5 +164,4 @@ def test_a_scale_without_modes_is_read_where_it_lies(launched):
     base = torch.arange(4.0)
     for scale in (base[2], base[1:2].squeeze(), torch.ones(1).squeeze(), torch.ones(()), base[3:].view(())):
         kernels_dsl.quantize(_tensors()["x"], scale=scale)
-        (passed,) = (x for x in launched[-1] if isinstance(x, torch.Tensor) and x.dtype == torch.float32)
-        assert (passed.shape, passed.data_ptr()) == ((1,), scale.data_ptr())
+        assert launched[-1][-1] == scale.data_ptr()

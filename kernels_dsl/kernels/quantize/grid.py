@@ -26,10 +26,10 @@ from .views import (
     maximum,
     maximum_of_row,
     memory_at,
-    one_scale,
     pairs_of_columns,
     raise_to,
     row_of_tile,
+    scale_of_all,
 )
 
 
@@ -48,7 +48,7 @@ def quantize_grid(
     stream,
     spec: cutlass.Constexpr,
 ):
-    """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `quantize_tile`.
+    """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `launch_tiles`.
 
     spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". workspace: the address of float32,
     of `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards.
@@ -58,7 +58,7 @@ def quantize_grid(
     """
     x = four_modes(x)
     if "whole" in (spec.plain, spec.turned):
-        scales, turned_scales = (one_scale(scale) if kind else None for kind in (spec.plain, spec.turned))
+        scales, turned_scales = scale_of_all(scale, spec)
     outputs = tuple(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )

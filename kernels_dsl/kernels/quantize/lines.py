@@ -13,7 +13,7 @@ from kernels_dsl.blocks.fp8 import block_max, group_scale, halves, largest_finit
 from kernels_dsl.config.quantize import THREADS, VECTOR
 
 from .rows import load_row, store_row
-from .tile import quantize_tile
+from .tile import launch_tiles
 from .views import aligned, clear, four_modes, maxima_at, memory_at, raise_to
 
 CLEARED = THREADS * VECTOR
@@ -34,7 +34,7 @@ def quantize_lines(
     """Launch on x (…, M, K) of 16 bits, up to four modes, K contiguous; spec: a `LineQuantization`.
 
     values (…, M, K) and turned_values (…, K, M) fp8, scales (…, M, 1) and (…, K, 1) float32: as in
-    `quantize_tile`. workspace: the address of float32, of `config.quantize.line_elements`, written.
+    `launch_tiles`. workspace: the address of float32, of `config.quantize.line_elements`, written.
     rows_each: of a CTA.
     """
     rows = four_modes(x)
@@ -56,7 +56,7 @@ def quantize_lines(
         stream=stream,
         use_pdl=spec.early,
     )
-    quantize_tile(x, None, None, turned_values, turned_scales, columns, stream=stream, spec=spec.turned)
+    launch_tiles((x, None, None, turned_values, turned_scales), columns, stream, spec.turned)
 
 
 @entry_name("quantize_clear")

@@ -7,8 +7,8 @@ from cutlass import Float32, Int32, Int64
 from kernels_dsl.config.quantize import FEW_PARTS
 
 from .amax import amax_parts
-from .tile import quantize_tile
-from .views import four_modes, maxima_at, memory_at, one_scale
+from .tile import launch_tiles
+from .views import four_modes, maxima_at, memory_at, scale_of_all
 
 
 def quantize_by_maxima(
@@ -24,15 +24,15 @@ def quantize_by_maxima(
     spec: cutlass.Constexpr,
     many: cutlass.Constexpr[bool],
 ):
-    """Launch `amax_parts` and `quantize_tile` of the same x, by `spec`; the tensors are theirs. Lines of both
+    """Launch `amax_parts` and `launch_tiles` of the same x, by `spec`; the tensors are theirs. Lines of both
     outputs are for `quantize_grid`.
 
     workspace: the address of float32, of `config.quantize.maxima_elements`, written. parts: maxima of each
-    matrix, or of each of its columns. With `many` there are so many that `quantize_tile` reads maxima of
+    matrix, or of each of its columns. With `many` there are so many that `launch_tiles` reads maxima of
     those. scale: as in `quantize_grid`.
     """
     if "whole" in (spec.plain, spec.turned):
-        scales, turned_scales = (one_scale(scale) if kind else None for kind in (spec.plain, spec.turned))
+        scales, turned_scales = scale_of_all(scale, spec)
     columns = "lines" in (spec.plain, spec.turned)
     whole = four_modes(x)
     matrices = whole.shape[0] * whole.shape[1]
@@ -44,4 +44,4 @@ def quantize_by_maxima(
         fewer, _ = maxima_at(memory, end, (1, FEW_PARTS))
         amax_parts(maxima, fewer, stream, False, spec.early)
         maxima = fewer
-    quantize_tile(x, values, scales, turned_values, turned_scales, maxima, stream=stream, spec=spec)
+    launch_tiles((x, values, scales, turned_values, turned_scales), maxima, stream, spec)

@@ -7,7 +7,7 @@ of one column; an exclusive or keeps both its writes and its reads free of bank 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.entry_name import entry_name
 from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
@@ -29,6 +29,7 @@ from .views import (
     maximum,
     maximum_of_row,
     row_of_tile,
+    scale_of_all,
     store_vector,
     tile_divisors,
     tile_place,
@@ -45,20 +46,18 @@ def quantize_tile(
     scales: cute.Tensor | None,
     turned_values: cute.Tensor | None,
     turned_scales: cute.Tensor | None,
-    parts: cute.Tensor | None,
+    scale: Int64,
     stream,
     spec: cutlass.Constexpr,
 ):
-    """Launch one pass over x (…, M, K), all of up to four modes, K contiguous.
+    """Launch one pass over x (…, M, K), by `spec`, a `TileQuantization` of kinds "given", "group" or "block".
 
-    values (…, M, K) and turned_values (…, K, M), fp8: at least so large, in rows of whole 16 bytes, which are
-    written to their ends. Scales, float32, are read where `spec` (a `TileQuantization`) says "given", one
-    element, else written: "whole" one element, "matrix" (…, 1, 1), "lines", of the transpose alone,
-    (…, K, 1), "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128),
-    ceil(K / 128)) and its transpose. parts: what `amax_parts` made of the same x, (L, P), for "lines"
-    (L, P, K); for "whole" any L.
+    The tensors are those of `launch_tiles`. scale: the address of the one scale of "given", with which there
+    are no scales' tensors; otherwise 0.
     """
-    launch_tiles((x, values, scales, turned_values, turned_scales), parts, stream, spec)
+    if "given" in (spec.plain, spec.turned):
+        scales, turned_scales = scale_of_all(scale, spec)
+    launch_tiles((x, values, scales, turned_values, turned_scales), None, stream, spec)
 
 
 def launch_tiles(
@@ -68,7 +67,16 @@ def launch_tiles(
     spec: cutlass.Constexpr,
     matrices: Int32 | None = None,
 ) -> None:
-    """`quantize_tile` of the first `matrices` matrices; None: of all."""
+    """One pass over the first `matrices` matrices of x, None: all; by `spec`, a `TileQuantization`.
+
+    tensors: x (…, M, K), values and scales, those of the transpose, all of up to four modes, K contiguous;
+    None where the spec has no such output. values (…, M, K) and turned_values (…, K, M), fp8: at least so
+    large, in rows of whole 16 bytes, which are written to their ends. Scales, float32, are read where the
+    spec says "given", one element, else written: "whole" one element, "matrix" (…, 1, 1), "lines", of the
+    transpose alone, (…, K, 1), "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block"
+    (…, ceil(M / 128), ceil(K / 128)) and its transpose. parts: what `amax_parts` made of the same x, (L, P),
+    for "lines" (L, P, K); for "whole" any L.
+    """
     x, *outputs = (None if t is None else four_modes(t) for t in tensors)
     if matrices is None:
         matrices = x.shape[0] * x.shape[1]

@@ -229,6 +229,11 @@ def one_scale(address: Int64) -> cute.Tensor:
     return cute.make_tensor(cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4), layout)
 
 
+def scale_of_all(address: Int64, spec) -> tuple:
+    """`one_scale` for x and for its transpose; None where the spec has no such output."""
+    return tuple(None if kind is None else one_scale(address) for kind in (spec.plain, spec.turned))
+
+
 def maxima_at(workspace: cute.Pointer, first: Int64, shape: tuple, pad: bool = True) -> tuple:
     """(a tensor of this shape that begins at element `first` of the workspace, where it ends).
 

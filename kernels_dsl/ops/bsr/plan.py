@@ -313,7 +313,7 @@ def build(
         FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
     )
     run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
-    return Plan(run, operand_maker(gemm.operands), chosen, extents)
+    return Plan(run, operand_maker(gemm.operands, target), chosen, extents)
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:

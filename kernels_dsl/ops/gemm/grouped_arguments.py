@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
+from kernels_dsl.config.gemm import NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
@@ -142,6 +143,6 @@ def _broadcast(
     """The scale as an operand of the epilogue, by its own modes; None where it is none. `allowed`: shapes and
     their modes."""
     if scale.numel() == 1:
-        return OperandSpec("args", "1" * max(scale.dim(), 1), index, expand=None if scale.dim() else (1,))
+        return OperandSpec("args", NUMBER, index)
     shape = tuple(scale.shape)
     return next((OperandSpec("args", modes, index) for sizes, modes in allowed if sizes == shape), None)

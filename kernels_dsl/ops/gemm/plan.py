@@ -11,13 +11,14 @@ import torch
 
 from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config import stream_k
-from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
 from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, matrix_layout
 from kernels_dsl.ops.gemm.layout import MatrixLayout, padded_strides
+from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace
@@ -85,7 +86,7 @@ def build(
     else:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
-    return Plan(run, operand_maker(call.operands), decision, extents)
+    return Plan(run, operand_maker(call.operands, target), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -290,12 +291,14 @@ def _allocating(call: GemmCall, run: Run) -> Run:
 _PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
 
 
-def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]], Operands] | None:
+def operand_maker(
+    specs: tuple[OperandSpec, ...], target: Target
+) -> Callable[[tuple[Any, ...]], Operands] | None:
     """`operands(values)`: what a kernel takes of (alpha, beta, c, bias, residual, *others); or None."""
     if not specs:
         return None
     places = [_PLACES[spec.source] + spec.index for spec in specs]
-    steps = [_operand_step(spec) for spec in specs]
+    steps = [_operand_step(spec, target) for spec in specs]
     if not any(steps):
         if len(places) > 1:
             return operator.itemgetter(*places)  # the quickest way to pick values of a tuple
@@ -304,10 +307,10 @@ def operand_maker(specs: tuple[OperandSpec, ...]) -> Callable[[tuple[Any, ...]],
     return lambda values: tuple([values[at] if step is None else step(values[at]) for at, step in both])
 
 
-def _operand_step(spec: OperandSpec) -> Callable[[Any], Any] | None:
+def _operand_step(spec: OperandSpec, target: Target) -> Callable[[Any], Any] | None:
     """What makes the operand of an argument; None for nothing."""
     if not spec.modes:
         return float if spec.source == "args" else None  # an int would be another signature
-    if spec.expand == (1,):
-        return fresh.with_a_mode
+    if spec.modes in (NUMBER, MAXIMUM):
+        return address_of(target)
     return None if spec.expand is None else operator.methodcaller("expand", spec.expand)

@@ -27,8 +27,7 @@ from kernels_dsl.config.quantize import (
     one_launch,
     row_quantization,
 )
-from kernels_dsl.ops import fresh
-from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.launch import Launch, address_of
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import addresses
 
@@ -51,8 +50,8 @@ Plan = Callable[[torch.Tensor, "torch.Tensor | None"], Made]
 Make = Callable[[], Made]
 """Makes the buffers that kernels write."""
 Place = tuple[int, int | None] | None
-"""Where among the buffers, and behind them a given scale, an output's values and scales are; None for a new
-scale of all, which goes to the kernel as an address."""
+"""Where among the buffers an output's values and scales are; None for a scale of all, which goes to the
+kernel as an address."""
 Order = tuple[int | None, ...]
 """The buffers that a kernel takes behind what it reads; None for none."""
 Rest = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
@@ -86,9 +85,10 @@ class Kernels:
     def sends(self, scaling: str, given: bool, places: tuple[Place, ...], make: Make) -> Plan:
         """What makes buffers, launches the kernels of a call (what they read, given scale) and returns them.
         places: of x, of its transpose."""
-        plain, turned = places
-        sending = self._launches(scaling, given, plain, turned)
-        return _sending(*sending, make, scaling == "tensor" and not given)
+        by_address = scaling == "tensor"
+        if by_address:
+            places = tuple(place and (place[0], None) for place in places)
+        return _sending(*self._launches(scaling, given, *places), make, by_address)
 
     def _launches(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sending:
         if scaling == "row":
@@ -99,7 +99,7 @@ class Kernels:
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
-        return self._kernel("tile", spec=spec), _order(plain, turned), (None,)
+        return self._kernel("tile", spec=spec), _order(plain, turned), _no_scale((spec.plain, spec.turned))
 
     def _kernel(self, name: str, **constants: Any) -> Launch:
         """Kernel `name`, of which a plan has one form."""
@@ -139,8 +139,6 @@ class Kernels:
             if found is not None:
                 return self._kernel("matrices", spec=found[0]), (0, 1), found[1]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
-        if kind == "whole":
-            plain, turned = (place and (place[0], None) for place in (plain, turned))
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
 
@@ -208,12 +206,13 @@ def _order(plain: Place, turned: Place) -> Order:
 
 def _no_scale(kinds: tuple[str | None, str | None]) -> tuple[int, ...]:
     """What stands in place of the address of a scale of all."""
-    return () if "whole" in kinds else (0,)
+    return () if {"whole", "given"} & {*kinds} else (0,)
 
 
 def _sending(launch: Launch, order: Order, rest: Rest, make: Make, by_address: bool) -> Plan:
-    """by_address: the last buffer goes to the kernel behind all the rest."""
+    """by_address: the scale of all, given or the last buffer, goes to the kernel behind all the rest."""
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+    address = address_of(launch.target)
     pick = operator.itemgetter(*[-1 if n is None else n for n in order])
     as_they_are = order == tuple(range(len(order)))
     make_rest = rest if callable(rest) else None
@@ -222,14 +221,11 @@ def _sending(launch: Launch, order: Order, rest: Rest, make: Make, by_address: b
     def send(x: torch.Tensor, scale: torch.Tensor | None) -> Made:
         nonlocal kernel
         made = buffers = make()
-        if scale is not None:
-            buffers = (*made, fresh.with_a_mode(scale))
         if not as_they_are:
             buffers = pick((*buffers, None))
         last = fixed if make_rest is None else make_rest()
         if by_address:
-            one = made[-1]
-            last = (*last, lowering.Address(one) if kernel is None else one.data_ptr())
+            last = (*last, address(made[-1] if scale is None else scale))
         if kernel is not None:
             kernel(x, *buffers, *last)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
-from kernels_dsl.config.gemm import MAXIMUM
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
@@ -55,10 +55,8 @@ class _Operand:
     def broadcast(self) -> OperandSpec | None:
         """The scale as an operand of the epilogue, by its own modes; None where it is none."""
         rank, wanted = len(self.shape), self._oriented(self.extent, 1)
-        if rank == 0:
-            return OperandSpec("args", "1", self.index, expand=(1,))
         if math.prod(self.shape) == 1:
-            return OperandSpec("args", "1" * rank, self.index)
+            return OperandSpec("args", NUMBER, self.index)
         if not self._has_fitting_batch or self.shape[-2:] not in (wanted, (1, 1)):
             return None
         modes = "11" if self.shape[-2:] == (1, 1) else ("m1", "1n")[self.index]
@@ -158,7 +156,7 @@ def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.devic
         raise ValueError(f"scale_result is given and the result is {out_dtype}, must be fp8 then")
     if scale.numel() != 1:
         raise ValueError(f"scale_result has shape {tuple(scale.shape)}, must be one element")
-    return OperandSpec("args", "1" * max(scale.dim(), 1), 2, expand=None if scale.dim() else (1,))
+    return OperandSpec("args", NUMBER, 2)
 
 
 def amax_spec(amax: torch.Tensor, device: torch.device, index: int) -> OperandSpec:
@@ -168,7 +166,7 @@ def amax_spec(amax: torch.Tensor, device: torch.device, index: int) -> OperandSp
     check_device("amax", amax, device)
     if amax.numel() != 1:
         raise ValueError(f"amax has shape {tuple(amax.shape)}, must be one element")
-    return OperandSpec("args", MAXIMUM, index, expand=None if amax.dim() else (1,))
+    return OperandSpec("args", MAXIMUM, index)
 
 
 def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
