@@ -184,9 +184,8 @@ def test_packed(gap, causal, seed):
 def test_packed_with_window_sinks_and_lists(seed):
     """Lists of each sequence's own, unsorted, with garbage past the count and blocks past the keys."""
     q_lens, k_lens, block = (70, 1, 0, 65), (150, 5, 3, 130), (64, 64)
-    counts = torch.tensor([[3, 1], [1, 0], [0, 0], [0, 3]]).int()[:, None]
+    counts = torch.tensor([[3, 1], [2, 0], [0, 0], [2, 1]]).int()[:, None]
     indices = torch.tensor([[2, 0, 1], [1, -9, 99]]).int()[None, None].repeat(4, 1, 1, 1)
-    indices[1] = 0
     lists, sinks = BlockLists(counts, indices, block=block), torch.tensor([0.5, -1.0])
     allowed = allowed_by_lists(lists.tensors, block, (4, 1, 128, 192))
     maskings = [

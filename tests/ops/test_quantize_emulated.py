@@ -47,6 +47,12 @@ def test_every_16_bit_pattern(dtype, source):
     check(x, dtype, scaling="tensor", scale=torch.ones(()))
 
 
+@pytest.mark.parametrize("scale", [0.0, 2.0**-140, torch.inf])
+def test_scales_given_whose_reciprocal_is_none(scale, seed):
+    """Zero, infinity and subnormal numbers: what arithmetic of float32 makes of them."""
+    check(awkward((5, 140), seed, torch.bfloat16), scaling="tensor", scale=torch.tensor(scale))
+
+
 def test_float32_and_strides(seed):
     base = awkward((40, 2, 264), seed, torch.float32)
     check(base[:, 1, 4:260], scaling="128x128")
