@@ -248,6 +248,7 @@ def host_rows() -> Iterator[dict[str, Any]]:
     for scaling in ("row", "1x128", "tensor"):
         both = partial(kernels_dsl.quantize, x, scaling=scaling, transpose="both")
         calls[f"quantize, {scaling}, both"] = both
+        calls[f"quantize, {scaling}, both, out"] = partial(both, out=both())
     layer = kernels_dsl.ScaledLinear(256, 128, device=DEVICE, dtype=torch.bfloat16)
     calls["ScaledLinear, forward"] = torch.no_grad()(partial(layer, x))
     values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
@@ -262,6 +263,9 @@ def host_rows() -> Iterator[dict[str, Any]]:
     # In the same run, for comparison.
     calls["gemm, bf16"] = partial(kernels_dsl.gemm, x, x.mT)
     calls["attention, bf16"] = partial(kernels_dsl.attention, *tensors(Shape(1, 4, 128, 64)))
+    # What tells hosts apart.
+    calls["torch.mm"] = partial(torch.mm, x, x.mT)
+    calls["torch.empty, four times"] = lambda: [torch.empty((128, 256), device=DEVICE) for _ in range(4)]
     for name, timed in calls.items():
         yield {"name": name, "host_us": host_us(timed)}
 

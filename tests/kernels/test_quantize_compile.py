@@ -14,7 +14,7 @@ from kernels_dsl.config.quantize import (
     one_launch,
     row_quantization,
 )
-from kernels_dsl.ops.quantize.plan import FUNCTIONS
+from kernels_dsl.ops.quantize.kernels import FUNCTIONS
 
 N = 1024
 

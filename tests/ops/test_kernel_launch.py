@@ -12,7 +12,7 @@ import lowering
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.attention import attention, attention_fp8
 from kernels_dsl.ops.launch import Launch
-from kernels_dsl.ops.quantize import quantize
+from kernels_dsl.ops.quantize import plan
 from kernels_dsl.ops.target import Target
 
 TARGET = Target(H200, -1)
@@ -63,7 +63,7 @@ BF16, FP8 = (torch.zeros(1, 40, 2, 64).to(dtype) for dtype in (torch.bfloat16, t
     [
         (attention, lambda: kernels_dsl.attention(BF16, BF16, BF16)),
         (attention_fp8, lambda: kernels_dsl.attention_fp8(FP8, FP8, FP8)),
-        (quantize, lambda: kernels_dsl.quantize(BF16)),
+        (plan, lambda: kernels_dsl.quantize(BF16)),
     ],
     ids=["attention", "attention_fp8", "quantize"],
 )

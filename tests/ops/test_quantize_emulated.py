@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_cases import assert_same, awkward, check
+from quantize_cases import assert_same, awkward, check, check_into
 
 import kernels_dsl
 from kernels_dsl.config.quantize import (
@@ -14,8 +14,8 @@ from kernels_dsl.config.quantize import (
     RowQuantization,
     division_of,
 )
-from kernels_dsl.ops.quantize import plan as quantize_plan
-from kernels_dsl.ops.quantize.quantize import SCALINGS
+from kernels_dsl.ops.quantize import kernels as quantize_kernels
+from kernels_dsl.ops.quantize.arguments import SCALINGS
 from lowering import emulator
 from reference import quantize as ref
 
@@ -68,7 +68,7 @@ def test_rows_longer_than_all_registers(seed, arch, monkeypatch):
     def read_twice(format, columns, hopper, bytes_each):
         return RowQuantization(format, 256, 0, 2 if hopper else 1, hopper)
 
-    monkeypatch.setattr(quantize_plan, "row_quantization", read_twice)
+    monkeypatch.setattr(quantize_kernels, "row_quantization", read_twice)
     with emulator.run(arch=arch):
         check(awkward((2, 9003), seed, torch.bfloat16), scaling="row")
 
@@ -79,8 +79,8 @@ def test_small_tensors_are_one_row(shape, seed):
 
 
 def test_maxima_of_many_matrices_become_fewer(seed, monkeypatch):
-    monkeypatch.setattr(quantize_plan, "one_launch", lambda *_: None)
-    monkeypatch.setattr(quantize_plan, "MANY_PARTS", 4)
+    monkeypatch.setattr(quantize_kernels, "one_launch", lambda *_: None)
+    monkeypatch.setattr(quantize_kernels, "MANY_PARTS", 4)
     check(awkward((3, 2, 2, 40), seed, torch.float16), scaling="tensor", transpose="both")
 
 
@@ -99,7 +99,7 @@ def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypa
     def three_ctas(kinds, matrices, tiles, device, bytes_each):
         return OneLaunch(3, 1, matrices > 3), division_of(matrices, tiles, 3)
 
-    monkeypatch.setattr(quantize_plan, "one_launch", three_ctas)
+    monkeypatch.setattr(quantize_kernels, "one_launch", three_ctas)
     with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
         check(awkward(shape, seed, dtype), scaling=scaling, transpose=transpose)
     (launch,) = session.launches
@@ -114,7 +114,7 @@ def test_rows_then_columns(shape, arch, seed, monkeypatch):
         vectors = -(-shape[2] // 2048)
         return LineQuantization(format, 256, vectors, 3 - vectors, vectors == 2, device[1]), 3
 
-    monkeypatch.setattr(quantize_plan, "line_quantization", by_rows)
+    monkeypatch.setattr(quantize_kernels, "line_quantization", by_rows)
     with emulator.run(arch=arch) as session:
         check(awkward(shape, seed, torch.bfloat16), scaling="row", transpose="both")
     assert len(session.launches) == 3 and not session.reports
@@ -127,7 +127,7 @@ def two_ctas(format, *_):
 
 def test_three_tensors_in_one_launch(seed, monkeypatch):
     """Q, K and V of grouped heads; K's and V's rows are parts of others."""
-    monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
+    monkeypatch.setattr(quantize_kernels, "matrix_quantization", two_ctas)
     both = awkward((1, 24, 2, 2, 88), seed, torch.bfloat16)
     q = awkward((1, 24, 3, 88), seed + 1, torch.bfloat16)
     with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
@@ -143,7 +143,7 @@ def test_three_tensors_in_one_launch(seed, monkeypatch):
 def test_matrices_in_one_read(heads, rows, columns, seed, monkeypatch):
     """CTAs that wait for each other's maxima, with items of several rows, strided heads, the last in part."""
 
-    monkeypatch.setattr(quantize_plan, "matrix_quantization", two_ctas)
+    monkeypatch.setattr(quantize_kernels, "matrix_quantization", two_ctas)
     x = awkward((2, rows, heads, columns), seed, torch.bfloat16).transpose(1, 2)
     with emulator.run(arch="sm_90a", seed=seed, resident=1) as session:
         check(x, scaling="matrix")
@@ -247,3 +247,73 @@ def test_fake_tensors_and_opcheck(seed):
         keywords = {"dtype": torch.float8_e4m3fn, "scaling": scaling, "transpose": transpose}
         torch.library.opcheck(torch.ops.kernels_dsl.quantize.default, (x,), keywords,
                               test_utils=("test_schema", "test_faketensor"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments"),
+    [
+        ((20, 130), {"transpose": "both"}),
+        ((20, 130), {"scale": torch.full((1,), 0.5), "transpose": "both"}),
+        ((2, 3, 2, 5, 40), {"scaling": "1x128", "transpose": True}),
+        ((130, 32), {"scaling": "row", "transpose": "both"}),
+        ((130,), {"scaling": "row"}),
+        ((33,), {"scale": torch.ones(1)}),
+        ((4, 0), {"scaling": "matrix"}),
+    ],
+)
+def test_into_what_the_caller_has(shape, arguments, seed):
+    check_into(awkward((1, *shape), seed, torch.bfloat16)[0], **arguments)
+
+
+def test_out_is_looked_at_before_the_launch():
+    x = torch.ones(32, 48).bfloat16()
+    values, scale, turned, _ = kernels_dsl.quantize(x, transpose="both")
+    bytes_of_x = x.view(torch.uint8).flatten()
+    for out, error, message in (
+        (values, TypeError, "out is a Tensor, must be a tuple of tensors"),
+        ((values,), ValueError, "out has 1 tensors, must have 2"),
+        ((values, 1.0), TypeError, r"out\[1\] is a float, must be a torch.Tensor"),
+        ((values.view(torch.uint8), scale), TypeError, r"out\[0\] has dtype torch.uint8, must be"),
+        ((turned, scale), ValueError, r"out\[0\] has shape \(48, 32\), must be \(32, 48\)"),
+        ((turned.mT, scale), ValueError, r"out\[0\] has strides \(1, 32\), must be \(48, 1\)"),
+        ((torch.empty(1700, dtype=values.dtype)[1:1537].view(32, 48), scale), ValueError, "multiple of 16"),
+        (
+            (bytes_of_x[:1536].view(values.dtype).view(32, 48), scale),
+            ValueError, r"out\[0\] shares memory with x",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            kernels_dsl.quantize(x, out=out)
+    with pytest.raises(ValueError, match=r"out\[3\] is not out\[1\], must be"):
+        kernels_dsl.quantize(x, transpose="both", out=(values, scale, turned, scale.clone()))
+    with pytest.raises(ValueError, match=r"out\[1\] is not scale, must be"):
+        kernels_dsl.quantize(x, scale=torch.ones(()), out=(values, scale))
+    short = torch.empty(1528, dtype=values.dtype).as_strided((32, 40), (48, 1))
+    with pytest.raises(ValueError, match="has 1528 bytes of memory"):
+        kernels_dsl.quantize(x[:, :40], out=(short, scale))
+    with pytest.raises(ValueError, match=r"out\[0\] is given and a tensor requires grad"):
+        kernels_dsl.quantize(x.requires_grad_(), out=(values, scale))
+
+
+def test_out_as_an_operator(seed):
+    import kernels_dsl.ops.quantize.register
+
+    x = awkward((20, 130), seed, torch.bfloat16)
+    expected = kernels_dsl.quantize(x, scaling="1x128")
+    out = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in expected]
+    keywords = {"dtype": torch.float8_e4m3fn, "scaling": "1x128", "transpose": "no"}
+    # PyTorch's check of the schema multiplies what is written, which the CPU cannot for fp8.
+    torch.library.opcheck(torch.ops.kernels_dsl.quantize_out.default, (x, out), keywords,
+                          test_utils=("test_faketensor",))  # fmt: skip
+    dense = [torch.empty(t.shape, dtype=t.dtype) for t in expected]  # neither padded nor along M
+    torch.ops.kernels_dsl.quantize_out(x, dense, **keywords)
+    for given, wanted in zip(dense, expected):
+        assert_same(given, wanted, "copies of other strides")
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def twice(x, values, scales):
+        kernels_dsl.quantize(x, scaling="1x128", out=(values, scales))
+        return values.float() * 2
+
+    found = twice(x, *check_into(x, scaling="1x128"))
+    assert torch.equal(found.nan_to_num(), expected[0].float().mul(2).nan_to_num())

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from quantize_cases import assert_same, awkward, check
+from quantize_cases import assert_same, awkward, check, check_into
 
 import kernels_dsl
-from kernels_dsl.ops.quantize import plan as quantize_plan
-from kernels_dsl.ops.quantize.quantize import SCALINGS
+from kernels_dsl.ops.quantize import kernels as quantize_kernels
+from kernels_dsl.ops.quantize.arguments import SCALINGS
 from reference import quantize as ref
 from reference.inputs import case_seed
 
@@ -73,6 +73,42 @@ def test_generated(case, seed):
         wide = awkward((*lead, rows, 2 * columns + 3), seed, case["source"]).cuda()
         x = wide[..., 3 : 3 + columns] if view == "slice" else wide[..., : 2 * columns : 2]
     check(x, case["dtype"], scaling=case["scaling"], transpose=case["transpose"])
+    check_into(x, case["dtype"], scaling=case["scaling"], transpose=case["transpose"])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_into_the_same_again(scaling, seed):
+    """The call that is found by comparison looks at the memory, too; in a graph and under torch.compile."""
+    sources = [awkward((256, 384), seed + n, torch.bfloat16).cuda() for n in range(4)]
+    expected = [kernels_dsl.quantize(x, scaling=scaling, transpose="both") for x in sources]
+    out = check_into(sources[0], scaling=scaling, transpose="both")
+    call = lambda x: kernels_dsl.quantize(x, scaling=scaling, transpose="both", out=out)  # noqa: E731
+    for _ in range(2):
+        for x, wanted in zip(sources[1:3], expected[1:3]):
+            assert call(x) is out
+            for a, b in zip(out, wanted):
+                assert_same(a, b, scaling)
+    for n in (0, 2):  # an x of the same shape over an output
+        place = torch.empty(2 * 256 * 384, dtype=torch.uint8, device="cuda")
+        over = place[: 256 * 384].view(out[n].dtype).view(out[n].shape)
+        with pytest.raises(ValueError, match=rf"out\[{n}\] shares memory with x"):
+            x = place.view(torch.bfloat16).view(256, 384)
+            shared = tuple(over if m == n else t for m, t in enumerate(out))
+            kernels_dsl.quantize(x, scaling=scaling, transpose="both", out=shared)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        static = sources[0].clone()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call(static)
+    static.copy_(sources[3])
+    graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(out, expected[3]):
+        assert_same(a, b, "graph")
+    torch.compile(call, fullgraph=True)(sources[1])
+    for a, b in zip(out, expected[1]):
+        assert_same(a, b, "torch.compile")
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -105,9 +141,9 @@ def test_rows_of_clusters(columns, seed):
 @pytest.mark.parametrize("shape", [(9001, 2000), (2, 1100, 8801), (1500, 12000)])
 def test_rows_of_both_outputs_of_large_tensors(shape, seed, monkeypatch):
     """A pass over rows, then one over tiles; some rows unaligned. Few SMs, so that they count as large."""
-    real = quantize_plan.line_quantization
+    real = quantize_kernels.line_quantization
     few = lambda format, shape, device, size: real(format, shape, (24, device[1]), size)  # noqa: E731
-    monkeypatch.setattr(quantize_plan, "line_quantization", few)
+    monkeypatch.setattr(quantize_kernels, "line_quantization", few)
     check(awkward(shape, seed, torch.bfloat16).cuda(), scaling="row", transpose="both")
 
 

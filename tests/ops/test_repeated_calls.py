@@ -15,7 +15,8 @@ from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr import scaled as bsr_scaled
 from kernels_dsl.ops.gemm import grouped, product
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
-from kernels_dsl.ops.quantize import quantize
+from kernels_dsl.ops.quantize import into, plan, quantize
+from kernels_dsl.ops.quantize.arguments import SCALINGS
 from kernels_dsl.ops.scaled import scaled_gemm
 from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
@@ -31,9 +32,10 @@ def launched(monkeypatch):
     calls = []
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
-    for module in (quantize, product, bsr, bsr_scaled):
+    for module in (quantize, into, plan, product, bsr, bsr_scaled):
         monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
-    monkeypatch.setattr(quantize, "_PLANS", {})
+    for module, name in ((quantize, "_PLANS"), (plan, "_PLANS"), (into, "_KEPT")):
+        monkeypatch.setattr(module, name, {})
     for used in (scaled_gemm.PRODUCT, grouped.PRODUCT):
         monkeypatch.setattr(used, "_plans", {})
     monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)
@@ -55,7 +57,8 @@ def _tensors():
         "scale_b": torch.ones(1, 128), "out": torch.empty(128, 128).bfloat16(),
         "sparse": _sparse(torch.bfloat16), "wide": wide.bfloat16(), "sparse_fp8": fp8,
         "wide_fp8": wide.mT.contiguous().to(FP8).mT, "blocks": torch.ones(fp8.nnz),
-        "wide_out": torch.empty(256, 64).bfloat16(),
+        "wide_out": torch.empty(256, 64).bfloat16(), "quantized": (values, one := torch.ones(())),
+        "quantized_both": (values, one, torch.empty(256, 128, dtype=FP8), one),
     }  # fmt: skip
 
 
@@ -77,10 +80,12 @@ CALLS = {
         f"quantize {scaling} {transpose}": lambda t, s=scaling, how=transpose: kernels_dsl.quantize(
             t["x"], scaling=s, transpose=how
         )
-        for scaling in quantize.SCALINGS
+        for scaling in SCALINGS
         for transpose in (False, "both")
     },
     "quantize given": lambda t: kernels_dsl.quantize(t["x"], scale=t["one"]),
+    "quantize out": lambda t: kernels_dsl.quantize(t["x"], out=t["quantized"]),
+    "quantize out both": lambda t: kernels_dsl.quantize(t["x"], transpose="both", out=t["quantized_both"]),
 }
 
 
@@ -109,7 +114,7 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     tensors = _tensors()
     first = CALLS[name](tensors)
     with monkeypatch.context() as patch:
-        for module in (product, quantize, bsr):
+        for module in (product, plan, bsr):
             patch.setattr(module, "signature", None)  # it is found by one comparison
         patch.setattr(bsr_plan, "build", None)  # and nothing is decided again
         second = CALLS[name](tensors)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels_dsl.ops.operators import define, refuse_forward_mode
-from kernels_dsl.ops.quantize.quantize import assemble, buffers_of, check, finished, new_ones, run_direct
+from kernels_dsl.ops.operators import define, refuse_forward_mode, refuse_written
+from kernels_dsl.ops.quantize.arguments import check
+from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
+from kernels_dsl.ops.quantize.into import check_memory, check_out
+from kernels_dsl.ops.quantize.plan import run_direct
 
 _TRANSPOSES: dict[str, bool | str] = {"no": False, "yes": True, "both": "both"}
 _NAMES = {value: name for name, value in _TRANSPOSES.items()}
@@ -22,17 +25,56 @@ def _quantize_fake(
     x: torch.Tensor, scale: torch.Tensor | None = None, *, dtype: torch.dtype, scaling: str, transpose: str
 ) -> list[torch.Tensor]:
     check(x, dtype, scaling, _TRANSPOSES[transpose], scale)
-    if x.dim() == 1:
-        made = _quantize_fake(x[None], scale, dtype=dtype, scaling=scaling, transpose=transpose)
-        return [t[0] if t.dim() else t for t in made]
-    buffers = buffers_of(x.shape, dtype, scaling, _TRANSPOSES[transpose], scale is not None)
-    return finished(buffers, [b.on(x.device) for b in buffers])
+    return new_results(x.shape, dtype, scaling, _TRANSPOSES[transpose], scale is not None, x.device)
+
+
+def _quantize_out(
+    x: torch.Tensor,
+    written: list[torch.Tensor],
+    scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: str,
+) -> None:
+    which = (scaling, _TRANSPOSES[transpose], scale)
+    results = assemble(written, *which)
+    check_out(results, x, dtype, *which, strides=False)
+    try:
+        check_out(results, x, dtype, *which)
+        check_memory(results, x, scale)
+    except ValueError:  # copies that torch.compile made lie as they like
+        for t, made in zip(written, _quantize(x, scale, dtype=dtype, scaling=scaling, transpose=transpose)):
+            t.copy_(made)
+    else:
+        run_direct(x, dtype, *which, results)
+
+
+def _quantize_out_fake(
+    x: torch.Tensor,
+    written: list[torch.Tensor],
+    scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: str,
+) -> None:
+    which = (scaling, _TRANSPOSES[transpose], scale)
+    check(x, dtype, *which)
+    check_out(assemble(written, *which), x, dtype, *which, strides=False)
 
 
 define(
     "quantize",
     "(Tensor x, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose) -> Tensor[]",
     _quantize, _quantize_fake, "gradient: call it under torch.no_grad() or detach x",
+)  # fmt: skip
+define(
+    "quantize_out",
+    # No argument called "out": Dynamo has rules of its own for those.
+    "(Tensor x, Tensor(a!)[] written, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose)"
+    " -> ()",
+    _quantize_out, _quantize_out_fake,
 )  # fmt: skip
 
 
@@ -59,3 +101,22 @@ def operator(
     refuse_forward_mode("quantize", {"x": x, "scale": scale})
     made = torch.ops.kernels_dsl.quantize(x, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose])
     return assemble(made, scaling, transpose, scale)
+
+
+def call_into(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: bool | str,
+    scale: torch.Tensor | None,
+    out: Made,
+) -> Made:
+    """A call with an `out` that is right as an operator."""
+    written = new_ones(out, scaling, transpose, scale)
+    named = {f"out[{n}]": t for n, t in enumerate(out) if t is not scale}
+    refuse_written((x, scale), **named)
+    refuse_forward_mode("quantize", {"x": x, "scale": scale, **named})
+    torch.ops.kernels_dsl.quantize_out(
+        x, written, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose]
+    )
+    return out

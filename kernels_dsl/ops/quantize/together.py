@@ -9,8 +9,10 @@ import torch
 
 from kernels_dsl.ops import fresh, recent
 from kernels_dsl.ops.plain import needs_dispatcher, signature
-from kernels_dsl.ops.quantize.plan import Kernels, three_matrices
-from kernels_dsl.ops.quantize.quantize import FORMATS, buffers_of, check, check_target, finished, quantize
+from kernels_dsl.ops.quantize.arguments import FORMATS, check, check_target
+from kernels_dsl.ops.quantize.buffers import buffers_of, finished
+from kernels_dsl.ops.quantize.kernels import Kernels, three_matrices
+from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.target import target_of
 
 Pairs = list[tuple[torch.Tensor, ...]]

@@ -1,0 +1,124 @@
+"""The tensors that a `quantize` call makes, and what its caller gets of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernels_dsl.config.quantize import PITCH, TILE
+from kernels_dsl.ops import fresh
+from kernels_dsl.ops.quantize.arguments import OUTPUTS
+
+Made = tuple[torch.Tensor, ...]
+
+
+class Buffer(NamedTuple):
+    """A tensor that a call makes, and what its caller gets of it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    result: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """A view; None: the tensor as it is."""
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """A new one."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+
+    def behind(self, result: torch.Tensor) -> torch.Tensor:
+        """The one that a caller has such a result of."""
+        return result.as_strided(self.shape, self.strides)
+
+
+def _merged_lead(lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Leading modes beyond two are one."""
+    return lead if len(lead) <= 2 else (math.prod(lead[:-1]), lead[-1])
+
+
+def _values(lead: tuple[int, ...], rows: int, columns: int, dtype: torch.dtype) -> Buffer:
+    """In rows of whole 16 bytes, of which the caller gets the first `columns`."""
+    pitch = -(-columns // PITCH) * PITCH
+    shape = (*_merged_lead(lead), rows, pitch)
+    result: Callable[[torch.Tensor], torch.Tensor] | None = None
+    if len(lead) > 2:
+        result = lambda t: t.view(*lead, rows, pitch)[..., :columns]  # noqa: E731
+    elif pitch != columns:
+        result = lambda t: t[..., :columns]  # noqa: E731
+    return Buffer(shape, fresh.dense_strides(shape), dtype, result)
+
+
+def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buffer:
+    groups = -(-columns // TILE)
+    last = {
+        "matrix": (1, 1),
+        "row": (rows, 1),
+        "1x128": (rows, groups),
+        "128x128": (-(-rows // TILE), groups),
+    }[scaling]
+    shape = (*_merged_lead(lead), *last)
+    strides = fresh.dense_strides(shape)
+    if scaling == "1x128":
+        strides = (*fresh.dense_strides((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
+    split = (lambda t: t.unflatten(0, lead[:-1])) if len(lead) > 2 else None
+    return Buffer(shape, strides, torch.float32, split)
+
+
+def buffers_of(
+    shape: torch.Size, dtype: torch.dtype, scaling: str, transpose: bool | str, given: bool
+) -> list[Buffer]:
+    """What a call makes: values and scales of each output in turn, one scale of all last."""
+    lead, (rows, columns) = tuple(shape[:-2]), shape[-2:]
+    plain, turned = OUTPUTS[transpose]
+    made = []
+    for m, k in [(rows, columns)] * plain + [(columns, rows)] * turned:
+        made.append(_values(lead, m, k, dtype))
+        if scaling != "tensor":
+            made.append(_scales(lead, m, k, scaling))
+    if scaling == "tensor" and not given:
+        made.append(Buffer((), (), torch.float32))
+    return made
+
+
+def finished(buffers: list[Buffer], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the caller gets of them."""
+    return [t if b.result is None else b.result(t) for b, t in zip(buffers, made)]
+
+
+def new_results(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: bool | str,
+    given: bool,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """What is new of what a call for an x of this shape returns, not written yet."""
+    if len(shape) == 1:
+        made = new_results(torch.Size((1, *shape)), dtype, scaling, transpose, given, device)
+        return [t[0] if t.dim() else t for t in made]
+    buffers = buffers_of(shape, dtype, scaling, transpose, given)
+    return finished(buffers, [b.on(device) for b in buffers])
+
+
+def assemble(
+    fresh: list[torch.Tensor], scaling: str, transpose: bool | str, scale: torch.Tensor | None
+) -> Made:
+    """What the caller gets, from the new tensors: a scale of all is there once, if it is new, and last."""
+    if scaling != "tensor":
+        return tuple(fresh)
+    if scale is None:
+        *fresh, scale = fresh
+    return (fresh[0], scale) if transpose != "both" else (fresh[0], scale, fresh[1], scale)
+
+
+def new_ones(
+    results: Sequence[torch.Tensor], scaling: str, transpose: bool | str, scale: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """The other way round: what is new of what the caller gets."""
+    if scaling != "tensor":
+        return list(results)
+    values = [results[0]] if transpose != "both" else [results[0], results[2]]
+    return values if scale is not None else [*values, results[1]]
