@@ -149,6 +149,21 @@ def test_errors_after_a_call_that_was_right(launched):
         kernels_dsl.bsr_scaled_gemm(
             t["sparse_fp8"], wide, t["blocks"], t["one"], out=out[: 256 * 64].view(256, 64)
         )
+    CALLS["quantize out both"](t)
+    made = t["quantized_both"]
+    for wrong, message in (
+        (made[:3], "out has 3 tensors"),
+        ((*made[:3], t["leaf"]), r"out\[3\] is not out\[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels_dsl.quantize(t["x"], transpose="both", out=wrong)
+    with pytest.raises(TypeError, match=r"out\[2\] is a float"):
+        kernels_dsl.quantize(t["x"], transpose="both", out=(*made[:2], 1.0, made[1]))
+    over = t["x"].view(FP8).view(-1)[: 128 * 256].view(128, 256)
+    with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+        kernels_dsl.quantize(t["x"], transpose="both", out=(over, *made[1:]))
+    CALLS["quantize out both"](t)
+    launched.pop(), launched.pop()
     needs = t["scale_a"].clone().requires_grad_()
     with pytest.raises(RuntimeError, match="no gradient"):
         kernels_dsl.scaled_gemm(t["a"], t["b"], needs, t["scale_b"]).sum().backward()

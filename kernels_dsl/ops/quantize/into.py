@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from kernels_dsl.ops import recent
 from kernels_dsl.ops.overlap import byte_extent, check_alone
 from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher
 from kernels_dsl.ops.quantize.arguments import check
-from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
+from kernels_dsl.ops.quantize.buffers import Made, assemble, new_results
 from kernels_dsl.ops.quantize.plan import plan_of
 from kernels_dsl.ops.target import target_of
 
@@ -31,9 +30,10 @@ def quantize_into(
 ) -> Made:
     """`kernels_dsl.quantize` with an `out`."""
     key: Any = None
-    if type(x) in PLAIN_TYPES and type(out) is tuple:
-        key = (x.shape, scale is None, dtype, scaling, transpose, len(out))
-        usual = (x, *out) if scale is None else (x, *out, scale)
+    if type(x) in PLAIN_TYPES and type(out) is tuple and len(out) > 1 and (scale is None or scale is out[1]):
+        distinct = out[:3] if len(out) == 4 and out[3] is out[1] else out
+        key = (x.shape, scale is None, dtype, scaling, transpose, len(out), len(distinct))
+        usual = (x, *distinct)
         found = recent.find(_KEPT, key, usual)
         if found is not None:
             plan, alone = found
@@ -55,8 +55,7 @@ def quantize_into(
     plan(x, scale, out)
     exact = all(t.is_contiguous() or t.dtype == torch.float32 for t in out)  # no room behind rows to look at
     if exact and not target_of(x, "x").emulated:
-        written = new_ones(out, scaling, transpose, scale)
-        recent.keep(_KEPT, key, usual, (plan, _apart(usual, written)))
+        recent.keep(_KEPT, key, usual, (plan, _apart(usual)))
     return out
 
 
@@ -115,17 +114,14 @@ def check_memory(out: Sequence[torch.Tensor], x: torch.Tensor, scale: torch.Tens
         check_alone(f"out[{n}]", t, {"x": x, "scale": scale, **others})
 
 
-def _apart(usual: Made, written: Sequence[torch.Tensor]) -> Callable[[Made], bool]:
-    """Whether of tensors like `usual` those in the places of the written ones share no memory with others."""
-    places = {id(t): n for n, t in reversed([*enumerate(usual)])}
-    numbers = [*places.values()]
-    extents = [byte_extent(usual[n]) for n in numbers]
-    pick = operator.itemgetter(*numbers)
+def _apart(usual: Made) -> Callable[[Made], bool]:
+    """Whether tensors like these share no memory."""
+    extents = [byte_extent(t) for t in usual]
     address = torch.Tensor.data_ptr
 
     def apart(tensors: Made) -> bool:
         end = 0
-        for first, extent in sorted(zip(map(address, pick(tensors)), extents)):
+        for first, extent in sorted(zip(map(address, tensors), extents)):
             if first < end:
                 return False
             end = first + extent
