@@ -95,6 +95,29 @@ def test_examples_of_calls_are_taken(page):
     assert len(calls) >= text.count("kernels_dsl.gemm(")
 
 
+def test_examples_of_fp8_are_taken():
+    """Each block by itself, on tensors of the names that it uses."""
+    import kernels_dsl
+    import lowering
+
+    def matrices(*shapes):
+        return [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+
+    named = dict(zip(("x", "weight", "bias"), matrices((64, 256), (128, 256), (128,))))
+    named |= dict(zip("qkv", matrices(*[(1, 40, 2, 64)] * 3)))
+    named |= {"torch": torch, "kernels_dsl": kernels_dsl, "tokens_of_expert": torch.tensor([24, 40])}
+    named["linear"] = torch.nn.Linear(256, 128, dtype=torch.bfloat16).requires_grad_(False)
+    named["model"] = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    (experts,) = matrices((2, 128, 256))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fp8.md").read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    for block in blocks:
+        own = {"weight": experts} if "grouped" in block else {}
+        with lowering.recording.record(arch="sm_90a") as calls:
+            exec(block, {**named, **own})
+        assert calls
+
+
 def _smaller(line: str) -> str:
     """A line of an example, with the sizes of tensors that it makes divided by 8."""
     if "torch.rand" not in line:
