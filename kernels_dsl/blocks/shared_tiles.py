@@ -16,7 +16,9 @@ from .grid_barrier import await_count
 from .left_sums import VECTOR, vectors_of
 
 CHUNK = 32
-"""Elements of a thread that are added at a time."""
+"""Elements of a thread that are added at a time, of many pieces."""
+OF_TWO = 64
+"""The same of two pieces: their order does not matter, so that no sum of those before is kept."""
 
 
 def with_flags(extra: tuple | None, warpgroups: int) -> tuple:
@@ -61,7 +63,6 @@ def settle(
             cute.autovec_copy(values, mine[None, i])
         sync_warpgroup(NamedBarrier.EPILOGUE, group)
         if thread == 0:
-            cute.arch.fence_acq_rel_gpu()
             cute.arch.atomic_add(of_tile + 1, Int32(1), sem="release", scope="gpu")
     return last
 
@@ -71,7 +72,6 @@ def await_others(of_tile: cute.Pointer, count: Int32, thread: Int32):
     """Until all pieces but this one have been left; sets the counters back to 0."""
     if thread == 0:
         await_count(of_tile + 1, count - 1)
-        cute.arch.fence_acq_rel_gpu()
         both = cute.make_tensor(of_tile, cute.make_layout(2))
         both[0], both[1] = Int32(0), Int32(0)
 
@@ -82,6 +82,20 @@ def add_others(piece: tuple, acc: cute.Tensor, workspace: cute.Tensor, place: tu
     number, shares = place
     first, count, index = piece
     size = cutlass.const_expr(cute.size(acc))
+    if count == 2:
+        theirs = vectors_of(workspace, (first + 1 - index) * shares + number, size, thread)
+        for begin in cutlass.range_constexpr(0, size, OF_TWO):
+            add_vectors(part_of(acc, begin, min(OF_TWO, size - begin)), theirs, begin // VECTOR)
+    else:
+        add_many(piece, acc, workspace, place, thread)
+
+
+@cute.jit
+def add_many(piece: tuple, acc: cute.Tensor, workspace: cute.Tensor, place: tuple, thread: Int32):
+    """The same, whatever their number."""
+    number, shares = place
+    first, count, index = piece
+    size = cutlass.const_expr(cute.size(acc))
     chunk = cutlass.const_expr(min(CHUNK, size))
     for begin in cutlass.range_constexpr(0, size, chunk):
         before = cute.make_rmem_tensor((VECTOR, chunk // VECTOR), Float32)
@@ -89,12 +103,17 @@ def add_others(piece: tuple, acc: cute.Tensor, workspace: cute.Tensor, place: tu
         for i in cutlass.range(index, unroll=1):
             theirs = vectors_of(workspace, (first + i) * shares + number, size, thread)
             add_vectors(before, theirs, begin // VECTOR)
-        own = cute.make_tensor(acc.iterator + begin, cute.make_layout((VECTOR, chunk // VECTOR)))
+        own = part_of(acc, begin, chunk)
         for i in cutlass.range_constexpr(chunk):
             own[i] = before[i] + own[i]
         for i in cutlass.range(index + 1, count, unroll=1):
             theirs = vectors_of(workspace, (first + i) * shares + number, size, thread)
             add_vectors(own, theirs, begin // VECTOR)
+
+
+def part_of(acc: cute.Tensor, begin: int, size: int) -> cute.Tensor:
+    """`size` elements of acc from number `begin` on, as (VECTOR, size / VECTOR)."""
+    return cute.make_tensor(acc.iterator + begin, cute.make_layout((VECTOR, size // VECTOR)))
 
 
 @cute.jit
