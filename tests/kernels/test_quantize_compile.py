@@ -86,7 +86,7 @@ def test_scales_of_maxima(dtype, kinds):
 )
 def test_one_launch(dtype, kinds, tiles):
     """As many CTAs as are asked for fit an SM, with the tiles that they keep."""
-    form, division = one_launch(kinds, 1, tiles, (H200.sm_count, H200.smem_bytes), dtype.itemsize)
+    form, division = one_launch(kinds, 1, tiles, (H200.sm_count, H200.smem_bytes, True), dtype.itemsize)
     spec = TileQuantization("e4m3", *kinds, early=True, grid=form)
     (found,) = _with_maxima("grid", kinds, dtype, 1 << 41, *division, spec=spec)
     assert found.registers * 256 * form.per_sm <= 65536

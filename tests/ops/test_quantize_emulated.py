@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from quantize_cases import assert_same, awkward, check, check_into
@@ -104,6 +106,19 @@ def test_one_launch_of_few_ctas(scaling, transpose, shape, dtype, seed, monkeypa
         check(awkward(shape, seed, dtype), scaling=scaling, transpose=transpose)
     (launch,) = session.launches
     assert launch.attributes["cooperative"] and launch.grid[0] in (2, 3) and not session.reports
+
+
+@pytest.mark.parametrize(
+    ("scaling", "transpose", "shape"),
+    [("row", "both", (2, 130, 200)), ("row", True, (100, 200)), ("matrix", False, (2, 40, 24))],
+)
+def test_a_tile_for_each_cta_of_a_cluster(scaling, transpose, shape, seed):
+    with emulator.run(arch="sm_90a", seed=seed) as session:
+        check(awkward(shape, seed, torch.bfloat16), scaling=scaling, transpose=transpose)
+    (launch,) = session.launches
+    tiles = math.prod(shape[:-2]) * -(-shape[-2] // 128) * -(-shape[-1] // 128)
+    assert launch.cluster[0] == launch.grid[0] == tiles and not session.reports
+    assert not launch.attributes.get("cooperative")
 
 
 @pytest.mark.parametrize(("shape", "arch"), [((5, 2060), "sm_90a"), ((2, 1, 7, 130), "sm_89")])

@@ -1,7 +1,8 @@
 """Quantisation with scales of all, of matrices or of lines, which come first: two passes in one launch.
 
 All CTAs are there at the same time. They take maxima of their tiles, wait for each other, and convert the
-same tiles in the opposite order: the last one is still in registers, those before it are in L2.
+same tiles in the opposite order: the last one is still in registers, those before it are in L2. Those of one
+cluster meet at its barrier, more at a counter.
 """
 
 import cutlass
@@ -51,10 +52,10 @@ def quantize_grid(
     """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `launch_tiles`.
 
     spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". workspace: the address of float32,
-    of `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards.
-    ctas, along_m, along_k: all CTAs, those along M, along K, of `config.quantize.division_of`; there are no
-    more than the GPU runs at the same time. scale: the address of the one scale of "whole", with which there
-    are no scales' tensors; otherwise 0.
+    of `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards;
+    a cluster has no use for it. ctas, along_m, along_k: all CTAs, those along M, along K, of
+    `config.quantize.division_of`; there are no more than the GPU runs at the same time. scale: the address of
+    the one scale of "whole", with which there are no scales' tensors; otherwise 0.
     """
     x = four_modes(x)
     if "whole" in (spec.plain, spec.turned):
@@ -63,7 +64,9 @@ def quantize_grid(
         None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
     )
     memory = memory_at(workspace, Float32)
-    counted = cute.make_tensor(memory_at(counter, Int32), cute.make_layout(1))
+    counted = None
+    if not spec.grid.cluster:
+        counted = cute.make_tensor(memory_at(counter, Int32), cute.make_layout(1))
     matrices = x.shape[0] * x.shape[1]
     columns, rows = None, None
     used = Int64(1) if "whole" in (spec.plain, spec.turned) else Int64(matrices)
@@ -75,11 +78,12 @@ def quantize_grid(
     quantize_grid_kernel(x, outputs, (cleared, columns, rows), counted, (along_m, along_k), spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
+        cluster=[spec.grid.cluster, 1, 1] if spec.grid.cluster else None,
         min_blocks_per_mp=spec.grid.per_sm,
         preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
         stream=stream,
         use_pdl=spec.early,
-        cooperative=True,
+        cooperative=not spec.grid.cluster,
     )
 
 
@@ -89,11 +93,11 @@ def quantize_grid_kernel(
     x: cute.Tensor,
     outputs: tuple,
     maxima_of: tuple,
-    counter: cute.Tensor,
+    counter: cute.Tensor | None,
     along: tuple,
     spec: cutlass.Constexpr,
 ):
-    """Device side of `quantize_grid`.
+    """Device side of `quantize_grid`; counter: None for a cluster.
 
     The tiles of a matrix are dealt to along[0] x along[1] CTAs, which walk over them side by side, down the
     columns. Matrices beyond those that fit the grid follow in further rounds.
@@ -107,7 +111,7 @@ def quantize_grid_kernel(
         cute.arch.griddepcontrol_launch_dependents()  # they begin when all CTAs of this launch run
     for i in cutlass.range(cta * THREADS + thread, cute.size(workspace), ctas * THREADS, unroll=1):
         workspace[i] = Float32(0.0)
-    arrive(counter, thread)
+    come_by(counter, thread)
 
     allocator = cutlass.memory.SmemAllocator()
     scratch = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
@@ -138,7 +142,7 @@ def quantize_grid_kernel(
                 amax = cute.arch.fmax(amax, maximum(elements))
             else:
                 if (n == 0) & (round == 0):
-                    wait(counter, ctas, Int32(1), thread)
+                    wait_for_all(counter, ctas, Int32(1), thread)
                 larger_pairs(most, pairs_of_columns(elements), x.element_type)
                 if const_expr(rows is not None):
                     own = maximum_of_row(maxima_of_rows(elements), lane)
@@ -155,14 +159,15 @@ def quantize_grid_kernel(
         if const_expr(columns is None):
             amax = block_max(amax, scratch[0, None], thread, WARPS)
             if round == 0:
-                wait(counter, ctas, Int32(1), thread)
+                wait_for_all(counter, ctas, Int32(1), thread)
             cute.arch.sync_threads()
             if thread == 0:
                 raise_to(workspace.iterator + number_of_scale(spec, matrix), amax)
 
-    arrive(counter, thread)
-    wait(counter, ctas, Int32(2), thread)
-    leave(counter, ctas, Int32(2), thread)
+    come_by(counter, thread)
+    wait_for_all(counter, ctas, Int32(2), thread)
+    if const_expr(counter is not None):
+        leave(counter, ctas, Int32(2), thread)
 
     for back in cutlass.range(rounds, unroll=1):
         matrix, i, j = part_of(cta + (rounds - 1 - back) * ctas, along)
@@ -183,6 +188,24 @@ def quantize_grid_kernel(
             m -= along[0]
             if m < 0:
                 m, k = last_m, k - along[1]
+
+
+@cute.jit
+def come_by(counter, thread: Int32):
+    """What this CTA has written to global memory is there for who waits. counter: None for a cluster."""
+    if const_expr(counter is None):
+        cute.arch.cluster_arrive()
+    else:
+        arrive(counter, thread)
+
+
+@cute.jit
+def wait_for_all(counter, ctas: Int32, point: Int32, thread: Int32):
+    """Until all have come by `point` times."""
+    if const_expr(counter is None):
+        cute.arch.cluster_wait()
+    else:
+        wait(counter, ctas, point, thread)
 
 
 @cute.jit

@@ -120,9 +120,8 @@ class Kernels:
         """The same in one launch; None where that is not better."""
         kinds = (spec.plain, spec.turned)
         device = self.target.device
-        found = one_launch(
-            kinds, self.matrices, self.tiles, (device.sm_count, device.smem_bytes), self.bytes_each
-        )
+        facts = (device.sm_count, device.smem_bytes, self.early)
+        found = one_launch(kinds, self.matrices, self.tiles, facts, self.bytes_each)
         if found is None:
             return None
         kernel = self._kernel("grid", spec=replace(spec, grid=found[0]))
