@@ -40,8 +40,8 @@ class OneLaunch:
     per_sm: int
     kept: int
     rounds: bool
-    cluster: int = 0
-    """All CTAs are so many in one cluster, whose barrier they meet at; 0: they meet at a counter."""
+    cluster: bool = False
+    """All CTAs are one cluster and meet at its barrier; otherwise they meet at a counter."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def one_launch(
     sms, smem_bytes, clusters = device
     count = matrices * tiles[0] * tiles[1]
     if clusters and count in CLUSTERS:
-        return OneLaunch(2, 0, False, cluster=count), division_of(matrices, tiles, count)
+        return OneLaunch(2, 0, False, cluster=True), division_of(matrices, tiles, count)
     both = None not in kinds
     if kinds != ("lines", "lines") and not (0 if both else 4 * sms) < count <= 8 * sms:
         return None

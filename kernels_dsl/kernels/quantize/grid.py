@@ -78,7 +78,7 @@ def quantize_grid(
     quantize_grid_kernel(x, outputs, (cleared, columns, rows), counted, (along_m, along_k), spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
-        cluster=[spec.grid.cluster, 1, 1] if spec.grid.cluster else None,
+        cluster=[ctas, 1, 1] if spec.grid.cluster else None,
         min_blocks_per_mp=spec.grid.per_sm,
         preferred_smem_carveout=100,  # in percent; without it the compiler asks a GPU, and there may be none
         stream=stream,
