@@ -164,27 +164,34 @@ def warp_accumulators(rows: int, columns: int) -> cute.Tensor:
 
 
 def warp_operand_a(rows: int, k: int, dtype: type[cutlass.Numeric]) -> cute.Tensor:
-    """Registers ((2, 2, 2), M, K) of a 16-bit operand A of one warp's rows x k, multiples of 16."""
-    m, k_steps = rows // MMA_M, k // 16
-    layout = cute.make_layout(((2, 2, 2), m, k_steps), stride=((1, 2, 4), 8 * k_steps, 8))
-    return cute.make_rmem_tensor(layout, dtype)
+    """Registers ((2, 2, 2), M, K) of an operand A of one warp's rows x k, multiples of 16 and of 32 bytes.
+
+    8-bit types have ((4, 2, 2), M, K): four elements a register in place of two.
+    """
+    m, k_steps, of_register = rows // MMA_M, k // mma_k(dtype), 32 // dtype.width
+    shape = ((of_register, 2, 2), m, k_steps)
+    stride = ((1, of_register, 2 * of_register), 4 * of_register * k_steps, 4 * of_register)
+    return cute.make_rmem_tensor(cute.make_layout(shape, stride=stride), dtype)
 
 
 def warp_product(
     tiled_mma: cute.TiledMma,  # of one warp
     acc: cute.Tensor,  # ((2, 2), M, N) float32
     operand_a: Callable[[int], cute.Tensor],  # K step -> ((2, 2, 2), M)
-    read_b: Callable[[int, int, cute.Tensor], None],  # (K step, N step, registers of 16 x 16 elements)
-    steps: tuple[int, int],  # (K, N) steps of 16
+    read_b: Callable[[int, int, cute.Tensor], None],  # (K step, N step, registers of 16 rows x 32 bytes)
+    steps: tuple[int, int],  # (K, N) steps of 32 bytes and of 16
     ahead: int,
     dtype: type[cutlass.Numeric],
 ) -> None:
-    """acc += A @ B.T of one warp in 16-bit `dtype`; B's fragments are read `ahead` steps before their use."""
+    """acc += A @ B.T of one warp in 16- or 8-bit `dtype`; B's fragments are read `ahead` steps before their
+    use."""
+    of_register = 32 // dtype.width
+    b_layout = cute.make_layout(((of_register, 2), 2), stride=((1, of_register), 2 * of_register))
     order = [(k, n) for k in range(steps[0]) for n in range(steps[1])]
     waiting = []
     for i in range(len(order) + ahead):
         if i < len(order):
-            b = cute.make_rmem_tensor(cute.make_layout(((2, 2), 2), stride=((1, 2), 4)), dtype)
+            b = cute.make_rmem_tensor(b_layout, dtype)
             read_b(*order[i], b)
             waiting.append(b)
         if i >= ahead:

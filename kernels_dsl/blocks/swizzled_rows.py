@@ -2,7 +2,8 @@
 
 A tile is cut into column blocks of 64 elements (128 bytes; 32 elements where the columns ask for it), each
 with all rows behind each other. The 16-byte chunks of a row are permuted by the row's number, so that the
-eight rows of a matrix lie in eight different groups of banks.
+eight rows of a matrix lie in eight different groups of banks. 8-bit elements are taken two at a time, as
+columns of half the number (`in_pairs`).
 
 Addresses are worked out by hand. The permutation is an exclusive or of the chunk's number with bits of the
 row's, so a lane's address is (base ^ constant) + constant, with one base for the whole tile: static offsets
@@ -25,6 +26,8 @@ from .inline_ptx import inline_ptx
 
 VECTOR = 8
 """Elements of a chunk of 16 bytes."""
+PAIR = cutlass.Float16
+"""What stands for two 8-bit elements where they are only moved."""
 ALIGN = 1024
 """Bytes to which a tile in shared memory is aligned: the period of the permutation."""
 
@@ -179,6 +182,8 @@ class MatrixReader:
 
     def read(self, address: Int32, row: int, column: int, into: cute.Tensor) -> None:
         """16 x 16 elements from (row, column), both multiples of 16, of the tile at `address`: 8 a lane."""
+        if into.element_type is not self.dtype:
+            into = cute.recast_tensor(into, self.dtype)
         atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(self.transposed, 4), self.dtype)
         lane = ((address + self.place) ^ self.tile.flip(column)) + self.tile.offset(row, column)
         source = cute.make_tensor(shared_pointer(self.dtype, lane, 16), cute.make_layout((VECTOR, 1)))
@@ -198,6 +203,15 @@ def reader_b(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> Matri
 def reader_b_transposed(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> MatrixReader:
     """Operand B (N, K) with the tile's rows as K and its columns as N."""
     return MatrixReader(tile, dtype, True, tile.place(lane % 16, lane // 16))
+
+
+def in_pairs(tensor: cute.Tensor) -> cute.Tensor:
+    """An 8-bit tensor (rows, columns, ...), its columns contiguous and even, as one of pairs of 16 bits."""
+    (rows, columns, *sizes), (row, _, *steps) = tensor.shape, tensor.stride
+    layout = cute.make_layout(
+        (rows, columns // 2, *sizes), stride=(row // 2, 1, *(step // 2 for step in steps))
+    )
+    return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=PAIR), layout)
 
 
 @cute.jit

@@ -18,6 +18,7 @@ class Sm80AttentionConfig:
     `overlap` multiplies the last block's probabilities with V beside the softmax of this one, at the price of
     their registers. `ahead` steps of 16 x 16 elements of K and V are read before they are multiplied.
     `ctas_per_sm` is what the registers are budgeted for. `lazy_rescale` as in `Sm90AttentionConfig`.
+    `element_bytes` is 1 for fp8 operands: then `tile_n` is 64 or 128 and head dimensions are multiples of 64.
     """
 
     tile_m: int
@@ -30,13 +31,19 @@ class Sm80AttentionConfig:
     ahead: int = 1
     ctas_per_sm: int = 1
     lazy_rescale: bool = False
+    element_bytes: int = 2
 
     family = "sm80"
 
     @property
+    def q_bytes(self) -> int:
+        """Of shared memory for Q, and later for the output, whose elements have 16 bits."""
+        return self.tile_m * max(self.element_bytes * self.dim, 2 * self.dim_v)
+
+    @property
     def smem_bytes(self) -> int:
         """Shared memory of a CTA: Q, which the output is staged in later, and two buffers of K and V."""
-        return 2 * self.tile_m * max(self.dim, self.dim_v) + 4 * self.tile_n * (self.dim + self.dim_v)
+        return self.q_bytes + 2 * self.element_bytes * self.tile_n * (self.dim + self.dim_v)
 
 
 class _Tile(NamedTuple):
@@ -72,6 +79,13 @@ _BUSY_TILES: dict[int, tuple[_Tile, ...]] = {
         _Tile(64, 32, ctas=1, overlap=False),
     ),
 }
+# Of fp8 operands, of which an instruction takes 32 keys.
+_FP8_TILES: dict[int, tuple[_Tile, ...]] = {
+    64: (_Tile(128, 64, overlap=False),),
+    128: (_Tile(128, 64, overlap=False), _Tile(128, 64, warps=8, ctas=1, overlap=False)),
+    192: (_Tile(128, 64, 8, 1, overlap=False),),
+    256: (_Tile(128, 64, 8, 1, overlap=False), _Tile(64, 64, ctas=1, overlap=False)),
+}
 RESERVED_SMEM = 1024
 """Shared memory that an SM keeps for itself of each CTA's share."""
 
@@ -91,19 +105,22 @@ def sm80_config(
     smem_bytes: int,
     extent: Extent | None = None,
     rows: int = 128,
+    element_bytes: int = 2,
 ) -> Sm80AttentionConfig:
     """The tile for these head dimensions on a GPU where a CTA may have `smem_bytes` of shared memory.
 
     No `extent`: for large problems. A tile has no more than `rows` rows.
     """
+    fp8 = element_bytes == 1
     d, dv = padded_dim(dim), padded_dim(dim_v)
-    if max(d, dv) > 128:  # eight warps cannot share out 32 rows of 32 columns
+    if fp8 or max(d, dv) > 128:  # eight warps cannot share out 32 rows of 32 columns
         d, dv = -(-d // 64) * 64, -(-dv // 64) * 64
     table = _BUSY_TILES if variant.changes_scores or variant.masks_everywhere else _TILES
+    table = _FP8_TILES if fp8 else table
     found = [
         (tile.ctas, Sm80AttentionConfig(
             tile.m, tile.n, d, dv, warps=tile.warps, q_registers=tile.q_registers, overlap=tile.overlap,
-            ahead=tile.ahead, lazy_rescale=True, ctas_per_sm=tile.ctas,
+            ahead=tile.ahead, lazy_rescale=not fp8, ctas_per_sm=tile.ctas, element_bytes=element_bytes,
         ))
         for tile in table[min(size for size in table if size >= max(d, dv))]
     ]  # fmt: skip
@@ -121,13 +138,19 @@ def sm80_config(
 
 
 def sm80_list_config(
-    dim: int, dim_v: int, variant: AttentionVariant, block: tuple[int, int], smem_bytes: int
+    dim: int,
+    dim_v: int,
+    variant: AttentionVariant,
+    block: tuple[int, int],
+    smem_bytes: int,
+    element_bytes: int = 2,
 ) -> tuple[Sm80AttentionConfig, tuple[int, int]]:
     """The tile for listed blocks of (query, key) `block`, and how many of them such a block is.
 
     ValueError where no tile divides the block.
     """
-    config = sm80_config(dim, dim_v, variant, smem_bytes, rows=128 if block[0] % 128 == 0 else 64)
+    rows = 128 if block[0] % 128 == 0 else 64
+    config = sm80_config(dim, dim_v, variant, smem_bytes, rows=rows, element_bytes=element_bytes)
     config = replace(config, ahead=1)  # with 0 it spills there, with 1 packed sequences do
     if block[1] % config.tile_n:
         config = replace(config, tile_n=64)
@@ -136,10 +159,19 @@ def sm80_list_config(
     return config, (block[0] // config.tile_m, block[1] // config.tile_n)
 
 
-def why_not(config: Sm80AttentionConfig, smem_bytes: int) -> str | None:
+def why_not(config: Sm80AttentionConfig, smem_bytes: int, element_bytes: int = 2) -> str | None:
     """Why a configuration cannot run where a CTA may have `smem_bytes` of shared memory; None if it can."""
+    if config.element_bytes != element_bytes:
+        return f"element_bytes is {config.element_bytes}, must be {element_bytes} for these operands"
     if config.warps not in (4, 8) or config.tile_m not in (16 * config.warps, 32 * config.warps):
         return f"tile_m is {config.tile_m}, must be 16 or 32 rows for each of warps = 4 or 8"
+    reason = _why_not_fp8(config) if element_bytes == 1 else _why_not_16_bits(config)
+    if reason is None and config.smem_bytes > smem_bytes:
+        return f"it takes {config.smem_bytes} bytes of shared memory, there are {smem_bytes}"
+    return reason
+
+
+def _why_not_16_bits(config: Sm80AttentionConfig) -> str | None:
     for dim in (config.dim, config.dim_v):
         # A tile's rows are copied in column blocks of 64 elements, or of 32.
         step = 32 * config.warps // (8 if dim % 64 == 0 else 4)
@@ -147,6 +179,16 @@ def why_not(config: Sm80AttentionConfig, smem_bytes: int) -> str | None:
             return f"a head dimension of a tile is {dim}, must be a multiple of 32 up to 256"
         if config.tile_n % step or config.tile_m % step or config.tile_n <= 0:
             return f"tile_n is {config.tile_n}, must be a multiple of {step} for {config.warps} warps"
-    if config.smem_bytes > smem_bytes:
-        return f"it takes {config.smem_bytes} bytes of shared memory, there are {smem_bytes}"
+    return None
+
+
+def _why_not_fp8(config: Sm80AttentionConfig) -> str | None:
+    """Tiles are copied as pairs of elements, that of V transposed."""
+    if config.lazy_rescale:
+        return "lazy_rescale is True, must be False: probabilities of an old maximum do not fit e4m3"
+    if config.tile_n not in (64, 128):
+        return f"tile_n is {config.tile_n}, must be 64 or 128 with fp8"
+    for dim in (config.dim, config.dim_v):
+        if dim % 64 or not 64 <= dim <= 256:
+            return f"a head dimension of a tile is {dim}, must be a multiple of 64 up to 256 with fp8"
     return None

@@ -54,5 +54,5 @@ def why_not(
         if padded < size:
             return f"{name} is {padded}, the head dimension is {size}"
     if isinstance(config, Sm80AttentionConfig):
-        return attention_sm80.why_not(config, device.smem_bytes)
+        return attention_sm80.why_not(config, device.smem_bytes, element_bytes)
     return sm90_why_not(config, device.smem_bytes, element_bytes)

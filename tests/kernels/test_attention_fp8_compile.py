@@ -12,7 +12,9 @@ from kernels_dsl.config.attention import (
     sm90_fp8_config,
     turning_v,
 )
-from kernels_dsl.ops.attention.attention_fp8 import ATTENTION
+from kernels_dsl.config.attention_sm80 import sm80_config
+from kernels_dsl.config.problem import L40S
+from kernels_dsl.ops.attention.attention_fp8 import FUNCTIONS
 
 LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
 
@@ -64,17 +66,35 @@ def test_where_later_heads_are_transposed_beside_the_products():
     assert found == {"long": 2, "short": 0, "few": 0, "window": 0, "narrow": 2}
 
 
-def _compiled(dim, config, variant):
+@pytest.mark.parametrize(
+    ("dim", "name", "modes"), [(64, "softcap", 3), (128, "causal", 2), (256, "softcap", 3)]
+)  # fmt: skip
+def test_the_sm80_class_kernel(dim, name, modes):
+    """As for Ada: QMMA alone, no spills; those that take the most registers."""
+    variant = AttentionVariant(right=True, softcap=name == "softcap")
+    config = sm80_config(dim, dim, variant, L40S.smem_bytes, element_bytes=1)
+    found = _compiled(dim, config, variant, "sm_89", modes)
+    for each in found:
+        assert each.stack_bytes == each.spill_loads == each.spill_stores == 0
+    products = {name for name in found[0].instructions if "MMA" in name}
+    assert products == {"QMMA.16832.F32.E4M3.E4M3"} and found[0].count("LDSM") and found[0].count("LDGSTS")
+
+
+def _compiled(dim, config, variant, arch="sm_90a", modes=2):
     """Resources of the kernels of a call, the attention's first."""
-    descales = [_meta(2, 4, dtype=torch.float32)] * 3
+    of_keys = _meta(2, 4, 4, dtype=torch.float32) if modes == 3 else _meta(2, 4, dtype=torch.float32)
+    descales = [_meta(2, 4, dtype=torch.float32), of_keys, of_keys]
+    hopper = arch == "sm_90a"
     counter = _meta(1, dtype=torch.int32) if variant.uneven else None
-    numbers = _meta(LATER_NUMBERS, dtype=torch.int32) if config.later_v else None
+    numbers = _meta(LATER_NUMBERS, dtype=torch.int32) if hopper and config.later_v else None
     out = _meta(2, 512, 4, dim, dtype=torch.bfloat16)
-    turned = None if config.turns_v else _meta(2, 4, dim, 512)
+    turned = None if hopper and config.turns_v else _meta(2, 4, dim, 512)
     tensors = (*[_meta(2, 512, 4, dim)] * 3, turned, out, None, *descales)
-    rest = (1.0, 1.0, 0, 0, None, 0, None, None, counter, numbers, 132)
-    constexprs = {"layout": "bshd", "config": config, "variant": variant, "descale_modes": (2, 2, 2)}
-    kernel = ATTENTION.compile(*tensors, *rest, arch="sm_90a", **constexprs)
+    rest: tuple = (1.0, 1.0, 0, 0, None, 0, None, None)
+    rest += (counter, numbers, 132) if hopper else ()
+    constexprs = {"layout": "bshd", "config": config, "variant": variant}
+    constexprs["descale_modes"] = (2, modes, modes)
+    kernel = FUNCTIONS[config.family].compile(*tensors, *rest, arch=arch, **constexprs)
     return sorted(kernel.resources(), key=lambda x: "attention" not in x.entry)
 
 

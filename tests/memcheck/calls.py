@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 import kernels_dsl
-from kernels_dsl import BsrTensor
+from kernels_dsl import BsrTensor, Sm80AttentionConfig
 from kernels_dsl.ops.attention.blocks import causal_blocks
 
 BF16 = torch.bfloat16
@@ -104,11 +104,13 @@ def attention(family: str, device: str) -> None:
 
 def attention_fp8(family: str, device: str) -> None:
     """Dense and causal."""
+    config = None if family == "sm90" else Sm80AttentionConfig(128, 64, 64, 64, element_bytes=1)
     q, k, v = (torch.randn(1, 131, 2, 64, device=device, dtype=BF16) for _ in range(3))
     small = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
     exact = [x.to(BF16) for x in small]
     for causal in (False, True):
-        near(kernels_dsl.attention_fp8(*small, causal=causal), _attention(*exact, causal), 0.1)
+        found = kernels_dsl.attention_fp8(*small, causal=causal, config=config)
+        near(found, _attention(*exact, causal), 0.1)
 
 
 def bsr(family: str, device: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.attention import AttentionVariant, Extent, sm90_fp8_config
-from kernels_dsl.config.problem import H200
+from kernels_dsl.config.attention import AttentionVariant, Extent, Sm90AttentionConfig, sm90_fp8_config
+from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig, sm80_config
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200, L40S
+from lowering.function import emulated_arch
 from reference import quantize as ref
 from reference.attention import Masking, attention, attention_fp8_weights
 from reference.attention_watched import Walk, attention_fp8_watched
@@ -64,7 +66,8 @@ def run(shapes: tuple, seed: int, masking: Masking, device: str = "cpu", **optio
 
 
 def chosen(shapes: tuple, masking: Masking, device: str):
-    """The configuration that a call without one gets, where it has no factors of blocks, lists and sinks.
+    """The configuration that a call without one gets, where it has no factors of blocks, lists and sinks;
+    None for the SM80-class kernel.
 
     shapes: of q, k, v, (B, S, H, D); of packed ones the length of the longest and of all.
     """
@@ -74,13 +77,20 @@ def chosen(shapes: tuple, masking: Masking, device: str):
     sms = H200.sm_count
     if device != "cpu":
         sms = torch.cuda.get_device_properties(device).multi_processor_count
+    elif not DEVICES_BY_ARCH[emulated_arch() or "sm_90a"].has_wgmma:
+        return None
     (batch, q_len, heads, dim), (_, k_len, _, _), (*_, dim_v) = shapes
     return sm90_fp8_config(dim, dim_v, variant, Extent(q_len, k_len, batch * heads, sms))
 
 
+def sm80_tile(dim: int, dim_v: int, **variant: bool) -> Sm80AttentionConfig:
+    """The tile of Ada, for a Hopper GPU that is to run the SM80-class kernel."""
+    return sm80_config(dim, dim_v, AttentionVariant(**variant), L40S.smem_bytes, element_bytes=1)
+
+
 def walk_of(config, exact: bool, rising: bool = True) -> Walk | None:
     """How a configuration visits keys where it watches sums; None where it keeps maxima."""
-    if not config.watch_sums:
+    if not isinstance(config, Sm90AttentionConfig) or not config.watch_sums:
         return None
     return Walk(config.tile_m, config.tile_n, 0 if exact else config.linear_exps, rising)
 
@@ -120,7 +130,8 @@ def run_packed(
     assert out is written.tensor
     check_output(written)
     batch, keys = len(q_lens), (len(q_lens), len(k[0]), heads[1], dim)
-    config = chosen(((batch, max(q_lens), heads[0], dim), keys, keys), maskings[0], device)
+    config = options.get("config")
+    config = config or chosen(((batch, max(q_lens), heads[0], dim), keys, keys), maskings[0], device)
     maxima = not options.keys().isdisjoint(("sinks", "blocks"))
     walk = None if maxima else walk_of(config, True, rising=False)
     for n, length in enumerate(q_lens):

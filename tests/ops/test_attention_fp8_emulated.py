@@ -169,8 +169,9 @@ def test_errors_name_the_argument(change, message):
 
 def test_what_is_not_there():
     assert "mask_mod" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE, mask_mod=lambda *a: True)
-    with emulator.run(arch="sm_89"):
-        assert "must be 9.0" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE)
+    for arch in ("sm_86", "sm_100a"):
+        with emulator.run(arch=arch):
+            assert "must be 8.9, 9.0 or 12.0" in kernels_dsl.attention_fp8_supports(ONE, ONE, ONE)
     elsewhere = ONE.to("meta")
     assert kernels_dsl.attention_fp8_supports(*[elsewhere] * 3).startswith("q is on meta, must be on a CUDA")
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_fp8_cases import packed, quantised, run, run_packed
+from attention_fp8_cases import packed, quantised, run, run_packed, sm80_tile
 
 import kernels_dsl
 import lowering
@@ -137,6 +137,34 @@ def test_more_tiles_than_can_run_at_once(seed):
     shapes = _shapes((16, 4), (1501, 1500), (64, 64), batch=3)
     for causal in (False, True, True):
         run(shapes, seed, Masking(right=0 if causal else None), "cuda", causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("dims", "lengths", "causal"),
+    [((64, 64), (301, 1023), True), ((128, 128), (511, 2047), False), ((256, 256), (203, 500), True),
+     ((48, 112), (113, 203), False)],
+    ids=str,
+)  # fmt: skip
+def test_the_sm80_class_kernel(dims, lengths, causal, seed):
+    """That of Ada, whose instructions are two of fp16 here."""
+    masking, config = Masking(right=0 if causal else None), sm80_tile(*dims, right=causal)
+    for heads in ((4, 2), (40, 8)):  # one wave of tiles, and several
+        run(_shapes(heads, lengths, dims), seed, masking, "cuda", causal=causal, config=config)
+
+
+def test_variants_of_the_sm80_class_kernel(seed):
+    """Windows, sinks and softcap, factors of blocks of keys, lists, packed sequences with NaN between."""
+    shapes = _shapes((2, 1), (701, 900), (128, 128))
+    sinks = torch.tensor([-1.0, 2.0], device="cuda")
+    masking = Masking(left=300, right=40, softcap=2.0, sinks=sinks)
+    config = sm80_tile(128, 128, right=True, left=True, softcap=True, sinks=True)
+    options = {"window": (300, 40), "softcap": 2.0, "sinks": sinks, "config": config}
+    run(shapes, seed, masking, "cuda", by_block="kv", **options)
+    config = sm80_tile(128, 128, right=True)
+    run_packed((700, 0, 1, 1300), (1500, 5, 1, 1001), 13, seed, "cuda", dim=128, causal=True, config=config)
+    lists = attention_blocks.window_blocks(701, 900, left=300, block=(128, 128), device="cuda")
+    masking = Masking(left=300, right=0)
+    run(shapes, seed, masking, "cuda", blocks=lists, window=(300, 0), config=config)
 
 
 def test_windows(seed):

@@ -62,22 +62,55 @@ def attention_sm80(
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, base and
     strides multiples of 16 bytes.
     """
-    mQ, mK, mV, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o))  # (rows, dim, head, batch)
+    tensors = tuple(rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o))  # (rows, dim, head, batch)
     spec = make_spec(config, variant, q.element_type, seqlens is not None)
-    tiles, extent, heads_per_kv = describe_work(spec, mQ, mK, seqlens, max_q)
-    work = Work(
-        tiles=tiles,
-        extent=extent,
+    launch(
+        spec,
+        tensors,
+        tensors[:2],
+        stream,
+        seqlens=seqlens,
+        max_q=max_q,
         window=Window(left, right),
         scores=ScoreOperands(scale, softcap, mask, aux),
         lists=lists,
         sinks=sinks,
         lse=lse,
-        heads_per_kv=heads_per_kv,
-        v_dim=cute.size(mO, mode=[1]),
-        counter=None,
     )
-    attention_kernel(spec, (mQ, mK, mV, mO), work).launch(
+
+
+def launch(
+    spec,
+    tensors: tuple,  # Q, K, V, O as `attention_kernel` takes them
+    sized: tuple[cute.Tensor, cute.Tensor],  # Q and K (rows, dim, head, batch)
+    stream: cuda.CUstream,
+    *,
+    seqlens: tuple | None,
+    max_q: Int32,
+    window: Window,
+    scores: ScoreOperands,
+    lists: tuple | None,
+    sinks: cute.Tensor | None,
+    lse: cute.Tensor | None,
+    descales: tuple | None = None,
+) -> None:
+    """Launches the kernel, for 16-bit operands and for fp8."""
+    tiles, extent, heads_per_kv = describe_work(spec, *sized, seqlens, max_q)
+    work = Work(
+        tiles=tiles,
+        extent=extent,
+        window=window,
+        scores=scores,
+        lists=lists,
+        sinks=sinks,
+        lse=lse,
+        heads_per_kv=heads_per_kv,
+        v_dim=cute.size(tensors[-1], mode=[1]),
+        counter=None,
+        descales=descales,
+    )
+    config = spec.config
+    attention_kernel(spec, tensors, work).launch(
         grid=(cutlass.max(work.tiles.size, Int32(1)), 1, 1),
         block=(spec.threads, 1, 1),
         smem=config.smem_bytes,
@@ -91,7 +124,8 @@ def attention_sm80(
 @entry_name("attention_sm80")
 @cute.kernel
 def attention_kernel(spec: cutlass.Constexpr, tensors: tuple, work: Work):
-    """Device side: the tile of this CTA. `tensors`: Q, K, V, O as (rows, dim, head, batch)."""
+    """Device side: the tile of this CTA. `tensors`: Q, K, V, O as (rows, dim, head, batch); fp8 ones as pairs
+    (`in_pairs`), V transposed."""
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_query_tile(cute.arch.block_idx()[0], work.tiles)
     seq = seq_info(work.extent, at.batch)

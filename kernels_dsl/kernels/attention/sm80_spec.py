@@ -5,7 +5,8 @@ from typing import Any
 
 import cutlass
 
-from kernels_dsl.blocks.swizzled_rows import RowsTile
+from kernels_dsl.blocks.mma_sync import mma_k
+from kernels_dsl.blocks.swizzled_rows import PAIR, RowsTile
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
 WARP_ROWS = (16, 32)
@@ -21,6 +22,28 @@ class Sm80AttentionSpec:
     variant: Any  # AttentionVariant
     varlen: bool
     """Packed sequences."""
+    scales_blocks: bool = False
+    """Operands are fp8 with factors a block of keys."""
+
+    @property
+    def fp8(self) -> bool:
+        """Operands are e4m3: V comes transposed, tiles are copied as pairs of elements."""
+        return self.dtype.width == 8
+
+    @property
+    def unit(self) -> type[cutlass.Numeric]:
+        """What tiles in shared memory consist of, as copies see them."""
+        return PAIR if self.fp8 else self.dtype
+
+    @property
+    def dim_steps(self) -> int:
+        """Instructions along the head dimension of Q and K."""
+        return self.dim // mma_k(self.dtype)
+
+    @property
+    def key_steps(self) -> int:
+        """Instructions along the keys of a step."""
+        return self.tile_n // mma_k(self.dtype)
 
     @property
     def tile_m(self) -> int:
@@ -72,17 +95,17 @@ class Sm80AttentionSpec:
     @property
     def q_tile(self) -> RowsTile:
         """Q (M, D) in shared memory."""
-        return RowsTile(self.tile_m, self.dim)
+        return RowsTile(self.tile_m, self.dim // self._of_unit)
 
     @property
     def k_tile(self) -> RowsTile:
         """One buffer of K (N, D)."""
-        return RowsTile(self.tile_n, self.dim)
+        return RowsTile(self.tile_n, self.dim // self._of_unit)
 
     @property
     def v_tile(self) -> RowsTile:
-        """One buffer of V (N, Dv)."""
-        return RowsTile(self.tile_n, self.dim_v)
+        """One buffer of V (N, Dv), or of its transpose (Dv, N)."""
+        return RowsTile(self.dim_v, self.tile_n // 2) if self.fp8 else RowsTile(self.tile_n, self.dim_v)
 
     @property
     def o_tile(self) -> RowsTile:
@@ -92,7 +115,11 @@ class Sm80AttentionSpec:
     @property
     def k_place(self) -> int:
         """Byte offset of K's buffers; Q and later O lie before them."""
-        return self.tile_m * max(self.dim, self.dim_v) * 2
+        return self.config.q_bytes
+
+    @property
+    def _of_unit(self) -> int:
+        return self.unit.width // self.dtype.width
 
     @property
     def v_place(self) -> int:
@@ -101,16 +128,24 @@ class Sm80AttentionSpec:
 
 
 def make_spec(
-    config: Sm80AttentionConfig, variant: Any, dtype: type[cutlass.Numeric], varlen: bool
+    config: Sm80AttentionConfig,
+    variant: Any,
+    dtype: type[cutlass.Numeric],
+    varlen: bool,
+    scales_blocks: bool = False,
 ) -> Sm80AttentionSpec:
     """Completes a configuration. ValueError names what does not fit."""
+    if dtype.width != 8 * config.element_bytes:
+        raise ValueError(
+            f"element_bytes must be {dtype.width // 8} for {dtype}; it is {config.element_bytes}"
+        )
     if config.tile_m not in tuple(config.warps * rows for rows in WARP_ROWS):
         raise ValueError(
             f"tile_m must be 16 or 32 rows for each of {config.warps} warps; it is {config.tile_m}"
         )
     if config.tile_n % 16 or config.tile_n <= 0:
         raise ValueError(f"tile_n must be a multiple of 16; it is {config.tile_n}")
-    spec = Sm80AttentionSpec(config, dtype, variant, varlen)
+    spec = Sm80AttentionSpec(config, dtype, variant, varlen, scales_blocks)
     for tile in (spec.q_tile, spec.k_tile, spec.v_tile):
         tile.check_threads(spec.threads)
     return spec

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from kernels_dsl.config.quantize import TileQuantization
+from kernels_dsl.kernels.attention.sm80_fp8 import attention_sm80_fp8
 from kernels_dsl.kernels.attention.sm90_fp8 import attention_sm90_fp8
 from kernels_dsl.kernels.attention.sm90_later import first_heads
 from kernels_dsl.kernels.quantize.packed import transpose_packed
@@ -49,25 +50,66 @@ def attention_fp8_with_transpose(
     keys), count; 0: it is one element.
     """
     values = v if turned is None else turned
-    if cutlass.const_expr(config.turns_v):
-        pass
-    elif cutlass.const_expr(layout == "thd"):
-        transpose_packed(v, turned, seqlens[1], seqlens[2], stream, TRANSPOSE)
-    else:
-        heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
-        matrices = None
-        if cutlass.const_expr(config.later_v):
-            matrices = first_heads(v.shape[0] * v.shape[2], config.later_v)
-        spec = replace(TRANSPOSE, lets_start=config.later_v > 0)
-        launch_tiles((heads_first, None, None, turned, None), None, stream, spec, matrices)
-    descales = (q_descale, k_descale, v_descale)
-    descales = tuple(_leading_modes(x, modes) for x, modes in zip(descales, descale_modes))
+    if cutlass.const_expr(not config.turns_v):
+        _transpose(v, turned, seqlens, config.later_v, stream, layout)
+    descales = _counted_modes((q_descale, k_descale, v_descale), descale_modes)
     later = None
     if cutlass.const_expr(config.later_v):
         later = v, numbers
     tensors, scalars = (q, k, values, later, o, lse), (scale, softcap, left, right)
     rest = (seqlens, max_q, descales, lists, sinks, counter, max_ctas, stream)
     attention_sm90_fp8(*tensors, *scalars, *rest, layout=layout, config=config, variant=variant)
+
+
+@cute.jit
+def attention_fp8_sm80_with_transpose(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    turned: cute.Tensor,
+    o: cute.Tensor,
+    lse: cute.Tensor | None,
+    q_descale: cute.Tensor | None,
+    k_descale: cute.Tensor | None,
+    v_descale: cute.Tensor | None,
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    seqlens: tuple | None,
+    max_q: Int32,
+    lists: tuple | None,
+    sinks: cute.Tensor | None,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    descale_modes: cutlass.Constexpr,
+):
+    """The same with the SM80-class kernel."""
+    _transpose(v, turned, seqlens, 0, stream, layout)
+    descales = _counted_modes((q_descale, k_descale, v_descale), descale_modes)
+    tensors, scalars = (q, k, turned, o, lse), (scale, softcap, left, right)
+    rest = (seqlens, max_q, descales, lists, sinks, stream)
+    attention_sm80_fp8(*tensors, *scalars, *rest, layout=layout, config=config, variant=variant)
+
+
+def _transpose(
+    v: cute.Tensor, turned: cute.Tensor, seqlens: tuple | None, later_v: int, stream, layout: str
+) -> None:
+    """Launches the transpose of V; only of the first heads where `later_v` (`Sm90AttentionConfig`)."""
+    if layout == "thd":
+        transpose_packed(v, turned, seqlens[1], seqlens[2], stream, TRANSPOSE)
+        return
+    heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
+    matrices = first_heads(v.shape[0] * v.shape[2], later_v) if later_v else None
+    spec = replace(TRANSPOSE, lets_start=later_v > 0)
+    launch_tiles((heads_first, None, None, turned, None), None, stream, spec, matrices)
+
+
+def _counted_modes(descales: tuple, modes: tuple) -> tuple:
+    """Descales as the kernels take them."""
+    return tuple(_leading_modes(x, count) for x, count in zip(descales, modes))
 
 
 def _leading_modes(descale, modes: int):

@@ -43,8 +43,8 @@ def _scaled(scaling: tuple[str, str], fast: bool, m: int, n: int, k: int) -> Non
     scaled_gemm(a, b.mT, scale_a, scale_b.mT if scale_b.dim() == 2 else scale_b, use_fast_accum=fast)
 
 
-def _calls(hopper: bool) -> Iterator[tuple[str, Any]]:
-    """(name, what makes the call)."""
+def _calls(attends: bool) -> Iterator[tuple[str, Any]]:
+    """(name, what makes the call). `attends`: attention is among them."""
     for scaling, fast in itertools.product(_SCALINGS, (True, False)):
         if not (fast and scaling[0] == "1x128"):
             words = f"scaled_gemm {scaling[0]}" + " fast" * fast
@@ -58,7 +58,7 @@ def _calls(hopper: bool) -> Iterator[tuple[str, Any]]:
                 f"quantize {kind}{turned}",
                 lambda x=x, s=kind, t=transpose: quantize(x, scaling=s, transpose=t),
             )
-    for dim, length, causal in itertools.product((64, 128, 256) if hopper else (), _LENGTHS, (False, True)):
+    for dim, length, causal in itertools.product((64, 128, 256) if attends else (), _LENGTHS, (False, True)):
         tensors = [torch.empty(1, length, 8, dim, dtype=_BF16) for _ in range(3)]
         yield (
             f"attention_fp8 d{dim}" + " causal" * causal,
@@ -70,7 +70,8 @@ def iter_fp8(arch: str) -> Iterator[Kernel]:
     """The fp8 kernels of an architecture, a key of `DEVICES_BY_ARCH`; none where it has no fp8."""
     device = DEVICES_BY_ARCH[arch]
     seen: set[str] = set()
-    for name, call in _calls(device.capability == (9, 0)) if device.has_fp8 else ():
+    attends = device.has_wgmma or not device.widens_fp8
+    for name, call in _calls(attends) if device.has_fp8 else ():
         with recording.record(arch) as calls:
             call()
         for function, args, constants in ((c.function, c.args, c.constants) for c in calls):

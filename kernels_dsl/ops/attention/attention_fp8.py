@@ -1,4 +1,4 @@
-"""Attention forward with e4m3 operands on Hopper: softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
+"""Attention forward with e4m3 operands: softmax(scale · Q Kᵀ) V, from fp8 values and their scales.
 
 V is transposed by a kernel of its own before the attention, since fp8 matrix instructions read operands along
 the summed mode only; its time is part of the call. One host function launches both.
@@ -7,28 +7,19 @@ the summed mode only; its time is part of the call. One host function launches b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import lowering
-from kernels_dsl.config.attention import (
-    DESCALE_KEYS,
-    LATER_NUMBERS,
-    LATER_SHARES,
-    Extent,
-    Sm90AttentionConfig,
-    sm90_fp8_config,
-    sm90_list_config,
-    split_of,
-    turning_v,
-)
-from kernels_dsl.config.attention_table import why_not
+from kernels_dsl.config.attention import DESCALE_KEYS, LATER_NUMBERS, Extent, Sm90AttentionConfig
+from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.ops import fresh, overlap, recent
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe, widths_of
 from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.attention.fp8_choice import choose
 from kernels_dsl.ops.attention.plan import (
     Step,
     check_out,
@@ -44,9 +35,11 @@ from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
-ATTENTION = lowering.jit(
-    "kernels_dsl.kernels.joint.attention_fp8:attention_fp8_with_transpose", name="attention_sm90_fp8"
-)
+_JOINT = "kernels_dsl.kernels.joint.attention_fp8"
+FUNCTIONS = {
+    "sm90": lowering.jit(f"{_JOINT}:attention_fp8_with_transpose", name="attention_sm90_fp8"),
+    "sm80": lowering.jit(f"{_JOINT}:attention_fp8_sm80_with_transpose", name="attention_sm80_fp8"),
+}
 DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
 NAMED = ("q", "k", "v", "q_descale", "k_descale", "v_descale")
@@ -86,7 +79,7 @@ def attention_fp8(
     blocks: BlockLists | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
-    config: Sm90AttentionConfig | None = None,
+    config: AttentionConfig | None = None,
 ) -> Any:
     """softmax(scale · (q · q_descale) (k · k_descale)ᵀ) (v · v_descale), in bf16.
 
@@ -100,12 +93,13 @@ def attention_fp8(
 
     Scores and the softmax are float32. The probabilities are scaled by a power of two a row and rounded to
     e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter
-    of a block of keys an absolute one of 2⁻¹⁶ of that sum. At D up to 128 and without `return_lse` a third of
-    the exponentials is piecewise linear, with an error of -4 to 2 % of its own (docs/fp8.md).
+    of a block of keys an absolute one of 2⁻¹⁶ of that sum. On Hopper, at D up to 128 and without
+    `return_lse`, a third of the exponentials is piecewise linear, with an error of -4 to 2 % of its own
+    (docs/fp8.md).
 
-    Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0 only. Raises
-    TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons as text. No
-    gradients.
+    Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0, 8.9 and
+    12.0. Raises TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons
+    as text. No gradients.
     """
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     key: Any = None
@@ -149,7 +143,7 @@ def attention_fp8_varlen(
     blocks: BlockLists | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
-    config: Sm90AttentionConfig | None = None,
+    config: AttentionConfig | None = None,
 ) -> Any:
     """`attention_fp8` of packed sequences, each to itself, arguments as there and in `attention_varlen`.
 
@@ -334,43 +328,10 @@ def _plan(
     call = described(tensors, descales, options, extras)
     q = tensors[0]
     target = target_of(q, "q")
-    if target.device.capability != (9, 0):
-        major, minor = target.device.capability
-        raise ValueError(
-            f"q is on {target.device.name} of compute capability {major}.{minor}, must be 9.0: fp8 attention "
-            "has no kernel for others"
-        )
-    variant = call.variant
-    rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
-    extent = Extent(rows, call.k_len, call.batch * call.heads, target.device.sm_count)
-    by_block = any(map(_of_blocks, descales[1:]))
-    if call.block is not None:
-        chosen, split = sm90_list_config(call.dim, call.dim_v, call.block)
-        variant = replace(variant, lists=split)
-    else:
-        chosen = sm90_fp8_config(call.dim, call.dim_v, variant, extent, by_block)
-        chosen = chosen if call.packed else turning_v(chosen, variant, extent)
     return_lse, config, out = rest
     check_out(out, out_shape(call), torch.bfloat16, q.device)
     overlap.check_self_overlap(out)
-    if config is not None:
-        reason = why_not(config, call.dim, call.dim_v, target.device, element_bytes=1)
-        reason = reason or ("tile_n must be a multiple of 32" if config.tile_n % 32 else None)
-        if config.turns_v and (call.packed or config.tile_m > 128):
-            reason = reason or "turns_v must be False with packed sequences, and where tile_m is above 128"
-        if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):
-            reason = reason or "later_v must be 0 with packed sequences, block lists, and tile_m below 192"
-        if config.later_v not in range(LATER_SHARES) or config.later_keys not in (32, 64):
-            reason = reason or f"later_v must be from 0 to {LATER_SHARES - 1}, and later_keys 32 or 64"
-        if config.watch_sums and (by_block or variant.sinks):
-            reason = reason or "watch_sums must be False with sinks, and where blocks of keys have descales"
-        if by_block and DESCALE_KEYS % config.tile_n:
-            reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
-        if reason is not None:
-            raise ValueError(f"config is {config}, must be one that fits: {reason}")
-        chosen = config
-        if call.block is not None:
-            variant = replace(variant, lists=split_of(config, call.block))
+    chosen, variant = choose(call, target, extras, any(map(_of_blocks, descales[1:])), config)
     if is_empty(call):
         zeros = without_keys(call, return_lse, torch.bfloat16)
 
@@ -384,18 +345,21 @@ def _plan(
         "descale_modes": tuple(map(_descale_modes, descales)),
     }  # fmt: skip
     heads = (call.heads, call.kv_heads, call.kv_heads)
-    by_tma = chosen.turns_v or chosen.later_v
+    turns_v = isinstance(chosen, Sm90AttentionConfig) and chosen.turns_v
+    by_tma = isinstance(chosen, Sm90AttentionConfig) and (turns_v or chosen.later_v)
     values_step = prepared_for_tma(tensors[2]) if by_tma else _values_step(call, tensors[2])
     steps = (*map(prepared_for_tma, tensors[:2]), values_step)
     steps += tuple(map(_descale_step, descales, heads))
     shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
     dtypes = (tensors[2].dtype, torch.bfloat16, torch.float32)
     make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
-    if chosen.turns_v:
+    if turns_v:
         make[0] = _nothing
     if out is not None and prepared_for_tma(out) is None:
         make[1] = _nothing
-    return _launching(call, Launch(ATTENTION, target, constexprs), steps, make, extras, return_lse)
+    return _launching(
+        call, Launch(FUNCTIONS[chosen.family], target, constexprs), steps, make, extras, return_lse
+    )
 
 
 def _nothing() -> None:
@@ -429,19 +393,22 @@ def _launching(
     """`steps`: what prepares q, k, v and descales. `make`: makers of V's transpose, output, log-sum-exp."""
     make_turned, make_out, make_lse = make
     scalars = (call.scale, call.softcap, call.left, call.right)
-    queued = call.packed or call.block is not None or call.variant.uneven
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     chosen = launch.constexprs["config"]
-    if not call.packed:
+    hopper = isinstance(chosen, Sm90AttentionConfig)
+    queued = hopper and (call.packed or call.block is not None or call.variant.uneven)
+    if queued and not call.packed:
         extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
-        queued = queued and chosen.several_tiles(extent)
+        queued = chosen.several_tiles(extent)
     max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
     simple = extras is NO_EXTRAS and not return_lse and not any(steps) and make_out is not _nothing
     without_extras = (*scalars, None, max_q, None, None)
 
-    def counters() -> tuple[Any, Any]:
+    def of_hopper() -> tuple[Any, ...]:
+        if not hopper:
+            return ()
         numbers = counter_and_workspace(index, 0, LATER_NUMBERS)[0] if chosen.later_v else None
-        return tile_counter(index) if queued else None, numbers
+        return tile_counter(index) if queued else None, numbers, max_ctas
 
     def run(tensors: tuple[Any, ...], extras: Extras, given: torch.Tensor | None) -> Any:
         tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
@@ -451,7 +418,7 @@ def _launching(
         rest: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
             rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
-        rest = (*rest, *counters(), max_ctas)
+        rest = (*rest, *of_hopper())
         launch(q, k, v, make_turned(), out, lse, *descales, *rest)
         if given is not None and out is not given:
             out = given.copy_(out)
@@ -472,11 +439,11 @@ def _launching(
 
         def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
-            rest = (*without_extras, *counters(), max_ctas)
+            rest = (*without_extras, *of_hopper())
             kernel(q, k, v, make_turned(), out, None, *descales, *rest)
             return out
 
-        return alone if chosen.turns_v and not queued else general
+        return alone if make_turned is _nothing and not queued else general
 
     plan = _Plan(run)
     return plan

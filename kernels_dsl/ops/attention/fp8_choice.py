@@ -1,0 +1,84 @@
+"""Which tiles a call of fp8 attention gets, for either family of kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kernels_dsl.config.attention import (
+    DESCALE_KEYS,
+    LATER_SHARES,
+    AttentionVariant,
+    Extent,
+    Sm90AttentionConfig,
+    sm90_fp8_config,
+    sm90_list_config,
+    split_of,
+    turning_v,
+)
+from kernels_dsl.config.attention_sm80 import sm80_config, sm80_list_config
+from kernels_dsl.config.attention_table import AttentionConfig, why_not
+from kernels_dsl.config.problem import Device
+from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
+from kernels_dsl.ops.target import Target
+
+
+def choose(
+    call: AttentionCall, target: Target, extras: Extras, by_block: bool, config: Any
+) -> tuple[AttentionConfig, AttentionVariant]:
+    """The configuration of a call, `config` if that is one, and its variant. `by_block`: blocks of keys have
+    factors. ValueError where there is none, with the reason."""
+    device = target.device
+    if not device.has_wgmma and (device.widens_fp8 or not device.has_fp8):
+        major, minor = device.capability
+        raise ValueError(
+            f"q is on {device.name} of compute capability {major}.{minor}, must be 8.9, 9.0 or 12.0: earlier "
+            "ones have no matrix instructions of fp8, 10.0 makes `mma.sync` of it from fp16 ones, and spills"
+        )
+    if config is None:
+        rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
+        extent = Extent(rows, call.k_len, call.batch * call.heads, device.sm_count)
+        return _of_table(call, device, extent, by_block)
+    target.families(config.family, "q")
+    reason = why_not(config, call.dim, call.dim_v, device, element_bytes=1)
+    if isinstance(config, Sm90AttentionConfig):
+        reason = reason or _why_not_sm90(config, call, by_block)
+    if by_block and DESCALE_KEYS % config.tile_n:
+        reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
+    if reason is not None:
+        raise ValueError(f"config is {config}, must be one that fits: {reason}")
+    split = None if call.block is None else split_of(config, call.block)
+    return config, replace(call.variant, lists=split)
+
+
+def _of_table(
+    call: AttentionCall, device: Device, extent: Extent, by_block: bool
+) -> tuple[AttentionConfig, AttentionVariant]:
+    dims, variant, split = (call.dim, call.dim_v), call.variant, None
+    chosen: AttentionConfig
+    if not device.has_wgmma:
+        if call.block is None:
+            chosen = sm80_config(*dims, variant, device.smem_bytes, extent, element_bytes=1)
+        else:
+            chosen, split = sm80_list_config(*dims, variant, call.block, device.smem_bytes, element_bytes=1)
+    elif call.block is None:
+        hopper = sm90_fp8_config(*dims, variant, extent, by_block)
+        chosen = hopper if call.packed else turning_v(hopper, variant, extent)
+    else:
+        chosen, split = sm90_list_config(*dims, call.block)
+    return chosen, replace(variant, lists=split)
+
+
+def _why_not_sm90(config: Sm90AttentionConfig, call: AttentionCall, by_block: bool) -> str | None:
+    """What fp8 operands and the call ask of a caller's configuration of the Hopper kernel."""
+    if config.tile_n % 32:
+        return "tile_n must be a multiple of 32"
+    if config.turns_v and (call.packed or config.tile_m > 128):
+        return "turns_v must be False with packed sequences, and where tile_m is above 128"
+    if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):
+        return "later_v must be 0 with packed sequences, block lists, and tile_m below 192"
+    if config.later_v not in range(LATER_SHARES) or config.later_keys not in (32, 64):
+        return f"later_v must be from 0 to {LATER_SHARES - 1}, and later_keys 32 or 64"
+    if config.watch_sums and (by_block or call.variant.sinks):
+        return "watch_sums must be False with sinks, and where blocks of keys have descales"
+    return None
