@@ -46,7 +46,7 @@ class Model:
     reduce: float
     split_lines: float = 1.0
     beyond_l2: float = 1.0
-    stream: float = 1.5e-5
+    stream: float = 1.1e-5
 
 
 MODELS = {
@@ -87,18 +87,19 @@ MODELS = {
         reduce=2.919e-06,
         split_lines=1.48,
         beyond_l2=1.141,
+        stream=1.3e-05,
     ),
     "sm90 fp8 scaled": Model(
-        sm_flops=7.205e12,
-        chip_flops=5.847e14,
+        sm_flops=7.307e12,
+        chip_flops=5.870e14,
         bandwidth=3.847e12,
-        sm_bandwidth=8.644e10,
-        launch=1.773e-06,
-        epilogue=5.938e10,
-        tile_start=9.385e-07,
+        sm_bandwidth=8.699e10,
+        launch=1e-06,
+        epilogue=5.155e10,
+        tile_start=8e-08,
         reduce=1.322e-06,
         split_lines=1.48,
-        beyond_l2=1.026,
+        beyond_l2=1.016,
     ),
     "sm80": Model(
         sm_flops=3.3e12,
@@ -215,31 +216,37 @@ SM90_FP8_PROMOTED_CANDIDATES = (
     Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.795),
     Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.798),
     Candidate(Sm90GemmConfig(128, 192), 0.794),
+    Candidate(Sm90GemmConfig(128, 176, cluster_m=2), 0.905),
+    Candidate(Sm90GemmConfig(128, 160, cluster_m=2), 0.920),
     Candidate(Sm90GemmConfig(192, 128), 0.939),
     Candidate(Sm90GemmConfig(192, 128, cluster_n=2), 0.939),
     Candidate(Sm90GemmConfig(128, 128), 0.989),
     Candidate(Sm90GemmConfig(128, 128, cluster_n=2), 0.957),
     Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.957),
+    Candidate(Sm90GemmConfig(128, 96, cluster_n=2), 0.700),
+    Candidate(Sm90GemmConfig(128, 96, cluster_m=2), 0.880),
+    Candidate(Sm90GemmConfig(128, 64, cluster_m=2), 0.740),
     Candidate(Sm90GemmConfig(64, 128), 0.617),
     Candidate(Sm90GemmConfig(64, 128, cluster_n=2), 0.625),
-    Candidate(Sm90GemmConfig(64, 128, cluster_m=2), 0.635),
+    Candidate(Sm90GemmConfig(64, 128, cluster_m=2), 0.680),
     Candidate(Sm90GemmConfig(64, 64), 0.636),
     Candidate(Sm90GemmConfig(64, 32), 0.500),
     Candidate(Sm90GemmConfig(64, 16), 0.250),
 )
 SM90_FP8_SCALED_CANDIDATES = (
-    Candidate(Sm90GemmConfig(128, 256, cluster_n=2), 0.733),
+    Candidate(Sm90GemmConfig(128, 256, cluster_n=2), 0.725),
     Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.587),
     Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.681),
-    Candidate(Sm90GemmConfig(192, 128), 0.981),
-    Candidate(Sm90GemmConfig(192, 128, cluster_n=2), 0.876),
-    Candidate(Sm90GemmConfig(128, 128), 0.703),
-    Candidate(Sm90GemmConfig(128, 128, cluster_n=2), 0.717),
-    Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.792),
-    Candidate(Sm90GemmConfig(64, 128), 1.100),
-    Candidate(Sm90GemmConfig(64, 128, cluster_n=2), 0.535),
-    Candidate(Sm90GemmConfig(64, 128, cluster_m=2), 0.535),
-    Candidate(Sm90GemmConfig(64, 64), 0.759),
+    Candidate(Sm90GemmConfig(192, 128), 1.078),
+    Candidate(Sm90GemmConfig(192, 128, cluster_n=2), 0.886),
+    Candidate(Sm90GemmConfig(128, 128), 0.764),
+    Candidate(Sm90GemmConfig(128, 128, cluster_n=2), 0.762),
+    Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.801),
+    Candidate(Sm90GemmConfig(128, 64, cluster_m=2), 0.615),
+    Candidate(Sm90GemmConfig(64, 128), 0.821),
+    Candidate(Sm90GemmConfig(64, 128, cluster_n=2), 0.508),
+    Candidate(Sm90GemmConfig(64, 128, cluster_m=2), 0.607),
+    Candidate(Sm90GemmConfig(64, 64), 0.702),
     Candidate(Sm90GemmConfig(64, 32), 0.500),
     Candidate(Sm90GemmConfig(64, 16), 0.250),
 )
@@ -323,10 +330,12 @@ def _split_pays(config: GemmConfig, problem: GemmProblem, device: Device, split:
 def _cutting_pays(config: Sm90GemmConfig, problem: GemmProblem, device: Device) -> bool:
     """Whether tiles may be cut along K for an even last wave: where that was measured to help.
 
-    Where sums are promoted, without scales of 128 of K, of tiles with two sets of them, behind a wave of
-    whole tiles.
+    Where sums are promoted, of tiles with two sets of them, whose clusters share loads: clusters that are at
+    different offsets of K find less in L2.
     """
-    if problem.promotion is None or problem.promotion.scaled or problem.grouped or config.split_k > 1:
+    if problem.promotion is None or problem.grouped or config.split_k > 1:
+        return False
+    if config.cluster_m * config.cluster_n == 1:
         return False
     found = shares(config, problem, device.sm_count)
     return found.tiles > found.clusters // 4 and two_partial_sets(config, problem.promotion)

@@ -12,6 +12,7 @@ from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.config.stream_k import COUNTERS, memory, shares
 
 CONFIG = Sm90GemmConfig(128, 128, cluster_m=2, stream_k=True)
+BLOCKS = Promotion(1, 128)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,20 @@ def test_what_cannot_be_cut(options: dict) -> None:
     assert reason is not None and ("stream_k" in reason or "split_k" in reason)
 
 
-@pytest.mark.parametrize(("size", "cut"), [((8192, 8192, 8192), True), ((4096, 4096, 4096), False)], ids=str)
-def test_the_table_cuts_tiles_where_an_idle_wave_is_long(size: tuple[int, int, int], cut: bool) -> None:
-    problem = GemmProblem(*size, ab_type="fp8", b_k_major=True, promotion=Promotion())
-    assert choose(problem, H200, "sm90").stream_k is cut
+@pytest.mark.parametrize(
+    ("size", "promotion", "cut"),
+    [
+        ((8192, 8192, 8192), Promotion(), True),
+        ((4096, 4096, 4096), Promotion(), False),  # 7.8 waves of pairs of 128x128
+        ((4096, 7168, 16384), BLOCKS, True),
+        ((2048, 2304, 8192), BLOCKS, True),  # 2.2 waves
+        ((4096, 4096, 4096), BLOCKS, False),
+        ((8192, 8192, 1024), BLOCKS, False),
+    ],
+    ids=str,
+)
+def test_the_table_cuts_tiles_where_an_idle_wave_is_long(size, promotion, cut: bool) -> None:
+    problem = GemmProblem(*size, ab_type="fp8", b_k_major=True, promotion=promotion)
+    chosen = choose(problem, H200, "sm90")
+    assert isinstance(chosen, Sm90GemmConfig) and chosen.stream_k is cut
+    assert chosen.cluster_m * chosen.cluster_n == 2 or not cut  # who cuts shares its loads

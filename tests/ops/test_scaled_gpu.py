@@ -17,7 +17,10 @@ from kernels_dsl.config.gemm_table import (
     SM90_FP8_CANDIDATES,
     SM90_FP8_PROMOTED_CANDIDATES,
     SM90_FP8_SCALED_CANDIDATES,
+    choose,
 )
+from kernels_dsl.config.problem import H200, GemmProblem
+from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm, scaled_gemm_supports
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
@@ -99,6 +102,19 @@ def test_tiles_cut_along_k(cluster: tuple[int, int], tile_m: int, blocks: bool) 
     config = Sm90GemmConfig(tile_m, 128, cluster_m=cluster[0], cluster_n=cluster[1], stream_k=True)
     for m, n, k in ((4096, 2176, 1024), (1000, 776, 4000), (4096, 4096, 2048)):
         scaled_cases.check_integers(m, n, k, "cuda", blocks, config=config)
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    [((2560, 2560, 4096), True), ((2048, 2304, 8192), True), ((2560, 2560, 8192), False)],
+    ids=str,
+)
+def test_tiles_that_the_table_has_cut_along_k(size: tuple[int, int, int], blocks: bool) -> None:
+    promotion = Promotion(1, 128) if blocks else Promotion()
+    problem = GemmProblem(*size, ab_type="fp8", d_type="fp32", b_k_major=True, promotion=promotion)
+    chosen = choose(problem, H200, "sm90")
+    assert isinstance(chosen, Sm90GemmConfig) and chosen.stream_k
+    scaled_cases.check_integers(*size, "cuda", blocks)
 
 
 def test_tiles_cut_along_k_have_the_same_bits_each_time() -> None:
