@@ -234,13 +234,13 @@ SM90_FP8_PROMOTED_CANDIDATES = (
     Candidate(Sm90GemmConfig(64, 16), 0.250),
 )
 SM90_FP8_SCALED_CANDIDATES = (
-    Candidate(Sm90GemmConfig(128, 256, cluster_n=2), 0.725),
+    Candidate(Sm90GemmConfig(128, 256, cluster_n=2), 0.765),
     Candidate(Sm90GemmConfig(128, 256, cluster_m=2), 0.587),
     Candidate(Sm90GemmConfig(256, 128, cluster_m=2), 0.681),
     Candidate(Sm90GemmConfig(192, 128), 1.078),
     Candidate(Sm90GemmConfig(192, 128, cluster_n=2), 0.886),
-    Candidate(Sm90GemmConfig(128, 128), 0.764),
-    Candidate(Sm90GemmConfig(128, 128, cluster_n=2), 0.762),
+    Candidate(Sm90GemmConfig(128, 128), 0.732),
+    Candidate(Sm90GemmConfig(128, 128, cluster_n=2), 0.738),
     Candidate(Sm90GemmConfig(128, 128, cluster_m=2), 0.801),
     Candidate(Sm90GemmConfig(128, 64, cluster_m=2), 0.615),
     Candidate(Sm90GemmConfig(64, 128), 0.821),
