@@ -36,7 +36,7 @@ from lowering.errors import (
 )
 from lowering.launch import CompiledKernel
 from lowering.link import link_shared
-from lowering.signature import ArgumentClass, Parameter, classify, parameters_of
+from lowering.signature import ArgumentClass, Parameter, classify, is_wide, parameters_of
 from lowering.store import Entry, Store
 
 RUNTIME_LIBRARIES = (toolchain.RUNTIME_NAME, "libtvm_ffi.so", "libc.so.6")
@@ -474,7 +474,8 @@ def _named_tensors(
 
 
 def _add_other(token: list[Any], arg: Any) -> None:
-    """A runtime argument that is no tensor, for the memo's key: what it is, not its value if a number."""
+    """A runtime argument that is no tensor, for the memo's key: what it is, not its value if a number, but
+    whether that is wide."""
     if isinstance(arg, (tuple, list)):
         token.append(len(arg))
         for item in arg:
@@ -483,4 +484,4 @@ def _add_other(token: list[Any], arg: Any) -> None:
             else:
                 token += (item.dtype, item.shape, item.stride(), item.data_ptr() & 15, item.get_device())
     else:
-        token.append(type(arg))
+        token += (type(arg), is_wide(arg))

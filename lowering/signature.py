@@ -199,9 +199,16 @@ def _classify_one(name: str, arg: Any, scalar_type: str | None) -> ArgumentClass
     )
 
 
+def is_wide(number: Any) -> bool:
+    """Whether a number without an annotation is an Int64: an `Address`, or what Int32 does not hold."""
+    return isinstance(number, Address) or (
+        isinstance(number, int) and not -WIDE_EXTENT <= number < WIDE_EXTENT
+    )
+
+
 def _classify_scalar(name: str, arg: bool | int | float, scalar_type: str | None) -> ScalarClass:
     if scalar_type is None:
-        integer = "Int64" if isinstance(arg, Address) or not -(1 << 31) <= arg < 1 << 31 else "Int32"
+        integer = "Int64" if is_wide(arg) else "Int32"
         scalar_type = "Boolean" if isinstance(arg, bool) else integer if isinstance(arg, int) else "Float32"
     if isinstance(arg, float) and not scalar_type.startswith("Float"):
         raise ArgumentTypeError(

@@ -9,6 +9,7 @@ import torch
 
 from lowering import Address
 from lowering.errors import ArgumentTypeError, ArgumentValueError
+from lowering.function import _add_other
 from lowering.signature import NoneClass, Parameter, ScalarClass, TupleClass, classify, tensor_class
 
 
@@ -156,3 +157,19 @@ def test_an_address_is_a_number_that_keeps_its_memory():
     assert address == tensor.data_ptr() + 16 and address.tensor.data_ptr() == address
     parameters = [Parameter("x", "cute.Tensor", False), Parameter("memory", "Int64", False)]
     assert classify(parameters, [tensor, address]) == classify(parameters, [tensor, 1 << 40])
+
+
+def test_a_number_that_int32_does_not_hold_is_wide():
+    """Where nothing says its type; in the memo of a jit function, too."""
+    unknown = [Parameter("numbers", "tuple", False)]
+    found = [
+        classify(unknown, [(n,)])[0] for n in (2, -(1 << 31), 1 << 31, Address(torch.zeros(1)), True, 2.5)
+    ]
+    types = [item.type for each in found for item in each.items]
+    assert types == ["Int32", "Int32", "Int64", "Int64", "Boolean", "Float32"]
+    tokens = []
+    for number in (2, 3, 1 << 40):
+        token = []
+        _add_other(token, (number,))
+        tokens.append(token)
+    assert tokens[0] == tokens[1] != tokens[2]
