@@ -222,6 +222,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     promotion = problem.promotion
     if promotion is not None and tile_k != GROUP:
         return f"tile_k is {tile_k}, must be {GROUP} where partial sums are promoted"
+    if promotion is not None and config.schedule is Schedule.PINGPONG:
+        return "schedule is pingpong, must be cooperative where partial sums are promoted"
     if promotion is not None and not promoted_columns(
         config, promotion.swapped() if config.turned else promotion
     ):

@@ -43,14 +43,22 @@ def test_cases_in_the_emulator(name: str) -> None:
     assert not session.reports
 
 
-def test_persistent_ctas_walk_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["16 bits", "promoted", "blocks"])
+def test_persistent_ctas_walk_all_groups(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 tiles for three CTAs: groups that end within a tile, and tiles whose rows are all a group's."""
     real = product.target_of
     small = lambda tensor: replace(found := real(tensor), device=replace(found.device, sm_count=3))  # noqa: E731
     monkeypatch.setattr(product, "target_of", small)
     with emulator.run(arch="sm_90a") as session:
         case = replace(PLAIN, sizes=(70, 0, 1, *[0] * 30, 64, 3))  # the last ones are beyond a warp's lanes
-        grouped_cases.run(case, "cpu", config=Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG))
+        config = Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG)
+        if kind != "16 bits":
+            scales = ("row", "row") if kind == "promoted" else ("1x128", "128x128")
+            case = replace(case, dtypes=(E4M3, E4M3), kinds=scales, fast=False, k=272)
+            with pytest.raises(ValueError, match="schedule is pingpong, must be cooperative"):
+                grouped_cases.run(case, "cpu", config=config)
+            config = replace(config, schedule=Schedule.COOPERATIVE)
+        grouped_cases.run(case, "cpu", config=config)
     assert not session.reports
 
 

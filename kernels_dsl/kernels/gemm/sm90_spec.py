@@ -98,6 +98,8 @@ def make_spec(
     mma_dtypes = tuple(cutlass.TFloat32 if dtype is cutlass.Float32 else dtype for dtype in dtypes)
     element_bytes = mma_dtypes[0].width // 8
     pingpong = config.schedule.name == "PINGPONG"
+    if pingpong and promotion is not None:
+        raise ValueError("schedule is pingpong, must be cooperative where partial sums are promoted")
     consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[config.tile_m]
     wg_m = config.tile_m if pingpong else config.tile_m // consumers
     epi_n = epilogue_columns(config.tile_n, mD.element_type)
