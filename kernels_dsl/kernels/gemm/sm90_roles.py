@@ -201,12 +201,12 @@ def consume(
         operands = epi.operands_before(spec.epilogue, operands, origin, extent, mmas[1], thread)
         if cutlass.const_expr(spec.pingpong):
             wait_turn(NamedBarrier.MMA_ORDER, group)
-        next_turn = pass_turn(group) if spec.pingpong else None
         this, work = work, next_work(grid, work, cluster, stride, k_tiles)
         if cutlass.const_expr(spec.promotion is None):
             state = main_loop(
-                ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1, next_turn=next_turn
-            )
+                ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1,
+                next_turn=pass_turn(group) if spec.pingpong else None,
+            )  # fmt: skip
         else:
             if cutlass.const_expr(not spec.ahead):
                 fragments[0].fill(0.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.ops import recent
 from kernels_dsl.ops.overlap import byte_extent, check_alone
 from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher
@@ -16,8 +17,6 @@ from kernels_dsl.ops.quantize.plan import plan_of
 from kernels_dsl.ops.target import target_of
 
 _KEPT: dict[Any, Any] = {}
-_ALIGNMENT = 16
-"""Bytes at multiples of which values begin."""
 
 
 def quantize_into(
@@ -101,15 +100,17 @@ def check_memory(out: Sequence[torch.Tensor], x: torch.Tensor, scale: torch.Tens
         if t is scale or t.numel() == 0:
             continue
         if t.element_size() == 1:
-            if t.data_ptr() % _ALIGNMENT:
-                raise ValueError(f"out[{n}] begins at address {t.data_ptr():#x}, must at a multiple of 16")
-            pitch = t.stride(-2) if t.dim() > 1 and t.shape[-2] > 1 else -(-t.shape[-1] // 16) * 16
+            if t.data_ptr() % PITCH:
+                raise ValueError(
+                    f"out[{n}] begins at address {t.data_ptr():#x}, must at a multiple of {PITCH}"
+                )
+            pitch = t.stride(-2) if t.dim() > 1 and t.shape[-2] > 1 else -(-t.shape[-1] // PITCH) * PITCH
             room = t.untyped_storage().nbytes() - t.storage_offset()
             needed = byte_extent(t) + pitch - t.shape[-1]
             if room < needed:
                 raise ValueError(
                     f"out[{n}] has {room} bytes of memory from its first element on, must have {needed}: "
-                    "rows are written up to a multiple of 16 bytes"
+                    f"rows are written up to a multiple of {PITCH} bytes"
                 )
         others = {f"out[{m}]": other for m, other in enumerate(out) if m < n and other is not t}
         check_alone(f"out[{n}]", t, {"x": x, "scale": scale, **others})
