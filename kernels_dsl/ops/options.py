@@ -1,0 +1,88 @@
+"""Checks of options that are Python values. Each returns the value, or raises an error that names it.
+
+A tensor is never a number here: to look at its value would wait for the GPU. A bool is none either, and
+nothing but a bool is a bool, so that no option is taken for another. torch.compile's symbolic numbers count
+as what they stand for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+
+def boolean(name: str, value: Any) -> bool:
+    """`value`, which must be True or False."""
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise TypeError(f"{name} is {_shown(value)}, must be True or False")
+    return bool(value)
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """`value`, which must be an integer from `least` to `most`, where these are given."""
+    if type(value) is not int and not isinstance(value, torch.SymInt):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} is {_shown(value)}, must be an int")
+        value = int(value)
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise ValueError(f"{name} is {value}, must be {_range(least, most)}")
+    return value
+
+
+def real(name: str, value: Any, least: float | None = None, above: float | None = None) -> float:
+    """`value`, which must be a finite number, at least `least` and greater than `above`, where given."""
+    if type(value) is not float and type(value) is not int:
+        symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
+        if isinstance(value, bool) or not (symbolic or isinstance(value, Real)):
+            raise TypeError(f"{name} is {_shown(value)}, must be a Python number")
+        value = value if symbolic else float(value)
+    low = (least is not None and value < least) or (above is not None and value <= above)
+    if low or not math.isfinite(value):
+        wanted = [] if least is None else [f"at least {least:g}"]
+        wanted += [] if above is None else [f"greater than {above:g}"]
+        raise ValueError(f"{name} is {value}, must be {' and '.join([*wanted, 'finite'])}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """`value`, which must be a string that is not empty."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {_shown(value)}, must be a str")
+    if not value:
+        raise ValueError(f"{name} is {value!r}, must not be empty")
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str | None]) -> Any:
+    """`value`, which must be one of the strings `allowed`, or None where that is among them."""
+    known = value is None or isinstance(value, str)
+    if not known or value not in allowed:
+        raise (ValueError if known else TypeError)(
+            f"{name} is {_shown(value)}, must be {' or '.join(map(repr, allowed))}"
+        )
+    return value
+
+
+def instance(name: str, value: Any, *kinds: type) -> Any:
+    """`value`, which must be of one of the types `kinds`."""
+    if not isinstance(value, kinds):
+        names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} is {_shown(value)}, must be {names}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value as an error shows it: short ones as they are, of others the type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value) if len(repr(value)) <= 60 else f"a {type(value).__name__}"
+    return f"a {type(value).__name__}"
+
+
+def _range(least: int | None, most: int | None) -> str:
+    if least is None:
+        return f"at most {most}"
+    return f"at least {least}" if most is None else f"from {least} to {most}"
