@@ -7,12 +7,14 @@ as what they stand for.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
+
+_LARGEST = sys.float_info.max
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -41,7 +43,7 @@ def real(name: str, value: Any, least: float | None = None, above: float | None 
             raise TypeError(f"{name} is {_shown(value)}, must be a Python number")
         value = value if symbolic else float(value)
     low = (least is not None and value < least) or (above is not None and value <= above)
-    if low or not math.isfinite(value):
+    if low or not -_LARGEST <= value <= _LARGEST:
         wanted = [] if least is None else [f"at least {least:g}"]
         wanted += [] if above is None else [f"greater than {above:g}"]
         raise ValueError(f"{name} is {value}, must be {' and '.join([*wanted, 'finite'])}")
