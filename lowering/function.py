@@ -398,6 +398,15 @@ def emulated_arch() -> str | None:
     return (active() if active is not None else None) or os.environ.get(EMULATE_VARIABLE) or None
 
 
+def emulated_sms() -> int | None:
+    """SMs of the emulated GPU where some number was asked for, or None for those of a typical one."""
+    if _recording() is not None:
+        return None
+    from lowering import emulator
+
+    return emulator.active_sms()
+
+
 def _recording() -> tuple[str, list[Any]] | None:
     module = sys.modules.get("lowering.recording")
     return None if module is None else module.active()

@@ -360,6 +360,8 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
         if cluster <= 2
         else device.sm_count * 10 // 11 // cluster * cluster
     )
+    if slots == 0:
+        return math.inf  # not one cluster fits on a GPU of so few SMs
     waves = _ceil_div(tiles, slots)
 
     k = _ceil_div(problem.k, config.split_k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -54,14 +54,15 @@ def _gpu(index: int) -> Target:
 
 def _emulated() -> Target | None:
     """The emulator's target while one is active. ValueError for an arch that no device stands for."""
-    from lowering.function import emulated_arch
+    from lowering.function import emulated_arch, emulated_sms
 
     arch_name = emulated_arch()
     if arch_name is None:
         return None
     if arch_name not in DEVICES_BY_ARCH:
         raise ValueError(f"the emulated arch is {arch_name!r}, must be one of {', '.join(DEVICES_BY_ARCH)}")
-    return Target(DEVICES_BY_ARCH[arch_name], -1, emulated=True)
+    device, sms = DEVICES_BY_ARCH[arch_name], emulated_sms()
+    return Target(device if sms is None else replace(device, sm_count=sms), -1, emulated=True)
 
 
 def target_of(tensor: torch.Tensor, name: str = "a") -> Target:

@@ -14,10 +14,10 @@ serves correctness, never speed. ``docs/emulator.md`` says what is modelled.
 
 from .inspect import Inspector, Stop
 from .reports import EmulatorError, Kind, Report
-from .session import Session, active, active_arch, call_compiled, launch, run
+from .session import Session, active, active_arch, active_sms, call_compiled, launch, run
 from .timeline import Event, Timeline, draw_plot, draw_text
 
 __all__ = [
     "EmulatorError", "Event", "Inspector", "Kind", "Report", "Session", "Stop", "Timeline", "active",
-    "active_arch", "call_compiled", "draw_plot", "draw_text", "launch", "run",
+    "active_arch", "active_sms", "call_compiled", "draw_plot", "draw_text", "launch", "run",
 ]  # fmt: skip

@@ -6,16 +6,25 @@ Each carries vector clocks: what arrives hands its clocks over, what passes take
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .shadow import Domain
 
 if TYPE_CHECKING:
+    from .ptx import Instruction
     from .state import Warp
 
 Array = np.ndarray
+
+
+class SecondWait(NamedTuple):
+    """A warp that waited for a phase a second time, having released something in between."""
+
+    warp: Warp
+    ins: Instruction
+    clock: int  # of the warp at the second wait
 
 
 class MBarrier:
@@ -36,7 +45,7 @@ class MBarrier:
         self.done, self.done_fc = domain.clock(), domain.clock()
         self.waiters: list[Warp] = []
         self.arrivals: list[str] = []  # who arrived in the current phase, for reports
-        self.waited_twice: tuple | None = None
+        self.waited_twice: dict[int, SecondWait] = {}
 
     def arrive(self, vc: Array | None, fc: Array | None, count: int, who: str) -> bool:
         """Count ``count`` arrivals. Returns whether more arrived than the phase expects."""
@@ -60,6 +69,16 @@ class MBarrier:
         self.arriving, self.arriving_fc = self.domain.clock(), self.domain.clock()
         self.arrivals.clear()
         return True
+
+    def overtaken(self) -> list[SecondWait]:
+        """Second waits for an earlier phase than the one just completed, which nobody who arrived knew of.
+
+        Where those who arrived had synchronised with the warp after its second wait, that wait did no harm:
+        the warp looked twice before it gave its stage back.
+        """
+        found = [wait for agent, wait in self.waited_twice.items() if self.done[agent] < wait.clock]
+        self.waited_twice.clear()
+        return found
 
     def passed(self, parity: int) -> bool:
         """Whether the phase of ``parity`` has completed."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowering import arch
+
 from .ptx import Module
 from .reports import EmulatorError
 from .state import Launch
@@ -31,6 +33,34 @@ _LEAF = {
     "bf16": "H",
 }
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the host function is told of the emulated GPU."""
+
+    arch: str
+    sms: int
+
+    def attribute(self, number: int) -> int:
+        """A device attribute by its number in the CUDA runtime; 0 for those that nothing here depends on."""
+        limits = arch.limits(self.arch)
+        major, minor = arch.capability(self.arch)
+        known = {
+            1: limits.max_threads_per_block,
+            8: 48 * 1024,  # shared memory of a block that did not ask for more
+            10: 32,
+            12: limits.registers_per_sm,
+            16: self.sms,
+            39: limits.max_threads_per_sm,
+            75: major,
+            76: minor,
+            81: limits.smem_per_sm,
+            82: limits.registers_per_sm,
+            95: 1,  # cooperative launches
+            97: limits.smem_per_block,
+        }
+        return known.get(number, 0)
 
 
 @dataclass
@@ -130,6 +160,11 @@ class _Recorder:
         self.module: Module | None = None
         self.launches: list[Launch] = []
         self.error: str | None = None
+        self.device = DeviceFacts("sm_90a", 132)
+
+    def attribute(self, out: int, number: int, device: int) -> int:
+        ctypes.c_int.from_address(out).value = self.device.attribute(number)
+        return 0
 
     def library(self, out: int) -> int:
         ctypes.c_uint64.from_address(out).value = 0x11B
@@ -202,7 +237,7 @@ def _callbacks(recorder: _Recorder) -> dict[str, Any]:
         "_cudaFuncSetAttribute": make(i, [p, i, i], lambda *_: 0),
         "_cudaGetDevice": make(i, [p], put_int(0)),
         "_cudaSetDevice": make(i, [i], lambda *_: 0),
-        "_cudaDeviceGetAttribute": make(i, [p, i, i], put_int(232448)),
+        "_cudaDeviceGetAttribute": make(i, [p, i, i], recorder.attribute),
         "_cuKernelGetAttribute": make(i, [p, i, p, i], put_int(0)),
         "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": make(i, [p, p, i, u64], put_int(1)),
         "_cudaLaunchKernelEx": make(i, [p, p, p], recorder.launch),
@@ -266,9 +301,12 @@ def _call(pointer: int, cells: list[Any]) -> None:
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(pointer)(ctypes.addressof(packed))
 
 
-def launches(host: HostFunction, arguments: Sequence[Sequence[int | float]]) -> list[Launch]:
+def launches(
+    host: HostFunction, arguments: Sequence[Sequence[int | float]], device: DeviceFacts
+) -> list[Launch]:
     """Call the host function; each argument is the list of its scalar leaves (pointer, extents, strides).
 
+    ``device`` is what it sees of the GPU.
     Returns the launches in order. Raises :class:`EmulatorError` where the function reports an error.
     """
     if len(arguments) != len(host.argument_types):
@@ -280,7 +318,7 @@ def launches(host: HostFunction, arguments: Sequence[Sequence[int | float]]) -> 
         for t, v in zip(host.argument_types, arguments, strict=True)
     ]
     result = ctypes.c_int(0)
-    host.recorder.launches = []
+    host.recorder.launches, host.recorder.device = [], device
     host.recorder.error = None
     _call(host.entry, [*buffers, result])
     if host.recorder.error:

@@ -69,7 +69,7 @@ def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     keep = int(ins.operands[0].value)
     for lane in np.flatnonzero(mask):
         mine = groups.lanes.get(int(lane), [])
-        due = mine[: len(mine) - keep] if keep else mine
+        due = mine[: max(0, len(mine) - keep)]
         if any(not op["done"] for _, ops in due for op in ops):
             return m.block(w, "bulk stores to read shared memory", groups.waiters)
         groups.lanes[int(lane)] = mine[len(due) :]
@@ -523,7 +523,7 @@ def wait_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         keep = 0
     else:
         keep = int(ins.operands[0].value)
-    due = groups.groups[: len(groups.groups) - keep] if keep else groups.groups
+    due = groups.groups[: max(0, len(groups.groups) - keep)]
     groups.groups = groups.groups[len(due) :]
     for clock, operations in due:
         for operation in operations:

@@ -40,6 +40,7 @@ class Machine:
         *,
         files: dict[int, str],
         seed: int = 0,
+        sms: int = 132,
         resident: int = 8,
         handlers: dict[str, Callable],
         timeline: Timeline | None = None,
@@ -49,7 +50,7 @@ class Machine:
         max_steps: int | None = None,
     ):
         self.kernel, self.launch, self.memory, self.log = kernel, launch, memory, log
-        self.files, self.check, self.watch = files, check, watch
+        self.files, self.check, self.watch, self.sms = files, check, watch, sms
         self.random = np.random.default_rng(seed)
         self.timeline, self.stats = timeline, stats
         # CTAs of a cooperative launch may wait for each other, so they run all at the same time.
@@ -377,12 +378,13 @@ class Machine:
                 for _, tell in cta.early_reads.values():
                     tell()
                 for barrier in cta.mbarriers.values():
-                    if barrier.waited_twice is not None:
+                    for wait in barrier.waited_twice.values():
                         self.report(
                             Kind.PHASE_WAITED_TWICE,
                             f"a warp waited twice for one phase of mbarrier "
                             f"{barrier.offset:#x} and went on; then all warps came to wait",
-                            *barrier.waited_twice,
+                            wait.warp,
+                            wait.ins,
                             address=barrier.offset,
                         )
         same: dict[tuple, list[Warp]] = {}

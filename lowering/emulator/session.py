@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import ptx
-from .capture import HostFunction, host_function, launches
+from .capture import DeviceFacts, HostFunction, host_function, launches
 from .engine import execute
 from .memory import GlobalMemory
 from .reports import EmulatorError, Report, ReportLog
@@ -19,6 +19,10 @@ from .timeline import Timeline
 
 if TYPE_CHECKING:
     from lowering.function import JitFunction
+
+
+FULL_SMS = 132  # of an H100 or H200
+SMS_VARIABLE = "KERNELS_DSL_EMULATE_SMS"
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Session:
 
     arch: str
     seed: int = 0
+    sms: int | None = None
     raise_on_report: bool = True
     resident: int = 8
     check: bool = True
@@ -43,6 +48,10 @@ class Session:
     stats: Stats = field(default_factory=Stats)
     launches: list[Launch] = field(default_factory=list)
     steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sms is not None and (isinstance(self.sms, bool) or self.sms != int(self.sms) or self.sms < 1):
+            raise EmulatorError(f"sms is {self.sms!r}, must be None or a whole number of SMs from 1 on")
 
     @property
     def reports(self) -> list[Report]:
@@ -66,7 +75,7 @@ class Session:
             start, size = extent(tensor)
             unwritten = any(tensor is t or extent(t) == (start, size) for t in self.uninitialised)
             memory.register(start, size, name, unwritten)
-        for found in launches(host, values):
+        for found in launches(host, values, DeviceFacts(self.arch, self.sms or FULL_SMS)):
             self.execute(module, found, memory)
 
     def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
@@ -87,7 +96,8 @@ class Session:
             memory,
             self.log,
             seed=self.seed,
-            resident=self.resident,
+            sms=self.sms or FULL_SMS,
+            resident=max(self.resident, self.sms or 0),
             timeline=self.timeline,
             stats=self.stats,
             check=self.check,
@@ -110,7 +120,8 @@ def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Sessio
 
     :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
     :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
-    :param settings: of `Session`: ``raise_on_report`` (True: a finding is an `EmulatorError` after its
+    :param settings: of `Session`: ``sms`` (SMs that the emulated GPU claims to have; few of them make the CTAs
+        of a persistent kernel take several tiles; None: as many as a typical GPU of ``arch``), ``raise_on_report`` (True: a finding is an `EmulatorError` after its
         launch; False: findings are collected in ``session.reports``), ``resident`` (clusters that run at a
         time), ``check`` (False: no race detection, somewhat faster), ``max_steps``, ``inspector``.
     """
@@ -133,6 +144,26 @@ def active() -> Session | None:
 def active_arch() -> str | None:
     """The architecture that is emulated now, or None outside `run`."""
     return _sessions[-1].arch if _sessions else None
+
+
+def active_sms() -> int | None:
+    """The SMs that the emulated GPU was given, by `run` or by the environment; None for those of a typical GPU.
+
+    :raises EmulatorError: where the environment's number is none.
+    """
+    return _sessions[-1].sms if _sessions else _from_environment().sms
+
+
+def _from_environment(arch: str = "sm_90a") -> Session:
+    """The session of calls outside of `run`."""
+    settings = {"seed": os.environ.get("KERNELS_DSL_EMULATE_SEED"), "sms": os.environ.get(SMS_VARIABLE)}
+    numbers: dict[str, Any] = {}
+    for name, text in settings.items():
+        if text:
+            if not text.isdecimal():
+                raise EmulatorError(f"KERNELS_DSL_EMULATE_{name.upper()} is {text!r}, must be a number")
+            numbers[name] = int(text)
+    return Session(arch, **numbers)
 
 
 @dataclass
@@ -166,7 +197,7 @@ def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any]
 
     :raises EmulatorError: for a deadlock, an unknown instruction, or (by default) any finding.
     """
-    session = active() or Session(arch, seed=int(os.environ.get("KERNELS_DSL_EMULATE_SEED", "0")))
+    session = active() or _from_environment(arch)
     loaded = load(function, args, constants, arch)
     classes = iter(loaded.made.signature)
     values: list[list[int | float]] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access
-from .barriers import MBarrier, NamedBarrier
+from .barriers import MBarrier, NamedBarrier, SecondWait
 from .machine import Machine
 from .ptx import Address, Instruction, Sink
 from .reports import Kind
@@ -222,11 +222,20 @@ def invalidate(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 
 def complete(m: Machine, barrier: MBarrier) -> None:
-    """Complete the phase if it is due and wake who waits."""
+    """Complete the phase if it is due and wake who waits; reports phases waited for twice."""
     while barrier.settle():
         if m.timeline is not None:
             m.timeline.point(
                 f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(barrier.phase), m.step
+            )
+        for wait in barrier.overtaken() if barrier.waited_twice else ():
+            m.report(
+                Kind.PHASE_WAITED_TWICE,
+                f"mbarrier {barrier.offset:#x} went on to its next phase after a warp waited "
+                "for the same phase twice: its parity was not flipped",
+                wait.warp,
+                wait.ins,
+                address=barrier.offset,
             )
         m.wake(barrier.waiters)
         if barrier.expected == 0:
@@ -236,18 +245,7 @@ def complete(m: Machine, barrier: MBarrier) -> None:
 def count_arrivals(
     m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: tuple[Array, Array]
 ) -> None:
-    """Arrivals of a warp on a barrier; reports too many of them, and phases waited for twice."""
-    if barrier.waited_twice is not None:
-        waiter, place = barrier.waited_twice
-        m.report(
-            Kind.PHASE_WAITED_TWICE,
-            f"mbarrier {barrier.offset:#x} went on to its next phase after a warp waited "
-            "for the same phase twice: its parity was not flipped",
-            waiter,
-            place,
-            address=barrier.offset,
-        )
-        barrier.waited_twice = None
+    """Arrivals of a warp on a barrier; reports too many of them."""
     who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
     if barrier.arrive(clocks[0], clocks[1], count, who):
         m.report(
@@ -345,7 +343,7 @@ def _note_wait(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier) -> None
     key = (barrier.cta.rank, barrier.offset)
     before = waits.get(key)
     if before is not None and before[0] == barrier.phase and w.state.get("released", -1) > before[1]:
-        barrier.waited_twice = (w, ins)
+        barrier.waited_twice[w.agent] = SecondWait(w, ins, w.clock)
     else:
         waits[key] = (barrier.phase, m.step)
 

@@ -77,6 +77,7 @@ def run(
     seed: int = 0,
     unwritten: tuple = (),
     inspector: object = None,
+    sms: int | None = None,
 ) -> Session:
     """Execute ``body`` and return the session; findings are collected, a stop is still raised."""
     module = ptx.parse(text(body, arguments))
@@ -92,7 +93,7 @@ def run(
             argument.encode() if isinstance(argument, TensorMap) else tensor.data_ptr().to_bytes(8, "little")
         )
         memory.register(*extent(tensor), f"p{i}", any(tensor is u for u in unwritten))
-    session = Session("sm_90a", seed, raise_on_report=False, inspector=inspector)
+    session = Session("sm_90a", seed, raise_on_report=False, inspector=inspector, sms=sms)
     session.execute(
         module, Launch("k", (grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, bytes(params)), memory
     )

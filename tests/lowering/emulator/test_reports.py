@@ -85,6 +85,12 @@ add.u64 %rd5, %rd1, %rd3;
 cp.async.ca.shared.global [%r5+128], [%rd5], 4;
 cp.async.commit_group;
 """
+TWO_COPIES = CP_ASYNC + CP_ASYNC.replace("+128]", "+256]").replace("[%rd5]", "[%rd5+128]")
+TWO_STORES = (
+    BULK_STORE + "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r3+256], 128;\n"
+    "@%p1 cp.async.bulk.commit_group;\n"
+)
+FILLED = STORE + STORE.replace("+128", "+256") + FENCE + "bar.sync 0;"
 TWO_WARPS = {"block": 64}
 # Warp 0 arrives twice on one barrier, warp 1 waits for both phases and answers on a second barrier.
 TWO_PHASES = """
@@ -139,6 +145,22 @@ CASES = {
         + OUT,
         TWO_WARPS,
         also=frozenset({Kind.RACE}),
+    ),
+    "cp.async with a wait for fewer groups than there are": Case(
+        Kind.READ_BEFORE_ARRIVAL,
+        TWO_COPIES + "cp.async.wait_group 3;\n" + READ,
+        TWO_COPIES + "cp.async.wait_group 1;\n" + READ,
+    ),
+    "bulk stores with a wait for fewer groups than there are": Case(
+        Kind.OVERWRITE_IN_USE,
+        FILLED + TWO_STORES + "@%p1 cp.async.bulk.wait_group.read 3;\n" + OVERWRITE + DRAIN,
+        FILLED + TWO_STORES + "@%p1 cp.async.bulk.wait_group.read 1;\n" + OVERWRITE + DRAIN,
+    ),
+    "WGMMA with a wait for fewer groups than there are": Case(
+        Kind.OVERWRITE_IN_USE,
+        _wgmma(between="wgmma.wait_group.sync.aligned 2;" + CLOBBER),
+        _wgmma(between="wgmma.wait_group.sync.aligned 0;" + CLOBBER),
+        WG,
     ),
     "stage refilled while a bulk store reads it": Case(
         Kind.OVERWRITE_IN_USE,
@@ -331,6 +353,13 @@ def test_its_correct_twin_is_silent(name: str) -> None:
 
 def test_every_kind_has_a_case() -> None:
     assert {case.kind for case in CASES.values()} == set(Kind)
+
+
+def test_a_phase_may_be_waited_for_again_before_its_stage_is_given_back() -> None:
+    twice = wait(0) + "bar.sync 2, 32;\n" + wait(0)
+    body = TWO_PHASES.format(back0=wait(0, "%r42"), back1=wait(1, "%r42"), first=twice, second=wait(1))
+    for seed in range(6):
+        assert not run(body, [torch.zeros(1)], seed=seed, **TWO_WARPS).reports
 
 
 def test_a_report_names_place_and_address() -> None:
