@@ -120,10 +120,11 @@ def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Sessio
 
     :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
     :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
-    :param settings: of `Session`: ``sms`` (SMs that the emulated GPU claims to have; few of them make the CTAs
-        of a persistent kernel take several tiles; None: as many as a typical GPU of ``arch``), ``raise_on_report`` (True: a finding is an `EmulatorError` after its
-        launch; False: findings are collected in ``session.reports``), ``resident`` (clusters that run at a
-        time), ``check`` (False: no race detection, somewhat faster), ``max_steps``, ``inspector``.
+    :param settings: of `Session`: ``sms`` (SMs that the emulated GPU claims to have; few of them make the
+        CTAs of a persistent kernel take several tiles; None: as many as a typical GPU of ``arch``),
+        ``raise_on_report`` (True: a finding is an `EmulatorError` after its launch; False: findings are
+        collected in ``session.reports``), ``resident`` (clusters that run at a time), ``check`` (False: no
+        race detection, somewhat faster), ``max_steps``, ``inspector``.
     """
     from lowering.arch import check
 
@@ -147,7 +148,7 @@ def active_arch() -> str | None:
 
 
 def active_sms() -> int | None:
-    """The SMs that the emulated GPU was given, by `run` or by the environment; None for those of a typical GPU.
+    """The SMs that the emulated GPU was given, by `run` or by the environment; None: as a typical GPU.
 
     :raises EmulatorError: where the environment's number is none.
     """

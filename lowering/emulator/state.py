@@ -185,14 +185,14 @@ def _is_wide(base: object) -> bool:
 
 def _special_registers(warp: Warp) -> dict[str, Array]:
     cta = warp.cta
-    launch = cta.machine.launch
+    launch, sms = cta.machine.launch, cta.machine.sms
     linear = warp.number * LANES + np.arange(LANES)
     bx, by, _ = launch.block
     lane = np.arange(LANES, dtype=np.uint32)
     one = np.uint32(1)
     values: dict[str, Any] = {
-        "%laneid": lane, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % cta.machine.sms,
-        "%nsmid": cta.machine.sms, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
+        "%laneid": lane, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
+        "%nsmid": sms, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
         "%cluster_ctarank": cta.rank, "%cluster_nctarank": int(np.prod(launch.cluster)),
         "%is_explicit_cluster": int(launch.cluster != (1, 1, 1)), "%dynamic_smem_size": launch.smem,
         "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE, "%lanemask_eq": one << lane,
