@@ -1,5 +1,8 @@
 """Time of the first call in a new process: cold (compiles) and warm (the kernel is on disk).
 
+`python -m benchmarks.first_call --out FILE` times every public name, warm, each in processes of its own: from
+`import kernels_dsl` to the result, after `import torch`. Without a GPU, up to the launch.
+
 Each measurement is a process of its own. The CUDA context and torch's own start-up are brought up first, so
 that what is left is this project's share: the import of `kernels_dsl` and the first `gemm`, GPU included. The
 packages have their byte code, as pip leaves them: an unpacked archive without it costs the first process two
@@ -8,14 +11,20 @@ seconds more.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.harness import DTYPES
 
 _CHILD = """
@@ -44,12 +53,18 @@ print(json.dumps({
 }))
 """
 WARM_RUNS = 3
+WARM_LIMIT_MS = 50.0
+REPEATS = 10
+# What no first use should wait for: the compilers of PyTorch and of the DSL, and what they import.
+NOT_NEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "sympy", "networkx", "cutlass")
 
 
-def compile_packages() -> None:
-    """Byte code for the DSL's package, which pip writes when it installs one. Quick where it is there."""
-    spec = importlib.util.find_spec("cutlass")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
+def compile_packages(names: Sequence[str] = ("cutlass",)) -> None:
+    """Byte code of packages (the DSL's), which pip writes when it installs one. Quick where it is there."""
+    folders: list[str] = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        folders += list(spec.submodule_search_locations or ()) if spec else []
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], check=False)
 
 
@@ -82,3 +97,77 @@ def line(row: dict[str, Any]) -> str:
         f"{row['name']:>8}  import {row['import_ms']:7.1f} ms  first call {row['first_ms']:7.1f} ms  "
         f"second {row['second_ms']:6.2f} ms  {compiler}"
     )
+
+
+def first_use(name: str, cache: str, lock: Path | None = None) -> dict[str, Any]:
+    """One process that uses one public name. RuntimeError where it fails.
+
+    lock: a file that lets one process at a time use the GPU, while others import torch; None: the cache is
+    being filled, and the process may compile.
+    """
+    environment = {**os.environ, "KERNELS_DSL_CACHE_DIR": cache}
+    if lock is not None:
+        environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"the first use of {name} failed:\n{done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the processes of one name, in milliseconds; the longest one; what was imported."""
+    times = ("import_ms", "call_ms", "total_ms", "cpu_ms")
+    row = {time: statistics.median(sample[time] for sample in samples) for time in times}
+    modules = samples[-1]["modules"]
+    unwanted = [part for part in NOT_NEEDED if any(f"{m}.".startswith(f"{part}.") for m in modules)]
+    longest = max(sample["total_ms"] for sample in samples)
+    return {"name": name, **row, "longest_ms": longest, "modules": len(modules), "unwanted": unwanted}
+
+
+def first_uses(names: Sequence[str], repeats: int, jobs: int) -> list[dict[str, Any]]:
+    """Rows of public names: the cache is filled first, then each name gets `repeats` processes in turn."""
+    compile_packages(("cutlass", "kernels_dsl", "lowering", "benchmarks", "tvm_ffi", "cuda"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda name: first_use(name, folder), names))
+        lock = Path(folder) / "one-at-a-time"
+        done = list(pool.map(lambda name: first_use(name, folder, lock), [*names] * repeats))
+    return [first_use_row(name, [made for made in done if made["name"] == name]) for name in names]
+
+
+def first_use_line(row: dict[str, Any]) -> str:
+    """One name for the terminal."""
+    over = "" if row["total_ms"] <= WARM_LIMIT_MS else f"  over {WARM_LIMIT_MS:.0f} ms"
+    return (
+        f"{row['name']:<32} import {row['import_ms']:6.1f}  call {row['call_ms']:6.1f}  "
+        f"both {row['total_ms']:6.1f} ms (longest {row['longest_ms']:.1f}, of the CPU {row['cpu_ms']:.1f})  "
+        f"{row['modules']} modules{over}  {' '.join(row['unwanted'])}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `python -m benchmarks.first_call`; 1 where a median is above WARM_LIMIT_MS."""
+    from benchmarks import public_calls
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_call", description=__doc__)
+    parser.add_argument("--out", type=Path, help="the rows as JSON")
+    parser.add_argument("--names", nargs="+", default=list(public_calls.CALLS), help="public names; all")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="processes for each name")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="at a time")
+    given = parser.parse_args(argv)
+    for name in given.names:
+        if name not in public_calls.CALLS:
+            parser.error(f"--names has {name!r}, must be of: {', '.join(public_calls.CALLS)}")
+    rows = first_uses(given.names, given.repeats, given.jobs)
+    print(f"warm first use of each public name, in ms after `import torch`: medians of {given.repeats}")
+    for row in rows:
+        print(first_use_line(row))
+    if given.out is not None:
+        facts = machine.header() if public_calls.has_gpu() else {"gpu": "none: up to the launch"}
+        stored = {"suite": "first_use", "header": facts, "rows": rows}
+        given.out.write_text(json.dumps(stored, indent=1) + "\n")
+    return int(any(row["total_ms"] > WARM_LIMIT_MS for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

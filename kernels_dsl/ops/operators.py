@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
 from kernels_dsl.ops.epilogues import name_for
+from kernels_dsl.ops.tracing import constant_result
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
 
@@ -47,7 +48,7 @@ def define(
         torch.library.register_autograd(f"kernels_dsl::{name}", refuse, lib=LIBRARY)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def config_text(config: GemmConfig) -> str:
     """A configuration as the text that a schema can take."""
     return json.dumps(config_to_json(config), sort_keys=True)

@@ -11,6 +11,7 @@ from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.plain import watched
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
+from kernels_dsl.ops.tracing import constant_result
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 SCALINGS = ("head", "block")
@@ -70,7 +71,7 @@ def _by_block(name: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return values.flatten(2, 3), scale[..., 0]
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def rotations(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(D, D) matrices for Q and K whose product with each other's transpose is the identity, exactly.
 

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kernels_dsl.ops.attention.torch_masks import traceable
+from kernels_dsl.ops.tracing import constant_result
 from lowering.constants import Canonicalizer
 
 _BY_NAME: dict[str, Callable[..., Any]] = {}
@@ -54,7 +53,7 @@ def unwrapped(function: Any) -> Any:
     return function.function if isinstance(function, KernelFunction) else function
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def name_of(argument: str, function: Any, compiling: bool) -> str | None:
     """The name of what was passed as `argument`; `compiling`: by code that torch.compile traces. None for a
     function that is as good as none.

@@ -1,0 +1,101 @@
+"""The first use of a public name imports what it needs: no compiler of PyTorch's nor of the DSL's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels_dsl
+from benchmarks import first_call, public_calls
+from kernels_dsl.ops.attention.functions import name_of
+from kernels_dsl.ops.tracing import constant_result
+
+ROOT = Path(__file__).parents[2]
+# Each name in a process that has imported torch alone: forks, which spare torch's own import.
+EACH_NAME = """
+import json, multiprocessing
+from benchmarks import public_calls
+with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    calls = [(name, False) for name in public_calls.CALLS]
+    print(json.dumps(pool.starmap(public_calls.measure, calls, chunksize=1)))
+"""
+WARM = """
+from benchmarks import public_calls
+print(*public_calls.measure("gemm")["modules"])
+"""
+MODULES = 110  # of this library some 60, of tvm_ffi 35
+OWN = ("kernels_dsl", "lowering", "tvm_ffi", "cuda", "_cython")
+
+
+def _python(program: str, **variables: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """What the first use of each public name imports, up to its launch, besides torch."""
+    return {made["name"]: made["modules"] for made in json.loads(_python(EACH_NAME))}
+
+
+def test_every_public_name_is_measured():
+    assert {*public_calls.CALLS, *public_calls.NOT_CALLED} == {*kernels_dsl.__all__} - {"__version__"}
+
+
+@pytest.mark.parametrize("name", public_calls.CALLS)
+def test_first_use_imports_no_compiler(name, imported):
+    modules = imported[name]
+    assert "kernels_dsl" in modules
+    assert first_call.first_use_row(name, [_sample(name, modules)])["unwanted"] == []
+    foreign = [m for m in modules if not m.startswith(OWN) and m.split(".")[0] not in sys.stdlib_module_names]
+    assert len(foreign) <= 5, foreign  # a few small ones of torch's own, by its version
+    assert len(modules) <= MODULES
+
+
+def _sample(name: str, modules: list[str]) -> dict:
+    times = dict.fromkeys(("import_ms", "call_ms", "total_ms", "cpu_ms"), 1.0)
+    return {"name": name, "modules": modules, **times}
+
+
+def test_an_unwanted_module_is_named():
+    row = first_call.first_use_row("gemm", [_sample("gemm", ["torch._dynamo.utils", "sympyx", "cutlass"])])
+    assert row["unwanted"] == ["torch._dynamo", "cutlass"]
+    assert "torch._dynamo" in first_call.first_use_line(row)
+
+
+def test_a_kernel_from_the_cache_is_loaded_without_a_compiler(tmp_path):
+    variables = {"KERNELS_DSL_CACHE_DIR": str(tmp_path)}
+    assert "cutlass" in _python(WARM, **variables).split()
+    modules = _python(WARM, **variables, KERNELS_DSL_NO_COMPILE="1").split()
+    assert first_call.first_use_row("gemm", [_sample("gemm", modules)])["unwanted"] == []
+
+
+def test_marked_functions_are_what_pytorch_calls_constant():
+    theirs = torch.compiler.assume_constant_result(lambda: 0)
+    ours = constant_result(lambda: 0)
+    assert vars(theirs) == vars(ours) != {}
+    assert vars(name_of)["_dynamo_marked_constant"] is True
+
+
+def test_the_compiler_calls_a_marked_function_while_it_traces():
+    calls = []
+
+    @constant_result
+    def number() -> int:
+        calls.append(1)
+        return len(os.environ) * 0 + 3  # not traceable to a constant otherwise
+
+    compiled = torch.compile(lambda x: x + number(), backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), x + 3)
+    assert torch.equal(compiled(x), x + 3)
+    assert calls == [1]
