@@ -51,6 +51,21 @@ def maker(
     return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
+def pitched_maker(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """What makes uninitialised tensors whose rows (or columns) have gaps behind them.
+
+    The last one has its gap, too: kernels that store whole 16 bytes write into it.
+    """
+    # The mode with the largest stride counts that many elements for each of its entries.
+    step, extent = max(zip(strides, shape))
+    make = maker((step * extent,), dtype, device)
+    if _reinterpret is None:
+        return lambda: make().as_strided(shape, strides)
+    return lambda: _reinterpret(make(), shape, strides, 0)
+
+
 def several(makers: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], tuple[torch.Tensor, ...]]:
     """What makes one tensor with each of them."""
     if len(makers) == 2:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels_dsl.ops import fresh
+from kernels_dsl.ops.gemm.layout import padded_strides
 
 CASES = [
     ((), None, torch.float32),
@@ -27,6 +28,18 @@ def _check(shape, strides, dtype, device):
 @pytest.mark.parametrize(("shape", "strides", "dtype"), CASES)
 def test_on_the_cpu(shape, strides, dtype):
     _check(shape, strides, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("contiguous", ["row", "column"])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (1, 7), (2, 3, 5), (4, 1, 1)])
+def test_pitched_memory_has_the_last_gap(shape, contiguous):
+    strides = padded_strides(shape, contiguous, 2)
+    made = fresh.pitched_maker(shape, strides, torch.bfloat16, torch.device("cpu"))()
+    assert (made.shape, made.stride()) == (shape, strides)
+    pitch = strides[-2] if contiguous == "row" else strides[-1]
+    lines = shape[-2] if contiguous == "row" else shape[-1]
+    batch = shape[0] if len(shape) == 3 else 1
+    assert made.untyped_storage().nbytes() == 2 * pitch * lines * batch
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import gemm_cases
 import pytest
 import torch
 
-from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
+from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.ops.gemm.gemm import gemm
 from lowering import emulator
 from reference import gemm as reference
@@ -61,6 +61,29 @@ def test_turned_tiles(config: Sm90GemmConfig, dtype: torch.dtype, out_dtype: tor
     exact = a.double() @ b.double() + bias.double() + residual.double()
     tolerance.check_exact(out, exact.to(out_dtype))
     assert wide[72:].isnan().all() and wide[:, 200:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Sm90GemmConfig(64, 48, split_k=2),
+        Sm90GemmConfig(64, 48, split_k=3, epi_tma=False),
+        Sm90GemmConfig(64, 128, split_k=2, cluster_m=2, schedule=Schedule.PINGPONG),
+        Sm80GemmConfig(64, 64, 64, 4, 2, 2, split_k=2, copy_bytes_b=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("m", "n", "batch"), [(64, 47, None), (33, 101, 2), (16, 1, None)])
+def test_partial_sums_of_rows_that_end_between_16_bytes(
+    config: GemmConfig, m: int, n: int, batch: int | None
+) -> None:
+    """A TMA store ends at 16 bytes: the last row's end is memory of the call's own, too."""
+    shapes = ((m, 256), (256, n)) if batch is None else ((batch, m, 256), (batch, 256, n))
+    a, b = (integers(shape, torch.bfloat16, seed=i) for i, shape in enumerate(shapes))
+    with emulator.run(arch=ARCH[config.family]) as session:
+        found = gemm(a, b, config=config)
+    assert not session.reports
+    tolerance.check_exact(found, (a.double() @ b.double()).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("family", ["sm90", "sm80"])

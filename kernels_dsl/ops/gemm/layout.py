@@ -30,7 +30,8 @@ class MatrixLayout:
     strides: tuple[int, ...] | None
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
+    """`value`, or the next multiple of `step`."""
     return -(-value // step) * step
 
 
@@ -59,7 +60,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[int], address: int, elemen
             divides |= strides[mode] * element_bytes
         else:
             extent = 1 if contiguous is None else shape[contiguous]
-            fixed[mode] = _round_up(max(extent, 2), TMA_ALIGN)
+            fixed[mode] = round_up(max(extent, 2), TMA_ALIGN)
     major = {rank - 1: "row", rank - 2: "column", None: None}[contiguous]
     # A mode of size 1 keeps its stride where that does no harm, so that common tensors need no new view.
     harmless = contiguous is None or all(
@@ -75,9 +76,9 @@ def padded_strides(shape: Sequence[int], contiguous: str, element_bytes: int) ->
     step = TMA_ALIGN // element_bytes
     rows, columns = shape[-2], shape[-1]
     if contiguous == "row":
-        pitch = _round_up(max(columns, 1), step)
+        pitch = round_up(max(columns, 1), step)
         matrix, size = (pitch, 1), rows * pitch
     else:
-        pitch = _round_up(max(rows, 1), step)
+        pitch = round_up(max(rows, 1), step)
         matrix, size = (1, pitch), columns * pitch
     return matrix if len(shape) == 2 else (size, *matrix)

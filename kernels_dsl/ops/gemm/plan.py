@@ -13,11 +13,12 @@ from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config import stream_k
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
+from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
 from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, matrix_layout
-from kernels_dsl.ops.gemm.layout import MatrixLayout, padded_strides
+from kernels_dsl.ops.gemm.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
 from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
@@ -28,7 +29,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[..., torch.Tensor]
 
 _EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
-_PARTIAL_ALIGN = 4  # float32 elements that make 16 bytes
+_PARTIAL_ALIGN = TMA_ALIGN // 4  # float32 elements
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class _Launch:
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
+        self._make_partials: Callable[[], torch.Tensor] | None = None
         self._streams = isinstance(decision.config, Sm90GemmConfig) and decision.config.stream_k
         self._cut = (1, 1, 0, 1)  # counters, elements of the workspace, shared tiles, K tiles of a share
 
@@ -174,21 +176,17 @@ class _Launch:
 
     def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
-        problem, splits = self.decision.problem, self.decision.config.split_k
-        pitch = -(-problem.n // _PARTIAL_ALIGN) * _PARTIAL_ALIGN
-        workspace = torch.empty_strided(
-            (problem.l * splits, problem.m, problem.n),
-            (problem.m * pitch, pitch, 1),
-            dtype=torch.float32,
-            device=d.device,
-        )
+        if self._make_partials is None:
+            shape = partials_shape(self.decision.problem, self.decision.config.split_k)
+            self._make_partials = fresh.maker(shape, torch.float32, d.device)
+        workspace = self._make_partials()
         blocks = self.call.not_epilogue
         scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
         if self._kernel is None:
             plain = replace(self.layout, operand_modes=())
             self._kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
             constexprs = {
-                "split_k": splits,
+                "split_k": self.decision.config.split_k,
                 "epilogue": self.call.epilogue,
                 "layout": replace(self.layout, promotion=None),
                 "early": self.decision.family == "sm90",
@@ -199,6 +197,15 @@ class _Launch:
         assert self._reduce is not None
         self._kernel(a, b, workspace, scales, self.max_ctas)
         self._reduce(workspace, d, rest)
+
+
+def partials_shape(problem: GemmProblem, splits: int) -> tuple[int, int, int]:
+    """(L * splits, M, columns) of the float32 partial sums of a split K.
+
+    TMA stores whole 16 bytes, so a row has as many columns: those beyond N get the zeros that loads beyond B
+    give, and nobody reads them.
+    """
+    return problem.l * splits, problem.m, round_up(problem.n, _PARTIAL_ALIGN)
 
 
 def _restrided(strides: tuple[int, ...] | None) -> Step | None:
@@ -222,10 +229,10 @@ def preparation(
         return (lambda x: x[0]) if view is None else (lambda x: view(x[0]))
     shape = tuple(tensor.shape[1:] if drop_batch else tensor.shape)
     strides = padded_strides(shape, copy, tensor.element_size())
+    make = fresh.pitched_maker(shape, strides, tensor.dtype, tensor.device)
 
     def copied(x: torch.Tensor) -> torch.Tensor:
-        buffer = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
-        return buffer.copy_(x[0] if drop_batch else x)
+        return make().copy_(x[0] if drop_batch else x)
 
     return copied
 
@@ -267,8 +274,8 @@ def _through_contiguous(run: Run, call: GemmCall) -> Run:
     """For an out without a contiguous mode: compute into a fresh tensor and copy."""
 
     def staged(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
-        fresh = torch.empty(call.d_shape, dtype=call.d_dtype, device=out.device)
-        return out.copy_(run(a, b, fresh, operands))
+        dense = torch.empty(call.d_shape, dtype=call.d_dtype, device=out.device)
+        return out.copy_(run(a, b, dense, operands))
 
     return staged
 
