@@ -176,7 +176,7 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     unit_k = min(problem.block_k, STAGE_K)
     blocked = problem.n if problem.dense_left else problem.m
     kept_k = problem.nnz * problem.block_k * problem.block_mn // max(1, blocked)
-    epi_tma = _stores_by_tma(problem)
+    epi_tma = stores_by_tma(problem)
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(
             tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES,
@@ -226,7 +226,7 @@ def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bo
     return _goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
 
 
-def _stores_by_tma(problem: BsrProblem) -> bool:
+def stores_by_tma(problem: BsrProblem) -> bool:
     """Whether D's rows are aligned to what TMA stores need."""
     row = problem.n * (4 if problem.d_dtype == "fp32" else 2)
     return problem.d_align >= 16 and row % 16 == 0
@@ -252,7 +252,7 @@ def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
             units //= 2
     pairs = on_m and problem.block_mn // tile_s % 2 == 0 and schedule is Schedule.COOPERATIVE
     return Sm90BsrConfig(
-        tile_s, tile_x, on_m, unit_k, units, schedule=schedule, epi_tma=_stores_by_tma(problem),
+        tile_s, tile_x, on_m, unit_k, units, schedule=schedule, epi_tma=stores_by_tma(problem),
         cluster_s=2 if pairs else 1, cluster_x=2 if not on_m and problem.other >= 2 * tile_x else 1,
     )  # fmt: skip
 

@@ -6,6 +6,9 @@ one that spills. `why_not` says it before anything is compiled.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.promotion import GROUP, RECENT, Promotion, scale_tiles
@@ -22,6 +25,9 @@ SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
 SM80_ACCUMULATOR_LIMIT = 128
+SM_REGISTERS = 65536
+# Registers that ptxas wants for a WGMMA beside its accumulators: with fewer it gives up.
+WGMMA_REGISTERS = 26
 # With loads narrower than 16 bytes a thread has more of them, and each has an address.
 SM80_NARROW_ACCUMULATOR_LIMIT = 64
 SM80_LOADS_LIMIT = 32
@@ -43,6 +49,25 @@ def accumulator_registers(config: GemmConfig) -> int:
         return -(-elements // config.threads)
     sharing = 1 if config.schedule is Schedule.PINGPONG else sm90_consumers(config)
     return elements // (sharing * WARPGROUP_THREADS)
+
+
+def most_wgmma_columns(consumers: int) -> int:
+    """The largest N of a WGMMA in a CTA of so many consumer warpgroups and a producer.
+
+    ptxas compiles for the registers that every thread starts with, whatever setmaxnreg adds for consumers.
+    """
+    registers = SM_REGISTERS // ((consumers + 1) * WARPGROUP_THREADS) // 8 * 8
+    return min(256, 2 * (registers - WGMMA_REGISTERS) // 16 * 16)
+
+
+def why_not_wgmma_columns(columns: int, consumers: int) -> str | None:
+    """Why ptxas would not compile WGMMAs of N = `columns`; None if it does."""
+    most = most_wgmma_columns(consumers)
+    if columns <= most:
+        return None
+    return (
+        f"WGMMAs of N = {columns}, at most {most} have enough registers with {consumers} consumer warpgroups"
+    )
 
 
 def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
@@ -109,10 +134,12 @@ def sm90_reserved_bytes(config: Sm90GemmConfig, problem: GemmProblem, stages: in
 
 def sm90_staging_bytes(config: Sm90GemmConfig, d_bytes: int) -> int:
     """Shared memory of one staging buffer of D for each consumer: 64 rows of at most 64 bytes, 32 columns."""
-    columns = 64 // max(d_bytes, 2)
-    while config.tile_n % columns:
-        columns //= 2
-    return sm90_consumers(config) * 64 * columns * d_bytes
+    return sm90_consumers(config) * 64 * staging_columns(config.tile_n, d_bytes) * d_bytes
+
+
+def staging_columns(tile_n: int, d_bytes: int) -> int:
+    """Columns of a staging buffer, a divisor of those of the tile."""
+    return math.gcd(tile_n, 64 // max(d_bytes, 2))
 
 
 def stages(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
@@ -149,6 +176,9 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         have = f"{device.capability[0]}.{device.capability[1]}"
         need = "9.0 (TMA and WGMMA)" if config.family == "sm90" else "8.0 or later"
         return f"the {config.family} kernels need compute capability {need}, {device.name} has {have}"
+    reason = not_positive(config, zero=("tile_k", "stages"))
+    if reason is not None:
+        return reason
     specific = _why_not_sm90 if isinstance(config, Sm90GemmConfig) else _why_not_sm80
     if problem.ab_type == "fp8" and not device.has_fp8:
         major, minor = device.capability
@@ -171,6 +201,15 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
             f"a stage takes {one} bytes of shared memory and the kernel {needed}; "
             f"{device.name} has {device.smem_bytes} and at least {MIN_STAGES} stages must fit"
         )
+    return None
+
+
+def not_positive(config: Any, zero: tuple[str, ...]) -> str | None:
+    """The field of a configuration that is a number below 1; those of `zero` may be 0."""
+    for name, value in vars(config).items():
+        least = int(name not in zero)
+        if isinstance(value, int) and not isinstance(value, bool) and value < least:
+            return f"{name} is {value}, must be {least} or more"
     return None
 
 
@@ -224,10 +263,13 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         return f"tile_k is {tile_k}, must be {GROUP} where partial sums are promoted"
     if promotion is not None and config.schedule is Schedule.PINGPONG:
         return "schedule is pingpong, must be cooperative where partial sums are promoted"
-    if promotion is not None and not promoted_columns(
-        config, promotion.swapped() if config.turned else promotion
-    ):
+    columns = config.tile_n
+    if promotion is not None:
+        columns = promoted_columns(config, promotion.swapped() if config.turned else promotion)
+    if not columns:
         return f"{registers} accumulator registers a thread leave too few for partial sums"
+    if (reason := why_not_wgmma_columns(columns, sm90_consumers(config))) is not None:
+        return reason
     if config.stream_k and (reason := _why_not_stream_k(config, problem)) is not None:
         return reason
     cluster = config.cluster_m * config.cluster_n
@@ -251,6 +293,11 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
             return "mma.sync of fp8 reads A and B with K contiguous only"
         if min(config.copy_bytes_a, config.copy_bytes_b) < 4:
             return "fp8 operands go by cp.async alone, which needs rows at multiples of 4 bytes"
+    for name in ("copy_bytes_a", "copy_bytes_b"):
+        widths = tuple(width for width in (16, 8, 4, 2) if width >= problem.ab_bytes)
+        width = getattr(config, name)
+        if width not in widths:
+            return f"{name} is {width}, must be one of {widths} with {problem.ab_type} operands"
     if config.tile_m % (16 * config.warps_m):
         return f"tile_m is {config.tile_m}, must be a multiple of 16 rows for each of {config.warps_m} warps"
     if config.tile_n % (16 * config.warps_n):
@@ -279,8 +326,6 @@ def _why_not_sm80(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
         ("copy_bytes_a", config.copy_bytes_a, problem.a_align),
         ("copy_bytes_b", config.copy_bytes_b, problem.b_align),
     ):
-        if width not in (16, 8, 4, 2):
-            return f"{name} is {width}, must be 16, 8, 4 or 2"
         if width > align:
             return f"{name} is {width}, the operand's rows are aligned to {align} bytes only"
     return None
@@ -318,9 +363,9 @@ def _why_not_sm80_loads(config: Sm80GemmConfig, problem: GemmProblem) -> str | N
     ):
         vector = max(width, 4) // problem.ab_bytes
         lead, other = (config.tile_k, rows) if k_major else (rows, config.tile_k)
-        along = min(lead // vector, config.threads)
-        across = config.threads // along
-        if lead * problem.ab_bytes % 32 or config.threads % along or other % across:
+        across = config.threads // math.gcd(lead // vector, config.threads)
+        vectors = rows * config.tile_k // vector
+        if lead * problem.ab_bytes % 32 or vectors % config.threads or other % across:
             return (
                 f"the tile of {name} is {rows} x {config.tile_k}, which {config.threads} threads cannot "
                 f"share out in loads of {vector} elements"

@@ -19,6 +19,7 @@ from kernels_dsl.config.bsr import (
     reads_other_order,
     unpaired,
 )
+from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
@@ -203,7 +204,9 @@ def _problem(call: BsrCall, dense_k_major: bool, d_align: int) -> BsrProblem:
     return BsrProblem(
         gemm.m, gemm.n, gemm.k, sparse.nnz, block_mn, block_k, gemm.batch or 1,
         dtype=DTYPE_NAMES[gemm.ab_dtype], d_dtype=DTYPE_NAMES[gemm.d_dtype],
-        sparse_k_major=not call.by_column, dense_k_major=dense_k_major, dense_left=call.dense_left,
+        # Blocks of fp8 are transposed beforehand where the lists are those of columns.
+        sparse_k_major=not call.by_column or gemm.ab_dtype.itemsize == 1,
+        dense_k_major=dense_k_major, dense_left=call.dense_left,
         d_align=d_align, operand_bytes=elementwise,
     )  # fmt: skip
 
@@ -225,6 +228,23 @@ def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
     if "sm80" not in families:
         raise ValueError("family is 'sm90', must be None or 'sm80' where no block is kept")
     return choose_sm80(problem)
+
+
+def _check_config(config: Any, family: str | None) -> None:
+    """TypeError or ValueError where a caller's configuration is none, or not of the forced family."""
+    if not isinstance(config, (Sm90BsrConfig, Sm80GemmConfig)):
+        raise TypeError(f"config is a {type(config).__name__}, must be a Sm90BsrConfig or a Sm80GemmConfig")
+    if family not in (None, config.family):
+        raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
+
+
+def _fitted(config: BsrConfig, problem: BsrProblem, target: Target) -> BsrConfig:
+    """A caller's configuration for the problem; ValueError says why it cannot compute it."""
+    config = fitted(config, problem)
+    reason = why_not(config, problem, target.device)
+    if reason is not None:
+        raise ValueError(f"config is {config}, must be one that fits: {reason}")
+    return config
 
 
 def _fp8_families(call: BsrCall, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
@@ -262,7 +282,10 @@ def build(
     gemm = call.gemm
     spans = (out, dense, call.sparse.values, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
-    families = target.families(family if config is None else config.family)
+    if config is not None:
+        _check_config(config, family)
+        family = config.family
+    families = target.families(family)
     fp8 = gemm.ab_dtype.itemsize == 1
     if fp8:
         families = _fp8_families(call, target, families)
@@ -282,7 +305,7 @@ def build(
     if config is None and "sm90" in families and reads_other_order(problem):
         copy = "column" if contiguous == "row" else "row"
         problem = replace(problem, dense_k_major=False)
-    chosen = config or _pick(problem, families)
+    chosen = _pick(problem, families) if config is None else _fitted(config, problem, target)
     rule, counter = None, None
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):

@@ -11,7 +11,7 @@ import torch
 
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.budget import why_not
-from kernels_dsl.config.gemm import GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.config.tuned import TunedRecord
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
@@ -182,6 +182,9 @@ def decide(
     ValueError where a forced `family` or `config` cannot compute it.
     """
     if config is not None:
+        if not isinstance(config, (Sm90GemmConfig, Sm80GemmConfig)):
+            kind = type(config).__name__
+            raise TypeError(f"config is a {kind}, must be a Sm90GemmConfig or a Sm80GemmConfig")
         if family not in (None, config.family):
             raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
         family = config.family

@@ -106,6 +106,9 @@ def _plan_for_empty_k(
     family: str | None,
 ) -> Plan:
     """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
+    if config is not None and config.split_k > 1:
+        reason = f"split_k is {config.split_k}, must be 1 where K is 0"
+        raise ValueError(f"config is {config}, must be one that fits: {reason}")
 
     def zeros(like: torch.Tensor, k_mode: int) -> torch.Tensor:
         shape = list(like.shape)
