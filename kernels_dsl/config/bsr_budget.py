@@ -13,6 +13,7 @@ from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
+TILE_ROWS = (64, 128, 192, 256)
 MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
@@ -60,9 +61,8 @@ def _why_not_tile(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
     m, n = config.tile
     on_m, on_n = ("tile_s", "tile_x") if config.sparse_on_m else ("tile_x", "tile_s")
     pingpong = config.schedule is Schedule.PINGPONG
-    rows = (64, 128) if pingpong else (64, 128, 192, 256)
-    if m not in rows:
-        return f"{on_m} is {m}, must be one of {rows}: it lies on WGMMA's M, {config.schedule.value}"
+    if m not in TILE_ROWS:
+        return f"{on_m} is {m}, must be one of {TILE_ROWS}: it lies on WGMMA's M"
     shared = m == 64 and not pingpong and problem.dtype != "fp8"
     if n % 16 or not 16 <= n <= (2 * MOST_N if shared else MOST_N):
         return (

@@ -48,6 +48,6 @@ def test_covering_points_meet_every_pair_that_is_accepted() -> None:
 def test_a_process_that_dies_is_a_failure_and_no_more() -> None:
     """The compiler can end a process: the others' results still come, and the point is named."""
     tasks = [Task("die", "gemm sm90", point={"tile_m": 1}), Task("draw", "sddmm", seed=1, spills=False)]
-    found = {task.kind: result for task, result in run(tasks, jobs=1)}
-    assert isinstance(found["die"], Found) and found["die"].why == "the compiler ends the process"
-    assert "sddmm" in found["draw"].repro and found["draw"].why is None
+    found = {task.space: result for task, result in run(tasks, jobs=1)}
+    assert isinstance(found["gemm sm90"], Found) and found["gemm sm90"].why == "the compiler ends the process"
+    assert "sddmm" in found["sddmm"].repro and found["sddmm"].why is None

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import torch
 
-from kernels_dsl.config.bsr import PIECE, PiecesRule, choose, pieces_rule, reads_other_order, unpaired
+from kernels_dsl.config.bsr import (
+    PIECE,
+    PiecesRule,
+    Sm90BsrConfig,
+    choose,
+    pieces_rule,
+    reads_other_order,
+    unpaired,
+)
+from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
+from kernels_dsl.config.bsr_sm80 import choose_sm80
+from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
+from kernels_dsl.config.problem import H200, L40S
 from kernels_dsl.ops.bsr.lists import pack_pieces
 from kernels_dsl.ops.bsr.pattern import Lists
 
@@ -24,6 +38,74 @@ def test_the_dense_matrix_is_copied_where_many_blocks_of_16_meet_it() -> None:
         replace(LARGE, nnz=30 * 512)
     )
     assert not reads_other_order(replace(LARGE, dtype="fp8"))
+
+
+PROBLEM = BsrProblem(512, 512, 512, 20, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (Sm90BsrConfig(128, 256, True, 64), {}, "tile_s * cluster_s is 128, must divide the block's 64"),
+        (Sm90BsrConfig(32, 256, True, 64), {"block_mn": 32}, "tile_s is 32, must be one of (64, 128,"),
+        (Sm90BsrConfig(16, 96, False, 64), {}, "tile_x is 96, must be one of (64,"),
+        (Sm90BsrConfig(64, 520, True, 64), {}, "tile_x is 520, must be a multiple of 16 up to 256"),
+        (Sm90BsrConfig(64, 512, True, 64), {"dtype": "fp8"}, "tile_x is 512, must be a multiple of 16"),
+        (Sm90BsrConfig(64, 272, True, 64), {}, "tile_x is 272, must be a multiple of 32 above 256"),
+        (Sm90BsrConfig(64, 256, True, 24), {}, "unit_k is 24, must be a multiple of 16"),
+        (Sm90BsrConfig(64, 256, True, 16, units=3), {}, "units is 3, must divide 32"),
+        (Sm90BsrConfig(64, 256, True, 32, units=2), {}, "units is 2, must be 1 where a block takes 2 loads"),
+        (Sm90BsrConfig(64, 256, True, 64, stages=13), {}, "stages is 13, must be 0, or from 2 to 12"),
+        (Sm90BsrConfig(64, 256, True, 64, kept_stages=4), {}, "kept_stages is 4, must be 0 but with"),
+        (Sm90BsrConfig(64, 512, True, 48, kept_stages=4), {}, "unit_k is 48, must divide 64"),
+        (Sm90BsrConfig(64, 256, True, 64, cluster_x=3), {}, "a cluster of 1 x 3 CTAs"),
+        (Sm90BsrConfig(64, 256, True, 64, pairs=True), {}, "cluster_s must be 1 and cluster_x 2"),
+        (Sm90BsrConfig(32, 256, False, 64, cluster_x=2, pairs=True), {}, "tile_s must be the block's 64"),
+        (Sm90BsrConfig(128, 256, True, 64, schedule=Schedule.PINGPONG), {"block_mn": 128}, "256 accumulator"),
+        (Sm90BsrConfig(192, 256, True, 64), {"block_mn": 192}, "WGMMAs of N = 256, at most 192"),
+        (Sm90BsrConfig(64, 256, True, 64), {"dtype": "fp8"}, "256 accumulator registers"),
+        (Sm90BsrConfig(64, 256, True, 64, stages=12), {}, "a stage takes 40960 bytes of shared memory"),
+        (Sm80GemmConfig(64, 64, 64, 4, 2, 2, split_k=2), {}, "split_k is 2, must be 1, the default"),
+        (Sm80GemmConfig(64, 64, 64, 4, 2, 2, copy_bytes_a=8), {}, "copy_bytes_a is 8, must be 16"),
+        (Sm80GemmConfig(64, 64, 64, 4, 3, 2), {}, "tile_m is 64, must be a multiple of 16 rows"),
+        (Sm80GemmConfig(128, 128, 64, 3, 2, 2), {"dtype": "fp8"}, "256 accumulator registers"),
+    ],
+)  # fmt: skip
+def test_why_not_says_what_does_not_fit(config, changes: dict, reason: str) -> None:
+    device = L40S if config.family == "sm80" else H200
+    found = why_not(config, replace(PROBLEM, sparse_k_major=True, dense_k_major=True, **changes), device)
+    assert found is not None and reason in found
+
+
+def test_every_choice_fits() -> None:
+    """Of the table, for what it chooses: `why_not` must not refuse what is known to run."""
+    for extent, block_mn, block_k, left in itertools.product(
+        (64, 8192), (16, 48, 64, 128, 192, 256), (16, 64, 112), (0, 1)
+    ):
+        for dtype in ("bf16", "fp8"):
+            size = 32 * block_mn, 32 * block_k
+            m, n = (extent, size[0]) if left else (size[0], extent)
+            problem = BsrProblem(
+                m,
+                n,
+                size[1],
+                200,
+                block_mn,
+                block_k,
+                dtype=dtype,
+                dense_left=bool(left),
+                dense_k_major=dtype == "fp8",
+            )
+            chosen = choose(problem)
+            assert chosen is not None and why_not(chosen, problem, H200) is None, (problem, chosen)
+            if dtype == "bf16" or block_k % 32 == 0:
+                assert why_not(choose_sm80(problem), problem, L40S) is None, problem
+
+
+def test_tma_stores_are_switched_off_where_d_is_not_aligned() -> None:
+    config = Sm90BsrConfig(64, 256, True, 64)
+    assert fitted(config, PROBLEM) is config
+    assert fitted(config, replace(PROBLEM, d_align=8)) == replace(config, epi_tma=False)
 
 
 def test_blocks_of_64_get_wide_tiles_where_there_is_work_for_them() -> None:

@@ -128,6 +128,16 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm80GemmConfig(128, 128, 32, 2, 2, 2), {}, "stages is 2"),
         (Sm80GemmConfig(64, 64, 32, 4, 2, 2), {"a_align": 8}, "copy_bytes_a is 16"),
         (Sm80GemmConfig(64, 64, 32, 40, 2, 2), {}, "bytes of shared memory"),
+        (Sm90GemmConfig(192, 208), {}, "WGMMAs of N = 208, at most 192 have enough registers with 3"),
+        (Sm90GemmConfig(128, 128, raster_group=0), {}, "raster_group is 0, must be 1 or more"),
+        (Sm90GemmConfig(128, 128, stages=-1), {}, "stages is -1, must be 0 or more"),
+        (Sm90GemmConfig(128, 128, cluster_m=-1, cluster_n=-1), {}, "cluster_m is -1, must be 1 or more"),
+        (
+            Sm80GemmConfig(64, 64, 16, 4, 2, 2, copy_bytes_a=2),
+            {"ab_type": "fp32"},
+            "copy_bytes_a is 2, must be one of (16, 8, 4) with fp32 operands",
+        ),
+        (Sm80GemmConfig(64, 64, 32, 4, 2, 2, copy_bytes_b=3), {}, "copy_bytes_b is 3, must be one of (16, 8"),
     ],
 )
 def test_why_not_says_what_does_not_fit(config, changes: dict, reason: str) -> None:
