@@ -137,7 +137,16 @@ class ScaledEpilogue:
         """Apply to `acc`; operands as the class says."""
         for scale in operands[: self.scales]:
             acc = acc * scale
-        value = self.inner(acc, *operands[self.scales + self.result + self.amax :])
+        value = run_epilogue(self.inner, acc, operands[self.scales + self.result + self.amax :])
         if self.amax:
             operands[self.scales + self.result].see(value)
         return value * operands[self.scales] if self.result else value
+
+
+def run_epilogue(epilogue: Any, acc: Any, operands: tuple[Any, ...]) -> Any:
+    """epilogue(acc, *operands). TypeError that names a user's function which cannot be traced."""
+    if isinstance(epilogue, (LinearEpilogue, ScaledEpilogue)):
+        return epilogue(acc, *operands)
+    from .user_functions import call_epilogue
+
+    return call_epilogue(epilogue, acc, operands)

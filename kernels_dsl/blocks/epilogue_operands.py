@@ -15,6 +15,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr, range_constexpr
 
+from .epilogue_fns import run_epilogue
 from .maximum import RunningMaximum
 
 MAX_VECTOR_BYTES = 16
@@ -202,4 +203,5 @@ def _at_piece(operand: Any, tCcD: cute.Tensor, limits: tuple) -> Any:
 
 def apply_epilogue(epilogue: Any, acc: cute.TensorSSA, operands: tuple) -> cute.TensorSSA:
     """epilogue(acc, *operands), with `operands` as `load_operands` returned them."""
-    return epilogue(acc, *(op.load() if isinstance(op, cute.Tensor) else op for op in operands))
+    values = tuple([op.load() if isinstance(op, cute.Tensor) else op for op in operands])
+    return run_epilogue(epilogue, acc, values)

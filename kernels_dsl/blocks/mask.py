@@ -15,6 +15,7 @@ from cutlass import Float32, Int32
 from .kv_blocks import Window, diagonal_shift
 from .seqlen import SeqInfo
 from .softmax import choose
+from .user_functions import call_of_score
 
 HIDDEN = -math.inf
 """The score of a key that a query does not attend to."""
@@ -84,7 +85,8 @@ def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
             i, j = place.row + row_offset(r), place.column + column_offset(c)
             if variant.score_mod is not None:
                 at = (place.batch, place.head, *_inside(i, j, seq))
-                score = Float32(variant.score_mod(score, *at, *(operands.aux or ())))
+                values = (score, *at, *(operands.aux or ()))
+                score = Float32(call_of_score("score_mod", variant.score_mod, values))
             if variant.mask == "additive":
                 score = score + _read(operands.mask, place, (i, j))
             scores[r, c] = score
@@ -101,7 +103,7 @@ def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
                 score = choose(seen, score, HIDDEN)
             if variant.mask_mod is not None:
                 at = (place.batch, place.head, *_inside(i, j, seq))
-                seen = variant.mask_mod(*at, *(operands.aux or ()))
+                seen = call_of_score("mask_mod", variant.mask_mod, (*at, *(operands.aux or ())))
                 score = choose(cutlass.Boolean(seen), score, HIDDEN)
             scores[r, c] = score
 

@@ -76,9 +76,7 @@ def send_end(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.P
 
 
 @cute.jit
-def _send(
-    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState, words: tuple
-):
+def _send(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState, words: tuple):
     ring.producer_acquire(state)
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(WORDS):
@@ -86,9 +84,7 @@ def _send(
     ring.producer_commit(state)
 
 
-def await_tile(
-    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState
-) -> Int32:
+def await_tile(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState) -> Int32:
     """Consumers: waits for the next tile; END: there is none."""
     ring.consumer_wait(state)
     return cute.arch.make_warp_uniform(slots[0, state.index])

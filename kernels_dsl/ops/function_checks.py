@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 
-def check_function(argument: str, function: Any, tensors: str) -> None:
-    """TypeError where `function`, given as `argument`, is none, or reads a torch.Tensor that it is not given.
+def check_function(argument: str, function: Any, tensors: str, takes: Sequence[str], more: int) -> None:
+    """TypeError where `function`, given as `argument`, is none, or reads a torch.Tensor that it is not given,
+    or does not take what a kernel calls it with: values that are called `takes`, and `more` others.
 
     A kernel is compiled without the values of tensors; `tensors` is the argument that passes them.
     """
     if not callable(function):
         raise TypeError(f"{argument} is a {type(function).__name__}, must be a function")
+    hash_of(argument, function)
+    _check_arity(argument, function, tensors, takes, more)
     name = captured_tensor(function)
     if name is not None:
         raise TypeError(
             f"{argument} reads the torch.Tensor {name!r}, must get tensors as arguments: pass it in {tensors}"
         )
+
+
+def hash_of(argument: str, value: Any) -> int:
+    """Its hash; TypeError where it has none, and no kernel could be found by it again."""
+    try:
+        return hash(value)
+    except TypeError:
+        raise TypeError(f"{argument} is a {type(value).__name__}, must be hashable") from None
+
+
+def _check_arity(argument: str, function: Any, tensors: str, takes: Sequence[str], more: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some that are written in C
+        return
+    try:
+        signature.bind(*[None] * (len(takes) + more))
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(
+            f"{argument} is {name}{signature}, must take {len(takes) + more} arguments: {', '.join(takes)} "
+            f"and {more} of {tensors} ({error})"
+        ) from None
 
 
 def captured_tensor(function: Any) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import lowering
+from kernels_dsl.blocks.user_functions import UserFunctionError
 from kernels_dsl.ops.target import Target
 
 
@@ -18,11 +20,18 @@ def launcher_of(
 
     On a GPU this is the bare launch, without the key look-up of the lowering layer: the caller keeps it for
     calls of the same signature. Under the emulator it is the emulated call. The second value is the compiled
-    kernel, None under the emulator. CaptureError where this would be a kernel's first launch, in a capture.
+    kernel, None under the emulator. CaptureError where this would be a kernel's first launch, in a capture;
+    TypeError where a user's function cannot be traced.
     """
     if target.emulated:
-        return (lambda *values: function(*values, **constexprs)), None
-    compiled = function.compile(*args, **constexprs)
+
+        def emulated(*values: Any) -> Any:
+            with _users_errors():
+                return function(*values, **constexprs)
+
+        return emulated, None
+    with _users_errors():
+        compiled = function.compile(*args, **constexprs)
     if not compiled.launched and torch.cuda.is_current_stream_capturing():
         raise lowering.CaptureError(
             f"{function.name!r} is called for the first time inside a CUDA graph capture, where its code "
@@ -30,6 +39,17 @@ def launcher_of(
         )
     compiled.launched = True
     return compiled.launch, compiled
+
+
+@contextmanager
+def _users_errors() -> Iterator[None]:
+    """What is wrong with a user's function is an error of its own, not one of the compile that traced it."""
+    try:
+        yield
+    except lowering.CompileError as error:
+        if isinstance(error.__cause__, UserFunctionError):
+            raise error.__cause__ from error.__cause__.__cause__
+        raise
 
 
 def address_of(target: Target) -> Callable[[torch.Tensor], int]:

@@ -20,7 +20,7 @@ _LARGEST = sys.float_info.max
 def boolean(name: str, value: Any) -> bool:
     """`value`, which must be True or False."""
     if not isinstance(value, (bool, torch.SymBool)):
-        raise TypeError(f"{name} is {_shown(value)}, must be True or False")
+        raise TypeError(f"{name} is {shown(value)}, must be True or False")
     return bool(value)
 
 
@@ -28,7 +28,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     """`value`, which must be an integer from `least` to `most`, where these are given."""
     if type(value) is not int and not isinstance(value, torch.SymInt):
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"{name} is {_shown(value)}, must be an int")
+            raise TypeError(f"{name} is {shown(value)}, must be an int")
         value = int(value)
     if (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(f"{name} is {value}, must be {_range(least, most)}")
@@ -40,7 +40,7 @@ def real(name: str, value: Any, least: float | None = None, above: float | None 
     if type(value) is not float and type(value) is not int:
         symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
         if isinstance(value, bool) or not (symbolic or isinstance(value, Real)):
-            raise TypeError(f"{name} is {_shown(value)}, must be a Python number")
+            raise TypeError(f"{name} is {shown(value)}, must be a Python number")
         value = value if symbolic else float(value)
     low = (least is not None and value < least) or (above is not None and value <= above)
     if low or not -_LARGEST <= value <= _LARGEST:
@@ -53,7 +53,7 @@ def real(name: str, value: Any, least: float | None = None, above: float | None 
 def text(name: str, value: Any) -> str:
     """`value`, which must be a string that is not empty."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {_shown(value)}, must be a str")
+        raise TypeError(f"{name} is {shown(value)}, must be a str")
     if not value:
         raise ValueError(f"{name} is {value!r}, must not be empty")
     return value
@@ -64,7 +64,7 @@ def one_of(name: str, value: Any, allowed: Sequence[str | None]) -> Any:
     known = value is None or isinstance(value, str)
     if not known or value not in allowed:
         raise (ValueError if known else TypeError)(
-            f"{name} is {_shown(value)}, must be {' or '.join(map(repr, allowed))}"
+            f"{name} is {shown(value)}, must be {' or '.join(map(repr, allowed))}"
         )
     return value
 
@@ -73,11 +73,11 @@ def instance(name: str, value: Any, *kinds: type) -> Any:
     """`value`, which must be of one of the types `kinds`."""
     if not isinstance(value, kinds):
         names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise TypeError(f"{name} is {_shown(value)}, must be {names}")
+        raise TypeError(f"{name} is {shown(value)}, must be {names}")
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as an error shows it: short ones as they are, of others the type."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value) if len(repr(value)) <= 60 else f"a {type(value).__name__}"

@@ -78,9 +78,7 @@ def bsr_kernel(
     return " ".join(filter(None, words)), FUNCTIONS[config.family], args, constexprs
 
 
-def sampled_kernel(
-    family: str, block: tuple[int, int], dtype: str, columns: bool, kept: int = 1
-) -> Kernel:
+def sampled_kernel(family: str, block: tuple[int, int], dtype: str, columns: bool, kept: int = 1) -> Kernel:
     """The sampled product; `columns`: b is a transpose, as in the gradient of the values of A @ B.
     `kept`: blocks of a block row.
 

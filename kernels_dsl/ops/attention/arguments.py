@@ -301,9 +301,12 @@ def describe(
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
         if name.startswith("aux") and x.dtype == torch.bool:
             raise TypeError(f"{name} is torch.bool, must be of numbers: view it as torch.uint8")
-    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+    places = ("b", "h", "i", "j")
+    for name, function, takes in (
+        ("score_mod", score_mod, ("score", *places)), ("mask_mod", mask_mod, places)
+    ):  # fmt: skip
         if function is not None:
-            check_function(name, function, "aux")
+            check_function(name, function, "aux", takes, len(extras.aux))
     variant = AttentionVariant(
         right=right is not None,
         left=left is not None,

@@ -265,7 +265,8 @@ def describe_epilogue(
     beside = [name for name, value in given.items() if value is not None] + ["alpha"] * (alpha != 1.0)
     if beside:
         raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
-    return resolve_epilogue(epilogue), _custom_operands(d_shape, device, epilogue_args)
+    operands = _custom_operands(d_shape, device, epilogue_args)
+    return resolve_epilogue(epilogue, len(operands)), operands
 
 
 def describe(
