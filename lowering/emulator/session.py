@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 FULL_SMS = 132  # of an H100 or H200
 SMS_VARIABLE = "KERNELS_DSL_EMULATE_SMS"
+
+
+_one_call = threading.RLock()
+"""Held during an emulated call: what a host function launches is recorded for one call at a time."""
 
 
 @dataclass
@@ -70,13 +75,14 @@ class Session:
         tensors: Sequence[tuple[str, Any]],
     ) -> None:
         """Call a host function and execute its launches; ``tensors`` is what the kernels may touch."""
-        memory = GlobalMemory()
-        for name, tensor in tensors:
-            start, size = extent(tensor)
-            unwritten = any(tensor is t or extent(t) == (start, size) for t in self.uninitialised)
-            memory.register(start, size, name, unwritten)
-        for found in launches(host, values, DeviceFacts(self.arch, self.sms or FULL_SMS)):
-            self.execute(module, found, memory)
+        with _one_call:
+            memory = GlobalMemory()
+            for name, tensor in tensors:
+                start, size = extent(tensor)
+                unwritten = any(tensor is t or extent(t) == (start, size) for t in self.uninitialised)
+                memory.register(start, size, name, unwritten)
+            for found in launches(host, values, DeviceFacts(self.arch, self.sms or FULL_SMS)):
+                self.execute(module, found, memory)
 
     def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
         """Run one launch under these settings; findings are added and, by default, raised."""
