@@ -53,8 +53,8 @@ class Call:
     with a reference that it computes from what the inputs hold now; raises AssertionError. arguments: the
     names that a refusal may mention. supports: the operation's own reason for a refusal, None for none; left
     out where there is no such function. must_refuse: the argument that an error must name; None where the
-    call may be fine. may_refuse: a forced configuration, say, may not fit. repeats: the same call gives the
-    same bits.
+    call may be fine. may_refuse: a forced configuration, say, may not fit. chosen: what the operation chose
+    for the call, for coverage. repeats: the same call gives the same bits.
     """
 
     run: Callable[[], tuple[torch.Tensor, ...]]
@@ -63,6 +63,7 @@ class Call:
     supports: Callable[[], str | None] | None = None
     must_refuse: str | None = None
     may_refuse: bool = False
+    chosen: tuple[str, ...] = ()
     repeats: bool = True
 
 

@@ -32,23 +32,24 @@ def run_case(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Outcome:
     """Run and check one case. around: a context that each call is made in (the emulator's)."""
-    start = time.perf_counter()
+    start, features = time.perf_counter(), case.features
     try:
         with around():
-            refusal = _run(case, settings)
+            arena = Arena(settings.device)
+            call = case.build(arena, settings)
+            features += call.chosen
+            refusal = _run(case, call, arena, settings)
         status, detail = (Status.PASSED, "") if refusal is None else (Status.REFUSED, refusal)
     except Exception as error:
         status = Status.FAILED
         detail = f"{case}\n{''.join(traceback.format_exception(error))}"
     return Outcome(
-        number, status, case.features, detail, time.perf_counter() - start, fatal=_context_is_lost(settings)
+        number, status, features, detail, time.perf_counter() - start, fatal=_context_is_lost(settings)
     )
 
 
-def _run(case: Case, settings: Settings) -> str | None:
+def _run(case: Case, call: Call, arena: Arena, settings: Settings) -> str | None:
     """The text of a rightful refusal; None where the case ran and is right."""
-    arena = Arena(settings.device)
-    call = case.build(arena, settings)
     arena.freeze()
     _leave_stale_memory(settings)
     reason = call.supports() if call.supports is not None else None

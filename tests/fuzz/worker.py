@@ -38,13 +38,13 @@ def _around(case: Case, draw: Draw, settings: Settings) -> Callable[[], Abstract
         return nullcontext
     from lowering import emulator
 
-    seed = draw.data.randrange(1 << 16)
+    sms, seed = draw.data.choice(FEW_SMS), draw.data.randrange(1 << 16)
     # Threads share an emulator's session, so that their findings would be mixed up: they get one each.
     if case.mode is Mode.THREADS:
         os.environ.update(KERNELS_DSL_EMULATE=draw.arch(), KERNELS_DSL_EMULATE_SEED=str(seed))
         return nullcontext
     os.environ.pop("KERNELS_DSL_EMULATE", None)
-    return lambda: emulator.run(arch=draw.arch(), seed=seed)
+    return lambda: emulator.run(arch=draw.arch(), seed=seed, sms=sms)
 
 
 def poison_new_memory() -> None:

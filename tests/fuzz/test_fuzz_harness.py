@@ -1,0 +1,142 @@
+"""The fuzzer catches every planted fault, cries over nothing else, and outlives crashes and hangs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.fuzz import pool
+from tests.fuzz.case import Outcome, Settings, Status
+from tests.fuzz.draw import CASES_A_KERNEL, Draw
+from tests.fuzz.families import FAMILIES, generate, module_of
+from tests.fuzz.memory import Arena, Layout, MemoryFault
+from tests.fuzz.planted import FAULTS
+from tests.fuzz.worker import run_one
+
+QUIET = Settings(device="cpu", small=True, plant="none")
+PLANTED_FAMILIES = ("gemm", "attention")
+IN_PROCESS = tuple(fault for fault in FAULTS if fault not in ("crash", "hang"))
+ENDS = {"crash": "ended with status -11", "hang": "hung"}
+
+
+def _planted(fault: str) -> Settings:
+    return Settings(device="cpu", small=True, plant=fault)
+
+
+@pytest.mark.parametrize("family", PLANTED_FAMILIES)
+def test_right_operations_raise_no_alarm(family):
+    outcomes = [run_one(family, number, QUIET) for number in range(60)]
+    assert [x.detail for x in outcomes if x.status is Status.FAILED] == []
+    assert sum(x.status is Status.PASSED for x in outcomes) > 50
+
+
+@pytest.mark.parametrize("family", PLANTED_FAMILIES)
+@pytest.mark.parametrize("fault", IN_PROCESS)
+def test_a_planted_fault_is_caught(family, fault):
+    outcomes = [run_one(family, number, _planted(fault)) for number in range(24)]
+    caught = [x for x in outcomes if x.status is Status.FAILED]
+    # Cases in which the fault has no effect pass: empty results, results without out=, runs of one call.
+    assert len(caught) >= 8, f"{len(caught)} of {len(outcomes)} cases saw {fault}"
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_a_process_that_dies_or_hangs_costs_one_case(fault):
+    outcomes: list[Outcome] = []
+    plan = pool.Plan(
+        "gemm", _planted(fault), cases=2, workers=1, case_seconds=8.0 if fault == "hang" else 120.0
+    )
+    pool.run(plan, outcomes.append)
+    assert [x.number for x in outcomes] == [0, 1]
+    assert all(x.status is Status.FAILED and ENDS[fault] in x.detail for x in outcomes), outcomes
+
+
+def test_a_run_prints_counts_and_repro_lines_and_fails(tmp_path, monkeypatch, capsys):
+    from tests.fuzz import __main__ as command
+
+    monkeypatch.setattr(command, "_settings", lambda options: (_planted("unwritten"), 0))
+    path = tmp_path / "found.json"
+    status = command.main(["gemm", "--cases", "4", "--workers", "1", "--seed", "0", "--out", str(path)])
+    said = capsys.readouterr().out
+    assert status == 1 and "python -m tests.fuzz gemm --seed 0 --case 0" in said
+    found = json.loads(path.read_text())[0]
+    assert found["cases"] == 4 and found["failed"] == len(found["failures"]) > 0
+
+
+def test_wrong_usage_has_a_status_of_its_own():
+    command = [sys.executable, "-m", "tests.fuzz", "nonsuch"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=pool.ROOT).returncode == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_case_follows_from_its_number_alone(family):
+    settings = Settings(device="cpu", small=True, seed=3)
+    for number in (0, 7, 100):
+        assert str(generate(family, number, settings)) == str(generate(family, number, settings))
+    assert module_of(family).expected_features(Settings())
+
+
+def test_cases_of_a_block_share_what_the_kernel_depends_on():
+    settings = Settings(device="cpu", small=True)
+    draws = [Draw("gemm", number, settings) for number in range(CASES_A_KERNEL + 1)]
+    first, *others, next_block = [draw.kernel.random() for draw in draws]
+    assert all(other == first for other in others) and next_block != first
+    assert len({draw.data.random() for draw in draws}) == len(draws)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), Layout((1, 0)), Layout((0, 1), gap=3, offset=1), Layout(step=2), Layout(negated=True),
+     Layout(expanded=(0,))],
+    ids=str,
+)  # fmt: skip
+def test_inputs_have_their_values_in_every_layout(layout):
+    arena = Arena("cpu")
+    values = [torch.randn(5, 7), torch.randn(5, 7)]
+    if layout.expanded:
+        values = [x[:1].expand(5, 7) for x in values]
+    tensor = arena.input("x", lambda generation: values[generation], layout)
+    arena.freeze()
+    assert torch.equal(tensor.resolve_neg(), values[0]) and tensor.is_neg() == layout.negated
+    arena.refill(1)
+    arena.check()
+    assert torch.equal(tensor.resolve_neg(), values[1])
+
+
+def test_every_byte_is_compared():
+    arena = Arena("cpu")
+    x = arena.input("x", lambda generation: torch.ones(4, 4, dtype=torch.bfloat16), Layout(gap=2))
+    out = arena.output("out", (4, 4), torch.float32, Layout(gap=1))
+    arena.freeze()
+    arena.check_untouched()
+    with pytest.raises(MemoryFault, match="16 of 16 elements of out were not written"):
+        arena.check()
+    out.fill_(1.0)
+    arena.check()
+    with pytest.raises(MemoryFault, match="around out"):
+        arena.check_untouched()
+    for place in (-1, 4, 19):
+        beside = out.as_strided((1,), (1,), out.storage_offset() + place)
+        kept = beside.clone()
+        beside.fill_(0.0)
+        with pytest.raises(MemoryFault, match="around out"):
+            arena.check()
+        beside.copy_(kept)
+    x[2, 2] = 3.0
+    with pytest.raises(MemoryFault, match="around x, an input"):
+        arena.check()
+
+
+def test_elements_that_a_call_must_not_write_are_compared():
+    arena = Arena("cpu")
+    mask = torch.tensor([[True, True], [False, False]])
+    out = arena.output("out", (2, 2), torch.bfloat16, written=lambda: mask)
+    arena.freeze()
+    out[0] = 1.0
+    arena.check()
+    out[1, 0] = 1.0
+    with pytest.raises(MemoryFault, match="1 elements of or around out"):
+        arena.check()
