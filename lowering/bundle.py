@@ -4,13 +4,16 @@ A bundle is a zip archive of cache entries with a manifest that names them. The 
 no GPU. Each entry is checked when it is loaded: its content against its hash, and what it was made with
 against what is installed. A kernel of another DSL release is refused, with the reason in the report; one
 made on a CPU of a lower level, or with the other CUDA flavour, is taken where it can run.
+
+These checks find damage and mistakes, not malice: a bundle is code, which its first call runs with all that
+this user may do. Who made it is told by a signature (`lowering.signing`), where one is asked for.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import threading
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -19,14 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from lowering import arch as arch_module
-from lowering import cache, toolchain
-from lowering.errors import DamagedEntry, LoweringError
+from lowering import cache, scratch, signing, toolchain
+from lowering.errors import DamagedEntry, LoweringError, Untrusted, plain
 from lowering.function import key_of
 from lowering.launch import CompiledKernel
 from lowering.store import Entry, unpack
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+# Most bytes of one unpacked member: a damaged or made-up length shall not take all memory.
+MEMBER_LIMIT = 1 << 30
+# What damaged archives and JSON of another form raise; RuntimeError of a member that is encrypted.
+_MALFORMED = (
+    DamagedEntry, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError,
+    NotImplementedError, RuntimeError, EOFError,
+)  # fmt: skip
 
 
 @dataclass
@@ -46,12 +56,14 @@ def export(
     kernels: Iterable[CompiledKernel | str] | None = None,
     *,
     arch: str | None = None,
+    sign: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """Write kernels into a bundle.
 
     :param path: the file to write; it is there whole or not at all.
     :param kernels: compiled kernels, or keys of kernels in the cache; None takes the whole cache.
     :param arch: keep only the kernels of this architecture.
+    :param sign: an SSH key to sign it with; the signature is written beside it, to ``path`` + ".sig".
     :returns: their keys.
     :raises LoweringError: if a key is not in the cache, or nothing is left to write.
     """
@@ -59,16 +71,18 @@ def export(
     if not entries:
         raise LoweringError("no kernels to put into the bundle" + (f" for {arch}" if arch else ""))
     listing = [{k: e.facts[k] for k in ("key", "name", "arch", "parts")} for e in entries]
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "kernels": listing}, indent=1))
-            for entry in entries:
-                archive.writestr(f"{entry.facts['key']}.so", entry.pack())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "kernels": listing}, indent=1))
+        for entry in entries:
+            archive.writestr(f"{entry.facts['key']}.so", entry.pack())
+    target, signature = Path(path).absolute(), signing.signature_of(Path(path).absolute())
+    signed = signing.sign(packed.getvalue(), sign) if sign is not None else None
+    scratch.sweep(target.parent, f".{target.name}.*.tmp")
+    signature.unlink(missing_ok=True)  # of what was there before
+    scratch.replace_file(target, packed.getvalue(), mode=0o666)
+    if signed is not None:
+        scratch.replace_file(signature, signed, mode=0o666)
     return [e.facts["key"] for e in entries]
 
 
@@ -88,39 +102,62 @@ def _chosen(kernels: Iterable[CompiledKernel | str] | None) -> list[Entry]:
     return list(found.values())
 
 
-def load(path: str | os.PathLike[str]) -> LoadReport:
+def load(
+    path: str | os.PathLike[str], *, verify: str | os.PathLike[str] | None = None
+) -> LoadReport:
     """Put the kernels of a bundle into the cache, where the next call finds them.
 
     A bundle holds machine code: load only one that you trust as much as a program.
 
+    :param verify: a file of SSH public keys; the bundle must have been signed with one of them.
     :raises LoweringError: if it is not a bundle, or there is no cache to put it into.
+    :raises Untrusted: if ``verify`` is given and it is unsigned, signed by another key, or altered.
     """
     store = cache.store()
     if store is None:
-        raise LoweringError(
-            f"a bundle is loaded into the disk cache, which is off or unusable ({cache.dir()})"
-        )
+        why = cache.refusal() if cache.enabled() else f"{cache.dir()}: switched off"
+        raise LoweringError(f"a bundle is loaded into the disk cache, which is off or unusable ({why})")
+    # Read once, so that what is verified is what is loaded.
+    data = Path(path).read_bytes()
+    if verify is not None:
+        try:
+            signing.verify(data, signing.signature_of(path), verify)
+        except Untrusted as error:
+            raise Untrusted(f"{os.fspath(path)} is refused: {error}") from None
     report = LoadReport()
     try:
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read(MANIFEST))
-            if manifest.get("format") != FORMAT:
-                raise LoweringError(f"{path}: bundle format {manifest.get('format')!r}, expected {FORMAT}")
-            for listed in manifest["kernels"]:
-                label = f"{listed['name']} {listed['arch']} {listed['key'][:12]}"
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for listed in _manifest(path, archive):
+                label = plain(f"{listed['name']} {listed['arch']} {listed['key'][:12]}")
                 try:
-                    entry = _adopt(unpack(archive.read(f"{listed['key']}.so"), listed["key"]))
-                except (DamagedEntry, zipfile.BadZipFile, zlib.error, KeyError) as error:
+                    entry = _adopt(unpack(_member(archive, f"{listed['key']}.so"), listed["key"]))
+                except _MALFORMED as error:
                     report.refused[label] = f"damaged: {error}"
                     continue
                 except LoweringError as error:
                     report.refused[label] = str(error)
                     continue
                 store.write(entry.facts["key"], entry, cache.size_limit())
+                cache.count("stores")
                 report.loaded.append(entry.facts["key"])
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except _MALFORMED as error:
         raise LoweringError(f"{path} is not a bundle of compiled kernels: {error}") from error
     return report
+
+
+def _manifest(path: str | os.PathLike[str], archive: zipfile.ZipFile) -> list[dict[str, Any]]:
+    manifest = json.loads(_member(archive, MANIFEST))
+    if manifest.get("format") != FORMAT:
+        raise LoweringError(f"{path}: bundle format {manifest.get('format')!r}, expected {FORMAT}")
+    return list(manifest["kernels"])
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The bytes of a member. Nothing is unpacked to a path that the archive names."""
+    size = archive.getinfo(name).file_size
+    if size > MEMBER_LIMIT:
+        raise DamagedEntry(f"{name} has {size} bytes, at most {MEMBER_LIMIT} are read")
+    return archive.read(name)
 
 
 def _adopt(entry: Entry) -> Entry:
@@ -145,4 +182,6 @@ def _adopt(entry: Entry) -> Entry:
     if driver is not None and int(made_with["flavour"].removeprefix("cu")) > driver[0]:
         raise LoweringError(f"made with {made_with['flavour']}, the driver here supports CUDA {driver[0]}")
     parts: dict[str, Any] = {**entry.facts["parts"], "toolchain": dict(here)}
-    return replace(entry, facts={**entry.facts, "parts": parts, "key": key_of(parts)})
+    adopted = replace(entry, facts={**entry.facts, "parts": parts, "key": key_of(parts)})
+    CompiledKernel(adopted, "disk")  # raises where facts are missing
+    return adopted

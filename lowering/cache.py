@@ -3,20 +3,23 @@
 On by default, in ``$KERNELS_DSL_CACHE_DIR``, else ``$XDG_CACHE_HOME/kernels_dsl``, else
 ``~/.cache/kernels_dsl``. ``KERNELS_DSL_CACHE=0`` switches it off; ``KERNELS_DSL_NO_COMPILE=1`` makes a
 compile an error, for servers that must only run what was compiled beforehand.
+
+The folder, all that leads to it and all that is loaded from it must be this user's or root's alone, see
+`lowering.trust`: it holds machine code. One that is not is neither read nor written.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from lowering import sources
+from lowering import sources, trust
+from lowering.errors import Untrusted
 from lowering.store import Store
 
 log = logging.getLogger("lowering")
@@ -43,7 +46,7 @@ _enabled: bool | None = None
 _refuse: bool | None = None
 _warned: set[str] = set()
 _lock = threading.Lock()
-_store: tuple[Path, Store | None] | None = None
+_memo_of: Path | None = None
 
 
 def dir() -> Path:
@@ -104,38 +107,45 @@ def size_limit() -> int:
 
 def store() -> Store | None:
     """The folder, ready for use, or None where it is switched off or cannot be used (said once)."""
-    global _store
+    global _memo_of
     if not enabled():
+        return None
+    reason = refusal()
+    if reason is not None:
+        warn_once(f"{reason}; kernels are kept in memory only")
         return None
     folder = dir()
     with _lock:
-        if _store is not None and _store[0] == folder and (_store[1] is None or folder.is_dir()):
-            return _store[1]
-        ready = _prepare(folder)
-        _store = (folder, ready)
-    if ready is not None:
+        fresh, _memo_of = _memo_of != folder, folder
+    if fresh:
         sources.load_memo(folder)
-    return ready
+    return Store(folder, on_damaged=lambda: count("damaged"))
 
 
-def _prepare(folder: Path) -> Store | None:
+def refusal() -> str | None:
+    """Why the cache folder cannot be used; None where it can. Makes the folder if there is none.
+
+    It is looked at each time, which takes a system call for each component of the path.
+    """
+    folder = dir()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
+        try:
+            trust.check_folder(folder)
+        except FileNotFoundError:
+            trust.check_parents(folder)
+            trust.make_folder(folder)
+            trust.check_folder(folder)
+    except Untrusted as error:
+        return f"the kernel cache {folder} is not used, neither read nor written: {error}"
     except OSError as error:
-        warn_once(
-            f"the kernel cache {folder} cannot be used ({error.strerror}); kernels are kept in memory only"
-        )
-        return None
-    # Machine code is loaded from here: nobody else may be able to put it there.
-    if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
-        warn_once(
-            f"the kernel cache {folder} is not used: it must belong to you or root and not be writable by "
-            f"all (owner {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}); "
-            "kernels are kept in memory only"
-        )
-        return None
-    return Store(folder)
+        return f"the kernel cache {folder} cannot be used ({error.strerror or error})"
+    return None
+
+
+def kept() -> bool:
+    """Whether a kernel that is compiled now will be found by later processes."""
+    ready = store()
+    return ready is not None and ready.may_write()
 
 
 def warn_once(message: str) -> None:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
+from lowering import cache, scratch
 from lowering.dsl_import import without_jax
-from lowering.errors import CompileError
+from lowering.errors import CompileError, CompileRefused, plain, without_colours
 from lowering.signature import (
     TENSOR_DTYPES,
     ArgumentClass,
@@ -103,8 +102,7 @@ def compile_host(
     arch: str,
     name: str,
     options: str = "",
-    line_info: bool = False,
-    keep_module: bool = False,
+    for_emulator: bool = False,
 ) -> Compiled:
     """Compile one host function for one signature.
 
@@ -112,14 +110,15 @@ def compile_host(
     :param parameters: all its parameters; ``signature`` has one entry for each runtime one.
     :param constants: the configuration, by parameter name.
     :param options: more of the DSL's compile options.
+    :param for_emulator: with line information, and keep the DSL's IR in the result.
     :raises CompileError: if the DSL refuses, or a kernel wants more shared memory or threads than the
         architecture has (the DSL itself does not notice the first).
     """
     arch_module.check(arch)
     with (
         _compile_lock,
-        _announced(name, arch) as started,
-        tempfile.TemporaryDirectory(prefix="kernels-dsl-") as folder,
+        _announced(name, arch, _afterwards(for_emulator)) as started,
+        scratch.folder() as folder,
     ):
         with without_jax():
             import cutlass.cute as cute
@@ -131,18 +130,18 @@ def compile_host(
             function = cute.jit(preprocess=False)(function)
         args, kwargs = _arguments(parameters, signature, constants)
         wanted = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
-        wanted += " --generate-line-info" * line_info + (f" {options}" if options else "")
+        wanted += " --generate-line-info" * for_emulator + (f" {options}" if options else "")
         try:
             with warnings.catch_warnings():
                 # Said of an empty tuple, which is fine: there is nothing in it to convert.
                 warnings.filterwarnings("ignore", message=r"Argument .* cannot be converted to a JitArgument")
                 compiled = cute.compile(function, *args, **kwargs, options=wanted)
-            object_path = Path(folder) / "kernel.o"
+            object_path = folder / "kernel.o"
             compiled.export_to_c(str(object_path), function_name=ENTRY)
         except Exception as error:
             raise CompileError(
-                f"compiling {name!r} for {arch} failed: {type(error).__name__}: {error}"
-            ) from error
+                f"compiling {name!r} for {arch} failed: {type(error).__name__}: {plain(error)}"
+            ) from without_colours(error)
         result = Compiled(
             object=object_path.read_bytes(),
             ptx=_text(compiled.__ptx__),
@@ -150,8 +149,9 @@ def compile_host(
             launches=launch_facts(compiled.ir_module, compiled.function_name),
             seconds=time.perf_counter() - started,
             function_name=compiled.function_name,
-            module=compiled.ir_module if keep_module else None,
+            module=compiled.ir_module if for_emulator else None,
         )
+    cache.count("compiles")
     check_budget(name, arch, result.launches)
     return result
 
@@ -161,10 +161,19 @@ def compile_for_emulator(
 ) -> EmulatorCompile:
     """Compile in this process with line information, keeping the IR of the host function.
 
+    The host function is run from that IR, which lives in this process: the disk cache cannot serve it.
+
     :param args: the runtime arguments; CPU and meta tensors serve as well as CUDA ones.
     :raises CompileError: as `compile_host`.
+    :raises CompileRefused: if compiling is switched off.
     """
     from lowering.signature import classify
+
+    if cache.compiling_refused():
+        raise CompileRefused(
+            f"{function.name!r} would have to be compiled for the emulator, which has no disk cache, and "
+            "compiling is refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile)"
+        )
 
     parameters = function.parameters
     signature = classify([p for p in parameters if p.is_runtime], args)
@@ -175,8 +184,7 @@ def compile_for_emulator(
         constants,
         arch=arch,
         name=function.name,
-        line_info=True,
-        keep_module=True,
+        for_emulator=True,
     )
     return EmulatorCompile(
         ir_module=made.module,
@@ -192,15 +200,24 @@ def compile_for_emulator(
     )
 
 
+def _afterwards(for_emulator: bool) -> str:
+    """What becomes of a compiled kernel, for the announcement."""
+    if for_emulator:
+        return "the emulator does this once in each process"
+    if not cache.kept():
+        return "there is no disk cache to keep it, so that the next process compiles it again"
+    return "this is done once, later runs take it from the cache"
+
+
 @contextmanager
-def _announced(name: str, arch: str) -> Iterator[float]:
+def _announced(name: str, arch: str, afterwards: str) -> Iterator[float]:
     """Say once, through logging, that a compile is taking long: a silent one is taken for a hang."""
     said = threading.Event()
     started = time.perf_counter()
 
     def say() -> None:
         said.set()
-        log.warning("compiling %s for %s; this is done once, later runs take it from the cache", name, arch)
+        log.warning("compiling %s for %s; %s", name, arch, afterwards)
 
     timer = threading.Timer(ANNOUNCE_SECONDS, say)
     timer.daemon = True
@@ -212,9 +229,7 @@ def _announced(name: str, arch: str) -> Iterator[float]:
         seconds = time.perf_counter() - started
         if seconds > ANNOUNCE_SECONDS and not said.is_set():
             # The compiler held the interpreter lock throughout, so the timer had no chance to speak.
-            log.warning(
-                "compiled %s for %s in %.1f s; later runs take it from the cache", name, arch, seconds
-            )
+            log.warning("compiled %s for %s in %.1f s; %s", name, arch, seconds, afterwards)
         else:
             log.info("compiled %s for %s in %.2f s", name, arch, seconds)
 

@@ -33,6 +33,7 @@ from lowering.errors import (
     CompileRefused,
     LinkError,
     LoweringError,
+    without_colours,
 )
 from lowering.launch import CompiledKernel
 from lowering.link import link_shared
@@ -163,7 +164,11 @@ class JitFunction:
         except (AttributeError, TypeError, RuntimeError):  # the longer way says what is wrong
             memo_key, found = None, None
         if found is not None:
-            found[0](*args)
+            try:
+                found[0](*args)
+            except Exception as error:
+                without_colours(error)
+                raise
             return
         self._first_call(memo_key, args, constants)
 
@@ -301,7 +306,8 @@ class JitFunction:
         if cache.compiling_refused():
             raise CompileRefused(
                 f"{self.name!r} is not compiled for {parts['arch']} with {parts['signature']}, and compiling "
-                f"is refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile); cache: {cache.dir()}"
+                f"is refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile); "
+                f"{_refused(store, key) or f'cache: {cache.dir()}'}"
             )
         signature = self.signature(*args)
         made = compile_host(
@@ -313,7 +319,6 @@ class JitFunction:
             name=self.name,
             options=self.options,
         )
-        cache.count("compiles")
         try:
             library, kind = link_shared(made.object, RUNTIME_LIBRARIES), "shared"
         except LinkError as error:
@@ -331,10 +336,9 @@ class JitFunction:
             "launches": [vars(launch) for launch in made.launches],
         }
         entry = Entry.make(library, made.ptx, made.cubin, facts)
-        path = None
         if store is not None and self._may_be_kept():
-            path = _keep(store, key, entry)
-        return CompiledKernel(entry, path, "compiled")
+            _keep(store, key, entry)
+        return CompiledKernel(entry, "compiled")
 
     def _may_be_kept(self) -> bool:
         """Not if a source changed since it was hashed: the kernel may come from the new text."""
@@ -437,22 +441,32 @@ def _from_disk(store: Store | None, key: str) -> CompiledKernel | None:
     if entry is None:
         return None
     cache.count("disk_hits")
-    return CompiledKernel(entry, store.path(key), "disk")
+    return CompiledKernel(entry, "disk")
 
 
-def _keep(store: Store, key: str, entry: Entry) -> Any:
+def _refused(store: Store | None, key: str) -> str | None:
+    """Why the disk cache, or the kernel that it has under a key, may not be used; None where it may."""
+    if store is None:
+        return cache.refusal() if cache.enabled() else "the disk cache is switched off"
     try:
-        path = store.write(key, entry, cache.size_limit())
+        store.read(key)
+    except OSError as error:
+        return f"the cached one is not used: {error}"
+    return None
+
+
+def _keep(store: Store, key: str, entry: Entry) -> None:
+    try:
+        store.write(key, entry, cache.size_limit())
     except OSError as error:
         cache.count("store_failures")
         cache.warn_once(
-            f"compiled kernels cannot be kept in {store.folder} ({error.strerror}): "
+            f"compiled kernels cannot be kept in {store.folder} ({error.strerror or error}): "
             "this process has them in memory, the next one compiles again"
         )
-        return None
+        return
     cache.count("stores")
     sources.save_memo(store.folder)
-    return path
 
 
 def _capturing() -> bool:

@@ -13,13 +13,13 @@ import re
 import shutil
 import struct
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lowering import scratch
 from lowering.errors import DamagedEntry, LoweringError
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def sass(cubin: bytes) -> str:
 
     :raises LoweringError: if there is no ``nvdisasm``, or it fails.
     """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([nvdisasm(), "-c", file.name], capture_output=True, text=True, check=False)
+    with scratch.folder() as folder:
+        path = folder / "kernel.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run([nvdisasm(), "-c", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LoweringError(f"nvdisasm failed: {done.stderr.strip()}")
     return done.stdout

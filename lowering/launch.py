@@ -8,26 +8,20 @@ stream there, and restores the device. That is the whole launch path: about 5 µ
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
-from lowering import toolchain
+from lowering import scratch, sealed, toolchain
 from lowering.compile import ENTRY, LaunchFacts
 from lowering.dsl_import import without_jax
-from lowering.errors import ArgumentValueError, LoweringError
+from lowering.errors import ArgumentValueError, LoweringError, plain, without_colours
 from lowering.store import Entry
 
 if TYPE_CHECKING:
     from lowering.inspect import KernelResources
-
-log = logging.getLogger("lowering")
 
 _runtime: list[ctypes.CDLL] = []
 _runtime_lock = threading.Lock()
@@ -55,7 +49,7 @@ class CompiledKernel:
     shared memory of each launch, where they are constants).
     """
 
-    def __init__(self, entry: Entry, path: Path | None, source: str) -> None:
+    def __init__(self, entry: Entry, source: str) -> None:
         facts = entry.facts
         self.key: str = facts["key"]
         self.name: str = facts["name"]
@@ -67,7 +61,6 @@ class CompiledKernel:
         )
         self.source = source
         self.entry = entry
-        self._path = path
         self.launched = False
 
     def __repr__(self) -> str:
@@ -78,36 +71,33 @@ class CompiledKernel:
         """The raw callable: takes the runtime arguments, positionally, and launches.
 
         It checks what `JitFunction` keys on, and raises TypeError or ValueError naming the argument. The
-        library is loaded at the first use of this attribute, the machine code at the first call: do both
-        before a CUDA graph capture.
+        library is loaded at the first use of this attribute, from the bytes that were checked and not from
+        the cache's file; the machine code at the first call: do both before a CUDA graph capture.
         """
         tvm_ffi = load_runtime()
-        shared = self.entry.facts["kind"] == "shared"
-        if shared and self._path is not None:
-            try:
-                return getattr(tvm_ffi.load_module(str(self._path)), ENTRY)
-            except Exception as error:
-                # Removed since it was read, or on a file system that may not hold programs.
-                log.info("%s is loaded from a copy: %s", self._path, error)
-        descriptor, name = tempfile.mkstemp(suffix=".so" if shared else ".o", prefix="kernels-dsl-")
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.entry.library)
-            if shared:
-                return getattr(tvm_ffi.load_module(name), ENTRY)
+            if self.entry.facts["kind"] == "shared":
+                return getattr(sealed.load_library(tvm_ffi, self.entry.library, self.name), ENTRY)
             with without_jax():
                 import cutlass.cute as cute
 
-            return cute.runtime.load_module(name, enable_tvm_ffi=True)[ENTRY]
+            with scratch.folder() as folder:
+                path = folder / "kernel.o"
+                path.write_bytes(self.entry.library)
+                return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[ENTRY]
         except Exception as error:
-            raise LoweringError(f"the compiled kernel {self.name!r} could not be loaded: {error}") from error
-        finally:
-            os.unlink(name)  # what is loaded stays mapped
+            raise LoweringError(
+                f"the compiled kernel {self.name!r} could not be loaded: {plain(error)}"
+            ) from without_colours(error)
 
     def __call__(self, *args: Any) -> None:
         if not self.launched:
             self._check_device(args)
-        self.launch(*args)
+        try:
+            self.launch(*args)
+        except Exception as error:
+            without_colours(error)
+            raise
         self.launched = True
 
     def _check_device(self, args: Sequence[Any]) -> None:

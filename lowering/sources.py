@@ -20,6 +20,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import site
 import sys
@@ -32,8 +33,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lowering.errors import LoweringError
+from lowering import scratch, trust
+from lowering.errors import LoweringError, Untrusted
 from lowering.signature import Parameter, parameters_in_source
+
+log = logging.getLogger("lowering")
 
 # A file changed within this many seconds may change again without a new modification time.
 RACY_SECONDS = 2.0
@@ -250,9 +254,10 @@ def _read_facts(source: bytes, path: str, package: str) -> FileFacts:
 
 
 def load_memo(folder: Path) -> None:
-    """Take over the facts that an earlier process left in ``folder``; a damaged file is ignored."""
+    """Take over the facts that an earlier process left in ``folder``; a damaged file is ignored, and so is
+    one that others can have written: whoever says what a source's hash is chooses the kernel."""
     try:
-        stored = json.loads((folder / MEMO_NAME).read_text())
+        stored = json.loads(trust.read_file(folder / MEMO_NAME))
         facts = {
             key: (
                 (int(stamp[0]), int(stamp[1])),
@@ -264,6 +269,9 @@ def load_memo(folder: Path) -> None:
             )
             for key, (stamp, digest, imports, functions) in stored.items()
         }
+    except Untrusted as error:
+        log.warning("what is known of the sources is read anew: %s", error)
+        return
     except (OSError, ValueError, TypeError, AttributeError):
         return
     with _memo_lock:
@@ -287,12 +295,7 @@ def save_memo(folder: Path) -> None:
             )
             for key, (stamp, facts) in _memo.items()
         }
-    temporary = folder / f".{MEMO_NAME}.{os.getpid()}.{threading.get_ident()}"
     try:
-        temporary.write_text(json.dumps(stored))
-        os.replace(temporary, folder / MEMO_NAME)
+        scratch.replace_file(folder / MEMO_NAME, json.dumps(stored).encode())
     except OSError:
-        try:
-            temporary.unlink()
-        except OSError:
-            pass
+        pass

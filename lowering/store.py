@@ -7,7 +7,8 @@ it that the loader does not look at::
 
 The footer has the four lengths and a SHA-256 over everything before the hash: a shared object with damaged
 bytes in it would still load. Entries are written to a temporary file and renamed. A lock file per kernel
-makes processes that start together compile once.
+makes processes that start together compile once. What is read must be this user's or root's alone
+(`lowering.trust`): it is code.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import json
 import logging
 import os
 import struct
-import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from lowering import scratch, trust
 from lowering.errors import DamagedEntry
 
 log = logging.getLogger("lowering")
@@ -36,7 +37,8 @@ MAGIC = b"KDSLENT1"
 FOOTER = struct.Struct("<8s4Q32s")
 WAIT_SECONDS = 900.0
 KEPT_DAMAGED = 16
-STALE_TEMPORARY_SECONDS = 3600.0
+DAMAGED_SECONDS = 30 * 86400.0
+UNUSED_LOCK_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,11 @@ def unpack(data: bytes, key: str | None = None) -> Entry:
 class Store:
     """The files under one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_damaged: Callable[[], None] = lambda: None) -> None:
+        """:param folder: checked already. :param on_damaged: called for every damaged entry."""
         self.folder = folder
         self.kernels = folder / "kernels"
+        self._on_damaged = on_damaged
 
     def path(self, key: str) -> Path:
         return self.kernels / key[:2] / f"{key}.so"
@@ -122,11 +126,13 @@ class Store:
     def read(self, key: str) -> Entry | None:
         """The entry of a key, or None. A damaged one is set aside, and is None.
 
+        :raises Untrusted: if the file, or a folder that it is in, is not this user's or root's alone.
         :raises OSError: if the file is there and cannot be read.
         """
         path = self.path(key)
         try:
-            data = path.read_bytes()
+            self._check_folders(path)
+            data = trust.read_file(path)
         except FileNotFoundError:
             return None
         try:
@@ -142,39 +148,42 @@ class Store:
 
     def set_aside(self, key: str, reason: str) -> None:
         """Move an entry out of the way, keeping it for a look at what went wrong."""
+        self._on_damaged()
         log.warning("a cached kernel is damaged and will be compiled again (%s): %s", reason, self.path(key))
         aside = self.folder / "damaged"
         try:
-            aside.mkdir(mode=0o700, exist_ok=True)
-            os.replace(self.path(key), aside / f"{key}.{time.time_ns()}.so")
-            old = sorted(aside.iterdir(), key=lambda p: p.name.split(".")[1])
-            for path in old[:-KEPT_DAMAGED]:
+            trust.make_folder(aside)
+            moved = aside / f"{key}.{time.time_ns()}.so"
+            os.replace(self.path(key), moved)
+            os.utime(moved)  # from now on its age is the time since it was set aside
+            for path in self._damaged()[:-KEPT_DAMAGED]:
                 path.unlink(missing_ok=True)
         except OSError:
             pass  # a read-only folder: the entry stays, and is refused again next time
+
+    def _damaged(self) -> list[Path]:
+        """What was set aside, the longest ago first."""
+        return sorted((self.folder / "damaged").glob("*.so"), key=lambda path: path.name.split(".")[-2])
+
+    def _check_folders(self, path: Path) -> None:
+        trust.check_entry(self.kernels, directory=True)
+        trust.check_entry(path.parent, directory=True)
+
+    def may_write(self) -> bool:
+        """Whether an entry can be kept here, as far as permissions tell."""
+        return os.access(self.kernels if self.kernels.is_dir() else self.folder, os.W_OK | os.X_OK)
 
     def write(self, key: str, entry: Entry, limit: int) -> Path:
         """Store an entry: whole, or not at all.
 
         :param limit: bytes that all kernels together may take; the least recently used go.
+        :raises Untrusted: if the folders that it would be in are not this user's or root's alone.
         :raises OSError: if it cannot be written, with nothing left behind.
         """
         path = self.path(key)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.parent / f".{key}.{os.getpid()}.{threading.get_ident()}.tmp"
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(entry.pack())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            try:
-                temporary.unlink(missing_ok=True)
-            except OSError:
-                pass
-            raise
+        trust.make_folder(path.parent)
+        self._check_folders(path)
+        scratch.replace_file(path, entry.pack())
         self._prune(limit, keep=key)
         return path
 
@@ -201,19 +210,20 @@ class Store:
                     total -= entry.size
                 except OSError:
                     pass
-        # What killed processes left.
-        for path in self.kernels.glob("??/.*.tmp"):
-            try:
-                if time.time() - path.stat().st_mtime > STALE_TEMPORARY_SECONDS:
-                    path.unlink()
-            except OSError:
-                pass
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left, and what is of no use any more."""
+        scratch.sweep(self.kernels, "??/.*.tmp")
+        scratch.sweep(self.folder, ".*.tmp")
+        scratch.sweep(self.folder / "locks", "*", UNUSED_LOCK_SECONDS)
+        scratch.sweep(self.folder / "damaged", "*.so", DAMAGED_SECONDS)
 
     def clear(self) -> int:
-        """Remove every kernel; returns how many there were."""
+        """Remove every kernel, and what was set aside; returns how many kernels there were."""
         entries = self.entries()
-        for entry in entries:
-            entry.path.unlink(missing_ok=True)
+        for path in [entry.path for entry in entries] + self._damaged():
+            path.unlink(missing_ok=True)
         return len(entries)
 
     @contextmanager
@@ -223,27 +233,48 @@ class Store:
         Yields False where there can be no lock (a read-only folder, a file system without locks), or where
         another process held it for longer than any compile takes.
         """
-        descriptor = self._open_lock(key)
-        if descriptor is None:
+        lock = self._locked(key, name)
+        if lock is None:
             yield False
             return
-        held = _acquire(descriptor, name)
         try:
-            yield held
+            yield lock.held
         finally:
-            if held:
+            if lock.held:
                 # Not left to the close: a process forked meanwhile has a copy of the descriptor.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+                fcntl.flock(lock.descriptor, fcntl.LOCK_UN)
+            os.close(lock.descriptor)
 
-    def _open_lock(self, key: str) -> int | None:
-        folder = self.folder / "locks"
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            # One of 4096 files: a folder that does not grow. Two kernels that share one wait for each other.
-            return os.open(folder / key[:3], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return None
+    def _locked(self, key: str, name: str) -> _Lock | None:
+        """The lock of a kernel, once it is held or was waited for too long; None where there can be none."""
+        # One of 4096 files: a folder that does not grow. Two kernels that share one wait for each other.
+        path = self.folder / "locks" / key[:3]
+        while True:
+            try:
+                trust.make_folder(path.parent)
+                trust.check_entry(path.parent, directory=True)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(path, flags, 0o600)
+            except OSError:
+                return None
+            held = _acquire(descriptor, name)
+            if not held or _is_open_file(path, descriptor):
+                if held:
+                    os.utime(descriptor)  # in use: not for `_sweep`
+                return _Lock(descriptor, held)
+            os.close(descriptor)  # removed by another process's `_sweep` before it was locked here
+
+
+class _Lock(NamedTuple):
+    descriptor: int
+    held: bool
+
+
+def _is_open_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _acquire(descriptor: int, name: str) -> bool:

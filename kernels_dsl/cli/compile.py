@@ -28,6 +28,7 @@ def add_command(commands: Any) -> None:
         "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)"
     )
     parser.add_argument("--bundle", type=Path, help="also write the kernels to this file, to carry elsewhere")
+    parser.add_argument("--sign", type=Path, help="an SSH key to sign the bundle with; needs ssh-keygen")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a kernel spills registers")
     parser.add_argument("--list", action="store_true", help="name the kernels, compile nothing")
     parser.set_defaults(run=run)
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs < 1:
         raise UsageError(f"--jobs is {args.jobs}, must be at least 1")
+    if args.sign is not None and args.bundle is None:
+        raise UsageError("--sign is for the file that --bundle writes: name one")
     ops = tuple(args.op or kernels.OPS)
     chosen = kernels.shipped(args.arch, ops, args.name)
     if args.list:
@@ -94,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     there = len(results) - fresh - len(failed)
     print(f"{fresh} compiled, {there} already there, {len(failed)} failed, {seconds:.1f} s")
     if args.bundle is not None and not failed:
-        write_bundle(args.bundle, [result["key"] for result in results])
+        write_bundle(args.bundle, [result["key"] for result in results], args.sign)
     if failed:
         raise CheckFailed(f"{len(failed)} kernels could not be built: {', '.join(failed)}")
     spilling = [result["name"] for result in results if result["spills"]]
@@ -103,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_bundle(path: Path, keys: list[str]) -> None:
-    """Export the kernels with these keys to `path` and say how large it is."""
+def write_bundle(path: Path, keys: list[str], sign: Path | None) -> None:
+    """Export the kernels with these keys to `path`, signed with the key file `sign`; say how large it is."""
     from lowering import bundle
 
-    bundle.export(path, keys)
+    bundle.export(path, keys, sign=sign)
     print(f"wrote {path}: {len(keys)} kernels, {path.stat().st_size / 2**20:.1f} MiB")

@@ -13,6 +13,9 @@ def add_command(commands: Any) -> None:
     """Add `load` to the parser."""
     parser = commands.add_parser("load", help="put a bundle of kernels into the cache", description=__doc__)
     parser.add_argument("bundle", type=Path, help="what `compile --bundle` wrote, from a source you trust")
+    parser.add_argument(
+        "--verify", type=Path, metavar="PUBKEY", help="refuse it unless one of these SSH keys signed it"
+    )
     parser.set_defaults(run=run)
 
 
@@ -23,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.bundle.is_file():
         raise UsageError(f"{args.bundle} is not a file")
     try:
-        report = bundle.load(args.bundle)
+        report = bundle.load(args.bundle, verify=args.verify)
     except LoweringError as error:
         raise CheckFailed(str(error)) from error
     print(f"{report}\ncache {cache.dir()}")

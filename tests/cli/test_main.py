@@ -192,9 +192,14 @@ def test_compile_list_compiles_nothing(two_kernels, capsys):
 
 def test_a_bundle_gets_every_key(two_kernels, tmp_path, monkeypatch, capsys):
     written = []
-    monkeypatch.setattr(compile_command, "write_bundle", lambda path, keys: written.append((path, keys)))
-    assert main(["compile", "--arch", "sm_90a", "--jobs", "1", "--bundle", str(tmp_path / "k.zip")]) == 0
-    assert written == [(tmp_path / "k.zip", ["key-gemm_a", "key-gemm_b"])]
+    monkeypatch.setattr(compile_command, "write_bundle", lambda *args: written.append(args))
+    bundle, key = tmp_path / "k.zip", tmp_path / "key"
+    command = ["compile", "--arch", "sm_90a", "--jobs", "1"]
+    assert main([*command, "--bundle", str(bundle)]) == 0
+    assert main([*command, "--bundle", str(bundle), "--sign", str(key)]) == 0
+    assert written == [(bundle, ["key-gemm_a", "key-gemm_b"], sign) for sign in (None, key)]
+    assert main([*command, "--sign", str(key)]) == 2
+    assert "--bundle" in capsys.readouterr().err
 
 
 def test_load_of_what_is_no_bundle(tmp_path, monkeypatch, capsys):
