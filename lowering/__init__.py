@@ -28,6 +28,7 @@ from lowering.errors import (
     DamagedEntry,
     LinkError,
     LoweringError,
+    Untrusted,
 )
 from lowering.function import JitFunction, jit
 from lowering.launch import CompiledKernel
@@ -46,6 +47,7 @@ __all__ = [
     "JitFunction",
     "LinkError",
     "LoweringError",
+    "Untrusted",
     "arch",
     "cache",
     "jit",

@@ -68,8 +68,9 @@ def without_colours(error: _Error) -> _Error:
         notes = getattr(found, "__notes__", None)
         if notes:
             notes[:] = [plain(note) for note in notes]
-        if "\x1b" in str(found):
-            found.args = tuple(plain(arg) if isinstance(arg, str) else arg for arg in found.args)
+        args = tuple(plain(arg) if isinstance(arg, str) else arg for arg in found.args)
+        if args != found.args:
+            found.args = args
         if "\x1b" in str(found):
             _override_text(found)
     return error

@@ -55,6 +55,7 @@ class CompiledKernel:
         self.name: str = facts["name"]
         self.arch: str = facts["arch"]
         self.seconds: float = facts["seconds"]
+        self._is_shared_object = facts["kind"] == "shared"
         self.launches = tuple(
             LaunchFacts(entry=f["entry"], block=tuple(f["block"]), dynamic_smem=f["dynamic_smem"])
             for f in facts["launches"]
@@ -76,7 +77,7 @@ class CompiledKernel:
         """
         tvm_ffi = load_runtime()
         try:
-            if self.entry.facts["kind"] == "shared":
+            if self._is_shared_object:
                 return getattr(sealed.load_library(tvm_ffi, self.entry.library, self.name), ENTRY)
             with without_jax():
                 import cutlass.cute as cute

@@ -71,7 +71,7 @@ class TunedRecord:
 
     def put(self, problem: GemmProblem, device: Device, config: GemmConfig, seconds: float) -> None:
         """Record `config` as the fastest of its family, at `seconds` a call. OSError where that fails."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self.path.with_suffix(".lock")):
             winners = dict(self._read())
             key = problem_key(problem, device, config.family)

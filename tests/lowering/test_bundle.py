@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 import zipfile
 from dataclasses import replace
 
@@ -146,3 +149,128 @@ def test_an_entry_knows_where_it_came_from(made):
     assert function.key_of(entry.facts["parts"]) == entry.facts["key"]
     other = replace(entry, facts={**entry.facts, "arch": "sm_80"})
     assert other.pack() != entry.pack()
+
+
+needs_ssh_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Two key pairs, as paths of the private keys."""
+    paths = [tmp_path / "key", tmp_path / "other_key"]
+    for path in paths:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return paths
+
+
+@needs_ssh_keygen
+class TestSignatures:
+    def test_a_signed_bundle_is_verified(self, made, keys, tmp_path):
+        path = tmp_path / "signed"
+        bundle.export(path, made[1], sign=keys[0])
+        report = bundle.load(path, verify=keys[0].with_suffix(".pub"))
+        assert len(report.loaded) == 2
+        both = tmp_path / "both.pub"
+        both.write_text("# ours\n" + "".join(key.with_suffix(".pub").read_text() for key in keys))
+        assert len(bundle.load(path, verify=both).loaded) == 2
+
+    @pytest.mark.parametrize("fault", ["unsigned", "altered", "other key", "other purpose", "no signature"])
+    def test_others_are_refused_whole(self, made, keys, tmp_path, fault):
+        path = tmp_path / "signed"
+        bundle.export(path, made[1], sign=None if fault == "unsigned" else keys[0])
+        signature = tmp_path / "signed.sig"
+        if fault == "altered":
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr("more", b"x")
+        elif fault == "other purpose":
+            signature.unlink()
+            subprocess.run(["ssh-keygen", "-q", "-Y", "sign", "-n", "file", "-f", keys[0], path], check=True)
+        elif fault == "no signature":
+            signature.write_text("text")
+        key = keys[fault == "other key"].with_suffix(".pub")
+        with pytest.raises(lowering.Untrusted, match=rf"{path} is refused: .*sign"):
+            bundle.load(path, verify=key)
+        assert cache.store().entries() == []
+
+    def test_a_new_bundle_takes_the_old_signature_away(self, made, keys, tmp_path):
+        path = tmp_path / "signed"
+        bundle.export(path, made[1], sign=keys[0])
+        bundle.export(path, made[1])
+        assert not (tmp_path / "signed.sig").exists()
+
+    @pytest.mark.parametrize("key", ["absent", "text"])
+    def test_keys_that_are_none(self, made, tmp_path, key):
+        (tmp_path / "text").write_text("no key\n")
+        with pytest.raises(LoweringError, match=key):
+            bundle.export(tmp_path / "b", made[1], sign=tmp_path / key)
+        assert not (tmp_path / "b").exists()
+        with pytest.raises(LoweringError, match=key):
+            bundle.load(made[0], verify=tmp_path / key)
+
+    def test_without_ssh_keygen(self, made, keys, monkeypatch):
+        monkeypatch.setenv("PATH", "")
+        with pytest.raises(LoweringError, match="need the program ssh-keygen"):
+            bundle.export(made[0], made[1], sign=keys[0])
+
+
+def rewritten(path, target, change):
+    """A copy of a bundle with its manifest changed."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as archive:
+        for name in source.namelist():
+            data = source.read(name)
+            if name == bundle.MANIFEST:
+                manifest = json.loads(data)
+                change(manifest)
+                data = json.dumps(manifest)
+            archive.writestr(name, data)
+    return target
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(kernels={"a": 1}),
+        lambda m: m.update(kernels=[1]),
+        lambda m: m.update(kernels=None),
+        lambda m: m["kernels"][0].pop("name"),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(made, tmp_path, change):
+    with pytest.raises(LoweringError, match="is not a bundle"):
+        bundle.load(rewritten(made[0], tmp_path / "changed", change))
+
+
+def test_names_of_members_lead_nowhere(made, tmp_path):
+    """A key is a path only after it was computed here; what is listed is a name in the archive."""
+    outside = "../../../escaped"
+    changed = rewritten(made[0], tmp_path / "changed", lambda m: m["kernels"][0].update(key=outside))
+    report = bundle.load(changed)
+    assert len(report.loaded) == 1
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_names_are_shown_without_escape_sequences(made, tmp_path):
+    changed = rewritten(
+        made[0], tmp_path / "changed", lambda m: m["kernels"][0].update(name="\x1b]0;title\x07", key="absent")
+    )
+    assert "\x1b" not in str(bundle.load(changed))
+
+
+@pytest.mark.parametrize("missing", ["launches", "kind", "seconds", "parts", "toolchain"])
+def test_an_entry_without_its_facts_is_refused(made, tmp_path, missing):
+    entry = made[1][0].entry
+    facts = {k: v for k, v in entry.facts.items() if k != missing}
+    if missing == "toolchain":
+        facts["parts"] = {k: v for k, v in facts["parts"].items() if k != missing}
+    changed = tmp_path / "changed"
+    with zipfile.ZipFile(made[0]) as source, zipfile.ZipFile(changed, "w") as archive:
+        for name in source.namelist():
+            own = facts["key"] in name
+            archive.writestr(name, replace(entry, facts=facts).pack() if own else source.read(name))
+    (reason,) = bundle.load(changed).refused.values()
+    assert reason.startswith("damaged")
+
+
+def test_a_member_of_a_made_up_size_is_not_unpacked(made, monkeypatch):
+    monkeypatch.setattr(bundle, "MEMBER_LIMIT", 5000)
+    assert all(reason.startswith("damaged") for reason in bundle.load(made[0]).refused.values())

@@ -255,7 +255,7 @@ class TestKernels:
         found.chmod(0o777)
         function.forget_loaded()
         cache.refuse_compile()
-        with pytest.raises(CompileRefused, match=f"{found} .*writable by everybody; mend it with"):
+        with pytest.raises(CompileRefused, match=rf"{found} .*writable by everybody; mend it with"):
             self.compile()
 
     def test_what_is_loaded_is_what_was_checked(self, cache_dir):
