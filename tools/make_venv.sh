@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# make_venv.sh [VENV]: the virtual environment (default .venv) with this project, its tests and its tools.
+# make_venv.sh [VENV [REQUIREMENT...]]: the virtual environment (default .venv) with this project, its tests and its
+# tools. Requirements such as nvidia-cutlass-dsl==4.8.0 narrow what pip chooses.
 # With an NVIDIA GPU: torch's CUDA build. Without: its CPU build. Needs Linux, Python >= 3.10, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
+asked=("${@:2}")
 cpu_index=https://download.pytorch.org/whl/cpu
 
 find_python() {  # the first Python >= 3.10, $PYTHON first
@@ -46,20 +48,28 @@ constraints=()
 extras=test,bench,hf
 if [[ -z $driver ]]; then
   echo "make_venv: no NVIDIA GPU found: torch's CPU build, kernels are compiled but not run"
+  # A torch that was asked for is another one than the constraint's.
+  torch=torch
   constraints=(-c constraints-cpu.txt)
+  for requirement in ${asked[@]+"${asked[@]}"}; do
+    if [[ $requirement == torch[=\<\>~]* ]]; then
+      torch=$requirement
+      constraints=()
+    fi
+  done
   # First and alone, so that no other package pulls a CUDA build. Where PyTorch's index cannot be reached,
   # the ordinary one serves (its build may bring CUDA libraries along: larger, and as good).
   index=()
   if reachable "$cpu_index/torch/"; then index=(--extra-index-url "$cpu_index"); fi
-  "${pip[@]}" "${constraints[@]}" ${index[@]+"${index[@]}"} torch
+  "${pip[@]}" ${constraints[@]+"${constraints[@]}"} ${index[@]+"${index[@]}"} "$torch"
 elif ((driver >= 580)); then
   echo "make_venv: NVIDIA driver $driver: CUDA 13"
   extras=test,bench,hf,cu13
 else
   echo "make_venv: NVIDIA driver $driver: CUDA 12"
   # The ordinary index has torch for CUDA 13, which needs driver 580; cuda-python likewise.
-  "${pip[@]}" --index-url https://download.pytorch.org/whl/cu126 'torch>=2.11,<2.14'
+  "${pip[@]}" --index-url https://download.pytorch.org/whl/cu126 'torch>=2.11,<2.16'
   "${pip[@]}" 'cuda-python>=12.8,<13'
 fi
-"${pip[@]}" ${constraints[@]+"${constraints[@]}"} -e ".[$extras]"
+"${pip[@]}" ${constraints[@]+"${constraints[@]}"} ${asked[@]+"${asked[@]}"} -e ".[$extras]"
 touch "$venv/.complete"

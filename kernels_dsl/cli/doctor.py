@@ -8,7 +8,7 @@ import platform
 import sys
 from typing import Any
 
-from kernels_dsl.cli import packages
+from kernels_dsl.cli import ecosystem, packages
 from kernels_dsl.cli.errors import CheckFailed
 
 
@@ -26,6 +26,18 @@ def torch_cuda() -> str | None:
     except ImportError:
         return None
     return torch.version.cuda
+
+
+def torch_dsl_versions() -> list[str]:
+    """Versions of the DSL that PyTorch's own operators written in it accept; none where it has none."""
+    if torch_cuda() is None:
+        return []
+    try:
+        from torch._native import cutedsl_utils
+    except ImportError:
+        return []
+    accepted = getattr(cutedsl_utils, "_CUTEDSL_REQUIRED_VERSIONS", ())
+    return sorted(str(version) for version in accepted)
 
 
 def gpu_facts() -> list[dict[str, Any]]:
@@ -89,6 +101,8 @@ def examine() -> dict[str, Any]:
     gpus = gpu_facts()
     machine = packages.Machine(bool(gpus), driver_cuda(), torch_cuda())
     found = packages.findings(versions, machine)
+    found += ecosystem.torch_operators(torch_dsl_versions(), versions)
+    found += ecosystem.unmet(ecosystem.installed_packages(), versions)
     for gpu in gpus:
         if not gpu["families"]:
             text = (

@@ -31,12 +31,13 @@ OF_INTEREST = (
     "quack-kernels",
     "flash-attn-4",
 )
-# name: (first tested version, first version that is out of the tested range), as in pyproject.toml
+# name: (first version of the range, first one beyond it), as in pyproject.toml; docs/support.md says which
+# of them were tested
 TESTED = {
-    DSL: ((4, 8, 1), (4, 9)),
-    "apache-tvm-ffi": ((0, 1, 15), (0, 2)),
+    DSL: ((4, 8, 0), (4, 9)),
+    "apache-tvm-ffi": ((0, 1, 11), (0, 2)),
     "cuda-bindings": ((12, 8), (14,)),  # the part of cuda-python that is used
-    "torch": ((2, 11), (2, 14)),
+    "torch": ((2, 11), (2, 16)),
     "numpy": ((1, 26), (3,)),
 }
 REQUIRED = (DSL, "apache-tvm-ffi", "cuda-bindings", "torch", "numpy")
@@ -133,7 +134,7 @@ def _untested(versions: Mapping[str, str]) -> list[Finding]:
     for name, (first, end) in TESTED.items():
         if name in versions and not first <= release(versions[name]) < end:
             low, high = (".".join(str(part) for part in bound) for bound in (first, end))
-            text = f"{name} {versions[name]} is outside of the tested range, {low} to below {high}"
+            text = f"{name} {versions[name]} is outside of the supported range, {low} to below {high}"
             found.append(Finding(False, text))
     bindings, python = (versions.get(name, "") for name in ("cuda-bindings", "cuda-python"))
     if bindings and python and release(bindings)[:1] != release(python)[:1]:

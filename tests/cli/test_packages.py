@@ -25,9 +25,17 @@ CPU = Machine(has_gpu=False)
 HOPPER = Machine(has_gpu=True, driver_cuda=(13, 0), torch_cuda="13.0")
 
 
+OLDEST = {
+    **{name: version.replace("4.8.1", "4.8.0") for name, version in GOOD.items()},
+    "apache-tvm-ffi": "0.1.11",
+}
+
+
 @pytest.mark.parametrize("machine", [CPU, HOPPER])
-def test_a_good_combination_has_no_findings(machine):
-    assert findings(GOOD, machine) == []
+@pytest.mark.parametrize("changes", [{}, {"torch": "2.11.0"}, {"torch": "2.15.0"}])
+def test_a_good_combination_has_no_findings(machine, changes):
+    for good in (GOOD, OLDEST):
+        assert findings({**good, **changes}, machine) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,9 @@ def test_an_error_is_named(changes, machine, text):
 @pytest.mark.parametrize(
     ("changes", "machine", "text"),
     [
-        ({"torch": "2.3.0"}, CPU, "torch 2.3.0 is outside of the tested range, 2.11 to below 2.14"),
+        ({"torch": "2.3.0"}, CPU, "torch 2.3.0 is outside of the supported range, 2.11 to below 2.16"),
+        ({"torch": "2.16.0"}, CPU, "torch 2.16.0 is outside of the supported range, 2.11 to below 2.16"),
+        ({"apache-tvm-ffi": "0.1.10"}, CPU, "apache-tvm-ffi 0.1.10 is outside of the supported"),
         ({"nvidia-cuda-nvdisasm": None}, CPU, "no SASS"),
         ({"nvidia-cutlass-dsl-libs-cu13": None}, HOPPER, "CUDA 13.0 and the DSL loads its CUDA 12"),
     ],
