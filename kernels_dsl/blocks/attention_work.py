@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from .kv_blocks import Window
 from .mask import ScoreOperands
-from .query_tiles import QueryTiles, groups_for_l2
+from .query_tiles import L2_BYTES, QueryTiles, groups_for_l2
 from .seqlen import SeqExtent
 
 LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
@@ -77,13 +78,14 @@ def describe_work(
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
     if spec.pack > 1:
         rows = rows[1]
-    cu, used_k = None, None
+    cu, used_k, longest = None, None, rows
     if seqlens is not None:
         cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
-        rows, batch = max_q, cute.size(seqlens[0]) - 1
+        longest, batch = max_q, cute.size(seqlens[0]) - 1
     heads_per_kv = heads // mK.shape[2]
-    kv_bytes = keys * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
+    # As many keys do not fit in any case, and of more the product would leave 32 bits.
+    kv_bytes = cutlass.min(keys, L2_BYTES >> 5) * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
     groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
     lead = None if lead_kv is None else lead_kv * heads_per_kv
-    tiles = QueryTiles(cute.ceil_div(rows, spec.tile[0]), heads, Int32(batch), groups, lead)
+    tiles = QueryTiles(cute.ceil_div(longest, spec.tile[0]), heads, Int32(batch), groups, lead)
     return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv

@@ -109,8 +109,9 @@ def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, oper
 
 
 def _inside(i: Int32, j: Int32, seq: SeqInfo) -> tuple[Int32, Int32]:
-    """Places that user functions may index tensors with: tiles reach over the ends of the sequences."""
-    return cutlass.min(i, seq.q_len - 1), cutlass.min(j, seq.k_len - 1)
+    """Places that user functions may index tensors with: tiles reach over the ends of the sequences. Of a
+    sequence without keys it is 0."""
+    return cutlass.min(i, seq.q_len - 1), cutlass.min(j, cutlass.max(seq.k_len - 1, 0))
 
 
 @cute.jit

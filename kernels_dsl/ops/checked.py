@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 
 from kernels_dsl.ops.attention.arguments import Extras
+from kernels_dsl.ops.options import boolean
 
 _enabled = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 
@@ -21,13 +22,14 @@ _enabled = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 def checked(enabled: bool = True) -> Iterator[None]:
     """Calls of `attention` and its relatives in this block check prefix sums and block lists first.
 
-    ValueError where prefix sums fall or leave their tensor, a sequence is longer than its `max_seqlen`, or a
-    block list has a count or an index out of range or lists a block twice. Each such call waits for the GPU,
-    so it cannot be captured in a CUDA graph. The environment variable KERNELS_DSL_CHECK=1 turns it on for a
-    whole process. It holds for all threads.
+    ValueError where prefix sums fall or leave their tensor, a sequence is longer than its `max_seqlen`,
+    `seqused_k` is more than a sequence has or negative, rows of q belong to no sequence and there is no `out`
+    that keeps them, or a block list has a count or an index out of range or lists a block twice. Each such
+    call waits for the GPU, so it cannot be captured in a CUDA graph. The environment variable
+    KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all threads.
     """
     global _enabled
-    before, _enabled = _enabled, enabled
+    before, _enabled = _enabled, boolean("enabled", enabled)
     try:
         yield
     finally:
@@ -39,12 +41,27 @@ def is_checked() -> bool:
     return _enabled
 
 
-def check_values(extras: Extras, lengths: tuple[int, int]) -> None:
-    """ValueError for values in `extras` that no kernel must see. `lengths`: rows of q and of k."""
+def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool) -> None:
+    """ValueError for values in `extras` that no kernel must see. `lengths`: rows of q and of k.
+
+    `all_rows`: all of q must belong to a sequence, as those that do not would come out uninitialised.
+    """
     if extras.seqlens is not None:
         _check_seqlens(extras.seqlens, lengths, extras.max_seqlens or (0, None))
+        if all_rows:
+            _check_all_rows(extras.seqlens[0], lengths[0])
     if extras.blocks is not None:
         extras.blocks.check_indices(lengths[1])
+
+
+def _check_all_rows(starts: torch.Tensor | None, rows: int) -> None:
+    assert starts is not None
+    end = int(starts[-1])
+    if end != rows:
+        raise ValueError(
+            f"cu_seqlens_q[-1] is {end}, must be {rows}, the rows of q, or out be given: rows that belong to "
+            "no sequence are not written"
+        )
 
 
 def _check_seqlens(

@@ -7,14 +7,14 @@ as what they stand for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-_LARGEST = sys.float_info.max
+_LARGEST = (2.0 - 2.0**-23) * 2.0**127
+"""Of float32, which kernels take numbers as."""
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -36,7 +36,8 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def real(name: str, value: Any, least: float | None = None, above: float | None = None) -> float:
-    """`value`, which must be a finite number, at least `least` and greater than `above`, where given."""
+    """`value`, which must be a number that is finite in float32, and where these are given, at least `least`
+    and greater than `above`."""
     if type(value) is not float and type(value) is not int:
         symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
         if isinstance(value, bool) or not (symbolic or isinstance(value, Real)):
@@ -46,7 +47,7 @@ def real(name: str, value: Any, least: float | None = None, above: float | None 
     if low or not -_LARGEST <= value <= _LARGEST:
         wanted = [] if least is None else [f"at least {least:g}"]
         wanted += [] if above is None else [f"greater than {above:g}"]
-        raise ValueError(f"{name} is {value}, must be {' and '.join([*wanted, 'finite'])}")
+        raise ValueError(f"{name} is {value}, must be {' and '.join([*wanted, 'finite in float32'])}")
     return value
 
 

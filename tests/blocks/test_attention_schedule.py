@@ -135,7 +135,7 @@ def _places(
     out: cute.Tensor, cu_q: cute.Tensor, cu_k: cute.Tensor, used: cute.Tensor, heads_per_kv: Int32, stream
 ):
     dense = SeqExtent(Int32(70), Int32(90), None, None)
-    packed = SeqExtent(Int32(0), Int32(0), (cu_q, cu_k), used)
+    packed = SeqExtent(Int32(51), Int32(47), (cu_q, cu_k), used)
     _places_kernel(out, dense, packed, heads_per_kv).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
 
@@ -152,3 +152,13 @@ def test_places_of_sequences_and_heads():
         assert row[8] % V_STEP == 0 and row[8] >= padded
         padded = row[8] + k_lens[n]
         assert row[9] == n // 3
+
+
+def test_places_stay_within_the_tensors_whatever_prefix_sums_say():
+    cu_q, cu_k = [-7, 20, 10, 2**31 - 1, -(2**31)], [60, 3, 40, 99, 2]
+    used = [4, -5, 2**31 - 1, 9]
+    out = torch.full((4, 10), -1, dtype=torch.int32)
+    with emulator.run(arch="sm_90a"):
+        _places(out, *(torch.tensor(x).int() for x in (cu_q, cu_k, used)), 3)
+    found = [tuple(row[:4]) for row in out.tolist()]
+    assert found == [(0, 47, 20, 0), (20, 3, 0, 0), (10, 40, 41, 7), (51, 47, 0, 0)]

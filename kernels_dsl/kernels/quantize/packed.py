@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.seqlen import padded_start
+from kernels_dsl.blocks.seqlen import padded_start, row_within, span_of
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR
 
 from .tile import store_turned
@@ -24,7 +24,8 @@ def transpose_packed(
 
     starts int32 (sequences + 1,): where sequences lie in x; in out they begin at `seqlen.padded_start`.
     used: int32 (sequences,), rows of each that count, or None. Columns of out from there to a multiple of 16
-    are 0, what lies behind is not written. `spec`: a `TileQuantization` with `turned` "one".
+    are 0, what lies behind is not written. Whatever they hold, nothing beside x and out is read or written.
+    `spec`: a `TileQuantization` with `turned` "one".
     """
     sequences = cute.size(starts) - 1
     slots = x.shape[0] // TILE + sequences  # each sequence adds at most one tile that is not whole
@@ -47,13 +48,12 @@ def transpose_packed_kernel(x: cute.Tensor, out: cute.Tensor, lengths: tuple, sp
     tiles_d = cute.ceil_div(x.shape[2], TILE)
     n, rest = number % tiles_d, number // tiles_d
     head, slot = rest % x.shape[1], rest // x.shape[1]
-    sequence = sequence_of_slot(starts, slot)
-    start = starts[sequence]
-    length = starts[sequence + 1] - start
+    sequence = sequence_of_slot(starts, slot, x.shape[0])
+    start, length = span_of(starts, sequence, x.shape[0])
     if cutlass.const_expr(used is not None):
-        length = cutlass.min(length, used[sequence])
-    row = (slot - first_slot(starts, sequence)) * TILE
-    if row < length:
+        length = row_within(used[sequence], length)
+    row = (slot - first_slot(starts, sequence, x.shape[0])) * TILE
+    if row >= 0 and row < length:
         shape = (1, x.shape[1], length, x.shape[2])
         rows = _view(x, start * x.stride[0], shape, (0, x.stride[1], x.stride[0], 1))
         shape = (1, x.shape[1], x.shape[2], out.shape[2])
@@ -75,18 +75,18 @@ def _view(tensor: cute.Tensor, offset: Int32, shape: tuple, stride: tuple) -> cu
     return cute.make_tensor(moved, cute.make_layout(shape, stride=stride))
 
 
-def first_slot(starts: cute.Tensor, sequence: Int32) -> Int32:
+def first_slot(starts: cute.Tensor, sequence: Int32, rows: Int32) -> Int32:
     """The first of a sequence's tiles in the grid: it has room for as many as it needs."""
-    return starts[sequence] // TILE + sequence
+    return row_within(starts[sequence], rows) // TILE + sequence
 
 
 @cute.jit
-def sequence_of_slot(starts: cute.Tensor, slot: Int32) -> Int32:
-    """The sequence whose tiles `slot` is one of."""
+def sequence_of_slot(starts: cute.Tensor, slot: Int32, rows: Int32) -> Int32:
+    """The sequence of `rows` packed rows whose tiles `slot` is one of."""
     low, high = Int32(0), cute.size(starts) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        if first_slot(starts, middle) <= slot:
+        if first_slot(starts, middle, rows) <= slot:
             low = middle
         else:
             high = middle

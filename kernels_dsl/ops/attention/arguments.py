@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
+from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.function_checks import check_function
 
@@ -23,13 +24,19 @@ MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
 """Layout -> the modes of a tensor that are batch, rows, heads and head dimension."""
 NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
 """Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
+ALIGNMENTS = ("bottom_right", "top_left")
+LEAST_SOFTCAP = 2.0**-126
+"""The least normal float32: scores are divided by it."""
 UNLIMITED = 1 << 30
 """A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A checked call. `batch` and the lengths of a packed call are those of the caller's arguments."""
+    """A checked call. `batch` and the lengths of a packed call are those of the caller's arguments.
+
+    `longest_q` and `longest_k` are the most queries and keys that a sequence can have.
+    """
 
     layout: str
     batch: int
@@ -37,6 +44,8 @@ class AttentionCall:
     kv_heads: int
     q_len: int
     k_len: int
+    longest_q: int
+    longest_k: int
     dim: int
     dim_v: int
     dtype: torch.dtype
@@ -117,7 +126,7 @@ def _check_shapes(
             raise ValueError(
                 f"{name_v} has a {what} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
             )
-    if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
+    if q.shape[heads] % k.shape[heads] if k.shape[heads] else q.shape[heads]:
         raise ValueError(
             f"{name_q} has {q.shape[heads]} heads, must be a multiple of {name_k}'s number of heads, "
             f"{k.shape[heads]}"
@@ -131,19 +140,41 @@ def _check_shapes(
             )
 
 
-def _check_number(name: str, value: Any) -> None:
-    """TypeError where a scalar is none: a tensor's value would have to be waited for."""
-    if isinstance(value, (str, bytes, torch.Tensor)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is a {type(value).__name__}, must be a Python number")
+def checked_scalars(causal: Any, scale: Any, softcap: Any) -> bool:
+    """`causal`, of a call that has one of these of a type that Python takes for another: 1 for True."""
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None:
+            options.real(name, value)
+    return options.boolean("causal", causal)
+
+
+def aux_of(aux: Any) -> tuple[Any, ...]:
+    """The extra arguments of score and mask functions as a tuple."""
+    if type(aux) is tuple:
+        return aux
+    if not isinstance(aux, Sequence) or isinstance(aux, (str, bytes)):
+        raise TypeError(f"aux is a {type(aux).__name__}, must be a sequence of tensors and numbers")
+    return tuple(aux)
 
 
 def widths_of(window: Any) -> tuple[int | None, ...]:
-    """A window as a tuple."""
-    if type(window) is tuple:
-        return window
-    if not isinstance(window, Sequence):
+    """A window as a tuple of integers and None."""
+    kept = type(window) is tuple
+    if not kept and (not isinstance(window, Sequence) or isinstance(window, (str, bytes))):
         raise TypeError(f"window is a {type(window).__name__}, must be (left, right) or None")
-    return tuple(window)
+    for width in window:
+        if width is not None and type(width) is not int:
+            return tuple(_width(place, x) for place, x in enumerate(window))
+    return window if kept else tuple(window)
+
+
+def _width(place: int, width: Any) -> int | None:
+    """The width of a window to its left (place 0) or right (1)."""
+    try:
+        return None if width is None else options.integer("width", width, least=-1)
+    except (TypeError, ValueError):
+        side = ("left", "right")[place] if place < 2 else f"entry {place}"
+        raise ValueError(f"window's {side} is {width!r}, must be None, -1 (no limit) or at least 0") from None
 
 
 def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
@@ -152,12 +183,10 @@ def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | No
     if len(widths) != 2:
         raise ValueError(f"window has {len(widths)} entries, must be (left, right)")
     limits: list[int | None] = []
-    for name, width in zip(("left", "right"), widths):
-        if width is not None and (not isinstance(width, (int, torch.SymInt)) or width < -1):
-            raise ValueError(f"window's {name} is {width!r}, must be None, -1 (no limit) or at least 0")
+    for width in map(_width, range(2), widths):
         limits.append(None if width is None or width == -1 or width >= UNLIMITED else width)
     left, right = limits
-    return left, 0 if causal else right
+    return left, 0 if options.boolean("causal", causal) else right
 
 
 def _check_mask(
@@ -209,6 +238,7 @@ def _check_blocks(blocks: BlockLists, batch: int, heads: int, q_len: int, device
         for name, x, rank in ((f"{prefix}counts", counts, 3), (f"{prefix}indices", indices, 4)):
             if x is None:
                 continue
+            options.instance(f"blocks.{name}", x, torch.Tensor)
             if x.dtype != torch.int32 or x.device != device:
                 raise TypeError(f"blocks.{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
             if (
@@ -227,7 +257,22 @@ def _lengths(q_len: int, k_len: int, extras: Extras) -> tuple[int, int | None]:
     """Queries and keys that a mask tensor and block lists are about: of the longest sequence where packed."""
     if extras.seqlens is None:
         return q_len, k_len
-    return extras.max_seqlens or (0, None)
+    max_q, max_k = extras.max_seqlens or (0, None)
+    most_k = None if max_k is None else options.integer("max_seqlen_k", max_k, least=0)
+    return options.integer("max_seqlen_q", max_q, least=0), most_k
+
+
+def _at_most(length: int | None, rows: int) -> int:
+    """Rows of the longest sequence, of which more than all rows are said to be possible, or nothing is."""
+    return rows if length is None or length > rows else length
+
+
+def block_sizes(name: str, block: Any) -> tuple[int, int]:
+    """The sizes (queries, keys) of listed blocks, or a TypeError or ValueError that names them."""
+    if not isinstance(block, Sequence) or isinstance(block, str) or len(block) != 2:
+        raise TypeError(f"{name} is {block!r}, must be (queries, keys)")
+    queries, keys = (options.integer(f"{name}[{i}]", size, least=1) for i, size in enumerate(block))
+    return queries, keys
 
 
 def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.device) -> int:
@@ -274,8 +319,7 @@ def describe(
     for name, x in zip(names, (q, k, v)):
         _check_tensor(name, x, rank, dtypes)
     _check_shapes(q, k, v, layout, names)
-    if alignment not in ("bottom_right", "top_left"):
-        raise ValueError(f"alignment is {alignment!r}, must be 'bottom_right' or 'top_left'")
+    options.one_of("alignment", alignment, ALIGNMENTS)
     batch_mode, rows, head_mode, dim_mode = MODES[layout]
     heads, dim = q.shape[head_mode], q.shape[dim_mode]
     if layout == "thd":
@@ -286,16 +330,14 @@ def describe(
         batch = q.shape[batch_mode]
     if scale is None:
         scale = 1.0 / math.sqrt(dim)
-    _check_number("scale", scale)
-    _check_number("softcap", softcap)
-    if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"scale is {scale}, must be greater than 0 and finite")
-    if not (softcap >= 0 and math.isfinite(softcap)):
-        raise ValueError(f"softcap is {softcap}, must be at least 0 (0: none) and finite")
+    scale, softcap = options.real("scale", scale, above=0), options.real("softcap", softcap, least=0)
+    if 0 < softcap < LEAST_SOFTCAP:
+        raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
     left, right = _window(causal, window)
     lengths = _lengths(q.shape[rows], k.shape[rows], extras)
+    block = None if extras.blocks is None else block_sizes("blocks.block", extras.blocks.block)
     if extras.blocks is not None:
-        _check_blocks(extras.blocks, batch, heads, lengths[0] or 0, q.device)
+        _check_blocks(extras.blocks, batch, heads, lengths[0], q.device)
     for name, x in extras.tensors().items():
         if name.startswith("aux") and x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
@@ -318,8 +360,9 @@ def describe(
         mask_mod=mask_mod,
     )
     return AttentionCall(
-        layout, batch, heads, k.shape[head_mode], q_len=q.shape[rows], k_len=k.shape[rows], dim=dim,
+        layout, batch, heads, k.shape[head_mode], q_len=q.shape[rows], k_len=k.shape[rows],
+        longest_q=_at_most(lengths[0], q.shape[rows]), longest_k=_at_most(lengths[1], k.shape[rows]), dim=dim,
         dim_v=v.shape[dim_mode], dtype=q.dtype, variant=variant, left=left or 0, right=right or 0,
         scale=float(scale), softcap=float(softcap) or 1.0,
-        block=None if extras.blocks is None else extras.blocks.block,
+        block=block,
     )  # fmt: skip

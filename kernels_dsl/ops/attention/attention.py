@@ -16,10 +16,21 @@ import torch
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import checked, overlap, recent
 from kernels_dsl.ops.attention import plan as attention_plan
-from kernels_dsl.ops.attention.arguments import MODES, NAMES, NO_EXTRAS, Extras, describe, widths_of
+from kernels_dsl.ops.attention.arguments import (
+    MODES,
+    NAMES,
+    NO_EXTRAS,
+    Extras,
+    aux_of,
+    checked_scalars,
+    describe,
+    widths_of,
+)
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import unwrapped
+from kernels_dsl.ops.attention.outputs import check_out, out_shape
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
+from kernels_dsl.ops.options import boolean, integer, one_of, real
 from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
 from kernels_dsl.ops.target import target_of
 
@@ -75,16 +86,19 @@ def attention(
     reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
     tile attends to are not read into the result. No gradients yet: RuntimeError where they are asked for.
     """
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
+        causal = checked_scalars(causal, scale, softcap)
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     if mask is sinks is blocks is score_mod is mask_mod is out is None:
-        if not return_lse and config is None and family is None:
+        if return_lse is False and config is None and family is None:
             output = _repeated(q, k, v, "bshd", options)
             if output is not None:
                 return output
         extras = NO_EXTRAS
     else:
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
-        extras = Extras(mask, sinks, blocks, tuple(aux))
+        extras = Extras(mask, sinks, blocks, aux_of(aux))
+    boolean("return_lse", return_lse)
     if _through_dispatcher(q, k, v, extras):
         from kernels_dsl.ops.attention import register as attention_register
 
@@ -109,6 +123,12 @@ def scaled_dot_product_attention(
     As there, `is_causal` is aligned to the top left and excludes `attn_mask`, which may be a `CausalBias`
     (`torch.nn.attention.bias`) too. dropout_p must be 0.
     """
+    if (is_causal is not True and is_causal is not False) or type(scale) is bool:
+        is_causal = boolean("is_causal", is_causal)
+    if type(dropout_p) is not float:
+        real("dropout_p", dropout_p)
+    if enable_gqa is not True and enable_gqa is not False:
+        enable_gqa = boolean("enable_gqa", enable_gqa)
     if dropout_p != 0.0:
         raise ValueError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
     if is_causal and attn_mask is not None:
@@ -187,17 +207,24 @@ def attention_varlen(
 
     Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
     """
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
+        causal = checked_scalars(causal, scale, softcap)
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     mask_mod, blocks = of_block_mask(blocks, mask_mod, None)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
-    max_seqlens = (int(max_seqlen_q), None if mask is None or max_seqlen_k is None else int(max_seqlen_k))
-    extras = Extras(mask, sinks, blocks, tuple(aux), seqlens, max_seqlens)
+    if type(max_seqlen_q) is not int:
+        max_seqlen_q = integer("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and (type(max_seqlen_k) is not int or max_seqlen_k < 0):
+        max_seqlen_k = integer("max_seqlen_k", max_seqlen_k, least=0)
+    boolean("return_lse", return_lse)
+    max_seqlens = (max_seqlen_q, None if mask is None else max_seqlen_k)
+    extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, max_seqlens)
     if _through_dispatcher(q, k, v, extras):
         from kernels_dsl.ops.attention import register as attention_register
 
         functions = (score_mod, mask_mod, return_lse, out, family)
         return attention_register.call(q, k, v, "thd", options, extras, functions)
-    rest = (return_lse, out, (config, family), max_seqlens[0])
+    rest = (return_lse, out, (config, family))
     return run_direct(q, k, v, "thd", options, extras, (score_mod, mask_mod), rest)
 
 
@@ -250,7 +277,10 @@ def _repeated(
     if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
         return None
     key = (q.shape, k.shape, layout, options)
-    bare = recent.find(_PLANS, key, (q, k, v))
+    try:
+        bare = recent.find(_PLANS, key, (q, k, v))
+    except TypeError:  # an option that cannot be looked for: what it must be is said where plans are made
+        return None
     if bare is not None:
         try:
             return bare(q, k, v)
@@ -272,28 +302,31 @@ def run_direct(
     """A call on plain tensors, past the dispatcher.
 
     `options`: (causal, window, alignment, scale, softcap). `functions`: (score_mod, mask_mod). `rest`:
-    (return_lse, out, (config, family)[, max_seqlen_q]).
+    (return_lse, out, (config, family)[, True: the caller drops rows that belong to no sequence]).
     """
     return_lse, out, choice = rest[:3]
-    max_q = rest[3] if len(rest) > 3 else 0
     key: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
-        key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice, max_q)
+        key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
         block = None if extras.blocks is None else extras.blocks.block
         others = tuple((name, signature(x)) for name, x in extras.tensors().items())
         key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
-    plan: attention_plan.Plan | None = None if key is None else _PLANS.get(key)
+    plan: attention_plan.Plan | None = None
+    try:
+        plan = None if key is None else _PLANS.get(key)
+    except TypeError:  # as in `_repeated`
+        key = None
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
-        if not target_of(q, "q").emulated:
+        if key is not None and not target_of(q, "q").emulated:
             recent.put(_PLANS, key, plan)
     if out is not None:
         named = {"q": q, "k": k, "v": v, **extras.tensors()}
         overlap.check_overlap(out, named, tuple(named))
     if extras is not NO_EXTRAS and checked.is_checked():
         rows = MODES[layout][1]
-        checked.check_values(extras, (q.shape[rows], k.shape[rows]))
+        checked.check_values(extras, (q.shape[rows], k.shape[rows]), out is None and len(rest) == 3)
     result, lse = plan.run(q, k, v, out, extras)
     if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
         recent.keep(_PLANS, (q.shape, k.shape, layout, options), (q, k, v), plan.bare)
@@ -310,11 +343,10 @@ def _plan(
         q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
         softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
     )  # fmt: skip
-    attention_plan.check_out(out, attention_plan.out_shape(call), q.dtype, q.device)
+    check_out(out, out_shape(call), q.dtype, q.device)
     overlap.check_self_overlap(out)
-    max_q = rest[3] if len(rest) > 3 else 0
     target = target_of(q, NAMES[layout][0] if layout in NAMES else "q")
-    return attention_plan.build(call, (q, k, v), out, return_lse, target, choice, max_q)
+    return attention_plan.build(call, (q, k, v), out, return_lse, target, choice)
 
 
 def attention_supports(
@@ -325,9 +357,11 @@ def attention_supports(
     layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`,
     `max_seqlen_q` and perhaps `max_seqlen_k` and `seqused_k` (as `attention_varlen`).
     """
-    picked = {name: options.pop(name, None) for name in ("causal", "window", "alignment", "scale", "softcap")}
+    defaults = {"causal": False, "window": None, "alignment": "bottom_right", "scale": None, "softcap": 0.0}
+    picked = {name: options.pop(name, default) for name, default in defaults.items()}
     functions = (options.pop("score_mod", None), options.pop("mask_mod", None))
     try:
+        one_of("layout", layout, tuple(MODES))
         lengths = _lengths(q, k, layout)
         mask_mod, blocks = of_block_mask(options.pop("blocks", None), functions[1], lengths)
         seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
@@ -336,21 +370,18 @@ def attention_supports(
             options.pop("mask", None),
             options.pop("sinks", None),
             blocks,
-            tuple(options.pop("aux", ())),
+            aux_of(options.pop("aux", ())),
             seqlens if layout == "thd" else None,
             max_seqlens if layout == "thd" else None,
         )
         choice = (options.pop("config", None), options.pop("family", None))
-        rest = (options.pop("return_lse", False), options.pop("out", None), choice, max_seqlens[0])
+        rest = (boolean("return_lse", options.pop("return_lse", False)), options.pop("out", None), choice)
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
         _through_dispatcher(q, k, v, extras)
-        window = None if picked["window"] is None else widths_of(picked["window"])
-        values = (
-            bool(picked["causal"]), window, picked["alignment"] or "bottom_right", picked["scale"],
-            picked["softcap"] or 0.0,
-        )  # fmt: skip
-        _plan(q, k, v, layout, values, extras, (functions[0], mask_mod), rest)
+        if picked["window"] is not None:
+            picked["window"] = widths_of(picked["window"])
+        _plan(q, k, v, layout, tuple(picked.values()), extras, (functions[0], mask_mod), rest)
     except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return None

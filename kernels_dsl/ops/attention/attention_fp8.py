@@ -14,23 +14,33 @@ import torch
 
 import lowering
 from kernels_dsl.config.attention import DESCALE_KEYS, LATER_NUMBERS, Extent, Sm90AttentionConfig
+from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops import fresh, overlap, recent
-from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras, describe, widths_of
+from kernels_dsl.ops import checked, fresh, overlap, recent
+from kernels_dsl.ops.attention.arguments import (
+    NO_EXTRAS,
+    AttentionCall,
+    Extras,
+    checked_scalars,
+    describe,
+    widths_of,
+)
 from kernels_dsl.ops.attention.blocks import BlockLists
-from kernels_dsl.ops.attention.fp8_choice import choose
-from kernels_dsl.ops.attention.plan import (
-    Step,
+from kernels_dsl.ops.attention.fp8_choice import check_choice, choose
+from kernels_dsl.ops.attention.outputs import (
+    Destination,
     check_out,
+    destination,
     is_empty,
-    lists_and_sinks,
     lse_shape,
     out_shape,
-    prepared_for_tma,
-    without_keys,
+    without_kernel,
 )
+from kernels_dsl.ops.attention.plan import check_grid, lists_and_sinks
+from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.options import boolean, instance, integer
 from kernels_dsl.ops.plain import needs_dispatcher, signature
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
@@ -101,17 +111,22 @@ def attention_fp8(
     12.0. Raises TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons
     as text. No gradients.
     """
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
+        causal = checked_scalars(causal, scale, softcap)
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     key: Any = None
     usual: tuple[Any, ...] = ()
-    if sinks is blocks is out is config is None and not return_lse:
+    if sinks is blocks is out is config is None and return_lse is False:
         if type(q) is type(k) is _Tensor:
             usual = (q, k, v, q_descale, k_descale, v_descale)
             given = (q_descale is None, k_descale is None, v_descale is None)
             if True in given:
                 usual = (q, k, v, *[x for x in usual[3:] if x is not None])
             key = (q.shape, k.shape, given, options)
-            bare = recent.find(_PLANS, key, usual)
+            try:
+                bare = recent.find(_PLANS, key, usual)
+            except TypeError:  # an option that cannot be looked for: what it must be is said further on
+                key, bare = None, None
             if bare is not None:
                 try:
                     return bare(q, k, v, q_descale, k_descale, v_descale)
@@ -153,9 +168,13 @@ def attention_fp8_varlen(
 
     Returns (Tq, H, Dv) bf16, and with `return_lse` float32 (H, Tq).
     """
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
+        causal = checked_scalars(causal, scale, softcap)
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
     seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
-    extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(int(max_seqlen_q), None))
+    if type(max_seqlen_q) is not int:
+        max_seqlen_q = integer("max_seqlen_q", max_seqlen_q)
+    extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=(max_seqlen_q, None))
     rest = (return_lse, config, out)
     return _dispatched((q, k, v), (q_descale, k_descale, v_descale), options, extras, rest)
 
@@ -171,6 +190,7 @@ def _dispatched(
     """A call by itself, or as an operator where something must see it as one. As `run_direct`, and `usual`:
     (key, tensors) that it is to be found by again."""
     return_lse, config, out = rest
+    boolean("return_lse", return_lse)
     if needs_dispatcher((*tensors, *descales, extras.sinks, out)):
         from kernels_dsl.ops.attention import fp8_register
 
@@ -181,6 +201,9 @@ def _dispatched(
     if out is not None:
         named = {**dict(zip(NAMED, (*tensors, *descales))), **extras.tensors()}
         overlap.check_alone("out", out, named)
+    if extras is not NO_EXTRAS and checked.is_checked():
+        rows = 0 if extras.seqlens is not None else 1
+        checked.check_values(extras, (tensors[0].shape[rows], tensors[1].shape[rows]), out is None)
     result = plan.run((*tensors, *descales), extras, out)
     if plan.bare is not None and usual[0] is not None:
         recent.keep(_PLANS, *usual, plan.bare)
@@ -214,7 +237,11 @@ def _plan_of(
         if extras is not NO_EXTRAS:
             others = tuple((name, signature(x)) for name, x in extras.tensors().items())
             key = (key, others, extras.blocks and extras.blocks.block, extras.max_seqlens)
-    plan: _Plan | None = _PLANS.get(key) if key is not None else None
+    plan: _Plan | None = None
+    try:
+        plan = _PLANS.get(key) if key is not None else None
+    except TypeError:  # as in `attention_fp8`
+        key = None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
         if key is not None and not target_of(tensors[0], "q").emulated:
@@ -249,6 +276,7 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
     if options:
         return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
     try:
+        boolean("return_lse", rest[0])
         _plan((q, k, v), descales, values, extras, rest)
     except (TypeError, ValueError) as error:
         return str(error)
@@ -329,17 +357,21 @@ def _plan(
     q = tensors[0]
     target = target_of(q, "q")
     return_lse, config, out = rest
+    instance("config", config, Sm90AttentionConfig, Sm80AttentionConfig, type(None))
     check_out(out, out_shape(call), torch.bfloat16, q.device)
     overlap.check_self_overlap(out)
-    chosen, variant = choose(call, target, extras, any(map(_of_blocks, descales[1:])), config)
+    by_block = any(map(_of_blocks, descales[1:]))
+    check_choice(call, target, by_block, config)
     if is_empty(call):
-        zeros = without_keys(call, return_lse, torch.bfloat16)
+        zeros = without_kernel(call, return_lse, torch.bfloat16)
 
         def empty(tensors: tuple[Any, ...], extras: Extras, out: torch.Tensor | None) -> Any:
             found = zeros(*tensors[:3], out, extras)
             return found if return_lse else found[0]
 
         return _Plan(empty)
+    chosen, variant = choose(call, target.device, by_block, config)
+    check_grid(call, chosen)
     constexprs = {
         "layout": call.layout, "config": chosen, "variant": variant,
         "descale_modes": tuple(map(_descale_modes, descales)),
@@ -355,15 +387,13 @@ def _plan(
     make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
     if turns_v:
         make[0] = _nothing
-    if out is not None and prepared_for_tma(out) is None:
-        make[1] = _nothing
-    return _launching(
-        call, Launch(FUNCTIONS[chosen.family], target, constexprs), steps, make, extras, return_lse
-    )
+    to = None if out is None else destination(call, out)
+    launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
+    return _launching(call, launch, steps, make, (extras, to, return_lse))
 
 
 def _nothing() -> None:
-    """In place of V's transpose, where the kernel makes it, and of an output, where the caller has one."""
+    """In place of V's transpose, where the kernel makes it."""
 
 
 def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
@@ -387,11 +417,12 @@ def _launching(
     launch: Launch,
     steps: tuple[Step | None, ...],
     make: list[Callable[[], torch.Tensor | None]],
-    extras: Extras,
-    return_lse: bool,
+    rest: tuple[Extras, Destination | None, bool],
 ) -> _Plan:
-    """`steps`: what prepares q, k, v and descales. `make`: makers of V's transpose, output, log-sum-exp."""
+    """`steps`: what prepares q, k, v and descales. `make`: makers of V's transpose, output, log-sum-exp.
+    `rest`: extras, where an `out` is given what becomes of it, and whether the log-sum-exp is asked for."""
     make_turned, make_out, make_lse = make
+    extras, to, return_lse = rest
     scalars = (call.scale, call.softcap, call.left, call.right)
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     chosen = launch.constexprs["config"]
@@ -400,9 +431,8 @@ def _launching(
     if queued and not call.packed:
         extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
         queued = chosen.several_tiles(extent)
-    max_q = 0 if extras.max_seqlens is None else extras.max_seqlens[0]
-    simple = extras is NO_EXTRAS and not return_lse and not any(steps) and make_out is not _nothing
-    without_extras = (*scalars, None, max_q, None, None)
+    simple = extras is NO_EXTRAS and not return_lse and not any(steps) and to is None
+    without_extras = (*scalars, None, call.longest_q, None, None)
 
     def of_hopper() -> tuple[Any, ...]:
         if not hopper:
@@ -413,15 +443,14 @@ def _launching(
     def run(tensors: tuple[Any, ...], extras: Extras, given: torch.Tensor | None) -> Any:
         tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
         q, k, v, *descales = tensors
-        out, lse = make_out(), make_lse() if return_lse else None
-        out = given if out is None else out
+        out, lse = make_out() if to is None else to.of(given), make_lse() if return_lse else None
         rest: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
-            rest = (*scalars, extras.seqlens, max_q, *lists_and_sinks(call, extras))
+            rest = (*scalars, extras.seqlens, call.longest_q, *lists_and_sinks(call, extras))
         rest = (*rest, *of_hopper())
         launch(q, k, v, make_turned(), out, lse, *descales, *rest)
-        if given is not None and out is not given:
-            out = given.copy_(out)
+        if to is not None and given is not None:
+            out = given.copy_(out) if to.copied else given
         elif simple and plan.bare is None:
             plan.bare = bare_of(launch.direct())
         return (out, lse) if return_lse else out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from kernels_dsl.config.attention import (
     DESCALE_KEYS,
@@ -19,15 +18,13 @@ from kernels_dsl.config.attention import (
 from kernels_dsl.config.attention_sm80 import sm80_config, sm80_list_config
 from kernels_dsl.config.attention_table import AttentionConfig, why_not
 from kernels_dsl.config.problem import Device
-from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
+from kernels_dsl.ops.attention.arguments import AttentionCall
 from kernels_dsl.ops.target import Target
 
 
-def choose(
-    call: AttentionCall, target: Target, extras: Extras, by_block: bool, config: Any
-) -> tuple[AttentionConfig, AttentionVariant]:
-    """The configuration of a call, `config` if that is one, and its variant. `by_block`: blocks of keys have
-    factors. ValueError where there is none, with the reason."""
+def check_choice(call: AttentionCall, target: Target, by_block: bool, config: AttentionConfig | None) -> None:
+    """ValueError where no kernel serves a call, or not with a caller's `config`, with the reason. `by_block`:
+    blocks of keys have factors."""
     device = target.device
     if not device.has_wgmma and (device.widens_fp8 or not device.has_fp8):
         major, minor = device.capability
@@ -36,9 +33,7 @@ def choose(
             "ones have no matrix instructions of fp8, 10.0 makes `mma.sync` of it from fp16 ones, and spills"
         )
     if config is None:
-        rows = extras.max_seqlens[0] if extras.max_seqlens is not None else call.q_len
-        extent = Extent(rows, call.k_len, call.batch * call.heads, device.sm_count)
-        return _of_table(call, device, extent, by_block)
+        return
     target.families(config.family, "q")
     reason = why_not(config, call.dim, call.dim_v, device, element_bytes=1)
     if isinstance(config, Sm90AttentionConfig):
@@ -47,6 +42,15 @@ def choose(
         reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
     if reason is not None:
         raise ValueError(f"config is {config}, must be one that fits: {reason}")
+
+
+def choose(
+    call: AttentionCall, device: Device, by_block: bool, config: AttentionConfig | None
+) -> tuple[AttentionConfig, AttentionVariant]:
+    """The configuration of a call that has queries and keys, `config` if that is one, and its variant."""
+    if config is None:
+        extent = Extent(call.longest_q, call.k_len, call.batch * call.heads, device.sm_count)
+        return _of_table(call, device, extent, by_block)
     split = None if call.block is None else split_of(config, call.block)
     return config, replace(call.variant, lists=split)
 

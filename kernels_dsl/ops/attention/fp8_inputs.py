@@ -8,6 +8,7 @@ import torch
 
 from kernels_dsl.config.attention import DESCALE_KEYS
 from kernels_dsl.ops.operators import refuse_forward_mode
+from kernels_dsl.ops.options import boolean
 from kernels_dsl.ops.plain import watched
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
@@ -41,10 +42,10 @@ def quantize_qkv(
             raise TypeError(f"{name} is {x.dtype}, must be torch.bfloat16 or torch.float16")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 4 modes")
-    if scaling not in SCALINGS:
+    if not isinstance(scaling, str) or scaling not in SCALINGS:
         raise ValueError(f"scaling is {scaling!r}, must be one of {SCALINGS}")
     refuse_forward_mode("quantize_qkv", {"q": q, "k": k, "v": v})
-    if rotate:
+    if boolean("rotate", rotate):
         first, second = rotations(q.shape[-1], q.dtype, q.device)
         q, k = q @ first, k @ second
     if scaling == "block":

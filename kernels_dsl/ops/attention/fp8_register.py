@@ -9,7 +9,7 @@ import torch
 from kernels_dsl.ops.attention.arguments import Extras
 from kernels_dsl.ops.attention.attention_fp8 import NAMED, described, run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
-from kernels_dsl.ops.attention.plan import check_out, lse_shape, out_shape
+from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
 from kernels_dsl.ops.operators import define, refuse_forward_mode, refuse_written
 
 _DESCALES = ("q_descale", "k_descale", "v_descale")
@@ -102,5 +102,5 @@ def call(
     out, lse = torch.ops.kernels_dsl.attention_fp8(*tensors, *descales, **keywords)
     if given is not None:
         check_out(given, tuple(out.shape), out.dtype, out.device)
-        out = given.copy_(out)
+        out = copy_rows(given, out, extras)
     return (out, lse) if return_lse else out

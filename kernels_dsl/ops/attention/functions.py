@@ -44,6 +44,8 @@ def kernel_function(function: Callable[..., Any]) -> KernelFunction:
     """
     if isinstance(function, KernelFunction):
         return function
+    if not callable(function):
+        raise TypeError(f"function is a {type(function).__name__}, must be callable")
     function = traceable(function) or function
     return KernelFunction(_keep(function), function)
 

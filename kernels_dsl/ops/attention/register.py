@@ -14,7 +14,7 @@ from kernels_dsl.ops.attention.arguments import NAMES, Extras, describe
 from kernels_dsl.ops.attention.attention import run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
-from kernels_dsl.ops.attention.plan import check_out, lse_shape, out_shape
+from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
 from kernels_dsl.ops.operators import define, refuse_forward_mode
 
 _TENSORS = (
@@ -60,7 +60,7 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: Any, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, options, extras = _options(tensors, given)
-    rest = (True, None, (None, a["family"]), a["max_seqlen_q"])
+    rest = (True, None, (None, a["family"]), True)
     functions = (function_of(a["score_mod"]), function_of(a["mask_mod"]))
     if a["return_lse"]:
         return run_direct(q, k, v, a["layout"], options, extras, functions, rest)
@@ -136,5 +136,5 @@ def call(
     result, lse = torch.ops.kernels_dsl.attention(q, k, v, **keywords)
     if out is not None:
         check_out(out, tuple(result.shape), result.dtype, result.device)
-        result = out.copy_(result)
+        result = copy_rows(out, result, extras)
     return (result, lse) if return_lse else result

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
+from kernels_dsl.ops.options import text
 
 _SDPA = "_scaled_dot_product_flash_attention"
 _FLASH = "_flash_attention_forward"
@@ -32,6 +33,7 @@ def register_torch_attention(name: str = "kernels_dsl") -> str:
 
     RuntimeError where this PyTorch has no registry of FlashAttention implementations.
     """
+    text("name", name)
     register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if register is None:
         raise RuntimeError(

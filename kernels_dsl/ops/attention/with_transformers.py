@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.attention.attention import attention
+from kernels_dsl.ops.options import text
 
 
 def register_transformers_attention(name: str = "kernels_dsl") -> str:
@@ -21,6 +22,7 @@ def register_transformers_attention(name: str = "kernels_dsl") -> str:
 
     ImportError where transformers 5 is not installed.
     """
+    text("name", name)
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:

@@ -1,0 +1,111 @@
+"""Outputs of attention calls: their shapes, an `out` of the caller's, results without any kernel.
+
+Of an `out` a call writes the rows of its sequences, and nothing beside them: rows of packed tensors that
+belong to no sequence keep what they held, and so do elements between the strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.attention.arguments import MODES, AttentionCall, Extras
+from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
+
+
+def out_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Shape of the output."""
+    if call.packed:
+        return (call.q_len, call.heads, call.dim_v)
+    sizes = (call.batch, call.q_len, call.heads, call.dim_v)
+    return tuple(sizes[MODES[call.layout].index(mode)] for mode in range(4))
+
+
+def lse_shape(call: AttentionCall) -> tuple[int, ...]:
+    """Shape of the log-sum-exp."""
+    return (call.heads, call.q_len) if call.packed else (call.batch, call.heads, call.q_len)
+
+
+def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """TypeError or ValueError for an `out`, if there is one, of another shape, dtype or device."""
+    if out is None:
+        return
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != device:
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {dtype} {shape} on {device}"
+        )
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a kernel writes what is to be in an `out` of the caller's."""
+
+    of: Step
+    """Gives what the kernel writes, for an `out` like the one that was seen."""
+    copied: bool
+    """That is a tensor of its own, which is copied to `out` afterwards."""
+
+
+def destination(call: AttentionCall, out: torch.Tensor) -> Destination:
+    """For `out` and others like it. A copy of a packed `out` begins as what `out` holds, since a kernel
+    writes the rows of sequences alone."""
+    if is_aligned(out):
+        return Destination(plain_view(out) or _itself, False)
+    if call.packed:
+        return Destination(lambda t: t.clone(memory_format=torch.contiguous_format), True)
+    shape = out_shape(call)
+    return Destination(lambda t: t.new_empty(shape), True)
+
+
+def _itself(out: torch.Tensor) -> torch.Tensor:
+    return out
+
+
+def is_empty(call: AttentionCall) -> bool:
+    """No query, or no key: no kernel is launched."""
+    return 0 in (call.batch, call.heads, call.longest_q, call.longest_k)
+
+
+def without_kernel(call: AttentionCall, want_lse: bool, dtype: torch.dtype) -> Callable[..., Any]:
+    """`run(q, k, v, out, extras)` of an empty call: the output, of `dtype`, is 0, and the log-sum-exp -inf or
+    the sink. Of a packed `out` rows of sequences alone are written."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        if out is None:
+            out = torch.zeros(out_shape(call), dtype=dtype, device=q.device)
+        elif call.packed:
+            out.masked_fill_(rows_of_sequences(extras, call.q_len)[:, None, None], 0)
+        else:
+            out.zero_()
+        if not want_lse:
+            return out, None
+        lse = torch.full(lse_shape(call), -torch.inf, dtype=torch.float32, device=q.device)
+        if extras.sinks is not None:
+            lse.copy_(extras.sinks.float()[:, None].expand_as(lse))
+        return out, lse
+
+    return run
+
+
+def rows_of_sequences(extras: Extras, rows: int) -> torch.Tensor:
+    """bool (rows,): which of the packed queries belong to a sequence, as its first max_seqlen_q rows do."""
+    assert extras.seqlens is not None and extras.max_seqlens is not None
+    starts, longest = extras.seqlens[0], extras.max_seqlens[0]
+    assert starts is not None
+    row = torch.arange(rows, dtype=starts.dtype, device=starts.device)
+    sequence = torch.searchsorted(starts, row, right=True) - 1
+    place = row - starts[sequence.clamp(min=0)]
+    return (sequence >= 0) & (sequence < starts.numel() - 1) & (place < longest)
+
+
+def copy_rows(out: torch.Tensor, result: torch.Tensor, extras: Extras) -> torch.Tensor:
+    """`out` with `result`, which no kernel wrote there: of packed tensors the rows of sequences alone."""
+    if extras.seqlens is not None:
+        rows = rows_of_sequences(extras, result.shape[0])
+        result = torch.where(rows[:, None, None], result, out)
+    return out.copy_(result)
