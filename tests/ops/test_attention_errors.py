@@ -291,7 +291,11 @@ def test_torch_arguments_that_cannot_be(on_h200):
         ({"cu_seqlens_q": [0, 20, 10, 40]}, "cu_seqlens_q[2] is 10, must be at least 20, the one before"),
         ({"cu_seqlens_k": [0, 20, 30, 41]}, "cu_seqlens_k[-1] is 41, must be at most 40, the rows of k"),
         ({"cu_seqlens_q": [1, 20, 30, 40]}, "cu_seqlens_q[0] is 1, must be 0"),
+        ({"cu_seqlens_q": [0, 20, 30, 39]}, "cu_seqlens_q[-1] is 39, must be 40, the rows of q, or out be"),
+        ({"cu_seqlens_q": [0, 20, 30, 39], "out": torch.zeros(40, 2, 64).bfloat16()}, None),
+        ({"cu_seqlens_k": [0, 20, 30, 39]}, None),
         ({"max_seqlen_q": 19}, "max_seqlen_q is 19, must be at least 20: sequence 0"),
+        ({"seqused_k": [20, -1, 10]}, "seqused_k[1] is -1, must be from 0 to 10, the sequence's keys"),
         ({"seqused_k": [20, 11, 10]}, "seqused_k[1] is 11, must be from 0 to 10, the sequence's keys"),
         (
             {"blocks": BlockLists(torch.ones(1, 1, 1).int(), torch.full((1, 1, 1, 2), 9).int())},

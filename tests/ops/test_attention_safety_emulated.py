@@ -1,5 +1,6 @@
 """Attention reads and writes what is its own alone: empty calls, lengths that are wrong, rows of `out` that
-belong to no sequence. Both families, 16-bit and fp8 operands, in the emulator, which reports other accesses."""
+belong to no sequence. Both families, 16-bit and fp8 operands, in the emulator, which reports all else.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +170,13 @@ def test_functions_read_nothing_before_a_sequence_without_keys(family):
     tensors = _inputs(family, (60, 1, 64), (20, 1, 64))
     with emulator.run(arch="sm_90a") as session:
         out = kernels_dsl.attention_varlen(
-            *tensors, _sums(0, 30, 60), _sums(0, 0, 20), 30, mask_mod=_document, aux=(documents,), family=family
+            *tensors,
+            _sums(0, 30, 60),
+            _sums(0, 0, 20),
+            30,
+            mask_mod=_document,
+            aux=(documents,),
+            family=family,
         )
     assert not session.reports
     assert not out[:30].any() and out[30:].any()

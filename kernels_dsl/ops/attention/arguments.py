@@ -15,7 +15,7 @@ import torch
 
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops import options
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.function_checks import check_function
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -24,7 +24,6 @@ MODES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "thd": (None, 0, 1, 2)}
 """Layout -> the modes of a tensor that are batch, rows, heads and head dimension."""
 NAMES = {"bhsd": ("query", "key", "value", "attn_mask")}
 """Layout -> what q, k, v and the mask are called, where that is not their names here: as PyTorch has it."""
-ALIGNMENTS = ("bottom_right", "top_left")
 LEAST_SOFTCAP = 2.0**-126
 """The least normal float32: scores are divided by it."""
 UNLIMITED = 1 << 30
@@ -265,14 +264,6 @@ def _lengths(q_len: int, k_len: int, extras: Extras) -> tuple[int, int | None]:
 def _at_most(length: int | None, rows: int) -> int:
     """Rows of the longest sequence, of which more than all rows are said to be possible, or nothing is."""
     return rows if length is None or length > rows else length
-
-
-def block_sizes(name: str, block: Any) -> tuple[int, int]:
-    """The sizes (queries, keys) of listed blocks, or a TypeError or ValueError that names them."""
-    if not isinstance(block, Sequence) or isinstance(block, str) or len(block) != 2:
-        raise TypeError(f"{name} is {block!r}, must be (queries, keys)")
-    queries, keys = (options.integer(f"{name}[{i}]", size, least=1) for i, size in enumerate(block))
-    return queries, keys
 
 
 def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.device) -> int:

@@ -37,6 +37,7 @@ from kernels_dsl.ops.target import target_of
 _PLANS: dict[Any, Any] = {}
 """Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`recent`)."""
 _grad_enabled = torch.is_grad_enabled
+_NO_AUX: tuple[Any, ...] = ()  # of which there is one object
 NO_CHOICE = (None, None)
 """Neither a configuration nor a family is asked for."""
 
@@ -89,7 +90,7 @@ def attention(
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
-    if mask is sinks is blocks is score_mod is mask_mod is out is None:
+    if mask is sinks is blocks is score_mod is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
             output = _repeated(q, k, v, "bshd", options)
             if output is not None:
@@ -343,6 +344,8 @@ def _plan(
         q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
         softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
     )  # fmt: skip
+    if extras.aux and functions == (None, None):
+        raise ValueError("aux is given, must be empty without score_mod and mask_mod, whose arguments it is")
     check_out(out, out_shape(call), q.dtype, q.device)
     overlap.check_self_overlap(out)
     target = target_of(q, NAMES[layout][0] if layout in NAMES else "q")

@@ -7,15 +7,18 @@ under torch.compile, the same lists are made by torch operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
+from kernels_dsl.ops import options
 from kernels_dsl.ops.attention import lists as attention_lists
 
 DEFAULT_BLOCK = (128, 128)
+ALIGNMENTS = ("bottom_right", "top_left")
 _SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -75,6 +78,14 @@ class BlockLists:
                 )
 
 
+def block_sizes(name: str, block: Any) -> tuple[int, int]:
+    """The sizes (queries, keys) of listed blocks, or a TypeError or ValueError that names them."""
+    if not isinstance(block, Sequence) or isinstance(block, str) or len(block) != 2:
+        raise TypeError(f"{name} is {block!r}, must be (queries, keys)")
+    queries, keys = (options.integer(f"{name}[{i}]", size, least=1) for i, size in enumerate(block))
+    return queries, keys
+
+
 def from_block_mask(block_mask: Any) -> BlockLists:
     """The lists of a torch `BlockMask`, as they are. Its `mask_mod` is not part of them."""
     q_block, k_block = block_mask.BLOCK_SIZE
@@ -124,7 +135,11 @@ def window_blocks(
 
     shift is k_len - q_len, or 0 for the alignment "top_left". Shapes (1, 1, query blocks[, entries]).
     """
-    bq, bk = block
+    bq, bk = block_sizes("block", block)
+    q_len, k_len = options.integer("q_len", q_len, least=0), options.integer("k_len", k_len, least=0)
+    left = None if left is None else options.integer("left", left, least=0)
+    right = None if right is None else options.integer("right", right, least=0)
+    options.one_of("alignment", alignment, ALIGNMENTS)
     shift = 0 if alignment == "top_left" else k_len - q_len
     blocks = -(-k_len // bk)
     width = blocks
@@ -179,8 +194,14 @@ def document_blocks(
     `mask_mod=document_mask, aux=(documents as int32,)`. `max_blocks` bounds the entries of a query block
     (default: all key blocks); more than that are cut off.
     """
+    options.boolean("causal", causal)
+    bq, bk = block_sizes("block", block)
+    max_blocks = None if max_blocks is None else options.integer("max_blocks", max_blocks, least=0)
+    if not isinstance(documents, torch.Tensor):
+        raise TypeError(f"documents is a {type(documents).__name__}, must be a torch.Tensor")
+    if documents.dim() != 2 or documents.is_floating_point():
+        raise ValueError(f"documents is {documents.dtype} {tuple(documents.shape)}, must be integers (B, S)")
     length = documents.shape[1]
-    bq, bk = block
     width = -(-length // bk) if max_blocks is None else max_blocks
     if attention_lists.usable(documents.device) and documents.dtype in (torch.int32, torch.int64) and width:
         rows = -(-length // bq)
@@ -221,9 +242,15 @@ def topk_blocks(
     query's diagonal (bottom-right) are taken, and they are listed as partial, so that the causal mask of the
     call reaches them; otherwise as full. Blocks of score -inf or NaN are never taken.
     """
+    options.boolean("causal", causal)
+    k, (bq, bk) = options.integer("k", k, least=0), block_sizes("block", block)
+    if not isinstance(scores, torch.Tensor):
+        raise TypeError(f"scores is a {type(scores).__name__}, must be a torch.Tensor")
+    if scores.dim() < 2:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, must be (B, H, query blocks, key blocks)")
     q_blocks, k_blocks = scores.shape[-2:]
-    q_len = q_blocks * block[0] if q_len is None else q_len
-    k_len = k_blocks * block[1] if k_len is None else k_len
+    q_len = q_blocks * bq if q_len is None else options.integer("q_len", q_len, least=0)
+    k_len = k_blocks * bk if k_len is None else options.integer("k_len", k_len, least=0)
     taking = min(k, k_blocks)
     spec = topk_spec(k_blocks, causal, block)
     if spec is not None and taking > 0 and scores.dim() == 4 and scores.numel():
