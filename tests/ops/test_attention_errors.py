@@ -75,7 +75,7 @@ def test_bad_tensors(on_h200, q, k, v, message):
         ({"mask": torch.zeros(40, 50).int()}, "mask is torch.int32"),
         ({"mask": [True]}, "mask is a list, must be a torch.Tensor"),
         ({"mask": causal_lower_right(40, 50)}, "mask is a CausalBias, must be None: say causal"),
-        ({"scale": "1"}, "scale is a str, must be a Python number"),
+        ({"scale": "1"}, "scale is '1', must be a Python number"),
         ({"softcap": torch.ones(())}, "softcap is a Tensor, must be a Python number"),
         ({"window": 5}, "window is a int, must be (left, right) or None"),
         ({"window": (1, 2, 3)}, "window has 3 entries, must be (left, right)"),
