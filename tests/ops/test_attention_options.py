@@ -48,12 +48,12 @@ def _fp8_varlen(**options):
 
 CALLS = {"dense": _dense, "varlen": _varlen, "fp8": _fp8, "fp8 varlen": _fp8_varlen}
 OF_ALL = [
-    ({"causal": "no"}, "causal is a str, must be True or False"),
+    ({"causal": "no"}, "causal is 'no', must be True or False"),
     ({"causal": 1}, "causal is 1, must be True or False"),
     ({"causal": None}, "causal is None, must be True or False"),
     ({"return_lse": 1}, "return_lse is 1, must be True or False"),
-    ({"return_lse": "no"}, "return_lse is a str, must be True or False"),
-    ({"scale": "1"}, "scale is a str, must be a Python number"),
+    ({"return_lse": "no"}, "return_lse is 'no', must be True or False"),
+    ({"scale": "1"}, "scale is '1', must be a Python number"),
     ({"scale": True}, "scale is True, must be a Python number"),
     ({"scale": torch.ones(())}, "scale is a Tensor, must be a Python number"),
     ({"scale": math.nan}, "scale is nan, must be greater than 0 and finite"),
@@ -71,7 +71,7 @@ OF_ALL = [
     ({"window": (0, -2)}, "window's right is -2, must be None, -1 .no limit. or at least 0"),
     ({"alignment": []}, "alignment is a list, must be 'bottom_right' or 'top_left'"),
     ({"alignment": ""}, "alignment is '', must be 'bottom_right' or 'top_left'"),
-    ({"config": "fast"}, "config is a str, must be Sm90AttentionConfig or Sm80AttentionConfig"),
+    ({"config": "fast"}, "config is 'fast', must be Sm90AttentionConfig or Sm80AttentionConfig"),
     ({"config": []}, "config is a list, must be Sm90AttentionConfig or Sm80AttentionConfig"),
     ({"config": Sm90AttentionConfig(128, 128, 32, 64)}, "config is .*, must be one that fits: dim is 32"),
     ({"out": (1, 2)}, "out is a tuple, must be a torch.Tensor"),
@@ -96,7 +96,7 @@ OF_16_BITS = [
 OF_PACKED = [
     ({"max_seqlen_q": -1}, "max_seqlen_q is -1, must be at least 0"),
     ({"max_seqlen_q": 8.0}, "max_seqlen_q is 8.0, must be an int"),
-    ({"max_seqlen_q": "8"}, "max_seqlen_q is a str, must be an int"),
+    ({"max_seqlen_q": "8"}, "max_seqlen_q is '8', must be an int"),
     ({"max_seqlen_q": True}, "max_seqlen_q is True, must be an int"),
     ({"max_seqlen_q": None}, "max_seqlen_q is None, must be an int"),
     ({"max_seqlen_q": torch.tensor(8)}, "max_seqlen_q is a Tensor, must be an int"),
@@ -130,8 +130,8 @@ def test_wrong_options(name, options, message):
     ("options", "message"),
     [
         ({"is_causal": 1}, "is_causal is 1, must be True or False"),
-        ({"enable_gqa": "no"}, "enable_gqa is a str, must be True or False"),
-        ({"dropout_p": "0"}, "dropout_p is a str, must be a Python number"),
+        ({"enable_gqa": "no"}, "enable_gqa is 'no', must be True or False"),
+        ({"dropout_p": "0"}, "dropout_p is '0', must be a Python number"),
         ({"dropout_p": 0.5}, "dropout_p is 0.5, must be 0"),
         ({"scale": True}, "scale is True, must be a Python number"),
     ],
@@ -144,7 +144,7 @@ def test_wrong_options_of_pytorchs_call(options, message):
 
 
 def test_whether_a_call_is_supported_says_the_same():
-    assert kernels_dsl.attention_supports(*EMPTY, causal="no") == "causal is a str, must be True or False"
+    assert kernels_dsl.attention_supports(*EMPTY, causal="no") == "causal is 'no', must be True or False"
     assert "layout is 'sbhd', must be" in kernels_dsl.attention_supports(*EMPTY, layout="sbhd")
     assert "alignment is ''" in kernels_dsl.attention_supports(*EMPTY, alignment="")
     values = [x.to(torch.float8_e4m3fn) for x in EMPTY]
@@ -178,12 +178,12 @@ def test_more_work_tiles_than_kernels_count_are_refused():
     [
         (lambda: blocks.window_blocks(-1, 8, left=1, device="cpu"), "q_len is -1, must be at least 0"),
         (lambda: blocks.window_blocks(8, 8.0, left=1, device="cpu"), "k_len is 8.0, must be an int"),
-        (lambda: blocks.window_blocks(8, 8, left="1", device="cpu"), "left is a str, must be an int"),
+        (lambda: blocks.window_blocks(8, 8, left="1", device="cpu"), "left is '1', must be an int"),
         (lambda: blocks.window_blocks(8, 8, left=1, right=-1, device="cpu"), "right is -1, must be at least"),
         (lambda: blocks.window_blocks(8, 8, left=1, block=(0, 1), device="cpu"), r"block\[0\] is 0, must be"),
         (lambda: blocks.causal_blocks(8, 8, alignment="left", device="cpu"), "alignment is 'left', must be"),
         (lambda: blocks.document_blocks(torch.zeros(1, 8)), "documents is torch.float32 .1, 8., must be"),
-        (lambda: blocks.document_blocks(SUMS[None], causal="no"), "causal is a str, must be True or False"),
+        (lambda: blocks.document_blocks(SUMS[None], causal="no"), "causal is 'no', must be True or False"),
         (lambda: blocks.document_blocks(SUMS[None], max_blocks=-1), "max_blocks is -1, must be at least 0"),
         (lambda: blocks.topk_blocks(torch.zeros(1, 1, 2, 2), -1), "k is -1, must be at least 0"),
         (lambda: blocks.topk_blocks(torch.zeros(1, 1, 2, 2), 1.0), "k is 1.0, must be an int"),
@@ -191,10 +191,10 @@ def test_more_work_tiles_than_kernels_count_are_refused():
         (lambda: kernels_dsl.register_torch_attention(5), "name is 5, must be a str"),
         (lambda: kernels_dsl.register_transformers_attention(""), "name is '', must not be empty"),
         (lambda: kernels_dsl.kernel_function(5), "function is a int, must be callable"),
-        (lambda: kernels_dsl.checked("no").__enter__(), "enabled is a str, must be True or False"),
+        (lambda: kernels_dsl.checked("no").__enter__(), "enabled is 'no', must be True or False"),
         (
             lambda: kernels_dsl.quantize_qkv(*EMPTY, rotate="no"),
-            "rotate is a str, must be True or False",
+            "rotate is 'no', must be True or False",
         ),
     ],
 )
