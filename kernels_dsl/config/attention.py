@@ -6,9 +6,12 @@ of a kernel's cache key; sizes, window widths, the scale and the softcap's value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+from kernels_dsl.config.budget import SM90_RESERVED_SMEM, why_not_wgmma_columns
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
@@ -117,6 +120,8 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
+TURNING_WARPS = 3
+"""Of the producer warpgroup, that transpose V beside the attention."""
 LATER_SHARES = 8
 """What `Sm90AttentionConfig.later_v` counts: so many shares are all heads."""
 LATER_V = 2
@@ -271,12 +276,46 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
     """
     if config.tile_m not in (64, 128, 192):
         return f"tile_m is {config.tile_m}, must be 64, 128 or 192"
-    if config.tile_n % 16 or not 16 <= config.tile_n <= 256:
-        return f"tile_n is {config.tile_n}, must be a multiple of 16 from 16 to 256"
+    step = 16 if element_bytes > 1 else 32
+    if config.tile_n % step or not step <= config.tile_n <= 256:
+        return f"tile_n is {config.tile_n}, must be a multiple of {step} from {step} to 256"
+    for name in ("dim", "dim_v"):
+        size = getattr(config, name)
+        if size % 32 or not 32 <= size <= MAX_HEAD_DIM:
+            return f"{name} is {size}, must be a multiple of 32 from 32 to {MAX_HEAD_DIM}"
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and config.tile_m > 64):
         return f"ctas_per_sm is {config.ctas_per_sm}, must be 1, or 2 with tile_m 64"
+    if config.stages < 1:
+        return f"stages is {config.stages}, must be 1 or more"
+    if config.pack not in PACKS:
+        return f"pack is {config.pack}, must be one of {PACKS}"
+    if element_bytes == 1 and config.lazy_rescale:
+        return "lazy_rescale is True, must be False with fp8"
+    for name in ("watch_sums", "linear_exps", "turns_v", "later_v"):
+        value = getattr(config, name)
+        if element_bytes > 1 and value:
+            return f"{name} is {value}, must be {type(value)()}: it is for fp8"
+    columns, consumers = max(config.tile_n, config.dim_v), config.tile_m // 64
+    return why_not_wgmma_columns(columns, consumers, config.ctas_per_sm) or _why_not_smem(
+        config, smem_bytes, element_bytes
+    )
+
+
+def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: int) -> str | None:
+    """As the kernel divides shared memory: tiles, then two buffers of the output, perhaps where Q was."""
     tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
-    needed, there = tiles * element_bytes, smem_bytes // config.ctas_per_sm
+    if config.turns_v:
+        tiles += (2 if config.dim_v <= 128 else 1) * config.tile_n * config.dim_v
+    if config.later_v:
+        tiles += 2 * TURNING_WARPS * config.later_keys * config.dim_v
+    needed = SM90_RESERVED_SMEM + tiles * element_bytes
+    # The SM keeps 1 KB for itself of each CTA's share.
+    there = smem_bytes if config.ctas_per_sm == 1 else (smem_bytes - 1024) // 2
+    columns = math.gcd(config.dim_v, 32)
+    if element_bytes == 1 and config.tile_m == 192 and config.dim_v == 128:
+        columns = 64
+    if element_bytes == 1 or config.dim % 64:  # the output's buffers have a place of their own
+        needed += 2 * config.tile_m * columns * 2
     return f"it takes {needed} bytes of shared memory, there are {there}" if needed > there else None
 
 

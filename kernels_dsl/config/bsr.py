@@ -169,7 +169,7 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     """The configuration for a problem; None where this family has none (the caller takes the SM80 one)."""
     if problem.dtype == "fp8":
         return _choose_fp8(problem)
-    if problem.dtype not in ("bf16", "fp16") or problem.nnz == 0:
+    if problem.dtype not in ("bf16", "fp16"):
         return None
     on_m = problem.block_mn % SMALL_BLOCK == 0
     tile_s = tile_along_block(problem.block_mn, on_m)
@@ -212,7 +212,7 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
 
 def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
     """Whether block rows can be looked through for pairs that share columns."""
-    return 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
+    return problem.nnz > 0 and 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
 
 
 def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bool:

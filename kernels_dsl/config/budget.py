@@ -51,18 +51,18 @@ def accumulator_registers(config: GemmConfig) -> int:
     return elements // (sharing * WARPGROUP_THREADS)
 
 
-def most_wgmma_columns(consumers: int) -> int:
-    """The largest N of a WGMMA in a CTA of so many consumer warpgroups and a producer.
+def most_wgmma_columns(consumers: int, ctas: int = 1) -> int:
+    """The largest N of a WGMMA in a CTA of so many consumer warpgroups and a producer; `ctas`: of an SM.
 
-    ptxas compiles for the registers that every thread starts with, whatever setmaxnreg adds for consumers.
+    ptxas compiles for the registers that every thread starts with, whatever setmaxnreg adds for some.
     """
-    registers = SM_REGISTERS // ((consumers + 1) * WARPGROUP_THREADS) // 8 * 8
+    registers = SM_REGISTERS // ((consumers + 1) * WARPGROUP_THREADS * ctas) // 8 * 8
     return min(256, 2 * (registers - WGMMA_REGISTERS) // 16 * 16)
 
 
-def why_not_wgmma_columns(columns: int, consumers: int) -> str | None:
+def why_not_wgmma_columns(columns: int, consumers: int, ctas: int = 1) -> str | None:
     """Why ptxas would not compile WGMMAs of N = `columns`; None if it does."""
-    most = most_wgmma_columns(consumers)
+    most = most_wgmma_columns(consumers, ctas)
     if columns <= most:
         return None
     return (

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernels_dsl.config.attention import (
+    TURNING_WARPS,
     AttentionVariant,
     Extent,
     Sm90AttentionConfig,
     padded_dim,
     sm90_config,
     sm90_list_config,
+    sm90_why_not,
 )
 from kernels_dsl.config.attention_table import choose, choose_for_lists, why_not
-from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200
 
 CAUSAL = AttentionVariant(right=True)
 VARIANTS = [
@@ -153,3 +157,32 @@ def test_a_block_that_no_tile_of_the_sm80_family_divides():
 def test_small_launches_of_the_sm80_family_get_lower_tiles(dim, variant, extent, tile_m):
     """As measured on an H200."""
     assert choose("sm80", dim, dim, variant, DEVICES_BY_ARCH["sm_90a"], extent).tile_m == tile_m
+
+
+@pytest.mark.parametrize(
+    ("changes", "element_bytes", "reason"),
+    [
+        ({"lazy_rescale": True}, 1, "lazy_rescale is True, must be False with fp8"),
+        ({"tile_n": 80}, 1, "tile_n is 80, must be a multiple of 32"),
+        ({"dim_v": 288}, 2, "dim_v is 288, must be a multiple of 32 from 32 to 256"),
+        ({"stages": 0}, 2, "stages is 0, must be 1 or more"),
+        ({"pack": 3}, 2, "pack is 3, must be one of"),
+        ({"watch_sums": True}, 2, "watch_sums is True, must be False: it is for fp8"),
+        ({"later_v": 2}, 2, "later_v is 2, must be 0: it is for fp8"),
+        ({"tile_m": 192, "tile_n": 208, "dim": 64, "dim_v": 64}, 2, "WGMMAs of N = 208, at most 192"),
+        ({"tile_m": 64, "tile_n": 224, "ctas_per_sm": 2, "dim": 32, "dim_v": 32}, 2, "WGMMAs of N = 224"),
+        ({"stages": 3, "dim": 96, "dim_v": 160}, 2, "bytes of shared memory, there are 232448"),
+        ({"turns_v": True, "tile_n": 256, "dim_v": 256}, 1, "bytes of shared memory"),
+    ],
+)  # fmt: skip
+def test_what_a_callers_configuration_is_refused_for(changes, element_bytes, reason) -> None:
+    config = replace(Sm90AttentionConfig(128, 128, 128, 128), **changes)
+    found = sm90_why_not(config, H200.smem_bytes, element_bytes)
+    assert found is not None and reason in found
+
+
+def test_the_budget_knows_how_many_warps_transpose_v() -> None:
+    pytest.importorskip("cutlass")
+    from kernels_dsl.kernels.attention.sm90_turn import WARPS
+
+    assert WARPS == TURNING_WARPS

@@ -77,6 +77,9 @@ def _why_not_sm90(config: Sm90AttentionConfig, call: AttentionCall, by_block: bo
     """What fp8 operands and the call ask of a caller's configuration of the Hopper kernel."""
     if config.tile_n % 32:
         return "tile_n must be a multiple of 32"
+    group = call.heads // call.kv_heads
+    if config.pack > 1 and (group % config.pack or not call.variant.packable or call.block is not None):
+        return f"pack must be a divisor of the {group} query heads of a KV head, and 1 with sinks or blocks"
     if config.turns_v and (call.packed or config.tile_m > 128):
         return "turns_v must be False with packed sequences, and where tile_m is above 128"
     if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):

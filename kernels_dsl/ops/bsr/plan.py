@@ -223,11 +223,7 @@ def _output_align(d_shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tenso
 def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
     """The configuration of the fastest family that can compute the problem."""
     chosen = choose(problem) if "sm90" in families else None
-    if chosen is not None:
-        return chosen
-    if "sm80" not in families:
-        raise ValueError("family is 'sm90', must be None or 'sm80' where no block is kept")
-    return choose_sm80(problem)
+    return choose_sm80(problem) if chosen is None else chosen
 
 
 def _check_config(config: Any, family: str | None) -> None:
