@@ -85,14 +85,15 @@ def addresses(device: int, elements: int, words: int = 1) -> Addresses:
 
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:
-    """So many counters that nobody else uses, SLOTS * SPACING at most."""
+    """So many counters that nobody else uses."""
     slabs, taken = _slabs.setdefault(device, []), _taken.get(device, 0)
     slots = -(-words // SPACING)
     if not slabs or taken + slots > SLOTS:
         if _is_capturing():
             # Zeroed by the graph itself, at every replay.
             return torch.zeros(words, dtype=torch.int32, device=f"cuda:{device}")
-        slabs.append(torch.zeros(SLOTS * SPACING, dtype=torch.int32, device=f"cuda:{device}"))
+        size = max(SLOTS, slots) * SPACING
+        slabs.append(torch.zeros(size, dtype=torch.int32, device=f"cuda:{device}"))
         torch.cuda.current_stream(device).synchronize()  # other streams will use it; once in a process
         taken = 0
     _taken[device] = taken + slots

@@ -62,3 +62,11 @@ def test_counters_of_captured_launches_stay(gpu: SimpleNamespace) -> None:
     assert len(module._slabs[0]) > 3
     assert any(x.data_ptr() <= captured < x.data_ptr() + 4 * x.numel() for x in module._slabs[0])
     assert not any(captured <= x.data_ptr() < captured + 4 * 24 for x in later)
+
+
+def test_more_counters_than_a_slab_has(gpu: SimpleNamespace) -> None:
+    """All of them, with memory of their own, and the next ones too."""
+    many, _ = module.counter_and_workspace(0, 1, 8 * module.SPACING + 5)
+    assert many.shape == (8 * module.SPACING + 5,) and not many.any()
+    after = module.tile_counter(0)
+    assert not many.data_ptr() <= after.data_ptr() < many.data_ptr() + 4 * many.numel()
