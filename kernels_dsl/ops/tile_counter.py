@@ -7,6 +7,7 @@ that nobody else has, for good.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _slabs: dict[int, list[torch.Tensor]] = {}
 """All of a device, as graphs know the addresses alone; counters of the last one are free."""
 _taken: dict[int, int] = {}
+_taking = threading.Lock()
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
 _with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int, Addresses]] = {}
 
@@ -86,6 +88,11 @@ def addresses(device: int, elements: int, words: int = 1) -> Addresses:
 
 def _fresh(device: int, words: int = 1) -> torch.Tensor:
     """So many counters that nobody else uses."""
+    with _taking:
+        return _take(device, words)
+
+
+def _take(device: int, words: int) -> torch.Tensor:
     slabs, taken = _slabs.setdefault(device, []), _taken.get(device, 0)
     slots = -(-words // SPACING)
     if not slabs or taken + slots > SLOTS:

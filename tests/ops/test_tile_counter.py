@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -70,3 +72,28 @@ def test_more_counters_than_a_slab_has(gpu: SimpleNamespace) -> None:
     assert many.shape == (8 * module.SPACING + 5,) and not many.any()
     after = module.tile_counter(0)
     assert not many.data_ptr() <= after.data_ptr() < many.data_ptr() + 4 * many.numel()
+
+
+class _SlowDict(dict):
+    """What it is asked for comes late, so that another thread asks meanwhile."""
+
+    def get(self, *arguments):
+        found = super().get(*arguments)
+        time.sleep(0.01)
+        return found
+
+
+def test_threads_get_counters_of_their_own(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOTS", 1 << 12)
+    module.tile_counter(0)
+    monkeypatch.setattr(module, "_taken", _SlowDict(module._taken))
+    places: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: places.extend([module._fresh(0).data_ptr() for _ in range(5)]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(places)) == len(places) == 20

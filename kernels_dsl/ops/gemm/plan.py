@@ -73,8 +73,6 @@ def build(
         return replace(_plan_for_empty_k(call, a, b, out, target, config, family), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
-    if staged and call.groups is not None:
-        raise ValueError(f"out has strides {out.stride()}, must have a contiguous mode")  # type: ignore[union-attr]
     if staged:
         layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
     decision = decide(call, layouts, target, config, family)
@@ -167,12 +165,13 @@ class _Launch:
         index, rest = self.target.index, operands or ()
         if self._kernel is None:
             first = (*counter_and_workspace(index, 1), 0, 1, *rest)
-            self._kernel = self._compile(a, b, d, first, self.call.epilogue, self.layout)
+            kernel = self._compile(a, b, d, first, self.call.epilogue, self.layout)
             # Only now it is known how many CTAs run at one time.
             config = self.decision.config
             assert isinstance(config, Sm90GemmConfig)
             found = stream_k.shares(config, oriented(self.decision.problem, config), self.max_ctas)
             self._cut = (*stream_k.memory(config, found), found.tiles, found.share)
+            self._kernel = kernel  # last: another thread launches as soon as it is there
         counters, elements, tiles, share = self._cut
         memory = counter_and_workspace(index, elements, counters)
         self._kernel(a, b, d, (*memory, tiles, share, *rest), self.max_ctas)
@@ -187,7 +186,7 @@ class _Launch:
         scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
         if self._kernel is None:
             plain = replace(self.layout, operand_modes=())
-            self._kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
+            kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
             constexprs = {
                 "split_k": self.decision.config.split_k,
                 "epilogue": self.call.epilogue,
@@ -197,6 +196,7 @@ class _Launch:
             self._reduce, _ = gemm_kernels.launcher(
                 "splitk_reduce", self.target, (workspace, d, rest), constexprs
             )
+            self._kernel = kernel  # last, as in `_stream`
         assert self._reduce is not None
         self._kernel(a, b, workspace, scales, self.max_ctas)
         self._reduce(workspace, d, rest)
@@ -267,7 +267,8 @@ def _bare(launch: _Launch, device: torch.device) -> Run:
             kernel(a, b, out, operands, max_ctas)
             return out
         launch(a, b, out, operands)
-        kernel, max_ctas = launch.direct(), launch.max_ctas
+        max_ctas = launch.max_ctas
+        kernel = launch.direct()  # last: another thread launches as soon as it is there
         return out
 
     return run
@@ -275,9 +276,12 @@ def _bare(launch: _Launch, device: torch.device) -> Run:
 
 def _through_contiguous(run: Run, call: GemmCall) -> Run:
     """For an out without a contiguous mode: compute into a fresh tensor and copy."""
+    partly = call.groups is not None  # rows of no group keep what they hold
 
     def staged(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
         dense = torch.empty(call.d_shape, dtype=call.d_dtype, device=out.device)
+        if partly:
+            dense.copy_(out)
         return out.copy_(run(a, b, dense, operands))
 
     return staged
