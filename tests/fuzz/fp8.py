@@ -7,6 +7,7 @@ from tests.fuzz.draw import CASES_A_KERNEL, Draw
 from tests.fuzz.fp8_attention import draw_attention
 from tests.fuzz.fp8_forced import attention_configs, attention_name, gemm_configs
 from tests.fuzz.fp8_grouped import draw_scaled_grouped
+from tests.fuzz.fp8_huge import draw_huge
 from tests.fuzz.fp8_linear import draw_linear
 from tests.fuzz.fp8_qkv import draw_qkv
 from tests.fuzz.fp8_quantize import draw_quantize
@@ -20,6 +21,8 @@ _TURNS = ("scaled!", "attention!", "quantize", "scaled", "varlen", "linear", "gr
 the operation's in its turn, so that a long run has them all."""
 _OPERATIONS = ("quantize", "quantize_qkv", "scaled_gemm", "scaled_grouped_gemm", "scaled_linear",
                "ScaledLinear", "attention_fp8", "attention_fp8_varlen")  # fmt: skip
+_HUGE_EVERY = 30
+"""Rounds of turns, one of which has cases of gigabytes."""
 _STRIDE = 7
 """Neighbours among the configurations are alike; so many are skipped from turn to turn."""
 
@@ -30,6 +33,8 @@ def generate(draw: Draw) -> Case:
     name = _TURNS[place]
     turn = rounds * _TURNS.count(name) + _TURNS[:place].count(name)
     gemms, attentions = gemm_configs(draw.arch()), attention_configs(draw.arch())
+    if draw.settings.device == "cuda" and name == "grouped" and rounds % _HUGE_EVERY == 1:
+        return draw_huge(draw)
     if name == "quantize":
         return draw_quantize(draw)
     if name == "qkv":
@@ -60,4 +65,5 @@ def expected_features(settings: Settings) -> list[str]:
     found += [f"scaled_gemm {contents}" for contents in ("integers", "normal", "patterns")]
     found += [f"attention_fp8 factor {kind}" for kind in ("none", "one", "head", "kv", "block")]
     found += [str(forced) for forced in gemm_configs(settings.arch)]
+    found += ["fp8 beyond 2^31 elements"] if settings.device == "cuda" else []
     return found + [attention_name(config) for config in attention_configs(settings.arch)]

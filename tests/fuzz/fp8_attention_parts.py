@@ -137,7 +137,7 @@ def exact_of(x: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
     if factor.numel() == 1:
         return found * factor.double().reshape(())
     batch, length, heads, _ = x.shape
-    if factor.dim() > 2 and factor.shape[2] > 1:
+    if factor.dim() > 2 and factor.shape[2] != 1:
         each = factor.double().reshape(*factor.shape[:3]).repeat_interleave(_KEYS, 2)[:, :, :length]
         return found * each.transpose(1, 2)[..., None]
     each = factor.double().reshape(factor.shape[:2])

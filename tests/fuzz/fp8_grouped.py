@@ -26,6 +26,7 @@ from tests.fuzz.fp8_values import (
     described,
     operand,
     scales,
+    with_exact_sums,
 )
 from tests.fuzz.gemm_grouped import EXTENTS, SIZES
 from tests.fuzz.memory import Arena, Layout
@@ -263,7 +264,8 @@ def draw_scaled_grouped(draw: Draw, forced: Forced | None) -> ScaledGroupedCase:
     case = ScaledGroupedCase(
         draw, sizes, extra, past=3 if extra == 0 and data.random() < 0.1 else 0, n=n, k=k,
         dtypes=(pick.choice((E4M3, E4M3, E5M2)), pick.choice((E4M3, E4M3, E5M2))), out_dtype=out_dtype,
-        a=draw.layout(2, negate=False), b=draw.layout(3, negate=False),
+        a=with_exact_sums(draw.layout(2, negate=False), contents),
+        b=with_exact_sums(draw.layout(3, negate=False), contents),
         out=draw.layout(2, negate=False, expand=False) if pick.random() < 0.7 else None, kinds=kinds,
         fast=sums == FAST, scale_result=result and out_dtype not in WIDE, amax=amax,
         bias=pick.choice(("", "", "n", "ln")), residual=residual, alpha=2.0 if alpha else 1.0,

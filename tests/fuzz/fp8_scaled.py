@@ -27,6 +27,7 @@ from tests.fuzz.fp8_values import (
     described,
     operand,
     scales,
+    with_exact_sums,
 )
 from tests.fuzz.gemm_dense import LARGE_K, LARGE_MN, SMALL_K, SMALL_MN
 from tests.fuzz.memory import PLAIN, Arena, Layout
@@ -359,7 +360,8 @@ def draw_scaled(draw: Draw, forced: Forced | None) -> ScaledCase:
     if wrong is not None:
         m, n, k, out_dtype, contents = max(m, 2), max(n, 2), max(k, 1), torch.bfloat16, INTEGERS
     case = ScaledCase(
-        draw, m, n, k, batches, dtypes, out_dtype, a=a, b=b, out=out, scales=(made[0], made[1]), fast=fast,
+        draw, m, n, k, batches, dtypes, out_dtype, a=with_exact_sums(a, contents),
+        b=with_exact_sums(b, contents), out=out, scales=(made[0], made[1]), fast=fast,
         scale_result=data.choice(_FACTORS) if result and out_dtype not in WIDE else None, amax=amax,
         tensors=tuple(tensors), bias_axis=bias_axis, alpha=alpha, beta=data.choice((1.0, 0.0, 2.0)),
         activation=activation, function=function, forced=forced, family=family, contents=contents,

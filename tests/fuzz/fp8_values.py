@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 
 from reference import inputs, tolerance
 from reference import quantize as quantization
 from reference.buffers import bits
+from tests.fuzz.memory import Layout
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
@@ -70,6 +71,15 @@ def scales(shape: Sequence[int], seed: int, device: str, contents: str, odd: boo
         return made.to(device)
 
     return fill
+
+
+def with_exact_sums(layout: Layout, contents: str) -> Layout:
+    """`layout` of an operand (…, rows, K) without stride 0 along K, where sums must be exact: of so many
+    equal products the tensor cores drop digits."""
+    if contents == NORMAL or not layout.expanded:
+        return layout
+    last = len(layout.order) - 1
+    return replace(layout, expanded=tuple(mode for mode in layout.expanded if mode != last))
 
 
 def described(case: object) -> str:

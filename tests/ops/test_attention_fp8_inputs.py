@@ -77,6 +77,16 @@ def test_scales_of_blocks(dim, length, seed):
     assert signal_to_noise(again[:, 128:], v[:, 128:].double()) > 25
 
 
+def test_factors_of_blocks_where_there_is_no_key():
+    """What quantize_qkv makes of no keys is taken: the output is 0."""
+    q = torch.randn(1, 4, 1, 64).bfloat16()
+    with emulator.run(arch="sm_90a", check=False):
+        made = kernels_dsl.quantize_qkv(q, q[:, :0], q[:, :0], scaling="block")
+        out, lse = kernels_dsl.attention_fp8(**made, return_lse=True)
+    assert made["k_descale"].shape == (1, 1, 0, 1)
+    assert bool((out == 0).all()) and bool((lse == -torch.inf).all())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"scaling": "tensor"}, "scaling is 'tensor', must be one of"),

@@ -304,7 +304,7 @@ def _check_descale(
 
 def _of_blocks(x: torch.Tensor | None) -> bool:
     """Whether a descale has a factor for each block of keys."""
-    return x is not None and x.dim() >= 3 and x.shape[2] > 1
+    return x is not None and x.dim() >= 3 and x.shape[2] != 1
 
 
 def _descale_modes(x: torch.Tensor | None) -> int | None:

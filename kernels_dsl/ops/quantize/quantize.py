@@ -37,7 +37,7 @@ def quantize(
     scale: with "tensor", a float32 tensor of one element to use in place of a computed scale; it is returned.
     out: what a call with such arguments returned before, or tensors of the same shapes, strides and dtypes;
     they are written and returned. Their memory must be their own, values begin at a multiple of 16 bytes, and
-    of a padded row all is written. It takes half of the host's time.
+    of a padded row all may be written. It takes half of the host's time.
 
     Values are new tensors, the last mode contiguous, rows at multiples of 16 bytes (so with K not a multiple
     of 16 they are a view of a wider tensor). A group's scale is its largest finite magnitude over the largest
