@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+_STEP = 16  # of K in a matrix instruction of 16-bit operands
 _TF32_DROPPED_BITS = 13  # tf32 keeps 10 of float32's 23 mantissa bits
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -145,6 +146,28 @@ def gemm_same_dtype(
     else:
         product = _widening_matmul(a, b)
     return finish(product, c, bias, residual, alpha, beta, activation).to(out_dtype)
+
+
+def tensor_core_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b of 16-bit operands as tensor cores add, one K step of 16 after the other, in float32.
+
+    Each step's products are summed exactly and added to the running sum, of which what float32 does not hold
+    is cut off: tensor cores truncate. A kernel whose result is wider than its operands shows that error, and it
+    grows with K; cuBLAS shows it for some shapes and splits K among more sums for others.
+    """
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    total = torch.zeros(shape, dtype=torch.float64, device=a.device)
+    for start in range(0, a.shape[-1], _STEP):
+        step = slice(start, start + _STEP)
+        total = _truncated(total + a[..., step].double() @ b[..., step, :].double())
+    return total.float()
+
+
+def _truncated(x: torch.Tensor) -> torch.Tensor:
+    """float64 values cut to what float32 holds, toward 0."""
+    nearest = x.float()
+    beyond = nearest.double().abs() > x.abs()
+    return torch.where(beyond, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest).double()
 
 
 def _widening_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

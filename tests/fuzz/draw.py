@@ -10,7 +10,7 @@ from reference.inputs import case_seed
 from tests.fuzz.case import Mode, Settings
 from tests.fuzz.memory import Layout
 
-CASES_A_KERNEL = 8
+CASES_A_KERNEL = 16
 """Consecutive cases that share all choices of `Draw.kernel`, so that most cases compile nothing."""
 
 EMULATED_ARCHS = ("sm_90a", "sm_90a", "sm_89")

@@ -17,7 +17,7 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.epilogues import FUNCTIONS
 from tests.fuzz.memory import PLAIN, Arena, Layout
 from tests.fuzz.planted import Operations
-from tests.fuzz.values import filler
+from tests.fuzz.values import filler, peer
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGE_MN = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 47, 63, 64, 65, 77, 96, 127, 128, 129, 191, 255, 257, 320, 513,
@@ -151,20 +151,19 @@ class DenseCase:
             apply = FUNCTIONS[self.function].in_torch
             values = [x.double() if isinstance(x, torch.Tensor) else x for x in options["epilogue_args"]]
             exact = apply(reference.gemm(a, b), *values)
-            peer = apply(reference.gemm_same_dtype(a, b, out_dtype=torch.float32), *[
-                x.float() if isinstance(x, torch.Tensor) else x for x in values
-            ]).to(self.out_dtype)  # fmt: skip
+            values = [x.float() if isinstance(x, torch.Tensor) else x for x in values]
+            like = apply(peer(a, b, torch.float32), *values).to(self.out_dtype)
         else:
             options = dict(options)
             if options.pop("bias_axis", "n") == "m":
                 options["bias"] = options["bias"][:, None]
             exact = reference.gemm(a, b, **options)
-            peer = reference.gemm_same_dtype(a, b, **options, out_dtype=self.out_dtype)
-        exact, peer = exact.expand(self.shape), peer.expand(self.shape)
+            like = peer(a, b, self.out_dtype, **options)
+        exact, like = exact.expand(self.shape), like.expand(self.shape)
         if self.exact:
             tolerance.check_exact(result, exact)
         else:
-            tolerance.check(result, exact, peer)
+            tolerance.check(result, exact, like)
 
 
 def fitting(config: GemmConfig | None, a: torch.Tensor, b: torch.Tensor) -> GemmConfig | None:
@@ -241,6 +240,7 @@ def draw_dense(draw: Draw) -> DenseCase:
     if shared:
         n = m
     if overlap:
+        out = PLAIN
         m, n, k = max(m, 1), max(n, 1), max(k, n, 1)
         n, a, batches, extras, config = min(n, k), Layout(), (None, None), [], None
         function, b, shared = None, Layout(), False

@@ -16,7 +16,7 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.gemm_dense import DTYPES, fitting, table_name
 from tests.fuzz.memory import PLAIN, Arena, Layout
 from tests.fuzz.planted import Operations
-from tests.fuzz.values import filler
+from tests.fuzz.values import filler, peer
 
 SIZES = (0, 0, 1, 2, 7, 16, 33, 63, 64, 65, 128, 129, 200, 500)
 EXTENTS = (1, 8, 16, 33, 64, 80, 129, 200, 512)
@@ -141,8 +141,8 @@ class GroupedCase:
             if self.exact:
                 tolerance.check_exact(result[rows], exact, case=f"group {group}")
             else:
-                peer = reference.gemm_same_dtype(a[rows], b[group], out_dtype=self.out_dtype, **own)
-                tolerance.check(result[rows], exact, peer, case=f"group {group}")
+                like = peer(a[rows], b[group], self.out_dtype, **own)
+                tolerance.check(result[rows], exact, like, case=f"group {group}")
 
 
 def draw_grouped(draw: Draw) -> GroupedCase:

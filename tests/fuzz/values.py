@@ -1,12 +1,13 @@
-"""Contents of operands: normal or integer, by a seed and a generation."""
+"""Contents of operands, and the products that the tolerance rule compares a kernel's with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from reference import inputs
+from reference import gemm, inputs
 
 
 def filler(
@@ -15,3 +16,11 @@ def filler(
     """`fill` for `Arena.input`: small integers if `exact`, else N(0, 1); others in each generation."""
     make = inputs.integers if exact else inputs.normal
     return lambda generation: make(shape, dtype, seed=seed + generation, device=device)
+
+
+def peer(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, **epilogue: Any) -> torch.Tensor:
+    """PyTorch's product in the operands' dtype; where the result is wider, as tensor cores add."""
+    if out_dtype != torch.float32 or a.dtype == torch.float32:
+        return gemm.gemm_same_dtype(a, b, out_dtype=out_dtype, **epilogue)
+    parts = {"c": None, "bias": None, "residual": None, "alpha": 1.0, "beta": 1.0, "activation": None}
+    return gemm.finish(gemm.tensor_core_sums(a, b), **{**parts, **epilogue})
