@@ -2,11 +2,12 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench doctor clean
+.PHONY: help demo test fuzz lint bench doctor clean
 
 help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
 	@echo "make test     the tests, one process a core; with a GPU: the GPU tests too"
+	@echo "make fuzz     two minutes of random calls in the emulator, checked byte by byte"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    the benchmarks (needs a GPU)"
 	@echo "make doctor   what this machine has and lacks"
@@ -20,6 +21,9 @@ demo: $(VENV)/.complete
 
 test: $(VENV)/.complete
 	tools/run_tests.sh $(RUN) $(ARGS)
+
+fuzz: $(VENV)/.complete
+	tools/fuzz_emulated.sh $(RUN)
 
 lint: $(VENV)/.complete
 	@status=0; $(RUN) -m ruff check . || status=1; $(RUN) -m mypy || status=1; exit $$status
