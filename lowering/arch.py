@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -103,6 +104,17 @@ class Device:
     memory_clock_khz: int
 
 
+def _torch_cuda() -> Any:
+    """`torch.cuda` where this process uses it already, and None elsewhere.
+
+    It knows what a first call has to ask, and cuda-python takes 15 ms to import where torch has not done so.
+    """
+    if "cuda.bindings.driver" in sys.modules:
+        return None
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
 def _driver() -> Any:
     from cuda.bindings import driver
 
@@ -147,6 +159,8 @@ def driver_version() -> tuple[int, int] | None:
 
 def device_count() -> int:
     """How many GPUs this process can use; 0 where there is no driver."""
+    if (cuda := _torch_cuda()) is not None:
+        return int(cuda.device_count())
     return int(ask_driver("cuDeviceGetCount")) if _initialise(os.getpid()) else 0
 
 
@@ -188,4 +202,6 @@ def device(index: int = 0) -> Device:
 @lru_cache(maxsize=64)
 def arch_of_device(index: int) -> str:
     """The architecture of one GPU."""
+    if (cuda := _torch_cuda()) is not None:
+        return of_capability(*cuda.get_device_capability(index))
     return of_capability(*(attribute(index, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR")))

@@ -21,6 +21,7 @@ from lowering import arch as arch_module
 from lowering import cache, scratch
 from lowering.dsl_import import without_jax
 from lowering.errors import CompileError, CompileRefused, plain, without_colours
+from lowering.launches import ENTRY, LaunchFacts
 from lowering.signature import (
     TENSOR_DTYPES,
     ArgumentClass,
@@ -36,21 +37,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lowering")
 
-# The name of the function in every exported object.
-ENTRY = "kernel"
 ANNOUNCE_SECONDS = 1.0
 RESERVED = {"options", "is_experimental", "trace_finalize_hooks", "no_cache", "compile_only"}
 
 _compile_lock = threading.RLock()
-
-
-@dataclass(frozen=True)
-class LaunchFacts:
-    """What the host function's launch of one kernel holds as constants; None where it is computed."""
-
-    entry: str
-    block: tuple[int | None, ...]
-    dynamic_smem: int | None
 
 
 @dataclass(frozen=True)

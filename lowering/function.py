@@ -24,7 +24,6 @@ from typing import Any
 from lowering import arch as arch_module
 from lowering import cache, sources, toolchain
 from lowering.address import Address
-from lowering.compile import compile_host
 from lowering.constants import Canonicalizer
 from lowering.errors import (
     ArgumentTypeError,
@@ -36,7 +35,6 @@ from lowering.errors import (
     without_colours,
 )
 from lowering.launch import CompiledKernel
-from lowering.link import link_shared
 from lowering.signature import ArgumentClass, Parameter, classify, is_wide, parameters_of
 from lowering.store import Entry, Store
 
@@ -110,7 +108,6 @@ class JitFunction:
         self._constant_keys: dict[Any, tuple[str, tuple[Any, ...]]] = {}
         if "torch" in sys.modules:
             # What the first call needs, off its time. tvm_ffi imports torch, so only where that is paid for.
-            import cuda.bindings.driver  # noqa: F401
             import tvm_ffi  # noqa: F401
 
     def __repr__(self) -> str:
@@ -303,6 +300,10 @@ class JitFunction:
         args: Sequence[Any],
         constants: dict[str, Any],
     ) -> CompiledKernel:
+        # Here, since a kernel that is in the cache needs neither.
+        from lowering.compile import compile_host
+        from lowering.link import link_shared
+
         if cache.compiling_refused():
             raise CompileRefused(
                 f"{self.name!r} is not compiled for {parts['arch']} with {parts['signature']}, and compiling "

@@ -23,7 +23,7 @@ from lowering import scratch
 from lowering.errors import DamagedEntry, LoweringError
 
 if TYPE_CHECKING:
-    from lowering.compile import LaunchFacts
+    from lowering.launches import LaunchFacts
 
 # Attributes of a kernel in `.nv.info`, and the formats they are written in.
 _EIATTR_MAX_THREADS, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK, _EIATTR_REGCOUNT, _EIATTR_REQNTID = (

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
 from lowering import scratch, sealed, toolchain
-from lowering.compile import ENTRY, LaunchFacts
 from lowering.dsl_import import without_jax
 from lowering.errors import ArgumentValueError, LoweringError, plain, without_colours
+from lowering.launches import ENTRY, LaunchFacts
 from lowering.store import Entry
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from lowering.errors import LoweringError
 
 RUNTIME_NAME = "libcute_dsl_runtime.so"
 # The modules of this package whose source shapes what is compiled and stored.
-SHAPING_MODULES = ("compile.py", "link.py", "signature.py", "toolchain.py")
+SHAPING_MODULES = ("compile.py", "launches.py", "link.py", "signature.py", "toolchain.py")
 # The DSL's own variables that change its output. Its arch and TVM-FFI settings are always passed as options.
 SHAPING_VARIABLES = tuple(
     f"CUTE_DSL_{name}"
@@ -36,9 +36,12 @@ SHAPING_VARIABLES = tuple(
 
 def _version(distribution: str) -> str:
     try:
-        return importlib.metadata.version(distribution)
+        metadata = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         raise LoweringError(f"the package {distribution} is not installed") from None
+    # Parsing all of the file, which holds the package's README, takes milliseconds.
+    found = re.search(r"^Version:[ \t]*(\S+)", metadata.read_text("METADATA") or "", re.M)
+    return found[1] if found else metadata.version
 
 
 @lru_cache(maxsize=1)

@@ -45,11 +45,9 @@ class Target:
 
 @lru_cache(maxsize=64)
 def _gpu(index: int) -> Target:
-    from lowering import arch
-
-    found = arch.device(index)
-    device = Device(found.name, arch.capability(found.arch), found.sm_count, found.smem_per_block)
-    return Target(device, index)
+    found = torch.cuda.get_device_properties(index)
+    smem = found.shared_memory_per_block_optin
+    return Target(Device(found.name, (found.major, found.minor), found.multi_processor_count, smem), index)
 
 
 def _emulated() -> Target | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 
 import pytest
@@ -66,6 +67,25 @@ def test_toolchain_is_known_without_importing_the_compiler(run_python):
     )
     done = run_python(script)
     assert done.stdout.rstrip().endswith("True")
+
+
+def test_a_first_call_asks_torch_where_that_has_the_gpu_in_use(run_python):
+    script = (
+        "import sys, types\n"
+        "cuda = types.SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2)\n"
+        "cuda.get_device_capability = lambda index: (9, index)\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=cuda)\n"
+        "from lowering import arch\n"
+        "print(arch.device_count(), arch.arch_of_device(0), 'cuda.bindings.driver' in sys.modules)"
+    )
+    assert run_python(script).stdout.split() == ["2", "sm_90a", "False"]
+
+
+def test_a_version_is_read_without_the_rest_of_its_metadata():
+    for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi"):
+        assert toolchain._version(name) == importlib.metadata.version(name)
+    with pytest.raises(LoweringError, match="no-such-package is not installed"):
+        toolchain._version("no-such-package")
 
 
 @pytest.mark.gpu
