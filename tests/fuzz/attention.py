@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from tests.fuzz import attention_configs as configs
+from tests.fuzz import attention_torch
 from tests.fuzz.attention_dense import draw_dense
+from tests.fuzz.attention_huge import draw_huge
 from tests.fuzz.attention_packed import draw_packed
+from tests.fuzz.attention_refusals import draw_refusal
+from tests.fuzz.attention_torch import draw_integration
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 
 _PACKED_ODDS = 0.33
+_INTEGRATION_ODDS = 0.03
+_HUGE_ODDS = 0.003
+_REFUSAL_ODDS = 0.03
 
 
 def generate(draw: Draw) -> Case:
     """A case: mostly of dense batches, some of packed sequences, a few of more than 2³¹ elements."""
     kind = draw.kernel.random()
-    if draw.settings.plant is not None or kind > _PACKED_ODDS:
+    if draw.settings.plant is not None:
         return draw_dense(draw)
-    return draw_packed(draw)
+    if draw.data.random() < _REFUSAL_ODDS:
+        return draw_refusal(draw)
+    if kind < _PACKED_ODDS:
+        return draw_packed(draw)
+    if kind > 1 - _INTEGRATION_ODDS:
+        return draw_integration(draw)
+    if draw.settings.device == "cuda" and kind > 1 - _INTEGRATION_ODDS - _HUGE_ODDS:
+        return draw_huge(draw)
+    return draw_dense(draw)
 
 
 def expected_features(settings: Settings) -> list[str]:
-    """Every operation, way of calling, and configuration of the tables that this GPU can run."""
-    found = ["attention", "attention_varlen", "scaled_dot_product_attention", "mode plain"]
+    """Every operation, way of calling, kind of lists, and configuration that this GPU can run."""
+    found = ["attention", "attention_varlen", "scaled_dot_product_attention", "kernel_function", "checked"]
+    found += ["BlockLists", *(f"{kind} lists" for kind in ("window", "topk", "documents", "BlockMask"))]
+    found += ["mode plain", *attention_torch.names(settings)]
+    if settings.device == "cuda":
+        found += ["mode stream", "mode threads", "mode graph", "beyond 2^31 elements"]
     for family in configs.families(settings.arch):
         found += [configs.name_of(config) for config in configs.table(settings.arch, family)]
     return found

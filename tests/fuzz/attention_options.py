@@ -16,8 +16,6 @@ from tests.fuzz.draw import Draw
 from tests.fuzz.memory import PLAIN, Arena, Layout
 
 MASK_DTYPES = (torch.bool, torch.bool, torch.float32, torch.bfloat16, torch.float16)
-BUILDERS = ("random", "window", "causal", "topk", "documents", "BlockMask")
-"""How lists of key blocks are made: written by the case, by the library's builders, or by torch."""
 
 
 @dataclass(frozen=True)

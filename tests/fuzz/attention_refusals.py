@@ -1,0 +1,177 @@
+"""Calls of attention that must be refused, by an error that names the argument, with nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import kernels_dsl
+from kernels_dsl.ops.attention.blocks import BlockLists
+from tests.fuzz.attention_functions import near
+from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.draw import Draw
+from tests.fuzz.memory import Arena
+from tests.fuzz.planted import Operations
+from tests.fuzz.values import filler
+
+HEADS, KV_HEADS = 4, 2
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change of a good call's arguments. named: what the error must name. checked: values are wrong, which
+    `kernels_dsl.checked` alone sees."""
+
+    named: str
+    change: Callable[[Arguments], Any]
+    checked: bool = False
+
+
+def _setting(
+    name: str, make: Callable[[Arguments], Any], named: str | None = None, checked: bool = False
+) -> Refusal:
+    """Argument `name` becomes what `make` returns."""
+    return Refusal(named or name, lambda arguments: arguments.update({name: make(arguments)}), checked)
+
+
+def _lists(rows: int, **changes: Any) -> Callable[[Arguments], BlockLists]:
+    def make(arguments: Arguments) -> BlockLists:
+        device = arguments["q"].device
+        counts = torch.full((1, 1, rows), changes.get("count", 1), dtype=torch.int32, device=device)
+        indices = torch.full((1, 1, rows, 2), changes.get("index", 0), dtype=torch.int32, device=device)
+        return BlockLists(counts, indices, block=changes.get("block", (128, 128)))
+
+    return make
+
+
+def _int32(*values: int) -> Callable[[Arguments], torch.Tensor]:
+    return lambda arguments: torch.tensor(values, dtype=torch.int32, device=arguments["q"].device)
+
+
+def _config(pack: int, tile_m: int) -> Callable[[Arguments], Any]:
+    return lambda arguments: kernels_dsl.Sm80AttentionConfig(tile_m, 64, 32 * pack, 64)
+
+
+DENSE = {
+    "out is q": _setting("out", lambda a: a["q"]),
+    "out overlaps itself": _setting("out", lambda a: a["q"].new_empty(1).expand(a["q"].shape)),
+    "out of another shape": _setting("out", lambda a: torch.empty_like(a["q"])[:, :-1]),
+    "out of another dtype": _setting("out", lambda a: torch.empty_like(a["q"], dtype=torch.float32)),
+    "q of float32": _setting("q", lambda a: a["q"].float()),
+    "k of another dtype": _setting("k", lambda a: a["k"].to(torch.float16)),
+    "k of another batch": _setting("k", lambda a: a["k"][:1]),
+    "k of another head dimension": _setting("k", lambda a: a["k"][..., :32]),
+    "v of another length": _setting("v", lambda a: a["v"][:, :-1]),
+    "heads that do not divide": _setting("q", lambda a: a["q"][:, :, :3]),
+    "head dimension of 60": _setting("v", lambda a: a["v"][..., :60]),
+    "three modes": _setting("k", lambda a: a["k"][0]),
+    "no scale": _setting("scale", lambda a: 0.0),
+    "a scale that is no number": _setting("scale", lambda a: float("nan")),
+    "softcap below 0": _setting("softcap", lambda a: -1.0),
+    "infinite softcap": _setting("softcap", lambda a: float("inf")),
+    "window below -1": _setting("window", lambda a: (-5, 0)),
+    "window of three": _setting("window", lambda a: (1, 2, 3)),
+    "alignment": _setting("alignment", lambda a: "middle"),
+    "mask of another shape": _setting("mask", lambda a: torch.ones(3, 2, device=a["q"].device)),
+    "mask of integers": _setting("mask", lambda a: torch.ones((), dtype=torch.int32, device=a["q"].device)),
+    "sinks of another shape": _setting("sinks", lambda a: torch.ones(HEADS + 1, device=a["q"].device)),
+    "rows of lists": _setting("blocks", _lists(9)),
+    "blocks of 96": _setting("blocks", _lists(1, block=(128, 96)), named="block"),
+    "index out of range": _setting("blocks", _lists(1, index=7), named="indices", checked=True),
+    "index below 0": _setting("blocks", _lists(1, index=-1), named="indices", checked=True),
+    "count too large": _setting("blocks", _lists(1, count=3), named="counts", checked=True),
+    "no such family": _setting("family", lambda a: "sm70"),
+    "configuration of narrow heads": _setting("config", _config(1, 128)),
+    "tile of 96 rows": _setting("config", _config(2, 96)),
+    "function that is none": _setting("mask_mod", lambda a: 3),
+    "aux of booleans": Refusal("aux", lambda a: a.update(mask_mod=near, aux=(a["q"] > 0,))),
+}  # fmt: skip
+PACKED = {
+    "max_seqlen_q below 0": _setting("max_seqlen_q", lambda a: -1),
+    "sums of int64": _setting("cu_seqlens_q", lambda a: a["cu_seqlens_q"].long()),
+    "another number of sums": _setting("cu_seqlens_k", lambda a: a["cu_seqlens_k"][:-1]),
+    "another number of used keys": _setting("seqused_k", _int32(1)),
+    "a mask without max_seqlen_k": Refusal(
+        "max_seqlen_k", lambda a: a.update(mask=torch.ones((), dtype=torch.bool, device=a["q"].device))
+    ),
+    "out of four modes": _setting("out", lambda a: a["q"][None].clone()),
+    "sums that fall": _setting("cu_seqlens_q", _int32(0, 4, 3), checked=True),
+    "sums beyond the rows": _setting("cu_seqlens_k", _int32(0, 4, 99), checked=True),
+    "a sequence that is too long": _setting("max_seqlen_q", lambda a: 1, checked=True),
+    "more keys used than there are": _setting("seqused_k", _int32(1, 9), checked=True),
+}
+TORCH = {
+    "dropout": _setting("dropout_p", lambda a: 0.1),
+    "a mask beside is_causal": Refusal(
+        "attn_mask", lambda a: a.update(is_causal=True, attn_mask=torch.ones((), device=a["query"].device))
+    ),
+    "heads without enable_gqa": _setting("enable_gqa", lambda a: False, named="key"),
+}
+OPERATIONS = {
+    "attention": DENSE,
+    "attention_varlen": PACKED,
+    "scaled_dot_product_attention": TORCH,
+}
+
+
+@dataclass(frozen=True)
+class RefusalCase:
+    """A call of `operation` with a change of its table."""
+
+    draw: Draw = field(repr=False)
+    operation: str
+    change: str
+    mode: Mode = Mode.PLAIN
+
+    def __str__(self) -> str:
+        return f"{self.operation}, refused: {self.change}"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """For coverage: refused calls do not count."""
+        return (str(self),)
+
+    def build(self, arena: Arena, settings: Settings) -> Call:
+        """The call on tensors in `arena`."""
+        refusal, operations = OPERATIONS[self.operation][self.change], Operations(settings)
+        arguments = self._arguments(arena, settings)
+        refusal.change(arguments)
+
+        def run() -> tuple[torch.Tensor, ...]:
+            with kernels_dsl.checked(refusal.checked):
+                return (getattr(operations, self.operation)(**arguments),)
+
+        return Call(run, check=lambda _: None, arguments=(refusal.named,), must_refuse=refusal.named)
+
+    def _arguments(self, arena: Arena, settings: Settings) -> Arguments:
+        """Those of a call that would be fine."""
+        seeds = Draw("refusal values", self.draw.number, self.draw.settings)
+
+        def tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            fill = filler(shape, torch.bfloat16, seeds.value_seed(), settings.device, False)
+            return arena.input(name, fill)
+
+        if self.operation == "attention_varlen":
+            q, k, v = (
+                tensor("q", (8, HEADS, 64)),
+                tensor("k", (8, KV_HEADS, 64)),
+                tensor("v", (8, KV_HEADS, 64)),
+            )
+            sums = arena.input("sums", lambda _: torch.tensor([0, 4, 8], dtype=torch.int32))
+            return {"q": q, "k": k, "v": v, "cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_q": 4}
+        if self.operation == "attention":
+            q, k, v = tensor("q", (2, 5, HEADS, 64)), tensor("k", (2, 9, KV_HEADS, 64)), None
+            return {"q": q, "k": k, "v": tensor("v", tuple(k.shape)) if v is None else v}
+        q, k = tensor("query", (2, HEADS, 5, 64)), tensor("key", (2, KV_HEADS, 9, 64))
+        return {"query": q, "key": k, "value": tensor("value", tuple(k.shape)), "enable_gqa": True}
+
+
+def draw_refusal(draw: Draw) -> RefusalCase:
+    """A call that must be refused."""
+    changes = [(operation, change) for operation, table in OPERATIONS.items() for change in table]
+    operation, change = draw.data.choice(changes)
+    return RefusalCase(draw, operation, change)
