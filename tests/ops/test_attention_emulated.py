@@ -200,3 +200,28 @@ def test_no_keys_and_no_queries():
     sinks = torch.tensor([0.5, -2.0])
     out, lse = kernels_dsl.attention(q, k, v, sinks=sinks, return_lse=True)
     assert bool((out == 0).all()) and torch.equal(lse, sinks[None, :, None].expand(1, 2, 3))
+
+
+def test_views_that_torch_negates(seed):
+    """Their memory holds the negative values. An `out` of this kind is refused."""
+    q, k, v = _tensors((2, 2), (33, 40), (64, 64), seed)
+    negated = [torch._neg_view(-x) for x in (q, k, v)]
+    slopes, sinks, mask = torch.tensor([0.5, 2.0]), torch.tensor([0.5, -1.0]), torch.randn(33, 40)
+    found = kernels_dsl.attention(*negated, return_lse=True)
+    check_close(found, (q, k, v), Masking())
+    assert torch.equal(kernels_dsl.attention(*negated), kernels_dsl.attention(q, k, v))
+    options = {"score_mod": _sloped, "aux": (slopes,), "sinks": sinks, "mask": mask}
+    expected = kernels_dsl.attention(q, k, v, **options)
+    slopes, sinks, mask = (torch._neg_view(-x) for x in (slopes, sinks, mask))
+    options.update(aux=(slopes,), sinks=sinks, mask=mask)
+    assert torch.equal(kernels_dsl.attention(q, k, v, **options), expected)
+    out = torch.empty_like(q)
+    kernels_dsl.attention(q, k, v, out=out)
+    why = kernels_dsl.attention_supports(q, k, v, out=torch._neg_view(out))
+    assert "out is a view that torch negates lazily" in str(why)
+    with pytest.raises(ValueError, match="out is a view that torch negates lazily, must be"):
+        kernels_dsl.attention(q, k, v, out=torch._neg_view(out))
+
+
+def _sloped(score, b, h, i, j, slopes):
+    return score * slopes[h]

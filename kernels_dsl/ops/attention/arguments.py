@@ -7,7 +7,7 @@ look at shapes, dtypes and devices only, so they serve real and fake tensors ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,20 @@ class Extras:
         if self.seqlens is not None:
             found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
+
+    def resolved(self) -> Extras:
+        """The same, with what torch negates lazily written out: kernels read memory as it is."""
+
+        def of(values: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in values)
+
+        mask, sinks = of((self.mask, self.sinks))
+        blocks = self.blocks
+        if blocks is not None:
+            counts, indices, full_counts, full_indices = of(blocks.tensors)
+            blocks = BlockLists(counts, indices, full_counts, full_indices, blocks.block)
+        seqlens = None if self.seqlens is None else of(self.seqlens)
+        return Extras(mask, sinks, blocks, of(self.aux), seqlens, self.max_seqlens)
 
 
 NO_EXTRAS = Extras()

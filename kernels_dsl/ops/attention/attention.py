@@ -308,14 +308,21 @@ def run_direct(
     return_lse, out, choice = rest[:3]
     key: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
+        if q.is_neg() or k.is_neg() or v.is_neg():
+            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
+        tensors = extras.tensors()
+        if any(x.is_neg() for x in tensors.values()):
+            extras = extras.resolved()
+            tensors = extras.tensors()
         block = None if extras.blocks is None else extras.blocks.block
-        others = tuple((name, signature(x)) for name, x in extras.tensors().items())
+        others = tuple((name, signature(x)) for name, x in tensors.items())
         key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
     plan: attention_plan.Plan | None = None
     try:
-        plan = None if key is None else _PLANS.get(key)
+        negated = isinstance(out, torch.Tensor) and out.is_neg()  # a signature does not say
+        plan = None if key is None or negated else _PLANS.get(key)
     except TypeError:  # as in `_repeated`
         key = None
     if plan is None:

@@ -207,7 +207,7 @@ def document_blocks(
         rows = -(-length // bq)
         if rows * documents.shape[0]:
             spec = DocumentSpec((bq, bk), causal)
-            counts, indices = attention_lists.document_lists(spec, documents, rows, width)
+            counts, indices = attention_lists.document_lists(spec, documents.resolve_neg(), rows, width)
             return BlockLists(counts[:, None], indices[:, None], None, None, block)
     documents = documents.contiguous()
     first = torch.arange(-(-length // bq), device=documents.device) * bq
@@ -255,7 +255,8 @@ def topk_blocks(
     spec = topk_spec(k_blocks, causal, block)
     if spec is not None and taking > 0 and scores.dim() == 4 and scores.numel():
         if scores.dtype in _SCORE_DTYPES and attention_lists.usable(scores.device):
-            pair = attention_lists.topk_lists(spec, scores.detach(), taking, q_len, k_len - q_len)
+            scores = scores.detach().resolve_neg()
+            pair = attention_lists.topk_lists(spec, scores, taking, q_len, k_len - q_len)
             return BlockLists(*pair, block=block) if causal else BlockLists(None, None, *pair, block)
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     if causal:

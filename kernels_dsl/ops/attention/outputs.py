@@ -39,6 +39,8 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torc
         raise ValueError(
             f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {dtype} {shape} on {device}"
         )
+    if out.is_neg():
+        raise ValueError("out is a view that torch negates lazily, must be a tensor as it is in memory")
 
 
 @dataclass(frozen=True)
