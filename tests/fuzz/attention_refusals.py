@@ -60,6 +60,7 @@ DENSE = {
     "out is q": _setting("out", lambda a: a["q"]),
     "out overlaps itself": _setting("out", lambda a: a["q"].new_empty(1).expand(a["q"].shape)),
     "out of another shape": _setting("out", lambda a: torch.empty_like(a["q"])[:, :-1]),
+    "out that torch negates": _setting("out", lambda a: torch._neg_view(torch.empty_like(a["q"]))),
     "out of another dtype": _setting("out", lambda a: torch.empty_like(a["q"], dtype=torch.float32)),
     "q of float32": _setting("q", lambda a: a["q"].float()),
     "k of another dtype": _setting("k", lambda a: a["k"].to(torch.float16)),
