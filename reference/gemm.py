@@ -152,7 +152,7 @@ def tensor_core_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b of 16-bit operands as tensor cores add, one K step of 16 after the other, in float32.
 
     Each step's products are summed exactly and added to the running sum, of which what float32 does not hold
-    is cut off: tensor cores truncate. A kernel whose result is wider than its operands shows that error, which
+    is cut off: tensor cores truncate. A kernel whose result is wider than its operands shows that error. It
     grows with K; cuBLAS shows it for some shapes, for others it splits K among more sums.
     """
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])

@@ -10,26 +10,29 @@ from reference.inputs import case_seed
 from tests.fuzz.case import Mode, Settings
 from tests.fuzz.memory import Layout
 
-CASES_A_KERNEL = 16
-"""Consecutive cases that share all choices of `Draw.kernel`, so that most cases compile nothing."""
 
 EMULATED_ARCHS = ("sm_90a", "sm_90a", "sm_89")
 
 T = TypeVar("T")
 
 
+def cases_a_kernel(settings: Settings) -> int:
+    """Consecutive cases that share all choices of `Draw.kernel`, so that most cases compile nothing."""
+    return 2 if settings.small else 16
+
+
 class Draw:
     """Choices of case `number` of a family.
 
     `kernel` serves what a kernel is compiled for (dtypes, layouts, alignments, options, configuration): the
-    cases of a block of `CASES_A_KERNEL` get the same sequence from it. `data` serves everything else
+    cases of a block of `cases_a_kernel` get the same sequence from it. `data` serves everything else
     (extents, lengths, contents, the way of calling).
     """
 
     def __init__(self, family: str, number: int, settings: Settings) -> None:
         self.number = number
         self.settings = settings
-        block = number // CASES_A_KERNEL
+        block = number // cases_a_kernel(settings)
         self.kernel = random.Random(case_seed("fuzz kernel", family, settings.seed, block))
         self.data = random.Random(case_seed("fuzz data", family, settings.seed, number))
         self._arch_seed = case_seed("fuzz arch", family, settings.seed, block)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.fuzz.case import Outcome, Settings, Status
-from tests.fuzz.draw import CASES_A_KERNEL
+from tests.fuzz.draw import cases_a_kernel
 from tests.fuzz.worker import DONE, STARTED
 
 ROOT = Path(__file__).parents[2]
@@ -153,9 +153,9 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 def _blocks(plan: Plan) -> Iterator[list[int]]:
     """The numbers of the cases, those that share a kernel together."""
     numbers = range(plan.first, plan.first + plan.cases)
-    start = plan.first
+    start, step = plan.first, cases_a_kernel(plan.settings)
     while start < numbers.stop:
-        end = min((start // CASES_A_KERNEL + 1) * CASES_A_KERNEL, numbers.stop)
+        end = min((start // step + 1) * step, numbers.stop)
         yield list(range(start, end))
         start = end
 

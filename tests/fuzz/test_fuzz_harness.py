@@ -11,7 +11,7 @@ import torch
 
 from tests.fuzz import pool
 from tests.fuzz.case import Outcome, Settings, Status
-from tests.fuzz.draw import CASES_A_KERNEL, Draw
+from tests.fuzz.draw import Draw, cases_a_kernel
 from tests.fuzz.families import FAMILIES, generate, module_of
 from tests.fuzz.memory import Arena, Layout, MemoryFault
 from tests.fuzz.planted import FAULTS
@@ -80,8 +80,8 @@ def test_a_case_follows_from_its_number_alone(family):
 
 
 def test_cases_of_a_block_share_what_the_kernel_depends_on():
-    settings = Settings(device="cpu", small=True)
-    draws = [Draw("gemm", number, settings) for number in range(CASES_A_KERNEL + 1)]
+    settings = Settings()
+    draws = [Draw("gemm", number, settings) for number in range(cases_a_kernel(settings) + 1)]
     first, *others, next_block = [draw.kernel.random() for draw in draws]
     assert all(other == first for other in others) and next_block != first
     assert len({draw.data.random() for draw in draws}) == len(draws)
