@@ -8,7 +8,7 @@ from functools import lru_cache
 from kernels_dsl.config.attention import PACKS, AttentionVariant, Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from tests.fuzz.draw import CASES_A_KERNEL, Draw
+from tests.fuzz.draw import Draw
 
 _DIMS = (
     *((d, d) for d in (32, 64, 96, 128, 192, 256)),
@@ -65,7 +65,7 @@ def forced(draw: Draw, odds: float, least: int = 0) -> AttentionConfig | None:
     if draw.settings.small:  # the emulator takes long for wide heads
         entries = [c for c in entries if max(c.dim, c.dim_v) <= 128] * 3 + entries
     wanted = draw.kernel.random() < odds
-    return entries[(draw.number // CASES_A_KERNEL + least) % len(entries)] if wanted else None
+    return entries[(draw.block + least) % len(entries)] if wanted else None
 
 
 def packed(draw: Draw, config: AttentionConfig, group: int) -> AttentionConfig:

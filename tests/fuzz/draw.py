@@ -10,7 +10,6 @@ from reference.inputs import case_seed
 from tests.fuzz.case import Mode, Settings
 from tests.fuzz.memory import Layout
 
-
 EMULATED_ARCHS = ("sm_90a", "sm_90a", "sm_89")
 
 T = TypeVar("T")
@@ -26,13 +25,13 @@ class Draw:
 
     `kernel` serves what a kernel is compiled for (dtypes, layouts, alignments, options, configuration): the
     cases of a block of `cases_a_kernel` get the same sequence from it. `data` serves everything else
-    (extents, lengths, contents, the way of calling).
+    (extents, lengths, contents, the way of calling). `block`: its number.
     """
 
     def __init__(self, family: str, number: int, settings: Settings) -> None:
         self.number = number
         self.settings = settings
-        block = number // cases_a_kernel(settings)
+        self.block = block = number // cases_a_kernel(settings)
         self.kernel = random.Random(case_seed("fuzz kernel", family, settings.seed, block))
         self.data = random.Random(case_seed("fuzz data", family, settings.seed, number))
         self._arch_seed = case_seed("fuzz arch", family, settings.seed, block)

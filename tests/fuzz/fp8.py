@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.case import Case, Settings
-from tests.fuzz.draw import CASES_A_KERNEL, Draw
+from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_attention import draw_attention
 from tests.fuzz.fp8_forced import attention_configs, attention_name, gemm_configs
 from tests.fuzz.fp8_grouped import draw_scaled_grouped
@@ -29,7 +29,7 @@ _STRIDE = 7
 
 def generate(draw: Draw) -> Case:
     """A case: the operation follows from the number, all else is drawn."""
-    rounds, place = divmod(draw.number // CASES_A_KERNEL, len(_TURNS))
+    rounds, place = divmod(draw.block, len(_TURNS))
     name = _TURNS[place]
     turn = rounds * _TURNS.count(name) + _TURNS[:place].count(name)
     gemms, attentions = gemm_configs(draw.arch()), attention_configs(draw.arch())
