@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .clocks import Collected, Handover
 from .shadow import Domain
 
 if TYPE_CHECKING:
@@ -41,18 +42,15 @@ class MBarrier:
         self.agent = agent
         self.init_by, self.init_clock = owner.agent, owner.clock
         self.domain = domain
-        self.arriving, self.arriving_fc = domain.clock(), domain.clock()
-        self.done, self.done_fc = domain.clock(), domain.clock()
+        self.arriving, self.done = Collected(domain), Collected(domain)
         self.waiters: list[Warp] = []
         self.arrivals: list[str] = []  # who arrived in the current phase, for reports
         self.waited_twice: dict[int, SecondWait] = {}
 
-    def arrive(self, vc: Array | None, fc: Array | None, count: int, who: str) -> bool:
+    def arrive(self, clocks: Handover, count: int, who: str) -> bool:
         """Count ``count`` arrivals. Returns whether more arrived than the phase expects."""
         over = count > self.pending
-        if vc is not None and fc is not None:
-            np.maximum(self.arriving, vc, out=self.arriving)
-            np.maximum(self.arriving_fc, fc, out=self.arriving_fc)
+        self.arriving.add(clocks)
         self.pending -= count
         self.arrivals.append(who)
         return over
@@ -63,10 +61,9 @@ class MBarrier:
             return False
         self.phase += 1
         self.pending += self.expected
-        np.maximum(self.done, self.arriving, out=self.done)
-        np.maximum(self.done_fc, self.arriving_fc, out=self.done_fc)
-        self.done[self.agent] = self.done_fc[self.agent] = self.phase
-        self.arriving, self.arriving_fc = self.domain.clock(), self.domain.clock()
+        self.done.add(self.arriving)
+        self.done.vc[self.agent] = self.done.fc[self.agent] = self.phase
+        self.arriving = Collected(self.domain)
         self.arrivals.clear()
         return True
 
@@ -76,7 +73,7 @@ class MBarrier:
         Where those who arrived had synchronised with the warp after its second wait, that wait did no harm:
         the warp looked twice before it gave its stage back.
         """
-        found = [wait for agent, wait in self.waited_twice.items() if self.done[agent] < wait.clock]
+        found = [wait for agent, wait in self.waited_twice.items() if self.done.vc[agent] < wait.clock]
         self.waited_twice.clear()
         return found
 
@@ -98,18 +95,18 @@ class NamedBarrier:
     expected: int | None = None  # None: all threads of the CTA
     arrived: int = 0
     waiters: list[Warp] = field(default_factory=list)
-    vc: Array | None = None
-    fc: Array | None = None
+    clocks: Collected | None = None
     reductions: list[Array] = field(default_factory=list)
 
-    def join(self, vc: Array, fc: Array) -> None:
+    def join(self, clocks: Handover, domain: Domain) -> None:
         """Take the clocks of an arriving warp."""
-        self.vc = vc.copy() if self.vc is None else np.maximum(self.vc, vc)
-        self.fc = fc.copy() if self.fc is None else np.maximum(self.fc, fc)
+        if self.clocks is None:
+            self.clocks = Collected(domain)
+        self.clocks.add(clocks)
 
     def reset(self) -> None:
         """Ready for the next use."""
-        self.expected, self.arrived, self.vc, self.fc = None, 0, None, None
+        self.expected, self.arrived, self.clocks = None, 0, None
         self.waiters, self.reductions = [], []
 
 
@@ -121,19 +118,16 @@ class ClusterBarrier:
     generation: int = 0
     arrived: int = 0
     waiters: list[Warp] = field(default_factory=list)
-    vc: Array = field(init=False)
-    fc: Array = field(init=False)
-    done: Array = field(init=False)
-    done_fc: Array = field(init=False)
+    arriving: Collected = field(init=False)
+    done: Collected = field(init=False)
 
     def __post_init__(self) -> None:
-        self.vc, self.fc, self.done, self.done_fc = (self.domain.clock() for _ in range(4))
+        self.arriving, self.done = Collected(self.domain), Collected(self.domain)
 
-    def arrive(self, vc: Array, fc: Array) -> None:
+    def arrive(self, clocks: Handover) -> None:
         """One warp arrives."""
         self.arrived += 1
-        np.maximum(self.vc, vc, out=self.vc)
-        np.maximum(self.fc, fc, out=self.fc)
+        self.arriving.add(clocks)
 
     def settle(self, expected: int) -> bool:
         """Complete the phase when ``expected`` warps arrived."""
@@ -141,7 +135,6 @@ class ClusterBarrier:
             return False
         self.generation += 1
         self.arrived = 0
-        np.maximum(self.done, self.vc, out=self.done)
-        np.maximum(self.done_fc, self.fc, out=self.done_fc)
-        self.vc, self.fc = self.domain.clock(), self.domain.clock()
+        self.done.add(self.arriving)
+        self.arriving = Collected(self.domain)
         return True

@@ -1,4 +1,4 @@
-"""Handlers of asynchronous copies: TMA tensor copies, bulk copies and reductions, ``cp.async``.
+"""Handlers of asynchronous copies: TMA tensor copies, bulk copies and reductions.
 
 A load's data arrives at an event some steps after its issue and only then counts on its mbarrier; a store
 reads shared memory at an event before its group is waited for. The race detector sees each copy at its issue.
@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access, sync
+from . import access, ordering, sync
 from .barriers import MBarrier
 from .machine import Machine
 from .memory import Fault
-from .ptx import Address, Instruction, Reg
+from .ptx import Address, Instruction
 from .reports import Kind
 from .semantics import tma
 from .shadow import AgentKind, byte_index
+from .spans import Spans, of_bytes, of_elements
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 from .translate import WINDOWS
 
@@ -32,10 +33,12 @@ Array = np.ndarray
 class StoreGroups:
     """Bulk groups of one warp, lane by lane. Each operation is a one-entry dict with the key "done"."""
 
-    agent: int
+    agent: int  # that reads shared memory
+    writer: int  # that writes global memory
     clock: int = 0
     open: dict[int, list[dict]] = field(default_factory=dict)
     lanes: dict[int, list[tuple[int, list[dict]]]] = field(default_factory=dict)
+    writes: dict[int, list[int]] = field(default_factory=dict)  # clocks of groups that only .read has covered
     waiters: list[Warp] = field(default_factory=list)
     last: Instruction | None = None
 
@@ -50,7 +53,10 @@ def _stores(w: Warp) -> StoreGroups:
         agent = w.cta.domain.agent(
             AgentKind.BULK_STORE, f"the bulk stores of warp {w.number} of CTA {w.cta.index}"
         )
-        groups = w.state["stores"] = StoreGroups(agent)
+        writer = w.cta.domain.agent(
+            AgentKind.BULK_STORE, f"the bulk stores to global memory of warp {w.number} of CTA {w.cta.index}"
+        )
+        groups = w.state["stores"] = StoreGroups(agent, writer)
     return groups
 
 
@@ -61,6 +67,7 @@ def commit_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     for lane in list(groups.lanes):
         if mask[lane]:
             groups.lanes[lane].append((groups.clock, groups.open.pop(lane, [])))
+            groups.writes.setdefault(lane, []).append(groups.clock)
 
 
 def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
@@ -76,6 +83,12 @@ def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     open_clocks = [clock for mine in groups.lanes.values() for clock, ops in mine if ops]
     w.learn(groups.agent, min(open_clocks) - 1 if open_clocks else groups.clock)
     groups.lanes = {k: v for k, v in groups.lanes.items() if v or k in groups.open}
+    if not ins.has("read"):
+        for lane in np.flatnonzero(mask):
+            clocks = groups.writes.get(int(lane), [])
+            del clocks[: max(0, len(clocks) - keep)]
+        pending = [clocks[0] for clocks in groups.writes.values() if clocks]
+        w.learn(groups.writer, min(pending) - 1 if pending else groups.clock)
     return None
 
 
@@ -193,6 +206,9 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     index = byte_index(box.shared_address, box.element_bytes)
     if isinstance(index, np.ndarray) and len(np.unique(index)) * 1 == int(index.max()) - int(index.min()) + 1:
         index = slice(int(index.min()), int(index.max()) + 1)
+    source_bytes = None
+    if box.valid.any():
+        source_bytes = of_elements(box.global_address[box.valid], box.element_bytes)
     issued = m.step
     for rank in ranks:
         cta = w.cta.cluster.ctas[rank]
@@ -200,6 +216,8 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         if barrier is None:
             continue
         _note_load(m, w, ins, cta, index, barrier)
+        if source_bytes is not None:
+            ordering.copy_from(m, w, ins, source_bytes, barrier.agent, barrier.phase + 1)
 
         def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
             data = _gather(m, w, ins, tensor, box)
@@ -253,12 +271,14 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         return
     cta = w.cta
     valid = box.shared_address[box.valid]
-    if len(valid):
-        _note_store(m, w, ins, cta, byte_index(valid, box.element_bytes))
     reduction = next(
         (p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None
     )
     reduction = reduction if ins.parts[1] == "reduce" else None
+    if len(valid):
+        _note_store(m, w, ins, cta, byte_index(valid, box.element_bytes))
+        target = of_elements(box.global_address[box.valid], box.element_bytes)
+        _note_write(m, w, ins, target, reduction is not None)
     storage = tma.storage_type(tensor.element)
 
     def write() -> None:
@@ -300,6 +320,11 @@ def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | 
             ins,
             address=unfenced.offset,
         )
+
+
+def _note_write(m: Machine, w: Warp, ins: Instruction, target: Spans, reduces: bool) -> None:
+    groups = _stores(w)
+    ordering.copy_to(m, w, ins, target, groups.writer, groups.clock + 1, reduces)
 
 
 def _issue_store(
@@ -387,6 +412,8 @@ def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, so
         if barrier is None:
             continue
         _note_load(m, w, ins, cta, slice(offset, offset + size), barrier)
+        if not from_shared:
+            ordering.copy_from(m, w, ins, of_bytes(source, size), barrier.agent, barrier.phase + 1)
 
         def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
             if from_shared:
@@ -418,6 +445,7 @@ def _bulk_store(
     )
     kinds = {e.name.lower(): e for e in tma.ElementType}
     element = next((kinds[p] for p in ins.parts if p in kinds), None)
+    _note_write(m, w, ins, of_bytes(target, size), reduction is not None)
 
     def write() -> None:
         data = cta.smem[start : start + size]
@@ -437,128 +465,6 @@ def _bulk_store(
     _issue_store(m, w, ins, lane, write, "tma store")
 
 
-# cp.async
-
-
-@dataclass
-class CopyGroups:
-    """``cp.async`` groups of one warp: copies of the open group, of committed groups, and the clock."""
-
-    agent: int
-    clock: int = 0
-    open: list[dict] = field(default_factory=list)
-    groups: list[tuple[int, list[dict]]] = field(default_factory=list)
-
-
-def _copies(w: Warp) -> CopyGroups:
-    groups = w.state.get("copies")
-    if groups is None:
-        agent = w.cta.domain.agent(AgentKind.CP_ASYNC, f"cp.async of warp {w.number} of CTA {w.cta.index}")
-        groups = w.state["copies"] = CopyGroups(agent)
-        w.state["cp_async_agent"] = agent
-    return groups
-
-
-def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``cp.async`` of 4, 8 or 16 bytes a lane, with zero fill past the source size."""
-    groups = _copies(w)
-    size = int(ins.operands[2].value)
-    count = np.full(32, size)
-    ignored = next((o for o in ins.operands[3:] if isinstance(o, Reg) and o.cls == "pred"), None)
-    if ignored is not None:
-        count = np.where(w.value(ignored, "pred"), 0, size)
-    elif len(ins.operands) - ins.has("L2::cache_hint") > 3:
-        count = w.value(ins.operands[3], "b32").astype(np.int64)
-    count = np.minimum(count[mask], size)
-    targets = w.address(ins.operands[0])[mask]
-    sources = w.address(ins.operands[1])[mask]
-    offsets = targets & OFFSET_MASK
-    pieces = access.shared_target(m, w, ins, targets, size, mask)
-    for cta, _, where in pieces:
-        w.unfenced |= mask
-        if m.check:
-            conflict = cta.shadow.write(byte_index(where, size), groups.agent, groups.clock + 1, w.vc, True)
-            if conflict is not None:
-                m.report_conflict(conflict, "write", w, ins, cta)
-    if m.stats is not None:
-        m.stats.add(ins, "cp_async_bytes", len(targets) * size)
-    issued = m.step
-    operation: dict = {"done": False}
-
-    def land() -> None:
-        if operation["done"]:
-            return
-        operation["done"] = True
-        data = np.zeros((len(sources), size), np.uint8)
-        full = count == size
-        if full.any():
-            data[full] = access.load_global(m, w, ins, sources[full], size)
-        for lane in np.flatnonzero((count > 0) & ~full):
-            part = int(count[lane])
-            unit = np.arange(part)
-            data[lane, :part] = access.load_global(m, w, ins, sources[lane] + unit, 1)[:, 0]
-        inside = (offsets >= SHARED_BASE) & (offsets + size <= m.shared_bytes)
-        w.cta.smem[offsets[inside, None] + np.arange(size)] = data[inside]
-        if m.timeline is not None:
-            m.timeline.add(f"CTA {w.cta.index} cp.async", "cp.async", f"warp {w.number}", issued, m.step)
-
-    operation["land"] = land
-    groups.open.append(operation)
-    m.later(land, 2, 400)
-
-
-def commit_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``cp.async.commit_group``."""
-    groups = _copies(w)
-    groups.clock += 1
-    groups.groups.append((groups.clock, groups.open))
-    groups.open = []
-
-
-def wait_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``cp.async.wait_group N`` and ``cp.async.wait_all``: what is waited for has arrived afterwards."""
-    groups = _copies(w)
-    if ins.parts[2] == "wait_all":
-        commit_copies(m, w, ins, mask)
-        keep = 0
-    else:
-        keep = int(ins.operands[0].value)
-    due = groups.groups[: max(0, len(groups.groups) - keep)]
-    groups.groups = groups.groups[len(due) :]
-    for clock, operations in due:
-        for operation in operations:
-            operation["land"]()
-        w.learn(groups.agent, clock)
-
-
-def arrive_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``cp.async.mbarrier.arrive``: arrives for each lane when its copies so far have landed."""
-    groups = _copies(w)
-    commit_copies(m, w, ins, mask)
-    clock = groups.clock
-    waiting = [op for _, operations in groups.groups for op in operations]
-    where = ins.operands[0]
-    assert isinstance(where, Address)
-    address = int(w.address(where)[np.argmax(mask)]) & ((1 << 60) - 1)
-    barrier = sync.find(m, w, ins, address)
-    if barrier is None:
-        return
-    count = int(mask.sum())
-    if not ins.has("noinc"):
-        barrier.pending += count
-        barrier.expected += 0
-    vc, fc = w.release()
-    vc = vc.copy()
-    vc[groups.agent] = clock
-
-    def land() -> None:
-        for operation in waiting:
-            operation["land"]()
-        sync.count_arrivals(m, w, ins, barrier, count, (vc, fc))
-
-    m.later(land)
-
-
 def no_effect(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """Prefetches into the L2 cache."""
 
@@ -567,6 +473,4 @@ HANDLERS: dict[str, Callable] = {
     "cp.async.bulk.tensor": tensor_copy, "cp.reduce.async.bulk.tensor": tensor_copy,
     "cp.async.bulk": bulk_copy, "cp.reduce.async.bulk": bulk_copy, "cp.async.bulk.prefetch": no_effect,
     "cp.async.bulk.commit_group": commit_bulk, "cp.async.bulk.wait_group": wait_bulk,
-    "cp.async": cp_async, "cp.async.commit_group": commit_copies, "cp.async.wait_group": wait_copies,
-    "cp.async.wait_all": wait_copies, "cp.async.mbarrier.arrive": arrive_copies,
 }  # fmt: skip

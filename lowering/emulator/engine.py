@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import copies, loads, matrix, remote, sync, tensormaps, warp_ops
+from . import copies, cp_async, loads, matrix, remote, sync, tensormaps, warp_ops
 from .machine import Machine
 from .memory import GlobalMemory
 from .ptx import Module
@@ -21,8 +21,19 @@ HANDLERS = {
     **warp_ops.HANDLERS,
     **sync.HANDLERS,
     **copies.HANDLERS,
+    **cp_async.HANDLERS,
     **matrix.HANDLERS,
 }
+
+
+def _place(kernel: str, machine: Machine | None) -> str:
+    """The kernel and the instruction that was executed, in words."""
+    warp, ins = machine.at if machine is not None else (None, None)
+    if machine is None or ins is None:
+        return f"kernel {kernel}"
+    source = machine.source(ins)
+    who = f", {warp.name}" if warp is not None else ", asynchronously"
+    return f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"
 
 
 def execute(
@@ -55,6 +66,7 @@ def execute(
             f"kernel {kernel.name}: a block of {threads} threads; it was compiled for "
             f"{kernel.max_threads or 1024}"
         )
+    machine: Machine | None = None
     try:
         machine = Machine(
             kernel,
@@ -77,6 +89,15 @@ def execute(
     except PtxError as error:
         log.add(Report(Kind.UNKNOWN_OPCODE, str(error), kernel.name))
         raise EmulatorError(f"kernel {kernel.name}: {error}", tuple(log.reports)) from None
+    except EmulatorError as error:
+        if kernel.name in str(error):
+            raise
+        raise EmulatorError(f"{_place(kernel.name, machine)}: {error}", error.reports) from None
+    except Exception as error:
+        if machine is not None and machine.at[1] is None:
+            raise
+        text = f"{_place(kernel.name, machine)}: the emulator failed: {type(error).__name__}: {error}"
+        raise EmulatorError(text, tuple(log.reports)) from error
     finally:
         if stats is not None:
             stats.finish(module.files)

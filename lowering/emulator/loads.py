@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import access, alu, taint
+from . import access, alu, ordering, taint
+from .clocks import Collected
 from .machine import Machine
 from .ptx import TYPE_BYTES, Address, Instruction, Vector
 from .reports import Kind
@@ -76,11 +77,13 @@ def _store_bytes(
 
 
 def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``ld``: any width, vectors included; ``.relaxed``, ``.acquire``, ``.volatile`` make no difference."""
+    """``ld``: any width, vectors included."""
     kind = _element(ins)
     unit = TYPE_BYTES[kind]
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
     space, addresses = resolve(w, ins, ins.operands[1], mask)
+    if space == "global":
+        ordering.load(m, w, ins, addresses, unit * len(targets))
     raw = load_bytes(m, w, ins, space, addresses, unit * len(targets), mask)
     unwritten = access.undefined_bytes(m, w, addresses, raw.shape[1]) if space == "shared" else None
     if unwritten is not None or w.taint:
@@ -137,7 +140,10 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         pieces.append(
             np.ascontiguousarray(_bits_of(w, source, kind, bits)[mask]).view(np.uint8).reshape(-1, unit)
         )
-    _store_bytes(m, w, ins, space, addresses, np.concatenate(pieces, axis=1), mask)
+    data = np.concatenate(pieces, axis=1)
+    if space == "global":
+        ordering.store(m, w, ins, addresses, data)
+    _store_bytes(m, w, ins, space, addresses, data, mask)
     if w.taint and space == "shared":
         undefined = taint.undefined_lanes(w, list(sources), mask)
         if undefined is not None:
@@ -206,6 +212,8 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     parts = len(operands[0])
     if space == "shared":
         _atomic_order(w)
+    elif space == "global":
+        ordering.atomic(m, w, ins, addresses, parts * unit)
     old = np.zeros((parts, len(addresses)), f"u{unit}")
     function = (
         None if name == "cas" else _float_op(name, kind) if "f" in kind else integer_operation(name, kind)
@@ -234,18 +242,16 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 
 def _atomic_order(w: Warp) -> None:
-    clocks = w.cta.cluster.__dict__.get("atomic_clocks")
+    clocks = w.cta.cluster.atomic_clocks
     if clocks is not None:
-        w.acquire(*clocks)
+        w.acquire(clocks)
 
 
 def _atomic_release(w: Warp) -> None:
     cluster = w.cta.cluster
-    vc, fc = w.release()
-    old = cluster.__dict__.get("atomic_clocks")
-    cluster.__dict__["atomic_clocks"] = (
-        (vc, fc) if old is None else (np.maximum(old[0], vc), np.maximum(old[1], fc))
-    )
+    if cluster.atomic_clocks is None:
+        cluster.atomic_clocks = Collected(cluster.domain)
+    cluster.atomic_clocks.add(w.release())
 
 
 HANDLERS: dict[str, Callable] = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic}

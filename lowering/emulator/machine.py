@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from . import taint
+from .global_shadow import GlobalShadow
 from .memory import GlobalMemory
+from .ordering import Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
 from .reports import EmulatorError, Kind, Report, ReportLog
@@ -61,11 +63,14 @@ class Machine:
         self.program = Program(kernel, handlers, self.symbol_value, single=watch is not None)
         self.params = np.frombuffer(launch.params.ljust(4096, b"\0"), np.uint8)
         self.step = 0
-        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.events: list[tuple[int, int, Callable[[], None], Instruction | None]] = []
+        self.at: tuple[Warp | None, Instruction | None] = (None, None)  # what runs, for errors
         self.sequence = itertools.count()
         self.ready: list[Warp] = []
         self.clusters: list[Cluster] = []
         self.progress = 0
+        self.accesses = GlobalShadow(memory)
+        self.marks: dict[int, Mark] = {}
 
     def _lay_out(self) -> None:
         at, local = SHARED_BASE, 0
@@ -120,6 +125,7 @@ class Machine:
         address: int | None = None,
         space: str = "shared",
         lanes: Array | None = None,
+        warning: bool = False,
     ) -> None:
         """Add a finding at ``ins`` of ``warp``."""
         where = (
@@ -139,6 +145,7 @@ class Machine:
                 space=space if address is not None else "",
                 address=address,
                 step=self.step,
+                warning=warning,
             )
         )
 
@@ -165,7 +172,7 @@ class Machine:
     def later(self, action: Callable[[], None], low: int = 2, high: int = 200) -> int:
         """Run ``action`` a random number of steps from now; returns that step."""
         at = self.step + int(self.random.integers(low, high))
-        heapq.heappush(self.events, (at, next(self.sequence), action))
+        heapq.heappush(self.events, (at, next(self.sequence), action, self.at[1]))
         return at
 
     def wake(self, warps: list[Warp]) -> None:
@@ -194,13 +201,14 @@ class Machine:
             raise EmulatorError(f"grid {grid} is not a multiple of the cluster {shape}")
         counts = [g // c for g, c in zip(grid, shape, strict=True)]
         order = ((x, y, z) for z in range(counts[2]) for y in range(counts[1]) for x in range(counts[0]))
+        linear = itertools.count()
         with np.errstate(all="ignore"):
             while True:
                 while len(self.clusters) < self.resident:
                     number = next(order, None)
                     if number is None:
                         break
-                    cluster = Cluster(self, number)
+                    cluster = Cluster(self, number, next(linear))
                     self.clusters.append(cluster)
                     self.ready.extend(w for c in cluster.ctas for w in c.warps)
                 if not self.clusters:
@@ -210,8 +218,8 @@ class Machine:
                 self._next_event()
 
     def _next_event(self) -> None:
-        at, _, action = heapq.heappop(self.events)
-        self.step = max(self.step, at)
+        at, _, action, issuer = heapq.heappop(self.events)
+        self.step, self.at = max(self.step, at), (None, issuer)
         action()
 
     def _turn(self) -> None:
@@ -251,7 +259,9 @@ class Machine:
             step = steps[frame.pc]
             self.step += 1
             if self.watch is not None:
+                self.at = None, None  # an inspector's errors are not the emulator's
                 self.watch.before(self, warp, step)
+            self.at = warp, step.first
             if step.kind == "alu":
                 undefined = bool(warp.taint) and not warp.taint.keys().isdisjoint(step.used)
                 function = program.compiled(

@@ -109,6 +109,13 @@ class GlobalMemory:
                 unwritten |= bool(region.unwritten[index].any())
         return out, unwritten
 
+    def holds(self, addresses: Array, data: Array) -> bool:
+        """Whether uint8 (n, size) ``data`` is what the memory at these addresses holds already."""
+        try:
+            return bool((self.load(addresses, data.shape[1])[0] == data).all())
+        except Fault:
+            return False
+
     def store(self, addresses: Array, data: Array) -> None:
         """Write uint8 (n, size) ``data``; where lanes hit the same byte the last lane wins."""
         for region, where in self._split(addresses, data.shape[1]):

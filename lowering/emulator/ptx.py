@@ -8,8 +8,10 @@ because the compiler numbers the lines of the assembly text itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from .reports import PtxError
 
@@ -157,7 +159,7 @@ _DECL = re.compile(
     r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"([\w$]+)(\[(\d*)\])?\s*(?:=\s*\{?([^}]*)\}?)?\s*$"
 )
-_REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$")
+_REG = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$")
 _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr[\s\w.]*?\s)?([\w$]+)(?:\[(\d+)\])?\s*$"
 )
@@ -166,10 +168,10 @@ _PARAM = re.compile(
 class _Scope:
     def __init__(self, parent: _Scope | None, tag: str):
         self.parent, self.tag = parent, tag
-        self.regs: dict[str, Reg] = {}
+        self.regs: dict[str, Reg | Vector] = {}
         self.labels: set[str] = set()
 
-    def reg(self, name: str) -> Reg | None:
+    def reg(self, name: str) -> Reg | Vector | None:
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.regs:
@@ -332,7 +334,7 @@ def _parse_body(kernel: Kernel, statements: list[_Statement]) -> None:
         elif text.endswith(":"):
             kernel.labels[scope.label(text[:-1])] = len(kernel.instructions)
         elif text.startswith(".reg"):
-            _declare(kernel, scope, text)
+            _read(kernel, scope, statement, _declare)
         elif text.startswith("."):
             match = _DECL.search(text)
             if match:
@@ -341,20 +343,39 @@ def _parse_body(kernel: Kernel, statements: list[_Statement]) -> None:
             elif not text.startswith((".pragma", ".branchtargets", ".loc", ".file", ".param")):
                 raise PtxError(f"PTX line {statement.line}: directive not understood: {text}")
         else:
-            kernel.instructions.append(_instruction(kernel, scope, statement))
+            kernel.instructions.append(_read(kernel, scope, statement, _instruction))
 
 
-def _declare(kernel: Kernel, scope: _Scope, text: str) -> None:
-    match = _REG.match(text)
-    assert match is not None
-    cls = REG_CLASS[TYPE_BYTES[match.group(1)]]
-    for item in match.group(2).split(","):
+def _read(kernel: Kernel, scope: _Scope, statement: _Statement, read: Callable) -> Any:
+    """``read`` of a statement; whatever goes wrong is an error that names its line."""
+    try:
+        return read(kernel, scope, statement)
+    except PtxError:
+        raise
+    except Exception as error:
+        raise PtxError(
+            f"PTX line {statement.line}: cannot read {statement.text[:160]!r} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _declare(kernel: Kernel, scope: _Scope, statement: _Statement) -> None:
+    """``.reg``; the registers of a vector are called as its elements are: ``%v.x``."""
+    match = _REG.match(statement.text)
+    if match is None or match.group(2) not in TYPE_BYTES:
+        raise PtxError(f"PTX line {statement.line}: registers of an unknown type: {statement.text}")
+    cls = REG_CLASS[TYPE_BYTES[match.group(2)]]
+    elements = "xyzw"[: int(match.group(1) or 0)]
+    for item in match.group(3).split(","):
         item = item.strip()
         ranged = re.match(r"([%\w$]+)<(\d+)>", item)
         names = [f"{ranged.group(1)}{n}" for n in range(int(ranged.group(2)))] if ranged else [item]
         for name in names:
-            scope.regs[name] = Reg(len(kernel.reg_classes), cls, name)
-            kernel.reg_classes.append(cls)
+            parts = [f"{name}.{element}" for element in elements] or [name]
+            for part in parts:
+                scope.regs[part] = Reg(len(kernel.reg_classes), cls, part)
+                kernel.reg_classes.append(cls)
+            if elements:
+                scope.regs[name] = Vector(tuple(scope.regs[part] for part in parts))
 
 
 def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instruction:
@@ -363,7 +384,7 @@ def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instru
     guard = re.match(r"@(!?)([%\w$]+)\s+", text)
     if guard:
         found = scope.reg(guard.group(2))
-        if found is None:
+        if not isinstance(found, Reg):
             raise PtxError(f"PTX line {statement.line}: unknown predicate {guard.group(2)}")
         pred = Reg(found.index, found.cls, found.name, bool(guard.group(1)))
         text = text[guard.end() :]

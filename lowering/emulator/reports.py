@@ -16,7 +16,7 @@ class Kind(enum.Enum):
 
     READ_BEFORE_ARRIVAL = "shared memory read before its copy arrived"
     OVERWRITE_IN_USE = "shared memory overwritten while an asynchronous unit may still read it"
-    RACE = "two accesses to shared memory with no synchronisation between them"
+    RACE = "two accesses to the same memory with no synchronisation between them"
     MISSING_PROXY_FENCE = "ordinary stores read by the async proxy with no fence.proxy.async"
     PENDING_REGISTER = "register of a pending WGMMA touched before its wait"
     MISSING_WGMMA_FENCE = "registers changed and used by WGMMA with no wgmma.fence between"
@@ -54,6 +54,7 @@ class Report:
     space: str = ""
     address: int | None = None
     step: int = 0
+    warning: bool = False  # collected, but never raised
 
     def __str__(self) -> str:
         place = f"kernel {self.kernel}, PTX line {self.ptx_line}"
@@ -61,7 +62,8 @@ class Report:
             place += f", {self.source}"
         who = f"CTA {self.cta}, warp {self.warp}" + (f", {self.lanes}" if self.lanes else "")
         where = "" if self.address is None else f", {self.space} address {self.address:#x}"
-        text = f"{self.kind.name}: {self.kind.value}: {self.message}\n  at {place}\n  by {who}{where}"
+        name = self.kind.name + (" (warning)" if self.warning else "")
+        text = f"{name}: {self.kind.value}: {self.message}\n  at {place}\n  by {who}{where}"
         if self.ptx_text:
             text += f"\n  {self.ptx_text}"
         return text
@@ -89,11 +91,11 @@ class ReportLog:
 
     def add(self, report: Report) -> None:
         """Keep ``report`` unless the same line already made one of the same kind."""
-        key = (report.kind, report.kernel, report.ptx_line)
+        key = (report.kind, report.kernel, report.ptx_line, report.warning)
         self.counts[key] = self.counts.get(key, 0) + 1
         if self.counts[key] == 1 and len(self.reports) < self.limit:
             self.reports.append(report)
 
     def count(self, report: Report) -> int:
         """How often the place of ``report`` made a finding of its kind."""
-        return self.counts.get((report.kind, report.kernel, report.ptx_line), 0)
+        return self.counts.get((report.kind, report.kernel, report.ptx_line, report.warning), 0)

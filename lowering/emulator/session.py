@@ -112,8 +112,8 @@ class Session:
             first_step=self.steps,
         )
         self.steps = machine.step
-        if self.raise_on_report and len(self.reports) > before:
-            new = self.reports[before:]
+        new = [report for report in self.reports[before:] if not report.warning]
+        if self.raise_on_report and new:
             raise EmulatorError("\n".join(str(r) for r in new), tuple(new))
 
 

@@ -43,10 +43,10 @@ class Agent:
 
 
 class Domain:
-    """The agents of one cluster. Clock arrays have one more entry, the last, for bytes nobody wrote."""
+    """The agents of cluster ``number``. Clock arrays have a last entry more, for bytes nobody wrote."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, number: int = 0) -> None:
+        self.capacity, self.number = capacity, number
         self.agents: list[Agent] = []
 
     def agent(self, kind: AgentKind, name: str) -> int:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
+from .clocks import NOTHING, Collected, Handover, Known, join_known
+from .global_shadow import Access
+from .ordering import Orders
 from .program import EXIT
-from .ptx import Address, Imm, Reg, Special, Symbol
+from .ptx import Address, Imm, Instruction, Reg, Special, Symbol
 from .reports import Kind
 from .shadow import AgentKind, Domain, Shadow
 from .translate import CLASS_DTYPE, DTYPE, LANES
@@ -79,6 +82,11 @@ class Warp:
         self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
         self.vc, self.fc = domain.clock(), domain.clock()
         self.vc[self.agent] = 1
+        self.known: Known = NOTHING  # of other clusters
+        self.seen: Known = NOTHING  # the same, by relaxed accesses: see ordering.py
+        self.orders = Orders()
+        self._exported: tuple[Array, Known, Known] | None = None
+        self._accesses: dict[int, Access] = {}
         self.unfenced = np.zeros(LANES, bool)
         self.waiting = ""
         self.waiting_since = 0
@@ -102,16 +110,45 @@ class Warp:
         """For reports and the timeline."""
         return f"CTA {self.cta.index} warp {self.number}"
 
-    def release(self) -> tuple[Array, Array]:
+    def release(self) -> Handover:
         """Clocks to hand over; what the warp does next is not covered by them."""
-        vc, fc = self.vc, self.fc
-        self.vc = vc.copy()
-        self.vc[self.agent] += 1
-        return vc, fc
+        handed = Handover(self.vc, self.fc, self.known)
+        self.tick()
+        return handed
 
-    def acquire(self, vc: Array, fc: Array) -> None:
+    def acquire(self, clocks: Handover | Collected) -> None:
         """Take over the clocks of a barrier."""
-        self.vc, self.fc = np.maximum(self.vc, vc), np.maximum(self.fc, fc)
+        self.vc, self.fc = np.maximum(self.vc, clocks.vc), np.maximum(self.fc, clocks.fc)
+        if clocks.known is not self.known:
+            self.known = join_known(self.known, clocks.known)
+
+    def tick(self) -> None:
+        """What the warp does next is not covered by the clocks that it has handed over."""
+        self.vc = self.vc.copy()
+        self.vc[self.agent] += 1
+
+    def exported(self) -> Known:
+        """All that the warp knows, in the form for other clusters."""
+        last = self._exported
+        if last is None or last[0] is not self.vc or last[1] is not self.known:
+            known = {**self.known, self.cta.domain.number: self.vc}
+            last = self._exported = (self.vc, self.known, known)
+        return last[2]
+
+    def acquire_known(self, known: Known) -> None:
+        """Take over what came through global memory."""
+        own = known.get(self.cta.domain.number)
+        if own is not None and own is not self.vc:
+            self.vc = np.maximum(self.vc, own)
+        self.known = join_known(self.known, known)
+
+    def access(self, ins: Instruction, strong: bool) -> Access:
+        """An access of this warp to global memory, now."""
+        last = self._accesses.get(ins.line)
+        if last is None or last.clock != self.vc[self.agent]:
+            last = Access(self.cta.domain, self.agent, self.clock, strong, ins)
+            self._accesses[ins.line] = last
+        return last
 
     def learn(self, agent: int, clock: int) -> None:
         """Everything that ``agent`` did up to ``clock`` is complete for this warp."""
@@ -243,11 +280,12 @@ class Cta:
 class Cluster:
     """CTAs that run together and see each other's shared memory."""
 
-    def __init__(self, machine: Machine, number: tuple[int, int, int]):
+    def __init__(self, machine: Machine, number: tuple[int, int, int], linear: int):
         shape = machine.launch.cluster
         warps = -(-int(np.prod(machine.launch.block)) // LANES)
-        self.domain = Domain(int(np.prod(shape)) * (3 * warps + warps // 4 + 160))
+        self.domain = Domain(int(np.prod(shape)) * (4 * warps + warps // 4 + 160), linear)
         self.barrier = ClusterBarrier(self.domain)
+        self.atomic_clocks: Collected | None = None  # of atomics on shared memory
         self.ctas: list[Cta] = []
         for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
             index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import access
 from .barriers import MBarrier, NamedBarrier, SecondWait
+from .clocks import Handover
 from .machine import Machine
 from .ptx import Address, Instruction, Sink
 from .reports import Kind
@@ -65,7 +66,7 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
             ins,
         )
     barrier.arrived += 32
-    barrier.join(*w.release())
+    barrier.join(w.release(), w.cta.domain)
     if mode == "arrive":
         _settle_named(m, w.cta, barrier, None)
         return None
@@ -85,11 +86,11 @@ def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None
     """Open the barrier if everyone is there."""
     if barrier.arrived == 0 or barrier.arrived < _expected(cta, barrier):
         return False
-    assert barrier.vc is not None and barrier.fc is not None
+    assert barrier.clocks is not None
     through = barrier.waiters + ([last] if last is not None else [])
     votes = np.concatenate(barrier.reductions) if barrier.reductions else None
     for warp in through:
-        warp.acquire(barrier.vc, barrier.fc)
+        warp.acquire(barrier.clocks)
         warp.state["released"] = m.step
         reduction = warp.state.pop("reduction", None)
         if reduction is not None and votes is not None:
@@ -117,7 +118,7 @@ def cluster_arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``barrier.cluster.arrive``: counted once a warp."""
     _aligned(m, w, ins, mask)
     w.state["cluster_target"] = w.cta.cluster.barrier.generation + 1
-    w.cta.cluster.barrier.arrive(*w.release())
+    w.cta.cluster.barrier.arrive(w.release())
     _settle_cluster(m, w)
 
 
@@ -139,7 +140,7 @@ def cluster_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         return None
     if barrier.generation < target:
         return m.block(w, f"the cluster barrier ({barrier.arrived} warps arrived)", barrier.waiters)
-    w.acquire(barrier.done, barrier.done_fc)
+    w.acquire(barrier.done)
     return None
 
 
@@ -243,11 +244,11 @@ def complete(m: Machine, barrier: MBarrier) -> None:
 
 
 def count_arrivals(
-    m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: tuple[Array, Array]
+    m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: Handover
 ) -> None:
     """Arrivals of a warp on a barrier; reports too many of them."""
     who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
-    if barrier.arrive(clocks[0], clocks[1], count, who):
+    if barrier.arrive(clocks, count, who):
         m.report(
             Kind.ARRIVE_COUNT,
             f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
@@ -318,7 +319,7 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         done = barrier.passed(value) if by_parity else barrier.phase > value
         if done:
             result |= lanes
-            w.acquire(barrier.done, barrier.done_fc)
+            w.acquire(barrier.done)
             if by_parity and ins.has("try_wait"):
                 _note_wait(m, w, ins, barrier)
         elif first is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import taint
+from . import ordering, taint
 from .machine import Machine
 from .ptx import Imm, Instruction, Pair, Reg, Vector
 from .reports import EmulatorError, Kind
@@ -14,6 +14,7 @@ from .state import OFFSET_MASK, RANK_SHIFT, Warp
 
 Array = np.ndarray
 _LANE = np.arange(32)
+_ORDERING_FENCES = {("fence", p) for p in ("acq_rel", "sc", "acquire", "release")}
 
 
 def check_members(m: Machine, w: Warp, ins: Instruction, members: Array, mask: Array) -> None:
@@ -205,10 +206,11 @@ def _format(text: str, w: Warp, buffer: int, lane: int, m: Machine) -> str:
     return re.sub(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l)?[a-zA-Z%]", argument, text)
 
 
-def ordering(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """Fences and warp barriers. Only ``fence.proxy.async`` changes what the race detector knows.
+def fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """Fences and warp barriers.
 
-    It makes the earlier ordinary writes of the lanes that execute it visible to the async proxy.
+    ``fence.proxy.async`` makes the earlier ordinary writes of the lanes that execute it visible to the async
+    proxy; for those of memory order see `ordering`.
     """
     if ins.has("proxy") and any(p.startswith("async") for p in ins.parts):
         w.unfenced = w.unfenced & ~mask
@@ -219,6 +221,8 @@ def ordering(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             if copies is not None:
                 fc[copies] = w.vc[copies]
             w.fc = fc
+    elif ins.root == "membar" or ins.parts[:2] in _ORDERING_FENCES:
+        ordering.fence(w, ins)
     elif ins.opcode.startswith("bar.warp.sync"):
         check_members(m, w, ins, w.value(ins.operands[0], "b32"), mask)
 
@@ -238,6 +242,6 @@ def prefetch_tensormap(m: Machine, w: Warp, ins: Instruction, mask: Array) -> No
 HANDLERS: dict[str, Callable] = {
     "shfl.sync": shuffle, "elect.sync": elect, "vote.sync": vote, "activemask": activemask, "match": match,
     "redux.sync": redux, "mapa": mapa, "getctarank": getctarank, "trap": trap, "createpolicy": createpolicy,
-    "call": call, "fence": ordering, "membar": ordering, "bar.warp.sync": ordering,
+    "call": call, "fence": fence, "membar": fence, "bar.warp.sync": fence,
     "setmaxnreg": set_register_limit, "prefetch.tensormap": prefetch_tensormap,
 }  # fmt: skip

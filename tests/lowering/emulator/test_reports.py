@@ -87,7 +87,8 @@ cp.async.commit_group;
 """
 TWO_COPIES = CP_ASYNC + CP_ASYNC.replace("+128]", "+256]").replace("[%rd5]", "[%rd5+128]")
 TWO_STORES = (
-    BULK_STORE + "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r3+256], 128;\n"
+    BULK_STORE.replace("128;", "64;") + "add.u64 %rd2, %rd2, 64;\n"
+    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r3+256], 64;\n"
     "@%p1 cp.async.bulk.commit_group;\n"
 )
 FILLED = STORE + STORE.replace("+128", "+256") + FENCE + "bar.sync 0;"

@@ -309,3 +309,33 @@ st.global.b32 [%rd3], %r10;
     target = torch.full((32,), 7, dtype=torch.int32)
     assert not run(body, [target]).reports
     assert (target == expected).all()
+
+
+def test_vector_registers_are_declared_and_named_by_element() -> None:
+    target = torch.zeros(64, dtype=torch.int32)
+    body = """
+.reg .v2 .b32 %pair;
+ld.param.u64 %rd1, [p0];
+mul.wide.u32 %rd2, %r1, 8;
+add.u64 %rd3, %rd1, %rd2;
+mov.b32 %pair.x, %r1;
+add.u32 %pair.y, %pair.x, 100;
+st.global.v2.b32 [%rd3], %pair;
+"""
+    assert not run(body, [target]).reports
+    assert target.tolist() == [x for lane in range(32) for x in (lane, lane + 100)]
+
+
+@pytest.mark.parametrize(
+    "body, place",
+    [
+        (".reg .b24 %odd;", r"PTX line \d+: registers of an unknown type"),
+        ("add.u32 %r10, %r11, [;", r"PTX line \d+: cannot read"),
+        ("ld.global.b24 %r10, [%rd1];", r"kernel k, PTX line \d+, CTA \(0, 0, 0\) warp 0, at 'ld.global.b24"),
+        ("st.shared.b32 [%r3], {};", r"kernel k, PTX line \d+, CTA \(0, 0, 0\) warp 0, at 'st.shared"),
+        ("mbarrier.pending_count.b64 %r1, %rd1;", r"kernel k, PTX line \d+, CTA .* is not modelled"),
+    ],
+)
+def test_every_failure_names_its_line(body: str, place: str) -> None:
+    with pytest.raises(emulator.EmulatorError, match=place):
+        run(body, [torch.zeros(1)])

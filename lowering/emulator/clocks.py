@@ -1,0 +1,55 @@
+"""Clocks that one warp hands to others: of its own cluster, and what it knows of other clusters.
+
+A warp's own vector clock covers the agents of its cluster. Knowledge of another cluster comes through global
+memory alone, so it is kept as that cluster's vector clock at the time of its release, in a dictionary that
+most kernels leave empty. Arrays and dictionaries that were handed over are never changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .shadow import Domain
+
+Array = np.ndarray
+Known = dict[int, Array]
+"""Vector clocks of clusters by their number."""
+
+NOTHING: Known = {}
+
+
+class Handover(NamedTuple):
+    """What an arriving warp hands over: ``vc`` and ``fc`` of its cluster, and what it knows of others."""
+
+    vc: Array
+    fc: Array
+    known: Known
+
+
+def join_known(a: Known, b: Known) -> Known:
+    """What either of them knows."""
+    if a is b or not b:
+        return a
+    if not a:
+        return b
+    joined = dict(a)
+    for number, clock in b.items():
+        mine = joined.get(number)
+        joined[number] = clock if mine is None or mine is clock else np.maximum(mine, clock)
+    return joined
+
+
+class Collected:
+    """The clocks of all that arrived at a barrier."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.vc, self.fc = domain.clock(), domain.clock()
+        self.known = NOTHING
+
+    def add(self, other: Handover | Collected) -> None:
+        """Take the clocks of an arriving warp, or of a phase."""
+        np.maximum(self.vc, other.vc, out=self.vc)
+        np.maximum(self.fc, other.fc, out=self.fc)
+        self.known = join_known(self.known, other.known)

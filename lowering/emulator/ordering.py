@@ -1,0 +1,209 @@
+"""The order of accesses to global memory: what strong accesses and fences hand from warp to warp.
+
+The model is that of PTX. A release (``.release``, ``.acq_rel``, or a fence before a relaxed store or atomic)
+marks the address with the clocks of its warp; an acquire (``.acquire``, ``.acq_rel``, or a relaxed load or
+atomic with a fence after it) that reads this value, or what atomics made of it, takes them over. Both count
+within their scope only. What relaxed accesses alone have shown a warp is kept too: it orders nothing, but a
+report can say that only the order was missing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .clocks import NOTHING, Known, join_known
+from .global_shadow import Access, Clash
+from .reports import Kind
+from .spans import Spans, of_lanes
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .ptx import Instruction
+    from .state import Warp
+
+Array = np.ndarray
+CTA, CLUSTER, GPU = range(3)
+LEVELS = 3
+_STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+
+
+class Order(NamedTuple):
+    """How an access orders others. ``level``: its scope; that of the system counts as the GPU's."""
+
+    strong: bool
+    acquire: bool
+    release: bool
+    level: int
+
+
+@lru_cache(maxsize=1024)
+def order_of(parts: tuple[str, ...]) -> Order:
+    """The order that an opcode asks for; atomics are relaxed unless they say otherwise."""
+    both = "acq_rel" in parts
+    strong = parts[0] in ("atom", "red") or any(p in parts for p in _STRONG)
+    level = CTA if "cta" in parts else CLUSTER if "cluster" in parts else GPU
+    return Order(strong, both or "acquire" in parts, both or "release" in parts, level)
+
+
+class Mark:
+    """What the last value at an address stands for: releases by scope, and the clocks of who wrote it."""
+
+    __slots__ = ("released", "seen")
+
+    def __init__(self) -> None:
+        self.released: dict[tuple[int, int], Known] = {}
+        self.seen: Known = NOTHING
+
+
+class Orders:
+    """A warp's side: what it saw by relaxed reads and what its fences released, by scope."""
+
+    __slots__ = ("fenced", "observed")
+
+    def __init__(self) -> None:
+        self.observed: list[Known] = [NOTHING] * LEVELS
+        self.fenced: list[Known | None] = [None] * LEVELS
+
+
+def _groups(w: Warp) -> tuple[int, int, int]:
+    """The number of the warp's CTA, of its cluster, and of the GPU."""
+    return w.cta.linear, w.cta.domain.number, 0
+
+
+def _observe(m: Machine, w: Warp, order: Order, addresses: list[int]) -> None:
+    """A strong read of the values at these addresses."""
+    for address in addresses:
+        mark = m.marks.get(address)
+        if mark is None:
+            continue
+        w.seen = join_known(w.seen, mark.seen)
+        groups = _groups(w)
+        for level in range(order.level + 1):
+            known = mark.released.get((level, groups[level]))
+            if known is None:
+                continue
+            if order.acquire:
+                w.acquire_known(known)
+            else:
+                w.orders.observed[level] = join_known(w.orders.observed[level], known)
+
+
+def _publish(m: Machine, w: Warp, order: Order, addresses: list[int], update: bool) -> None:
+    """A strong write to these addresses; ``update``: an atomic, which keeps what was released before it."""
+    clocks = w.exported()
+    releases: list[Known | None] = [clocks] * LEVELS if order.release else w.orders.fenced
+    groups = _groups(w)
+    for address in addresses:
+        mark = m.marks.get(address) if update else None
+        if mark is None:
+            mark = m.marks[address] = Mark()
+        mark.seen = join_known(mark.seen, clocks)
+        for level in range(order.level + 1):
+            known = releases[level]
+            if known is not None:
+                key = (level, groups[level])
+                mark.released[key] = join_known(mark.released.get(key, NOTHING), known)
+    if order.release:
+        w.tick()
+
+
+def fence(w: Warp, ins: Instruction) -> None:
+    """``fence.acq_rel``, ``fence.sc``, ``membar`` and the one-sided fences."""
+    sides = ("acquire", "release")
+    one = next((p for p in sides if p in ins.parts), None)
+    level = CTA if ins.has("cta") else CLUSTER if ins.has("cluster") else GPU
+    orders = w.orders
+    if one != "release":
+        for known in orders.observed[: level + 1]:
+            if known:
+                w.acquire_known(known)
+    if one != "acquire":
+        clocks = w.exported()
+        w.tick()
+        for below in range(level + 1):
+            orders.fenced[below] = clocks
+
+
+# Accesses of a warp
+
+
+def load(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int) -> None:
+    """``ld`` of global memory."""
+    if not m.check:
+        return
+    order = order_of(ins.parts)
+    if order.strong and m.marks:
+        _observe(m, w, order, np.unique(addresses).tolist())
+    spans = of_lanes(addresses, size)
+    access = w.access(ins, order.strong)
+    _report(m, w, access, "read", m.accesses.read(spans, access, w))
+
+
+def store(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array) -> None:
+    """``st`` of uint8 (n, size) ``data`` to global memory, before it is done."""
+    if not m.check:
+        return
+    order = order_of(ins.parts)
+    size = data.shape[1]
+    access = w.access(ins, order.strong)
+    clash = m.accesses.write(of_lanes(addresses, size), access, w)
+    if clash is not None:
+        same = clash.wrote and m.memory.holds(addresses, data)
+        _report(m, w, access, "write", clash, same)
+    if order.strong:
+        _publish(m, w, order, np.unique(addresses).tolist(), False)
+    elif m.marks:
+        for address in addresses.tolist():
+            m.marks.pop(address, None)
+
+
+def atomic(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int) -> None:
+    """``atom`` and ``red`` of global memory."""
+    if not m.check:
+        return
+    order = order_of(ins.parts)
+    distinct = np.unique(addresses).tolist()
+    if ins.root == "atom":
+        _observe(m, w, order, distinct)
+    access = w.access(ins, True)
+    _report(m, w, access, "atomic access", m.accesses.write(of_lanes(addresses, size), access, w))
+    _publish(m, w, order, distinct, True)
+
+
+# Accesses of asynchronous units, with the clocks of the warp that issues them
+
+
+def copy_from(m: Machine, w: Warp, ins: Instruction, spans: Spans, agent: int, clock: int) -> None:
+    """A copy reads global memory until its agent comes to ``clock``."""
+    if m.check:
+        access = Access(w.cta.domain, agent, clock, False, ins)
+        _report(m, w, access, "asynchronous read", m.accesses.read(spans, access, w))
+
+
+def copy_to(
+    m: Machine, w: Warp, ins: Instruction, spans: Spans, agent: int, clock: int, reduces: bool
+) -> None:
+    """A copy writes global memory, or adds to it atomically, until its agent comes to ``clock``."""
+    if m.check:
+        access = Access(w.cta.domain, agent, clock, reduces, ins)
+        _report(m, w, access, "asynchronous write", m.accesses.write(spans, access, w))
+
+
+def _report(m: Machine, w: Warp, access: Access, verb: str, clash: Clash | None, same: bool = False) -> None:
+    if clash is None:
+        return
+    other, region = clash.other, clash.region
+    kind = "atomic access" if other.strong and clash.wrote else "write" if clash.wrote else "read"
+    where = m.source(other.ins) or f"PTX line {other.ins.line}"
+    text = (
+        f"{verb} of {region.name}, byte {clash.address - region.start}, does not wait for the {kind} by "
+        f"{other.who.name} at {where}"
+    )
+    if same:
+        text += "; both write the same value"
+    elif other.seen(w):
+        text += "; a later value of it was seen, but with relaxed order: this needs a release and an acquire"
+    m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same)
