@@ -15,9 +15,23 @@ from .shadow import Domain
 
 Array = np.ndarray
 Known = dict[int, Array]
-"""Vector clocks of clusters by their number."""
+"""Vector clocks of clusters by their number; also of what the async proxy sees, see `proxied`."""
 
 NOTHING: Known = {}
+PREVIOUS = -1
+"""The number of the launch before this one, where the two may overlap."""
+FINISHED: Known = {PREVIOUS: np.ones(1, np.int32)}
+"""Known after ``griddepcontrol.wait``."""
+
+
+def proxied(number: int) -> int:
+    """The number that stands for what of a cluster's writes ``fence.proxy.async`` has covered."""
+    return -2 - number
+
+
+def through_proxy(known: Known) -> Known:
+    """What is known of the async proxy after a fence by a warp that knows ``known``."""
+    return {proxied(number): clock for number, clock in known.items() if number >= 0}
 
 
 class Handover(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import copies, cp_async, loads, matrix, remote, sync, tensormaps, warp_ops
+from .global_shadow import GlobalShadow
 from .machine import Machine
 from .memory import GlobalMemory
 from .ptx import Module
@@ -51,8 +52,9 @@ def execute(
     watch: Any = None,
     max_steps: int | None = 50_000_000,
     first_step: int = 0,
+    before: GlobalShadow | None = None,
 ) -> Machine:
-    """Execute one launch to its end. Findings go to ``log``.
+    """Execute one launch to its end. Findings go to ``log``; ``before``: accesses of the launch before.
 
     Raises :class:`EmulatorError` where execution cannot go on (deadlock, trap, an instruction that is not
     known, a launch that the hardware would refuse).
@@ -83,6 +85,7 @@ def execute(
             check=check,
             watch=watch,
             max_steps=max_steps,
+            before=before,
         )
         machine.step = first_step
         machine.run()

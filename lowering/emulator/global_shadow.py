@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .clocks import PREVIOUS, proxied
 from .memory import GlobalMemory, Region
-from .shadow import Agent, Domain
+from .shadow import Agent, AgentKind, Domain
 from .spans import Spans
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ class Access(NamedTuple):
         """The agent."""
         return self.domain.agents[self.agent]
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it goes through the async proxy."""
+        return self.who.kind in (AgentKind.BULK_LOAD, AgentKind.BULK_STORE)
+
+    def fenced(self, w: Warp) -> bool:
+        """Whether a ``fence.proxy.async`` lies between this access and what the warp does now."""
+        clock = w.known.get(proxied(self.domain.number))
+        return clock is not None and bool(clock[self.agent] >= self.clock)
+
     def before(self, w: Warp) -> bool:
         """Whether the warp has synchronised with this access."""
         return _reached(self, w.cta.domain, w.vc, w.known)
@@ -57,12 +68,16 @@ def _reached(access: Access, own: Domain, vc: Array, known: dict[int, Array]) ->
 
 
 class Clash(NamedTuple):
-    """The other side of a race: its access, whether it wrote, and the first address."""
+    """The other side of a race: its access (None: by the launch before), whether it wrote, the first address.
 
-    other: Access
+    ``proxy``: it is ordered, but the async proxy cannot be sure to see it.
+    """
+
+    other: Access | None
     wrote: bool
     address: int
     region: Region
+    proxy: bool = False
 
 
 class ReadLog:
@@ -134,8 +149,9 @@ class RegionShadow:
 class GlobalShadow:
     """The accesses of one launch to global memory."""
 
-    def __init__(self, memory: GlobalMemory) -> None:
+    def __init__(self, memory: GlobalMemory, before: GlobalShadow | None = None) -> None:
         self.memory = memory
+        self.before = before  # accesses of the launch before, where this one may begin before its end
         self.accesses: list[Access | None] = [None]
         self.regions: dict[int, RegionShadow] = {}
 
@@ -161,7 +177,7 @@ class GlobalShadow:
 
     def read(self, spans: Spans, access: Access, w: Warp) -> Clash | None:
         """Note a read, for which the warp's clocks count; returns a write that it does not follow."""
-        clash = None
+        clash = self._unfinished(spans, False, w)
         for shadow, part in self._parts(spans):
             if shadow.last is not None:
                 clash = clash or self._late(shadow, part, access, w)
@@ -170,7 +186,7 @@ class GlobalShadow:
 
     def write(self, spans: Spans, access: Access, w: Warp) -> Clash | None:
         """Note a write, for which the warp's clocks count; returns an access that it does not follow."""
-        clash = None
+        clash = self._unfinished(spans, True, w)
         for shadow, part in self._parts(spans):
             if shadow.last is not None:
                 clash = clash or self._late(shadow, part, access, w)
@@ -182,6 +198,20 @@ class GlobalShadow:
             assert shadow.last is not None
             shadow.last[shadow.units(part)] = self._number(access)
         return clash
+
+    def _unfinished(self, spans: Spans, writes: bool, w: Warp) -> Clash | None:
+        """An access of the launch before that the warp has not waited for."""
+        if self.before is None or PREVIOUS in w.known:
+            return None
+        for shadow, part in self.before._parts(spans):
+            if shadow.last is not None and (shadow.last[shadow.units(part)] != 0).any():
+                return Clash(None, True, part.low, shadow.region)
+            if writes:
+                for read, _ in shadow.reads.entries:
+                    address = read.meeting(part)
+                    if address is not None:
+                        return Clash(None, False, address, shadow.region)
+        return None
 
     def _number(self, access: Access) -> int:
         if self.accesses[-1] is not access:
@@ -197,10 +227,17 @@ class GlobalShadow:
         numbers = [first] if (last == first).all() else np.unique(last).tolist()
         for number in numbers:
             other = self.accesses[number]
-            if other is None or (other.strong and (access.strong or other.seen(w))) or other.before(w):
+            if other is None:
+                continue
+            proxy = False
+            if other.before(w):
+                proxy = access.asynchronous and not other.asynchronous and not other.fenced(w)
+                if not proxy:
+                    continue
+            elif other.strong and (access.strong or other.seen(w)):
                 continue
             at = int(np.argmax(last == number))
             unit = index.start + at if isinstance(index, slice) else int(index[at])
             address = (shadow.region.start // shadow.unit + unit) * shadow.unit
-            return Clash(other, True, max(address, shadow.region.start), shadow.region)
+            return Clash(other, True, max(address, shadow.region.start), shadow.region, proxy)
         return None

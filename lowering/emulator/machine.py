@@ -50,6 +50,7 @@ class Machine:
         check: bool = True,
         watch: Any = None,
         max_steps: int | None = None,
+        before: GlobalShadow | None = None,
     ):
         self.kernel, self.launch, self.memory, self.log = kernel, launch, memory, log
         self.files, self.check, self.watch, self.sms = files, check, watch, sms
@@ -69,7 +70,7 @@ class Machine:
         self.ready: list[Warp] = []
         self.clusters: list[Cluster] = []
         self.progress = 0
-        self.accesses = GlobalShadow(memory)
+        self.accesses = GlobalShadow(memory, before if launch.attributes.get("programmatic") else None)
         self.marks: dict[int, Mark] = {}
 
     def _lay_out(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .clocks import NOTHING, Known, join_known
+from .clocks import FINISHED, NOTHING, Known, join_known, through_proxy
 from .global_shadow import Access, Clash
 from .reports import Kind
 from .spans import Spans, of_lanes
@@ -127,6 +127,18 @@ def fence(w: Warp, ins: Instruction) -> None:
             orders.fenced[below] = clocks
 
 
+def proxy_fence(w: Warp, ins: Instruction) -> None:
+    """``fence.proxy.async``: what the warp knows to have been written is there for later bulk copies."""
+    if not any(p.startswith("shared") for p in ins.parts):
+        w.known = join_known(w.known, through_proxy(w.exported()))
+
+
+def dependency_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """``griddepcontrol.wait``: the launch before this one has ended."""
+    if ins.has("wait"):
+        w.known = join_known(w.known, FINISHED)
+
+
 # Accesses of a warp
 
 
@@ -196,12 +208,21 @@ def _report(m: Machine, w: Warp, access: Access, verb: str, clash: Clash | None,
     if clash is None:
         return
     other, region = clash.other, clash.region
+    place = f"{region.name}, byte {clash.address - region.start}"
+    if other is None:
+        text = (
+            f"{verb} of {place}, which the launch before this one {'wrote' if clash.wrote else 'read'}: with "
+            "programmatic dependent launch it may still run, and griddepcontrol.wait is missing"
+        )
+        m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global")
+        return
     kind = "atomic access" if other.strong and clash.wrote else "write" if clash.wrote else "read"
     where = m.source(other.ins) or f"PTX line {other.ins.line}"
-    text = (
-        f"{verb} of {region.name}, byte {clash.address - region.start}, does not wait for the {kind} by "
-        f"{other.who.name} at {where}"
-    )
+    text = f"{verb} of {place}, does not wait for the {kind} by {other.who.name} at {where}"
+    if clash.proxy:
+        text = f"{verb} of {place}, written by {other.who.name} at {where}, with no fence.proxy.async between"
+        m.report(Kind.MISSING_PROXY_FENCE, text, w, access.ins, address=clash.address, space="global")
+        return
     if same:
         text += "; both write the same value"
     elif other.seen(w):

@@ -23,7 +23,6 @@ _TRANSLATED = {
 NO_EFFECT = {
     "prefetch",
     "prefetchu",
-    "griddepcontrol",
     "nanosleep",
     "applypriority",
     "discard",

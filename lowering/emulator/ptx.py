@@ -353,9 +353,8 @@ def _read(kernel: Kernel, scope: _Scope, statement: _Statement, read: Callable) 
     except PtxError:
         raise
     except Exception as error:
-        raise PtxError(
-            f"PTX line {statement.line}: cannot read {statement.text[:160]!r} ({type(error).__name__}: {error})"
-        ) from error
+        text = f"cannot read {statement.text[:160]!r}: {type(error).__name__} {error}"
+        raise PtxError(f"PTX line {statement.line}: {text}") from error
 
 
 def _declare(kernel: Kernel, scope: _Scope, statement: _Statement) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import ptx
 from .capture import DeviceFacts, HostFunction, host_function, launches
 from .engine import execute
+from .global_shadow import GlobalShadow
 from .memory import GlobalMemory
 from .reports import EmulatorError, Report, ReportLog
 from .state import Launch
@@ -53,6 +54,7 @@ class Session:
     stats: Stats = field(default_factory=Stats)
     launches: list[Launch] = field(default_factory=list)
     steps: int = 0
+    before: GlobalShadow | None = None
 
     def __post_init__(self) -> None:
         if self.sms is not None and (isinstance(self.sms, bool) or self.sms != int(self.sms) or self.sms < 1):
@@ -110,8 +112,10 @@ class Session:
             watch=self.inspector,
             max_steps=self.max_steps,
             first_step=self.steps,
+            before=self.before,
         )
-        self.steps = machine.step
+        self.steps, self.before = machine.step, machine.accesses
+        self.before.before = None
         new = [report for report in self.reports[before:] if not report.warning]
         if self.raise_on_report and new:
             raise EmulatorError("\n".join(str(r) for r in new), tuple(new))

@@ -213,6 +213,7 @@ def fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     proxy; for those of memory order see `ordering`.
     """
     if ins.has("proxy") and any(p.startswith("async") for p in ins.parts):
+        ordering.proxy_fence(w, ins)
         w.unfenced = w.unfenced & ~mask
         if not w.unfenced.any():
             fc = w.fc.copy()
@@ -243,5 +244,6 @@ HANDLERS: dict[str, Callable] = {
     "shfl.sync": shuffle, "elect.sync": elect, "vote.sync": vote, "activemask": activemask, "match": match,
     "redux.sync": redux, "mapa": mapa, "getctarank": getctarank, "trap": trap, "createpolicy": createpolicy,
     "call": call, "fence": fence, "membar": fence, "bar.warp.sync": fence,
-    "setmaxnreg": set_register_limit, "prefetch.tensormap": prefetch_tensormap,
+    "griddepcontrol": ordering.dependency_wait, "setmaxnreg": set_register_limit,
+    "prefetch.tensormap": prefetch_tensormap,
 }  # fmt: skip

@@ -78,8 +78,13 @@ def run(
     unwritten: tuple = (),
     inspector: object = None,
     sms: int | None = None,
+    session: Session | None = None,
+    attributes: dict | None = None,
 ) -> Session:
-    """Execute ``body`` and return the session; findings are collected, a stop is still raised."""
+    """Execute ``body`` and return the session, a new one if none is given.
+
+    Findings are collected, a stop is still raised.
+    """
     module = ptx.parse(text(body, arguments))
     params = bytearray()
     memory = GlobalMemory()
@@ -93,10 +98,9 @@ def run(
             argument.encode() if isinstance(argument, TensorMap) else tensor.data_ptr().to_bytes(8, "little")
         )
         memory.register(*extent(tensor), f"p{i}", any(tensor is u for u in unwritten))
-    session = Session("sm_90a", seed, raise_on_report=False, inspector=inspector, sms=sms)
-    session.execute(
-        module, Launch("k", (grid, 1, 1), (block, 1, 1), (cluster, 1, 1), smem, bytes(params)), memory
-    )
+    session = session or Session("sm_90a", seed, raise_on_report=False, inspector=inspector, sms=sms)
+    shape = (grid, 1, 1), (block, 1, 1), (cluster, 1, 1)
+    session.execute(module, Launch("k", *shape, smem, bytes(params), attributes or {}), memory)
     return session
 
 

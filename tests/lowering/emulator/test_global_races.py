@@ -281,3 +281,79 @@ def test_neighbouring_bytes_are_no_race() -> None:
         "add.u64 %rd16, %rd10, %rd15;\n@%p11 st.global.b8 [%rd16], %r60;\n@%p11 ld.global.b8 %r61, [%rd16];"
     )
     assert not _reports(body, {"grid": 8}, 0)
+
+
+WRITE = START + "st.global.b32 [%rd14], %r0;"
+READ_PART = "ld.global.b32 %r62, [%rd14];"
+COPY = "cp.async.ca.shared.global [%r5], [%rd14], 4;\ncp.async.wait_all;"
+DEPENDENT = {
+    "a read of what the launch before wrote": (WRITE, READ_PART, True),
+    "a write over what it wrote": (WRITE, "st.global.b32 [%rd14], %r1;", True),
+    "a write over what it read": (START + READ_PART, "st.global.b32 [%rd14], %r1;", True),
+    "a copy of what it wrote": (WRITE, COPY, True),
+    "a read of what it read": (START + READ_PART, READ_PART, False),
+    "a read of something else": (WRITE, "ld.global.b32 %r62, [%rd12];", False),
+}
+WAITS = {
+    "overlapping": "",
+    "waiting": "griddepcontrol.wait;\n",
+    "one after the other": "",
+    "another warp waits": "@%p3 griddepcontrol.wait;\nbar.sync 0;\n",
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+@pytest.mark.parametrize("how", WAITS)
+def test_a_dependent_launch_waits_for_the_one_before(name: str, how: str) -> None:
+    first, second, conflict = DEPENDENT[name]
+    tensors = [torch.zeros(64, dtype=torch.int32) for _ in range(3)]
+    session = run(first, tensors)
+    body = START + WAITS[how] + "@%p3 bra END;\n" + second + "\nEND:\n"
+    attributes = {} if how == "one after the other" else {"programmatic": 1}
+    run(body, tensors, block=64, session=session, attributes=attributes)
+    if conflict and how == "overlapping":
+        assert {r.kind for r in session.reports} == {Kind.RACE}
+        assert "griddepcontrol.wait is missing" in session.reports[0].message
+    else:
+        assert not session.reports
+
+
+# Warp 1 writes what a bulk copy of warp 0 reads, or a bulk store of warp 0 overwrites.
+BULK = """
+st.shared.b32 [%r5+256], %r0;
+fence.proxy.async.shared::cta;
+@%p3 st.global.b32 [%rd14+-128], %r0;
+{writer}
+bar.sync 0;
+{reader}
+{copy}
+"""
+BULK_IN = """
+@%p1 mbarrier.init.shared.b64 [%r3], 1;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
+@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+128], [%rd10], 128, [%r3];
+"""
+BULK_OUT = """
+@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd10], [%r3+256], 128;
+@%p1 cp.async.bulk.commit_group;
+@%p1 cp.async.bulk.wait_group 0;
+"""
+
+
+@pytest.mark.parametrize("copy", [BULK_IN, BULK_OUT], ids=["into shared memory", "out of it"])
+@pytest.mark.parametrize(
+    ("writer", "reader", "found"),
+    [
+        ("", "", True),
+        ("fence.proxy.async.shared::cta;", "", True),
+        ("fence.proxy.async.global;", "", False),
+        ("fence.proxy.async;", "", False),
+        ("", "fence.proxy.async.global;", False),
+    ],
+)
+def test_bulk_copies_of_ordinary_stores_need_a_proxy_fence(
+    copy: str, writer: str, reader: str, found: bool
+) -> None:
+    body = START + BULK.format(writer=writer, reader=reader, copy=copy)
+    reports = _reports(body, {"grid": 1, "block": 64}, 0)
+    assert {r.kind for r in reports} == ({Kind.MISSING_PROXY_FENCE} if found else set())

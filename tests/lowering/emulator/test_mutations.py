@@ -17,6 +17,7 @@ from lowering.emulator import Kind, ptx, session  # noqa: E402
 
 SM90 = Sm90GemmConfig(128, 64, stages=2)
 SM80 = Sm80GemmConfig(64, 64, 32, 3, 2, 2)
+STREAM_K = Sm90GemmConfig(64, 16, stream_k=True)
 BARRIER = r"\n\s*bar\.sync[^;]*;"
 
 
@@ -41,6 +42,15 @@ def _unconditional_waits(text: str) -> str:
     return text.replace("@P1 bra.uni DONE;", "bra.uni DONE;")
 
 
+def _changed(pattern: str, by: str) -> Callable[[str], str]:
+    def mutate(text: str) -> str:
+        changed, n = re.subn(pattern, by, text)
+        assert n, f"the kernel has no {pattern}"
+        return changed
+
+    return mutate
+
+
 MUTATIONS = {
     "proxy fences": (SM90, _without(r"fence\.proxy\.async[^;]*;"), {Kind.MISSING_PROXY_FENCE}),
     "wgmma.fence": (SM90, _without(r"wgmma\.fence[^;]*;"), {Kind.MISSING_WGMMA_FENCE}),
@@ -59,6 +69,13 @@ MUTATIONS = {
         {Kind.DEADLOCK},
     ),
     "cp.async waits": (SM80, _without(r"cp\.async\.wait_\w+[^;]*;"), {Kind.READ_BEFORE_ARRIVAL}),
+    "the release of stream-K": (STREAM_K, _changed(r"atom\.global\.release", "atom.global"), {Kind.RACE}),
+    "the acquire of stream-K": (STREAM_K, _changed(r"ld\.acquire", "ld.relaxed"), {Kind.RACE}),
+    "the flag of stream-K": (
+        STREAM_K,
+        _changed(r"ld\.acquire\.gpu\.global\.b32\s+(%r\d+), [^;]*;", r"mov.b32 \1, 1000;"),
+        {Kind.RACE},
+    ),
     "CTA barriers": (SM80, _without(BARRIER), {Kind.RACE, Kind.READ_BEFORE_ARRIVAL}),
 }
 
@@ -67,11 +84,12 @@ def _run(config: object, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[str]
     parse = ptx.parse
     monkeypatch.setattr(session, "_loaded", {})
     monkeypatch.setattr(ptx, "parse", lambda text: parse(mutate(text)))
-    a = torch.randint(-2, 3, (264, 264)).to(torch.bfloat16)
+    shape, sms = ((200, 32, 640), 3) if config is STREAM_K else ((264, 264, 264), None)
+    a, b = (torch.randint(-2, 3, (rows, shape[2])).to(torch.bfloat16) for rows in shape[:2])
     found: set[Kind] = set()
-    with emulator.run(arch="sm_90a", raise_on_report=False, max_steps=400_000) as active:
+    with emulator.run(arch="sm_90a", sms=sms, raise_on_report=False, max_steps=400_000) as active:
         try:
-            kernels_dsl.gemm(a, a.mT, config=config)  # type: ignore[arg-type]
+            kernels_dsl.gemm(a, b.mT, config=config)  # type: ignore[arg-type]
         except emulator.EmulatorError:
             pass
         found |= {r.kind for r in active.reports}
@@ -85,6 +103,6 @@ def test_a_missing_synchronisation_is_found(name: str, monkeypatch: pytest.Monke
     assert found & expected, f"found {found}"
 
 
-@pytest.mark.parametrize("config", [SM90, SM80], ids=["sm90", "sm80"])
+@pytest.mark.parametrize("config", [SM90, SM80, STREAM_K], ids=["sm90", "sm80", "stream-K"])
 def test_the_kernels_as_they_are_have_no_finding(config: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run(config, monkeypatch, lambda text: text) == set()
