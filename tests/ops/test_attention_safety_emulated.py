@@ -111,7 +111,7 @@ def test_lists_without_entries(kind):
     ("cu_q", "cu_k", "used"),
     [
         ((0, 70, 60, 90), (0, 80, 20, 100), (-5, 2**31 - 1, 7)),
-        ((-9, 30, 2**31 - 1, -(2**31)), (300, -40, 90, 2**31 - 1), None),
+        ((-9, 30, 150, 40), (-20, 40, 130, 50), None),
     ],
 )
 def test_wrong_lengths_reach_no_memory_of_others(kind, cu_q, cu_k, used):
@@ -180,3 +180,28 @@ def test_functions_read_nothing_before_a_sequence_without_keys(family):
         )
     assert not session.reports
     assert not out[:30].any() and out[30:].any()
+
+
+@pytest.mark.parametrize("kind", ["sm90", "fp8 sm90"])
+def test_an_operator_call_keeps_rows_of_no_sequence(kind):
+    """The operator makes an output, of which `out` gets the rows of sequences."""
+    tensors = _inputs(kind, (7, 2, 64), (0, 1, 64))
+    written = poisoned((7, 2, 64), torch.bfloat16, pad=3)
+    (before,) = _bytes(written.buffer)
+    torch.compiler.reset()
+    call = torch.compile(_varlen, fullgraph=True, backend="eager")
+    with emulator.run(arch="sm_90a"):
+        call(kind, *tensors, _sums(0, 3, 5), _sums(0, 0, 0), 3, out=written.tensor)
+    assert not written.tensor[:5].any()
+    written.tensor[:5] = poisoned((5, 2, 64), torch.bfloat16).tensor
+    assert torch.equal(written.buffer.view(torch.uint8), before)
+
+
+def test_checked_calls_of_fp8():
+    """In the mode that looks at values, fp8 calls are looked at as the others are."""
+    tensors = _inputs("fp8", (7, 2, 64), (0, 1, 64))
+    with emulator.run(arch="sm_90a"), kernels_dsl.checked():
+        with pytest.raises(ValueError, match="cu_seqlens_q.2. is 2, must be at least 3, the one before"):
+            kernels_dsl.attention_fp8_varlen(*tensors, _sums(0, 3, 2), _sums(0, 0, 0), 3)
+        with pytest.raises(ValueError, match=r"cu_seqlens_q\[-1\] is 5, must be 7, the rows of q, or out be"):
+            kernels_dsl.attention_fp8_varlen(*tensors, _sums(0, 3, 5), _sums(0, 0, 0), 3)
