@@ -202,7 +202,7 @@ def test_checked_calls_of_fp8():
     """In the mode that looks at values, fp8 calls are looked at as the others are."""
     tensors = _inputs("fp8", (7, 2, 64), (0, 1, 64))
     with emulator.run(arch="sm_90a"), kernels_dsl.checked():
-        with pytest.raises(ValueError, match="cu_seqlens_q.2. is 2, must be at least 3, the one before"):
+        with pytest.raises(ValueError, match=r"cu_seqlens_q.2. is 2, must be at least 3, the one before"):
             kernels_dsl.attention_fp8_varlen(*tensors, _sums(0, 3, 2), _sums(0, 0, 0), 3)
         with pytest.raises(ValueError, match=r"cu_seqlens_q\[-1\] is 5, must be 7, the rows of q, or out be"):
             kernels_dsl.attention_fp8_varlen(*tensors, _sums(0, 3, 5), _sums(0, 0, 0), 3)
