@@ -327,10 +327,12 @@ def draw_packed(draw: Draw) -> PackedCase:
         options = replace(options, scale=contents.LOOKUP_SCALE)
     mode = draw.mode()
     checked = draw.data.random() < 0.1 and mode in (Mode.PLAIN, Mode.STREAM) and not lengths.before
-    lengths = replace(lengths, more_k=0) if checked else lengths
+    layouts = contents.draw_layouts(draw, 3, with_out=0.6)
+    if checked:  # it asks for `out` where not all of its rows are written
+        lengths = replace(lengths, more_k=0, after=lengths.after if layouts.out is not None else 0)
     return PackedCase(
         draw, Extents(len(lengths.q), lengths.max_q, lengths.max_k, heads, group, dim, dim_v), lengths,
-        pick.choice(DTYPES), contents.draw_layouts(draw, 3, with_out=0.6), options, lists,
+        pick.choice(DTYPES), layouts, options, lists,
         return_lse=pick.random() < 0.5, config=config, family=family, with_max_k=draw.data.random() < 0.5,
         checked=checked, lookup=lookup, mode=mode,
     )  # fmt: skip

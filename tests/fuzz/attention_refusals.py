@@ -101,6 +101,7 @@ PACKED = {
     ),
     "out of four modes": _setting("out", lambda a: a["q"][None].clone()),
     "sums that fall": _setting("cu_seqlens_q", _int32(0, 4, 3), checked=True),
+    "rows of no sequence without out": _setting("cu_seqlens_q", _int32(0, 4, 6), checked=True),
     "sums beyond the rows": _setting("cu_seqlens_k", _int32(0, 4, 99), checked=True),
     "a sequence that is too long": _setting("max_seqlen_q", lambda a: 1, checked=True),
     "more keys used than there are": _setting("seqused_k", _int32(1, 9), checked=True),
