@@ -14,7 +14,7 @@ from tests.fuzz.draw import Draw
 
 _PACKED_ODDS = 0.33
 _INTEGRATION_ODDS = 0.03
-_HUGE_ODDS = 0.003
+_HUGE_ODDS = 0.002
 _REFUSAL_ODDS = 0.03
 
 
@@ -23,14 +23,15 @@ def generate(draw: Draw) -> Case:
     kind = draw.kernel.random()
     if draw.settings.plant is not None:
         return draw_dense(draw)
-    if draw.data.random() < _REFUSAL_ODDS:
+    rare = draw.data.random()
+    if rare < _REFUSAL_ODDS:
         return draw_refusal(draw)
+    if draw.settings.device == "cuda" and rare > 1 - _HUGE_ODDS:
+        return draw_huge(draw)
     if kind < _PACKED_ODDS:
         return draw_packed(draw)
     if kind > 1 - _INTEGRATION_ODDS:
         return draw_integration(draw)
-    if draw.settings.device == "cuda" and kind > 1 - _INTEGRATION_ODDS - _HUGE_ODDS:
-        return draw_huge(draw)
     return draw_dense(draw)
 
 

@@ -298,11 +298,11 @@ def _draw_lengths(draw: Draw, heads: int) -> Lengths:
         q, k = q[1:], k[1:]
     used = draw.kernel.random() < 0.5
     counted = [data.choice((n, n, n // 2, data.randint(0, n), 0)) for n in k] if used else k
-    more_q = data.choice((0, 0, 1, 70)) if any(q) else data.choice((0, 0, 0, 5))
+    more_q = data.choice((0, 0, 1, 5 if small else 70)) if any(q) else data.choice((0, 0, 0, 5))
     return Lengths(
         tuple(q), tuple(k), tuple(counted), used, before=5 if data.random() < 0.08 else 0,
         after=data.choice((0, 0, 0, 7, 130)), after_k=data.choice((0, 0, 9, 70)), more_q=more_q,
-        more_k=data.choice((0, 0, 3, 100)),
+        more_k=data.choice((0, 0, 3, 10 if small else 100)),
     )  # fmt: skip
 
 
