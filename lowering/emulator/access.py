@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import peers
 from .machine import Machine
 from .memory import Fault
 from .ptx import Instruction
@@ -47,10 +48,14 @@ def shared_target(m: Machine, w: Warp, ins: Instruction, addresses: Array, size:
     good = ~bad
     first = ranks[0]
     if not bad.any() and (ranks == first).all():
-        return [(w.cta.cluster.ctas[int(first)], slice(None), offsets)]
-    for rank in np.unique(ranks[good]):
-        where = good & (ranks == rank)
-        out.append((w.cta.cluster.ctas[int(rank)], where, offsets[where]))
+        out.append((w.cta.cluster.ctas[int(first)], slice(None), offsets))
+    else:
+        for rank in np.unique(ranks[good]):
+            where = good & (ranks == rank)
+            out.append((w.cta.cluster.ctas[int(rank)], where, offsets[where]))
+    for cta, _, _ in out:
+        if cta is not w.cta and "async" not in ins.parts:  # their use ends on an mbarrier
+            peers.note_use(m, w, ins, cta, w.agent, w.clock)
     return out
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access, ordering, sync
+from . import access, ordering, peers, sync
 from .barriers import MBarrier
 from .machine import Machine
 from .memory import Fault
@@ -239,6 +239,8 @@ def _note_load(
 ) -> None:
     if not m.check:
         return
+    if cta is not w.cta:
+        peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
     if conflict is not None:
         m.report_conflict(conflict, "write", w, ins, cta)

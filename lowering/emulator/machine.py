@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import taint
+from . import peers, taint
 from .global_shadow import GlobalShadow
 from .memory import GlobalMemory
 from .ordering import Mark
@@ -340,6 +340,7 @@ class Machine:
                 warp,
                 stores.last,
             )
+        peers.note_end(self, warp)
         settle_after_exit(self, warp)
         if cluster.warps_left == 0:
             while self.events:  # copies still under way count on their barriers before these are looked at

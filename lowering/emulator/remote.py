@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import access, loads, sync
+from . import access, loads, peers, sync
 from .machine import Machine
 from .ptx import TYPE_BYTES, Instruction, Vector
 from .shadow import byte_index
@@ -56,6 +56,8 @@ def _send(
         conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
         if conflict is not None:
             m.report_conflict(conflict, "write", w, ins, cta)
+    if cta is not w.cta:
+        peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
     issued = m.step
 
     def land() -> None:

@@ -12,6 +12,7 @@ from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .clocks import NOTHING, Collected, Handover, Known, join_known
 from .global_shadow import Access
 from .ordering import Orders
+from .peers import Use
 from .program import EXIT
 from .ptx import Address, Imm, Instruction, Reg, Special, Symbol
 from .reports import Kind
@@ -263,6 +264,9 @@ class Cta:
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
         self.mbarriers: dict[int, MBarrier] = {}
+        self.uses: dict[int, Use] = {}  # from other CTAs, see peers.py
+        self.exiting: Array | None = None  # clocks of the warps that have ended
+        self.ended: Array | None = None
         self.named: dict[int, NamedBarrier] = {}
         # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
         self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import access
+from . import access, peers
 from .barriers import MBarrier, NamedBarrier, SecondWait
 from .clocks import Handover
 from .machine import Machine
@@ -277,6 +277,8 @@ def arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         barrier = find(m, w, ins, address)
         if barrier is None:
             continue
+        if barrier.cta is not w.cta:
+            peers.note_use(m, w, ins, barrier.cta, w.agent, clocks.vc[w.agent])
         tokens[lanes] = barrier.phase
         if expect:
             barrier.tx += int(values[lanes].sum())

@@ -94,6 +94,15 @@ TWO_STORES = (
 FILLED = STORE + STORE.replace("+128", "+256") + FENCE + "bar.sync 0;"
 TWO_WARPS = {"block": 64}
 # Warp 0 arrives twice on one barrier, warp 1 waits for both phases and answers on a second barrier.
+MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+OTHER = """
+mov.u32 %r6, %cluster_ctarank;
+xor.b32 %r7, %r6, 1;
+mapa.shared::cluster.u32 %r8, %r3, %r7;
+"""
+# Each CTA of a pair reads, or arrives on a barrier of, the other one.
+PEER = STORE + OTHER + MEET + "add.u32 %r9, %r8, 128;\nld.shared::cluster.b32 %r10, [%r9];\n"
+PEER_ARRIVE = INIT + OTHER + MEET + "@%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r8];\n"
 TWO_PHASES = """
 @%p1 mbarrier.init.shared.b64 [%r3], 1;
 add.u32 %r42, %r3, 8;
@@ -230,6 +239,22 @@ CASES = {
         "@%p1 mbarrier.arrive.shared.b64 _, [%r3];",
         INIT + "@%p1 mbarrier.arrive.shared.b64 _, [%r3];",
     ),
+    "the other CTA may end before this reads it": Case(
+        Kind.PEER_ENDED, PEER, PEER + MEET, {"grid": 2, "cluster": 2}
+    ),
+    "the other CTA may end before this arrives there": Case(
+        Kind.PEER_ENDED,
+        PEER_ARRIVE,
+        PEER_ARRIVE + wait(),
+        {"grid": 2, "cluster": 2},
+    ),
+    "the other CTA may not have begun": Case(
+        Kind.PEER_ENDED,
+        PEER.replace(MEET, "") + MEET,
+        PEER + MEET,
+        {"grid": 2, "cluster": 2},
+        also=frozenset({Kind.RACE, Kind.UNINITIALISED}),
+    ),
     "deadlock on an mbarrier": Case(Kind.DEADLOCK, INIT + wait(0), INIT + wait(1)),
     "deadlock on a named barrier": Case(Kind.DEADLOCK, "@%p2 bar.sync 1, 64;", "bar.sync 1, 64;", TWO_WARPS),
     "deadlock on a short transaction": Case(
@@ -328,6 +353,8 @@ def _findings(body: str, settings: dict, seed: int) -> set[Kind]:
             [first, target],
             block=settings.get("block", 32),
             smem=settings.get("smem", 4096),
+            grid=settings.get("grid", 1),
+            cluster=settings.get("cluster", 1),
             seed=seed,
             unwritten=(target,) if settings.get("unwritten") else (),
         )

@@ -1,0 +1,49 @@
+"""Use of another CTA's shared memory: that CTA must have begun, and must not end before the use is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .reports import Kind
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .ptx import Instruction
+    from .state import Cta, Warp
+
+
+class Use(NamedTuple):
+    """A use of a CTA's shared memory from outside, which ends at ``clock`` of some agent."""
+
+    clock: int
+    warp: Warp
+    ins: Instruction
+
+
+def note_use(m: Machine, w: Warp, ins: Instruction, cta: Cta, agent: int, clock: int) -> None:
+    """Warp ``w`` uses the memory of another CTA until ``agent`` comes to ``clock``."""
+    if not m.check:
+        return
+    if cta.ended is not None:
+        _report(m, Use(clock, w, ins), cta, "has ended")
+    elif not any(w.vc[warp.agent] for warp in cta.warps):
+        _report(m, Use(clock, w, ins), cta, "may not have begun: no cluster barrier comes before this")
+    cta.uses[agent] = Use(clock, w, ins)
+
+
+def note_end(m: Machine, w: Warp) -> None:
+    """A warp ends; with the last one of its CTA the shared memory is gone."""
+    cta = w.cta
+    cta.exiting = w.vc if cta.exiting is None else np.maximum(cta.exiting, w.vc)
+    if any(warp.frames for warp in cta.warps):
+        return
+    cta.ended = cta.exiting
+    for agent, use in cta.uses.items():
+        if cta.ended[agent] < use.clock:
+            _report(m, use, cta, "ends without having waited for this")
+
+
+def _report(m: Machine, use: Use, cta: Cta, what: str) -> None:
+    m.report(Kind.PEER_ENDED, f"CTA {cta.index} of the cluster {what}", use.warp, use.ins)
