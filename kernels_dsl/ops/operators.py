@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
 from kernels_dsl.ops.epilogues import name_for
+from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.tracing import constant_result
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
@@ -71,13 +72,15 @@ def epilogue_name(epilogue: str | Callable[..., Any] | None) -> str | None:
     return name_for(epilogue)
 
 
-def require_tensors(named: Mapping[str, Any]) -> None:
-    """TypeError for the first argument that is no tensor."""
-    for name, value in named.items():
+def require_tensors(named: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
+    """TypeError for the first argument that is no dense tensor; those that are `optional` may be None."""
+    given = {name: value for name, value in (optional or {}).items() if value is not None}
+    for name, value in {**named, **given}.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, must be a torch.Tensor (under torch.compile or a mode)"
             )
+        check_tensor(name, value)
 
 
 def asks_gradients(values: Iterable[Any]) -> bool:

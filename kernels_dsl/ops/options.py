@@ -7,6 +7,7 @@ as what they stand for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -35,14 +36,27 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     return value
 
 
+def number(name: str, value: Any) -> float:
+    """`value`, which must be a number. It may be infinite or NaN, but not what float32 makes infinite."""
+    value = _number(name, value)
+    if not -_LARGEST <= value <= _LARGEST and value not in (math.inf, -math.inf) and value == value:
+        raise ValueError(f"{name} is {value}, must be finite in float32, or infinite itself")
+    return value
+
+
+def _number(name: str, value: Any) -> Any:
+    if type(value) is float or type(value) is int:
+        return value
+    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
+    if isinstance(value, bool) or not (symbolic or isinstance(value, Real)):
+        raise TypeError(f"{name} is {shown(value)}, must be a Python number")
+    return value if symbolic else float(value)
+
+
 def real(name: str, value: Any, least: float | None = None, above: float | None = None) -> float:
     """`value`, which must be a number that is finite in float32, and where these are given, at least `least`
     and greater than `above`."""
-    if type(value) is not float and type(value) is not int:
-        symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
-        if isinstance(value, bool) or not (symbolic or isinstance(value, Real)):
-            raise TypeError(f"{name} is {shown(value)}, must be a Python number")
-        value = value if symbolic else float(value)
+    value = _number(name, value)
     low = (least is not None and value < least) or (above is not None and value <= above)
     if low or not -_LARGEST <= value <= _LARGEST:
         wanted = [] if least is None else [f"at least {least:g}"]
@@ -64,9 +78,7 @@ def one_of(name: str, value: Any, allowed: Sequence[str | None]) -> Any:
     """`value`, which must be one of the strings `allowed`, or None where that is among them."""
     known = value is None or isinstance(value, str)
     if not known or value not in allowed:
-        raise (ValueError if known else TypeError)(
-            f"{name} is {shown(value)}, must be {' or '.join(map(repr, allowed))}"
-        )
+        raise (ValueError if known else TypeError)(f"{name} is {shown(value)}, must be {_listed(allowed)}")
     return value
 
 
@@ -82,7 +94,14 @@ def shown(value: Any) -> str:
     """A value as an error shows it: short ones as they are, of others the type."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value) if len(repr(value)) <= 60 else f"a {type(value).__name__}"
+    if isinstance(value, torch.dtype):
+        return str(value)
     return f"a {type(value).__name__}"
+
+
+def _listed(allowed: Sequence[str | None]) -> str:
+    *others, last = map(repr, allowed)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _range(least: int | None, most: int | None) -> str:

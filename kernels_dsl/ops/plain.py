@@ -1,7 +1,15 @@
-"""Which tensors can go past PyTorch's dispatcher, and what of them a plan depends on."""
+"""Which tensors kernels can have as they are, which can go past PyTorch's dispatcher, and what of them a plan
+depends on.
+
+A kernel gets an address, sizes and strides, so a tensor must be what lies in its memory: dense, of no class
+of its own, and none that PyTorch negates or conjugates only when it is read. Every operation asks here.
+Inputs that are such views are written out (`written_out`), outputs refused (`check_output`), anything else is
+no tensor for a kernel (`check_tensor`) or goes to the dispatcher, which does what is right for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +23,71 @@ _functorch_level = torch._C._functorch.peek_interpreter_stack
 _forward_ad = torch.autograd.forward_ad
 
 
+def check_tensor(name: str, value: object) -> torch.Tensor:
+    """`value`; TypeError where it is no dense tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
+    if value.layout != _STRIDED:
+        raise TypeError(f"{name} has layout {value.layout}, must be strided (dense)")
+    if value.is_nested:
+        raise TypeError(f"{name} is a nested tensor, must be a dense one")
+    return value
+
+
+def check_memory(named: Mapping[str, Any]) -> None:
+    """TypeError for the first tensor, of a call past the dispatcher, whose class sees operators itself: what
+    it stands for is not what its memory holds. The dispatcher asks such a class, but not of all arguments."""
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor) and type(value) not in PLAIN_TYPES and _intercepts(type(value)):
+            raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor of no such class")
+
+
+def _intercepts(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def written_out(values: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The values with negated views as tensors of memory; None where there are none.
+
+    For calls that nothing watches: the dispatcher does the same for those that go through it. Conjugated
+    tensors are complex, which no kernel takes.
+    """
+    if not any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
+        return None
+    return tuple([_in_memory(x) if isinstance(x, torch.Tensor) and x.is_neg() else x for x in values])
+
+
+def _in_memory(negated: torch.Tensor) -> torch.Tensor:
+    """A negated view as a tensor of its own elements."""
+    if negated.dtype.itemsize == 1 and negated.is_floating_point():  # for which PyTorch has no negation
+        return (torch._neg_view(negated).view(torch.uint8) ^ 0x80).view(negated.dtype)
+    if negated.dtype == torch.bool:
+        raise TypeError("a tensor of torch.bool is a negated view, must be one of numbers")
+    return negated.resolve_neg()
+
+
+def check_output(name: str, value: object) -> torch.Tensor:
+    """`value`, which a kernel is to write; TypeError where it is no dense tensor, ValueError where it is not
+    what lies in its memory. For a call that something watches the dispatcher copies what is not."""
+    tensor = check_tensor(name, value)
+    if not watched() and (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()):
+        raise ValueError(f"{name} is a view that torch negates lazily, must be a tensor as it is in memory")
+    return tensor
+
+
 def signature(value: Any) -> Any:
     """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
     if value is None:
         return None
     kind = type(value)  # asked first, since isinstance, which asks Tensor's metaclass, takes much longer
-    if (kind in PLAIN_TYPES or isinstance(value, torch.Tensor)) and value.layout is _STRIDED:
-        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
+    if kind in PLAIN_TYPES or (isinstance(value, torch.Tensor) and not _intercepts(kind)):
+        if value.layout is not _STRIDED:
+            return kind
+        try:
+            return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device()
+        except RuntimeError:  # nested tensors have no shape
+            if not value.is_nested:
+                raise
     return kind
 
 
@@ -32,7 +98,7 @@ def plain(values: tuple[Any, ...]) -> bool:
         if value is None:
             continue
         if type(value) in PLAIN_TYPES:
-            if (grad and value.requires_grad) or value.is_neg():
+            if (grad and value.requires_grad) or value.is_neg() or value._is_zerotensor():
                 return False
         elif isinstance(value, torch.Tensor):
             return False

@@ -33,7 +33,11 @@ def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
     """
     if _is_compiling() or _forward_ad._current_level >= 0 or _dispatch_modes():
         return None
-    for same, no_grad, found in kept.get(key, ()):
+    try:
+        alike = kept.get(key, ())
+    except TypeError:  # an argument that has no hash: the checks of a first call name it
+        return None
+    for same, no_grad, found in alike:
         if same(*tensors) and not (no_grad and _grad_enabled()):
             return found
     return None

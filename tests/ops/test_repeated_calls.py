@@ -12,7 +12,6 @@ from kernels_dsl.ops import launch
 from kernels_dsl.ops.attention import attention_fp8
 from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
-from kernels_dsl.ops.bsr import scaled as bsr_scaled
 from kernels_dsl.ops.gemm import grouped, product
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.quantize import into, plan, quantize
@@ -32,7 +31,7 @@ def launched(monkeypatch):
     calls = []
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
-    for module in (quantize, into, plan, product, bsr, bsr_scaled):
+    for module in (quantize, into, plan, product, bsr):
         monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
     for module, name in ((quantize, "_PLANS"), (plan, "_PLANS"), (into, "_KEPT")):
         monkeypatch.setattr(module, name, {})

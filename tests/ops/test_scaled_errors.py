@@ -44,7 +44,7 @@ CASES = [
         r"scale_a has shape \(3, 12, 1\), must .* with a batch of 2 before it or without",
     ),
     (_call(bias=torch.ones(12)), ValueError, r"bias has shape \(12,\), must be \(20,\)"),
-    (_call(activation="tanh"), ValueError, "activation is 'tanh', must be None or one of gelu"),
+    (_call(activation="tanh"), ValueError, "activation is 'tanh', must be None, 'gelu', 'gelu_tanh'"),
     (_call(scale_result=ONE), ValueError, "scale_result is given and the result is torch.bfloat16"),
     (
         _call(scale_result=torch.ones(2), out_dtype=E4M3),

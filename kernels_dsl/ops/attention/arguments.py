@@ -7,7 +7,7 @@ look at shapes, dtypes and devices only, so they serve real and fake tensors ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionV
 from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.function_checks import check_function
+from kernels_dsl.ops.plain import check_tensor, written_out
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 MASK_DTYPES = (torch.bool, torch.float32, torch.bfloat16, torch.float16)
@@ -84,19 +85,20 @@ class Extras:
             found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
-    def resolved(self) -> Extras:
-        """The same, with what torch negates lazily written out: kernels read memory as it is."""
-
-        def of(values: Iterable[Any]) -> tuple[Any, ...]:
-            return tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in values)
-
-        mask, sinks = of((self.mask, self.sinks))
-        blocks = self.blocks
-        if blocks is not None:
-            counts, indices, full_counts, full_indices = of(blocks.tensors)
-            blocks = BlockLists(counts, indices, full_counts, full_indices, blocks.block)
-        seqlens = None if self.seqlens is None else of(self.seqlens)
-        return Extras(mask, sinks, blocks, of(self.aux), seqlens, self.max_seqlens)
+    def written_out(self) -> Extras:
+        """The same with lazy tensors as tensors of memory (`plain`)."""
+        lists = (None,) * 4 if self.blocks is None else self.blocks.tensors
+        made = written_out((self.mask, self.sinks, *lists, *(self.seqlens or ()), *self.aux))
+        if made is None:
+            return self
+        mask, sinks, *rest = made
+        blocks = None
+        if self.blocks is not None:
+            blocks = BlockLists(rest[0], rest[1], rest[2], rest[3], self.blocks.block)
+        rest = rest[4:]
+        seqlens = None if self.seqlens is None else tuple(rest[: len(self.seqlens)])
+        aux = tuple(rest[len(seqlens or ()) :])
+        return Extras(mask, sinks, blocks, aux, seqlens, self.max_seqlens)
 
 
 NO_EXTRAS = Extras()
@@ -105,15 +107,12 @@ NO_EXTRAS = Extras()
 def _check_tensor(
     name: str, value: object, rank: int, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES
 ) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} has layout {value.layout}, must be strided")
-    if value.dim() != rank:
-        raise ValueError(f"{name} has shape {tuple(value.shape)}, must have {rank} modes")
-    if value.dtype not in dtypes:
-        raise TypeError(f"{name} is {value.dtype}, must be {' or '.join(map(str, dtypes))}")
-    return value
+    tensor = check_tensor(name, value)
+    if tensor.dim() != rank:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have {rank} modes")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name} is {tensor.dtype}, must be {' or '.join(map(str, dtypes))}")
+    return tensor
 
 
 def _check_shapes(
@@ -324,6 +323,8 @@ def describe(
     for name, x in zip(names, (q, k, v)):
         _check_tensor(name, x, rank, dtypes)
     _check_shapes(q, k, v, layout, names)
+    for name, x in extras.tensors().items():
+        check_tensor(names[3] if name == "mask" else name, x)
     options.one_of("alignment", alignment, ALIGNMENTS)
     batch_mode, rows, head_mode, dim_mode = MODES[layout]
     heads, dim = q.shape[head_mode], q.shape[dim_mode]
@@ -348,6 +349,11 @@ def describe(
             raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
         if name.startswith("aux") and x.dtype == torch.bool:
             raise TypeError(f"{name} is torch.bool, must be of numbers: view it as torch.uint8")
+        if name.startswith("aux") and x.is_complex():
+            raise TypeError(f"{name} is {x.dtype}, must be of real numbers")
+    for i, x in enumerate(extras.aux):
+        if not isinstance(x, torch.Tensor):
+            options.number(f"aux[{i}]", x)
     places = ("b", "h", "i", "j")
     for name, function, takes in (
         ("score_mod", score_mod, ("score", *places)), ("mask_mod", mask_mod, places)

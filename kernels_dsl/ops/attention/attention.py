@@ -31,7 +31,15 @@ from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.outputs import check_out, out_shape
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
 from kernels_dsl.ops.options import boolean, integer, one_of, real
-from kernels_dsl.ops.plain import PLAIN_TYPES, signature, watched
+from kernels_dsl.ops.plain import (
+    PLAIN_TYPES,
+    check_memory,
+    check_output,
+    check_tensor,
+    signature,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
@@ -144,9 +152,9 @@ def scaled_dot_product_attention(
             if isinstance(x, torch.Tensor) and x.dim() != 3:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 3 modes like query")
         query, key, value = query[None], key[None], value[None]
-    if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
+    if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.size(1) != key.size(1):
         raise ValueError(
-            f"key has {key.shape[1]} heads, must have {query.shape[1]} like query where enable_gqa is false"
+            f"key has {key.size(1)} heads, must have {query.size(1)} like query where enable_gqa is false"
         )
     alignment = "top_left"
     if attn_mask is not None and type(attn_mask) not in PLAIN_TYPES:
@@ -235,7 +243,7 @@ def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
     for x in (q, k):
         if layout == "thd" or not isinstance(x, torch.Tensor) or x.dim() != 4:
             return None
-    return q.shape[rows], k.shape[rows]
+    return None if q.is_nested or k.is_nested else (q.shape[rows], k.shape[rows])
 
 
 def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras) -> bool:
@@ -255,6 +263,7 @@ def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra
         elif x is not None and isinstance(x, torch.Tensor):
             if hasattr(x, "seq_len_kv"):
                 raise TypeError(f"mask is a {type(x).__name__}, must be None: say causal and alignment")
+            check_tensor(_name_of(x, q, k, v, extras), x)
             subclass = True
     return subclass and all(isinstance(x, torch.Tensor) for x in (q, k, v))
 
@@ -263,12 +272,17 @@ def _no_gradient(
     tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
 ) -> str:
     """Why there is no gradient of `tensor`, one of the arguments."""
-    named = {"q": q, "k": k, "v": v, **extras.tensors()}
-    name = next((name for name, x in named.items() if x is tensor), "an input")
+    name = _name_of(tensor, q, k, v, extras)
     return (
         f"{name} requires grad, but attention has no backward yet: call it under torch.no_grad(), or on "
         "detached tensors"
     )
+
+
+def _name_of(tensor: torch.Tensor, q: Any, k: Any, v: Any, extras: Extras) -> str:
+    """What the caller knows one of the arguments as."""
+    named = {"q": q, "k": k, "v": v, **extras.tensors()}
+    return next((name for name, x in named.items() if x is tensor), "an input")
 
 
 def _repeated(
@@ -277,11 +291,11 @@ def _repeated(
     """The output of a call like one that has gone the long way before; None where there was none."""
     if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
         return None
-    key = (q.shape, k.shape, layout, options)
     try:
-        bare = recent.find(_PLANS, key, (q, k, v))
-    except TypeError:  # an option that cannot be looked for: what it must be is said where plans are made
+        key = (q.shape, k.shape, layout, options)
+    except RuntimeError:  # of nested tensors, which have no shape
         return None
+    bare = recent.find(_PLANS, key, (q, k, v))
     if bare is not None:
         try:
             return bare(q, k, v)
@@ -306,27 +320,27 @@ def run_direct(
     (return_lse, out, (config, family)[, True: the caller drops rows that belong to no sequence]).
     """
     return_lse, out, choice = rest[:3]
+    if extras is not NO_EXTRAS:
+        extras = extras.written_out()
+    if out is not None:
+        check_output("out", out)  # a signature does not say whether it is negated
     key: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         if q.is_neg() or k.is_neg() or v.is_neg():
-            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+            q, k, v = written_out((q, k, v)) or (q, k, v)
         key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
-        tensors = extras.tensors()
-        if any(x.is_neg() for x in tensors.values()):
-            extras = extras.resolved()
-            tensors = extras.tensors()
         block = None if extras.blocks is None else extras.blocks.block
-        others = tuple((name, signature(x)) for name, x in tensors.items())
+        others = tuple((name, signature(x)) for name, x in extras.tensors().items())
         key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
     plan: attention_plan.Plan | None = None
     try:
-        negated = isinstance(out, torch.Tensor) and out.is_neg()  # a signature does not say
-        plan = None if key is None or negated else _PLANS.get(key)
+        plan = None if key is None else _PLANS.get(key)
     except TypeError:  # as in `_repeated`
         key = None
     if plan is None:
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
+        check_memory({"q": q, "k": k, "v": v, **extras.tensors(), "out": out})
         if key is not None and not target_of(q, "q").emulated:
             recent.put(_PLANS, key, plan)
     if out is not None:

@@ -41,7 +41,15 @@ from kernels_dsl.ops.attention.plan import check_grid, lists_and_sinks
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.options import boolean, instance, integer
-from kernels_dsl.ops.plain import needs_dispatcher, signature
+from kernels_dsl.ops.plain import (
+    check_memory,
+    check_output,
+    check_tensor,
+    needs_dispatcher,
+    signature,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
@@ -122,11 +130,11 @@ def attention_fp8(
             given = (q_descale is None, k_descale is None, v_descale is None)
             if True in given:
                 usual = (q, k, v, *[x for x in usual[3:] if x is not None])
-            key = (q.shape, k.shape, given, options)
             try:
+                key = (q.shape, k.shape, given, options)
                 bare = recent.find(_PLANS, key, usual)
-            except TypeError:  # an option that cannot be looked for: what it must be is said further on
-                key, bare = None, None
+            except RuntimeError:  # nested tensors, which have no shape, are refused further on
+                bare = None
             if bare is not None:
                 try:
                     return bare(q, k, v, q_descale, k_descale, v_descale)
@@ -191,6 +199,13 @@ def _dispatched(
     (key, tensors) that it is to be found by again."""
     return_lse, config, out = rest
     boolean("return_lse", return_lse)
+    if not watched():
+        if out is not None:
+            check_output("out", out)
+        made = written_out((*tensors, *descales))
+        if made is not None:
+            tensors, descales, usual = made[:3], made[3:], (None, ())
+        extras = extras if extras is NO_EXTRAS else extras.written_out()
     if needs_dispatcher((*tensors, *descales, extras.sinks, out)):
         from kernels_dsl.ops.attention import fp8_register
 
@@ -244,6 +259,8 @@ def _plan_of(
         key = None
     if plan is None:
         plan = _plan(tensors, descales, options, extras, rest)
+        named = dict(zip(NAMED, (*tensors, *descales)))
+        check_memory({**named, **extras.tensors(), "out": rest[2]})
         if key is not None and not target_of(tensors[0], "q").emulated:
             recent.put(_PLANS, key, plan)
     return plan
@@ -291,6 +308,7 @@ def _check_descale(
         return
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, must be a float32 torch.Tensor")
+    check_tensor(name, x)
     shapes: list[tuple[int, ...]] = [(batch, h) for h in dict.fromkeys(heads)]
     if _of_blocks(x) and blocks is not None:
         shapes = [(batch, heads[0], blocks)]

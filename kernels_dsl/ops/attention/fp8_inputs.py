@@ -9,7 +9,7 @@ import torch
 from kernels_dsl.config.attention import DESCALE_KEYS
 from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.options import boolean
-from kernels_dsl.ops.plain import watched
+from kernels_dsl.ops.plain import check_tensor, watched
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
 from kernels_dsl.ops.tracing import constant_result
@@ -36,12 +36,13 @@ def quantize_qkv(
     No gradients. Raises TypeError and ValueError as `quantize` does, and for tensors without four modes.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
+        check_tensor(name, x)
         if x.dtype not in INPUT_DTYPES:
             raise TypeError(f"{name} is {x.dtype}, must be torch.bfloat16 or torch.float16")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must have 4 modes")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, must be on {q.device} like q")
     if not isinstance(scaling, str) or scaling not in SCALINGS:
         raise ValueError(f"scaling is {scaling!r}, must be one of {SCALINGS}")
     refuse_forward_mode("quantize_qkv", {"q": q, "k": k, "v": v})

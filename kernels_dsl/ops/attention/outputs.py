@@ -14,6 +14,7 @@ import torch
 
 from kernels_dsl.ops.attention.arguments import MODES, AttentionCall, Extras
 from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
+from kernels_dsl.ops.plain import check_output
 
 
 def out_shape(call: AttentionCall) -> tuple[int, ...]:
@@ -33,14 +34,11 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torc
     """TypeError or ValueError for an `out`, if there is one, of another shape, dtype or device."""
     if out is None:
         return
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
+    check_output("out", out)
     if tuple(out.shape) != shape or out.dtype != dtype or out.device != device:
         raise ValueError(
             f"out is {out.dtype} {tuple(out.shape)} on {out.device}, must be {dtype} {shape} on {device}"
         )
-    if out.is_neg():
-        raise ValueError("out is a view that torch negates lazily, must be a tensor as it is in memory")
 
 
 @dataclass(frozen=True)

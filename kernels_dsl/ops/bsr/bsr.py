@@ -14,13 +14,28 @@ from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.pattern import version as pattern_version
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.gemm.arguments import check_dtype
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.gemm.arguments import check_dtype, check_tensor
 from kernels_dsl.ops.operators import refuse_forward_mode
-from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
+from kernels_dsl.ops.options import boolean, instance, number
+from kernels_dsl.ops.plain import (
+    PLAIN_TYPES,
+    check_memory,
+    check_output,
+    needs_dispatcher,
+    signature,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
 _NO_EXTRAS: tuple[Any, ...] = ()
+_READ = ("c", "bias", "residual")
+_OPTIONS = (
+    *_READ, "bias_axis", "alpha", "beta", "activation", "epilogue", "epilogue_args",
+    "out_dtype",
+)  # fmt: skip
 _FROM_TORCH = WeakIdKeyDictionary()
 _NOT_THERE = None, None
 
@@ -72,8 +87,10 @@ def bsr_gemm(
         sparse, dense, left = b, a, True
     else:
         sparse, dense, left = _factors(a, b)
-    if check:
+    if check is not False and boolean("check", check):
         sparse.check()
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = _NO_EXTRAS
     if not (c is bias is residual is epilogue is None) or epilogue_args:
         extras = (c, bias, residual, *epilogue_args)
@@ -81,13 +98,21 @@ def bsr_gemm(
     key: Any = None
     usual: tuple[Any, ...] = (dense, values) if out is None else (dense, values, out)
     if type(dense) in PLAIN_TYPES and type(values) in PLAIN_TYPES:
-        key = (
-            dense.shape, left, sparse.transposed, out is None, alpha == 1.0, activation, out_dtype, family,
-            config,
-        )  # fmt: skip
+        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        try:
+            key = (
+                dense.shape, left, sparse.transposed, out.__class__, one, activation, out_dtype, family,
+                config,
+            )  # fmt: skip
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+    if key is not None:
         if extras:
             usual += tuple([x for x in extras if isinstance(x, torch.Tensor)])
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(type, extras))
+            with_c = beta if c is None else beta == 0.0
+            key = (key, epilogue, bias_axis, beta.__class__, with_c, *map(type, extras))
+        elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
+            key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         plan = recent.find(sparse._kept, key, usual)
         if plan is not None and (
             out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
@@ -103,16 +128,51 @@ def bsr_gemm(
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
         "out_dtype": out_dtype,
     }  # fmt: skip
-    if needs_dispatcher((values, dense, out, *extras)):
-        from kernels_dsl.ops.bsr import register as bsr_register
+    return first_call(_through_dispatcher, sparse, dense, left, out, (family, config), options, (key, usual))
 
-        return bsr_register.through_dispatcher(
-            sparse, dense, left, out=out, family=family, config=config, **options
-        )
-    plan = plan_of(sparse, dense, left, out, (family, config), options)
+
+def _through_dispatcher(
+    sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
+) -> torch.Tensor:
+    from kernels_dsl.ops.bsr import register as bsr_register
+
+    family, config = forced
+    return bsr_register.through_dispatcher(
+        sparse, dense, left, out=out, family=family, config=config, **options
+    )
+
+
+def first_call(
+    dispatched: Callable[..., torch.Tensor],
+    sparse: BsrTensor,
+    dense: Any,
+    left: bool,
+    out: Any,
+    forced: tuple[Any, Any],
+    options: dict[str, Any],
+    known: tuple[Any, tuple[Any, ...]],
+) -> torch.Tensor:
+    """A call that was not found, of `bsr_gemm` or `bsr_scaled_gemm`. `dispatched`: what makes it an
+    operator's; `known`: what it is to be kept by; the others as in `plan_of`."""
+    product_options.check(options)
+    product_options.check_forced(forced[1], forced[0], bsr_plan.CONFIGS)
+    if not watched():
+        if out is not None:
+            check_output("out", out)
+        tensors = written_out((dense, *_extras(options)))
+        if tensors is not None:
+            dense, c, bias, residual, *rest = tensors
+            count = len(options.get("scales", ()))
+            options.update(c=c, bias=bias, residual=residual, epilogue_args=tuple(rest[count:]))
+            if count:
+                options["scales"] = tuple(rest[:count])
+            known = (None, ())
+    if needs_dispatcher((sparse.values, dense, out, *_extras(options))):
+        return dispatched(sparse, dense, left, out, forced, options)
+    plan = plan_of(sparse, dense, left, out, forced, options)
     result = follow(plan, sparse, dense, left, out, options)
-    if key is not None and not target_of(dense).emulated:
-        recent.keep(sparse._kept, key, usual, plan)
+    if known[0] is not None and not target_of(dense).emulated:
+        recent.keep(sparse._kept, *known, plan)
     return result
 
 
@@ -145,6 +205,11 @@ def plan_of(
     plan: bsr_plan.Plan | None = sparse._kept.get(key)
     if plan is None:
         plan = new_plan(sparse, dense, left, out, forced, options, extras)
+        others = {name: options[name] for name in _READ}
+        others.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
+        scales = dict(zip(scale_names(left), options.get("scales", ())))
+        factors = {"a" if left else "b": dense, "the values": sparse.values}
+        check_memory({**factors, **scales, **others, "out": out})
         if not target_of(dense).emulated:  # the emulator may be another one next time
             recent.put(sparse._kept, key, plan, _MAX_PLANS)
     return plan
@@ -232,10 +297,12 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
     """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
     forced = options.pop("family", None), options.pop("config", None)
     out = options.pop("out", None)
-    options.pop("check", None)
+    check = options.pop("check", False)
     sparse: BsrTensor
     dense: Any
     try:
+        boolean("check", check)
+        check_names("bsr_gemm", options)
         if isinstance(a, BsrTensor):
             sparse, dense, left = a, b, False
         elif isinstance(b, BsrTensor):
@@ -246,6 +313,13 @@ def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **opt
     except (TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+def check_names(operation: str, options: dict[str, Any]) -> None:
+    """TypeError for one that is none of the arguments that block-sparse products share."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name} is given, must not: {operation} has no such argument")
 
 
 def bsr_sddmm(
@@ -270,24 +344,27 @@ def bsr_sddmm(
             raise TypeError("pattern must be a BsrTensor or a torch.sparse_bsr tensor")
         pattern = _from_torch(pattern)
     for name, x in (("a", a), ("b", b)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
-    out_dtype = a.dtype if out_dtype is None else out_dtype
+        check_tensor(name, x)
+    number("alpha", alpha)
+    out_dtype = a.dtype if instance("out_dtype", out_dtype, torch.dtype, type(None)) is None else out_dtype
     check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16))
     # In the caller's terms, as the operator may get other ones.
     bsr_plan.check_sampled(a, b, pattern.size, pattern.block, out_dtype)
     refuse_forward_mode("bsr_sddmm", {"a": a, "b": b})
+    tensors = None if watched() else written_out((a, b))
+    if tensors is not None:
+        a, b = tensors
     if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
         a, b = b.mT, a.mT
-    tensors = (pattern.crow_indices, pattern.col_indices, a, b)
+    given = (pattern.crow_indices, pattern.col_indices, a, b)
     options: dict[str, Any] = {"alpha": alpha, "out_dtype": out_dtype}
-    if not needs_dispatcher(tensors):
-        values = run_sampled(*tensors, shape=pattern.shape, block=pattern.block, **options)
+    if not needs_dispatcher(given):
+        values = run_sampled(*given, shape=pattern.shape, block=pattern.block, **options)
         return pattern.with_values(values)
     from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401  registers the operator
 
     values = torch.ops.kernels_dsl.bsr_sddmm(
-        *tensors, shape=list(pattern.shape), block=list(pattern.block), **options
+        *given, shape=list(pattern.shape), block=list(pattern.block), **options
     )
     return pattern.with_values(values)
 

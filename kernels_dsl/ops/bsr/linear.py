@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.ops.bsr.pattern import version
 from kernels_dsl.ops.bsr.tensor import BsrTensor, magnitude_mask
+from kernels_dsl.ops.options import instance, one_of
+from kernels_dsl.ops.plain import check_tensor
 
 
 class BsrLinear(torch.nn.Module):
@@ -31,7 +34,8 @@ class BsrLinear(torch.nn.Module):
             raise TypeError(f"weight is a {type(weight).__name__}, must be a BsrTensor")
         if weight.transposed or weight.values.dim() != 3:
             raise ValueError("weight is transposed or has batched values, must be neither")
-        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        one_of("activation", activation, (None, *sorted(ACTIVATIONS)))
+        if bias is not None and tuple(check_tensor("bias", bias).shape) != (weight.shape[0],):
             raise ValueError(f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},)")
         self.out_features, self.in_features = weight.shape
         self.activation = activation
@@ -62,6 +66,7 @@ class BsrLinear(torch.nn.Module):
         """From a trained layer: the blocks that `mask` (out / bm, in / bk), bool, keeps, or `density` (0 to
         1) of all that have the largest norm. ValueError unless exactly one of the two is given.
         """
+        instance("linear", linear, torch.nn.Linear)
         if (mask is None) == (density is None):
             raise ValueError("mask and density: exactly one must be given")
         if mask is None:
@@ -85,6 +90,7 @@ class BsrLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) to (..., out_features)."""
+        check_tensor("x", x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
         if torch.is_autocast_enabled(x.device.type):

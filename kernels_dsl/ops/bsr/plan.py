@@ -27,6 +27,7 @@ from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.bsr.pattern import Pattern
 from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     DTYPE_NAMES,
@@ -40,11 +41,13 @@ from kernels_dsl.ops.gemm.arguments import (
     check_out,
     check_tensor,
     describe_epilogue,
+    result_dtype,
 )
 from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
+from kernels_dsl.ops.plain import check_output
 from kernels_dsl.ops.scaled.arguments import _Operand
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
@@ -60,6 +63,7 @@ ALIGN = 16
 MMA_K_FP8 = 32
 """Elements of K of an fp8 mma.sync."""
 BsrConfig = Sm90BsrConfig | Sm80GemmConfig
+CONFIGS = (Sm90BsrConfig, Sm80GemmConfig)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def describe(
     name = "a" if dense_left else "b"
     check_tensor(name, dense)
     if out is not None:
-        check_tensor("out", out)
+        check_output("out", out)
     _check_dtypes(name, sparse, dense, scales)
     if dense.dim() not in (2, 3):
         raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")
@@ -134,10 +138,7 @@ def describe(
         shifted = (replace(x, index=x.index + 2) if x.source == "args" else x for x in operands)
         operands = (*_scale_specs(sparse, scales, (m, n), dense_left, batch), *shifted)
         function = ScaledEpilogue(function, 1)
-    if out_dtype is None:
-        out_dtype = torch.bfloat16 if scales is not None else sparse.dtype
-        out_dtype = out_dtype if out is None else out.dtype
-    check_dtype("out" if out is not None else "out_dtype", out_dtype, INPUT_DTYPES)
+    out_dtype = result_dtype(out, out_dtype, torch.bfloat16 if scales is not None else sparse.dtype)
     call = GemmCall(m, n, k, batch, sparse.dtype, out_dtype, function, operands)
     if out is not None:
         check_out(out, call, sparse.device)
@@ -226,14 +227,6 @@ def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
     return choose_sm80(problem) if chosen is None else chosen
 
 
-def _check_config(config: Any, family: str | None) -> None:
-    """TypeError or ValueError where a caller's configuration is none, or not of the forced family."""
-    if not isinstance(config, (Sm90BsrConfig, Sm80GemmConfig)):
-        raise TypeError(f"config is a {type(config).__name__}, must be a Sm90BsrConfig or a Sm80GemmConfig")
-    if family not in (None, config.family):
-        raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
-
-
 def _fitted(config: BsrConfig, problem: BsrProblem, target: Target) -> BsrConfig:
     """A caller's configuration for the problem; ValueError says why it cannot compute it."""
     config = fitted(config, problem)
@@ -278,8 +271,8 @@ def build(
     gemm = call.gemm
     spans = (out, dense, call.sparse.values, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
+    product_options.check_forced(config, family, CONFIGS)
     if config is not None:
-        _check_config(config, family)
         family = config.family
     families = target.families(family)
     fp8 = gemm.ab_dtype.itemsize == 1

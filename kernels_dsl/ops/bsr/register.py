@@ -254,7 +254,8 @@ def through_dispatcher(
     and TypeError for an argument that the operator's schema cannot express.
     """
     extras = {f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}
-    require_tensors({"a" if left else "b": dense, **extras})
+    optional = {"c": c, "bias": bias, "residual": residual, "out": out}
+    require_tensors({"a" if left else "b": dense, **extras}, optional)
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")
     values = (sparse.values, dense, c, bias, residual, *epilogue_args)

@@ -12,8 +12,8 @@ from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.plain import needs_dispatcher
-from kernels_dsl.ops.target import target_of
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.options import boolean
 
 _Tensor = torch.Tensor
 
@@ -66,18 +66,27 @@ def bsr_scaled_gemm(
     else:
         sparse, dense, left = _factors(a, b)
     blocks, other = (scale_b, scale_a) if left else (scale_a, scale_b)
-    if check:
+    if check is not False and boolean("check", check):
         sparse.check()
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = (c, bias, residual, blocks, other, *epilogue_args)
     key: Any = None
     usual: tuple[Any, ...] = ()
     values = sparse.values
     if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
         usual = (dense, values, blocks, other) if out is None else (dense, values, blocks, other, out)
-        key = (
-            dense.shape, left, sparse.transposed, out is None, alpha == 1.0, activation, epilogue, out_dtype,
-            family, config,
-        )  # fmt: skip
+        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        try:
+            key = (
+                dense.shape, left, sparse.transposed, out.__class__, one, activation, epilogue, out_dtype,
+                family, config,
+            )  # fmt: skip
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+    if key is not None:
+        if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
+            key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         plan: bsr_plan.Plan | None = recent.find(sparse._kept, key, usual)
         if plan is not None and (
             out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
@@ -93,15 +102,13 @@ def bsr_scaled_gemm(
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
         "out_dtype": out_dtype, "scales": (blocks, other),
     }  # fmt: skip
-    if needs_dispatcher((values, dense, out, *extras)):
-        from kernels_dsl.ops.bsr import scaled_register
+    return bsr.first_call(_dispatched, sparse, dense, left, out, (family, config), options, (key, usual))
 
-        return scaled_register.call(sparse, dense, left, out, (family, config), options)
-    plan = bsr.plan_of(sparse, dense, left, out, (family, config), options)
-    result = bsr.follow(plan, sparse, dense, left, out, options)
-    if key is not None and not target_of(dense).emulated:
-        recent.keep(sparse._kept, key, usual, plan)
-    return result
+
+def _dispatched(*call: Any) -> torch.Tensor:
+    from kernels_dsl.ops.bsr import scaled_register
+
+    return scaled_register.call(*call)
 
 
 def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
@@ -124,8 +131,9 @@ def bsr_scaled_supports(
     **arguments: Any,
 ) -> str | None:
     """Why `bsr_scaled_gemm` with these arguments cannot run here; None if it can. Compiles nothing."""
-    arguments.pop("check", None)
     try:
+        boolean("check", arguments.pop("check", False))
+        bsr.check_names("bsr_scaled_gemm", arguments)
         sparse, dense, left = _factors(a, b)
         scales = (scale_b, scale_a) if left else (scale_a, scale_b)
         bsr.new_plan(sparse, dense, left, out, (family, config), {"scales": scales, **arguments})

@@ -89,7 +89,7 @@ def call(
     scales, epilogue_args = options["scales"], list(options["epilogue_args"])
     named = {"a" if left else "b": dense, **dict(zip(scale_names(left), scales))}
     named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
-    require_tensors(named)
+    require_tensors(named, {**{name: options[name] for name in _TENSORS[:3]}, "out": out})
     family, config = forced
     if config is not None:
         raise ValueError("config is given, must be None with gradients, under torch.compile and in modes")

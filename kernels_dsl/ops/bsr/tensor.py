@@ -9,7 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernels_dsl.ops.bsr.pattern import pattern_of
-from kernels_dsl.ops.plain import watched
+from kernels_dsl.ops.options import integer, real, shown
+from kernels_dsl.ops.plain import check_tensor, watched, written_out
 
 BLOCK_STEP = 16
 MAX_BLOCK = 512
@@ -43,9 +44,15 @@ class BsrTensor:
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        why = _why_not(self.crow_indices, self.col_indices, self.values, tuple(self.shape))
+        why = _why_not(self.crow_indices, self.col_indices, self.values, self.shape)
         if why is not None:
             raise why
+        if not isinstance(self.transposed, bool):
+            raise TypeError(f"transposed is {shown(self.transposed)}, must be True or False")
+        tensors = self.crow_indices, self.col_indices, self.values
+        if any(x.is_neg() for x in tensors) and not watched():
+            for name, x in zip(("crow_indices", "col_indices", "values"), written_out(tensors) or ()):
+                object.__setattr__(self, name, x)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copies, without what was made for calls on this machine."""
@@ -169,7 +176,7 @@ class BsrTensor:
         Waits for the GPU, as the number of blocks is the extent of a tensor. Differentiable in `dense`.
         """
         rows, columns = _grid(dense, block)
-        _check_tensor("mask", mask)
+        check_tensor("mask", mask)
         if tuple(mask.shape) != (rows, columns) or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, must be {(rows, columns)}, bool"
@@ -192,8 +199,7 @@ class BsrTensor:
     def top_k(dense: torch.Tensor, block: tuple[int, int], k: int) -> BsrTensor:
         """The k blocks of largest norm of each block row of dense (M, N). Never waits for the GPU."""
         rows, columns = _grid(dense, block, single=True)
-        if not isinstance(k, int) or not 0 <= k <= columns:
-            raise ValueError(f"k is {k}, must be an int from 0 to {columns}, the blocks of a row")
+        integer("k", k, 0, columns)
         kept = block_norms(dense, block).topk(k, dim=1).indices.sort(dim=1).values  # (rows, k)
         crow = torch.arange(rows + 1, dtype=torch.int32, device=dense.device) * k
         at = torch.arange(rows, device=dense.device)[:, None]
@@ -217,7 +223,7 @@ def block_norms(dense: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
 
 def magnitude_mask(dense: torch.Tensor, block: tuple[int, int], density: float) -> torch.Tensor:
     """The bool mask (M / bm, N / bk) of the blocks of largest norm, `density` (0 to 1) of them, rounded."""
-    if not 0 <= density <= 1:
+    if not 0 <= real("density", density) <= 1:
         raise ValueError(f"density is {density}, must be from 0 to 1")
     norms = block_norms(dense, block)
     mask = torch.zeros(norms.numel(), dtype=torch.bool, device=dense.device)
@@ -225,19 +231,16 @@ def magnitude_mask(dense: torch.Tensor, block: tuple[int, int], density: float) 
     return mask.view(norms.shape)
 
 
-def _check_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
-
-
 def _good_block(block: Any) -> bool:
     """Whether these are the extents of a block that kernels take."""
-    return len(block) == 2 and all(0 < x <= MAX_BLOCK and x % BLOCK_STEP == 0 for x in block)
+    return len(block) == 2 and all(
+        not isinstance(x, (bool, float, str)) and 0 < x <= MAX_BLOCK and x % BLOCK_STEP == 0 for x in block
+    )
 
 
 def _grid(dense: torch.Tensor, block: tuple[int, int], single: bool = False) -> tuple[int, int]:
     """Block rows and block columns; ValueError where blocks do not tile the matrix. `single`: no batch."""
-    _check_tensor("dense", dense)
+    check_tensor("dense", dense)
     if not isinstance(block, tuple | list | torch.Size) or not _good_block(block):
         raise ValueError(f"block is {block}, must be two multiples of {BLOCK_STEP} up to {MAX_BLOCK}")
     if dense.dim() not in ((2,) if single else (2, 3)):
@@ -253,12 +256,14 @@ def _blocks(dense: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     return dense.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
 
 
-def _why_not(
-    crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
-) -> Exception | None:
+def _why_not(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: Any) -> Exception | None:
     """What is wrong with a matrix' parts, as far as shapes and dtypes tell; None if nothing."""
     for name, value in (("crow_indices", crow), ("col_indices", col), ("values", values)):
-        _check_tensor(name, value)
+        check_tensor(name, value)
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+        return TypeError(f"shape is {shape!r}, must be (rows, columns)")
+    for extent in shape:
+        integer("shape", extent)
     for name, index in (("crow_indices", crow), ("col_indices", col)):
         if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
             return ValueError(
@@ -277,7 +282,7 @@ def _why_not(
     block = values.shape[-2], values.shape[-1]
     if not _good_block(block):
         return ValueError(f"values has blocks of {block}, must have multiples of 16 up to {MAX_BLOCK}")
-    if len(shape) != 2 or min(shape) < 0 or shape[0] % block[0] or shape[1] % block[1]:
+    if min(shape) < 0 or shape[0] % block[0] or shape[1] % block[1]:
         return ValueError(f"shape is {shape}, must be two multiples of the block's {block}")
     if crow.shape[0] != shape[0] // block[0] + 1:
         return ValueError(

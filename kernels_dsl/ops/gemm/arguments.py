@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS, LinearEpilogue
+from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
 from kernels_dsl.config.promotion import Promotion
+from kernels_dsl.ops import options
 from kernels_dsl.ops.epilogues import resolve_epilogue
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.plain import check_output, check_tensor
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -72,15 +75,6 @@ class GemmCall:
     def d_shape(self) -> tuple[int, ...]:
         """(M, N), or (L, M, N) where a or b has a batch mode."""
         return (self.m, self.n) if self.batch is None else (self.batch, self.m, self.n)
-
-
-def check_tensor(name: str, value: object) -> torch.Tensor:
-    """`value`; TypeError where it is no dense tensor."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}, must be a torch.Tensor")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} has layout {value.layout}, must be strided (dense)")
-    return value
 
 
 def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
@@ -152,8 +146,6 @@ def _broadcast_spec(
 
 
 def _bias_spec(bias: torch.Tensor, bias_axis: str, m: int, n: int) -> OperandSpec:
-    if bias_axis not in ("n", "m"):
-        raise ValueError(f"bias_axis is {bias_axis!r}, must be 'n' (one value a column) or 'm' (one a row)")
     extent = n if bias_axis == "n" else m
     if bias.dim() != 1 or bias.shape[0] != extent:
         raise ValueError(
@@ -181,9 +173,6 @@ def _linear_operands(
     activation: str | None,
 ) -> tuple[LinearEpilogue, tuple[OperandSpec, ...]]:
     """The ready-made epilogue with the operands in the order that `LinearEpilogue` documents."""
-    if activation is not None and activation not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise ValueError(f"activation is {activation!r}, must be None or one of {known}")
     specs: list[OperandSpec] = []
     if alpha != 1.0:
         specs.append(OperandSpec("alpha", ""))
@@ -226,12 +215,25 @@ def _custom_operands(
 
 def check_out(out: torch.Tensor, call: GemmCall, device: torch.device) -> None:
     """TypeError or ValueError where `out` cannot take the result of `call`."""
-    check_tensor("out", out)
+    check_output("out", out)
     check_device("out", out, device)
     if tuple(out.shape) != call.d_shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, must be {call.d_shape}")
     if out.dtype != call.d_dtype:
         raise TypeError(f"out has dtype {out.dtype}, must be {call.d_dtype}")
+
+
+def result_dtype(
+    out: Any, out_dtype: Any, default: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES
+) -> torch.dtype:
+    """The result's dtype: what is asked for, else that of `out`, else the default. TypeError where it is not
+    `allowed`."""
+    options.instance("out_dtype", out_dtype, torch.dtype, type(None))
+    if out is not None:
+        default = check_output("out", out).dtype
+    found = default if out_dtype is None else out_dtype
+    check_dtype("out" if out is not None else "out_dtype", found, allowed)
+    return found
 
 
 def describe_epilogue(
@@ -249,9 +251,10 @@ def describe_epilogue(
     epilogue_args: Sequence[Any] = (),
 ) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
     """The epilogue function of a product of shape `d_shape` and its operands; the errors of `describe`."""
-    for name, scalar in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(scalar, (int, float)):
-            raise TypeError(f"{name} is a {type(scalar).__name__}, must be a Python number")
+    product_options.check({
+        "c": c, "bias": bias, "bias_axis": bias_axis, "alpha": alpha, "beta": beta, "activation": activation,
+        "epilogue": epilogue, "epilogue_args": epilogue_args,
+    })  # fmt: skip
     if epilogue is None:
         if epilogue_args:
             raise ValueError(
@@ -295,9 +298,7 @@ def describe(
         d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
         activation=activation, epilogue=epilogue, epilogue_args=epilogue_args,
     )  # fmt: skip
-    if out_dtype is None:
-        out_dtype = a.dtype if out is None else out.dtype
-    check_dtype("out" if out is not None else "out_dtype", out_dtype)
+    out_dtype = result_dtype(out, out_dtype, a.dtype)
     call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, operands)
     if out is not None:
         check_out(out, call, a.device)

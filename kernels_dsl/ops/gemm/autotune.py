@@ -19,6 +19,8 @@ from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.measure import interleaved
 from kernels_dsl.ops.gemm.decide import tuned_record
 from kernels_dsl.ops.gemm.gemm import clear_plans, gemm, plan_for, supports
+from kernels_dsl.ops.gemm.product_options import CONFIGS
+from kernels_dsl.ops.options import boolean, instance, integer
 from kernels_dsl.ops.target import Target, target_of
 
 log = logging.getLogger("kernels_dsl")
@@ -86,10 +88,19 @@ def autotune_gemm(
     `configs` None takes the most promising of the table, and then other orders of tiles for the best of them.
     With `record`, the winner is kept on disk beside the kernel cache and used from now on. `options` are
     arguments of `gemm`; `out` is made here if it is not among them. Takes seconds, most of them compiling.
-    ValueError where no configuration fits, or where the call launches nothing.
+    ValueError where no configuration fits, where the call launches nothing, and in the emulator, which has
+    no times to measure.
     """
+    integer("rounds", rounds, least=1)
+    boolean("record", record)
+    if "config" in options:
+        raise TypeError("config is given, must not: autotune_gemm tries those of configs")
+    for number, config in enumerate(instance("configs", configs, list, tuple, type(None)) or ()):
+        instance(f"configs[{number}]", config, *CONFIGS)
     with torch.no_grad():
         plan = plan_for(a, b, family=family, **options)
+        if target_of(a).emulated:
+            raise ValueError(f"a is on {a.device}, must be on a CUDA device: the emulator has no times")
         if plan.decision is None:
             raise ValueError("the call has nothing to tune: its result is empty")
         target, problem = target_of(a), plan.decision.problem

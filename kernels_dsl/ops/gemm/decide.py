@@ -185,8 +185,6 @@ def decide(
         if not isinstance(config, (Sm90GemmConfig, Sm80GemmConfig)):
             kind = type(config).__name__
             raise TypeError(f"config is a {kind}, must be a Sm90GemmConfig or a Sm80GemmConfig")
-        if family not in (None, config.family):
-            raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
         family = config.family
     options = {}
     for name in families(call.ab_dtype, target, family):

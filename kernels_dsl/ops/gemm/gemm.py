@@ -11,11 +11,24 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.gemm import arguments as gemm_arguments
 from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.plain import (
+    PLAIN_TYPES,
+    check_memory,
+    check_output,
+    needs_dispatcher,
+    signature,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
 _NO_EXTRAS: tuple[Any, ...] = ()
+_READ = ("c", "bias", "residual")
+_OPTIONS = (
+    *_READ, "bias_axis", "alpha", "beta", "activation", "epilogue", "epilogue_args", "out", "out_dtype",
+)  # fmt: skip
 _Tensor = torch.Tensor
 
 
@@ -59,16 +72,26 @@ def gemm(
     not with `epilogue` or `out`. Raises TypeError and ValueError before any launch, naming the argument;
     `supports` gives the same reasons as text.
     """
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = _NO_EXTRAS
     if not (c is bias is residual is epilogue is None) or epilogue_args:
         extras = (c, bias, residual, *epilogue_args)
     key: Any = None
     usual: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
     if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
-        key = (a.shape, b.shape, out is None, alpha == 1.0, activation, out_dtype, config, family)
+        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        try:
+            key = (a.shape, b.shape, out.__class__, one, activation, out_dtype, config, family)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+    if key is not None:
         if extras:
             usual += tuple([x for x in extras if isinstance(x, _Tensor)])
-            key = (key, epilogue, bias_axis, beta == 0.0, *map(type, extras))
+            with_c = beta if c is None else beta == 0.0
+            key = (key, epilogue, bias_axis, beta.__class__, with_c, *map(type, extras))
+        elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
+            key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         plan = recent.find(_PLANS, key, usual)
         if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
             make = plan.operands
@@ -82,14 +105,32 @@ def gemm(
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
         "out_dtype": out_dtype,
     }  # fmt: skip
-    if needs_dispatcher((a, b, out, *extras)):
+    return _unknown(a, b, out, (config, family), options, (key, usual))
+
+
+def _unknown(
+    a: Any, b: Any, out: Any, forced: tuple[Any, Any], options: dict[str, Any], known: tuple[Any, Any]
+) -> torch.Tensor:
+    """A call that was not found; `forced`: configuration, family; `known`: what it is to be kept by."""
+    config, family = forced
+    product_options.check(options)
+    product_options.check_forced(config, family)
+    if not watched():
+        if out is not None:
+            check_output("out", out)
+        tensors = written_out((a, b, *map(options.get, _READ), *options["epilogue_args"]))
+        if tensors is not None:
+            a, b, *others = tensors
+            options.update(zip(_READ, others), epilogue_args=tuple(others[len(_READ) :]))
+            known = (None, ())
+    if needs_dispatcher((a, b, out, *map(options.get, _READ), *options["epilogue_args"])):
         from kernels_dsl.ops.gemm import register as gemm_register
 
         return gemm_register.through_dispatcher(a, b, out=out, config=config, family=family, **options)
     plan = _plan_of(a, b, out, config, family, options)
     result = _follow(plan, a, b, out, options)
-    if key is not None and not target_of(a).emulated:
-        recent.keep(_PLANS, key, usual, plan)
+    if known[0] is not None and not target_of(a).emulated:
+        recent.keep(_PLANS, *known, plan)
     return result
 
 
@@ -115,6 +156,7 @@ def _plan_of(a: Any, b: Any, out: Any, config: Any, family: Any, options: dict[s
     if plan is None:
         call = gemm_arguments.describe(a, b, out=out, **options)
         overlap.check_self_overlap(out)
+        check_memory({**_named(a, b, options), "out": out})
         target = target_of(a)
         extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
@@ -148,6 +190,7 @@ def supports(
     Takes the arguments of `gemm`.
     """
     try:
+        _check_names(options)
         call = gemm_arguments.describe(a, b, **options)
         out = options.get("out")
         overlap.check_self_overlap(out)
@@ -172,8 +215,16 @@ def clear_plans() -> None:
 def plan_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> gemm_plan.Plan:
     """The plan that `gemm(a, b, **options)` would follow: for tests, benchmarks and the tuner."""
     config, family = options.pop("config", None), options.pop("family", None)
+    _check_names(options)
     call = gemm_arguments.describe(a, b, **options)
     return gemm_plan.build(call, a, b, options.get("out"), target_of(a), config, family)
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """TypeError for one that is no argument of `gemm`."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name} is given, must not: gemm has no such argument")
 
 
 def _named(a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]) -> dict[str, torch.Tensor]:

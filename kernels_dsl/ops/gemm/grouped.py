@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops.gemm import grouped_arguments
+from kernels_dsl.ops.gemm import grouped_arguments, product_options
 from kernels_dsl.ops.gemm.product import Product
 
 
@@ -45,6 +45,8 @@ def grouped_gemm(
     before any launch, naming the argument; `grouped_gemm_supports` gives the same reasons as text. That
     tiles of all groups make one list, which persistent CTAs walk, is CUTLASS's grouped GEMM.
     """
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = (None, bias, residual, None, None, None, offs, None, *epilogue_args)
     options = (alpha, activation, epilogue, out_dtype, False)
     usual = (a, b, offs) if bias is residual is out is None and not epilogue_args else None
@@ -88,6 +90,8 @@ def scaled_grouped_gemm(
     scale_result. use_fast_accum, and amax, which is of the rows of all groups: as in `scaled_gemm`. Compute
     capability 8.9 and later; `scaled_grouped_gemm_supports` says why a call cannot run.
     """
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args)
     options = (alpha, activation, epilogue, out_dtype, use_fast_accum)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):

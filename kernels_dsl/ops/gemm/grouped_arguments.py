@@ -22,10 +22,11 @@ from kernels_dsl.ops.gemm.arguments import (
     check_extents,
     check_matrices,
     check_out,
-    check_tensor,
     describe_epilogue,
+    result_dtype,
 )
-from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, amax_spec, result_spec
+from kernels_dsl.ops.plain import check_tensor
+from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, amax_spec, fast_sums, result_spec
 
 EXTRAS = 5
 """What these have beyond the arguments of `gemm`: the scales of a, b and the result, where groups end, and
@@ -66,16 +67,14 @@ def describe(
     promotion = None
     if scaled:
         specs, promotion = _scales(scales[0], scales[1], a, b)
-        if promotion is None and not use_fast_accum and k > GROUP:
+        if not fast_sums(use_fast_accum, promotion) and promotion is None and k > GROUP:
             promotion = Promotion()
         if k == 0 and promotion is not None:
             specs, promotion = (), None  # scales of no elements
     inner, operands = _epilogue(m, n, groups, a.device, bias, epilogue)
     shifted = tuple(replace(x, index=x.index + EXTRAS) if x.source == "args" else x for x in operands)
-    if out_dtype is None:
-        out_dtype = out.dtype if out is not None else torch.bfloat16 if scaled else a.dtype
-    allowed = OUT_DTYPES if scaled else INPUT_DTYPES
-    check_dtype("out" if out is not None else "out_dtype", out_dtype, allowed)
+    default, allowed = (torch.bfloat16, OUT_DTYPES) if scaled else (a.dtype, INPUT_DTYPES)
+    out_dtype = result_dtype(out, out_dtype, default, allowed)
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in specs)
     if scales[2] is not None:
         specs = (*specs, result_spec(scales[2], out_dtype, a.device))

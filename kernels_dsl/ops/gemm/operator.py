@@ -69,11 +69,11 @@ class GemmOperator:
         Raises TypeError where the schema cannot express an argument, ValueError where gradients are asked for
         with what is written.
         """
-        given = dict(zip(self.extras, extras))
+        given = {name: value for name, value in zip(self.extras, extras) if name}
         epilogue_args = list(extras[len(self.extras) :])
         named = {"a": a, "b": b, **{name: given[name] for name in self.tensors[: self.required]}}
         named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(epilogue_args))
-        require_tensors(named)
+        require_tensors(named, {**given, "out": out})
         written = {self.written: given[self.written]} if self.written else {}
         refuse_written((a, b, *extras), out=out, **written)
         refuse_forward_mode(self.name, {**named, **given, "out": out})

@@ -16,8 +16,9 @@ from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.ops import fresh
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
+from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
-from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, matrix_layout
+from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, families, matrix_layout
 from kernels_dsl.ops.gemm.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
 from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.overlap import byte_extent
@@ -67,6 +68,8 @@ def build(
     """
     spans = (out, a, b, *extras)
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
+    product_options.check_forced(config, family)
+    families(call.ab_dtype, target, family if config is None else config.family)
     if 0 in call.d_shape or call.groups == 0:
         return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:

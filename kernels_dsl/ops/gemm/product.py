@@ -9,7 +9,16 @@ import torch
 
 from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher, signature
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.plain import (
+    PLAIN_TYPES,
+    check_memory,
+    check_output,
+    needs_dispatcher,
+    signature,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.target import target_of
 
 
@@ -57,8 +66,12 @@ class Product:
         """
         key: Any = None
         if usual is not None and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
-            key = (a.shape, b.shape, given, options, forced)
-            plan = recent.find(self._plans, key, usual)
+            try:
+                key = (a.shape, b.shape, given, options, forced)
+            except RuntimeError:  # of a nested tensor, which has no shape
+                usual = None
+        if key is not None:
+            plan = recent.find(self._plans, key, usual or ())
             if plan is not None and (
                 out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)
             ):
@@ -69,12 +82,29 @@ class Product:
                     return plan.run(a, b, out, operands)
                 except ValueError:
                     recent.look_at_addresses(self._plans, key)
+        return self._unknown(a, b, extras, options, out, forced, (key, usual or ()))
+
+    def _unknown(
+        self, a: Any, b: Any, extras: Any, options: Any, out: Any, forced: Any, known: tuple[Any, Any]
+    ) -> torch.Tensor:
+        """A call that was not found; `known`: what it is to be kept by."""
+        product_options.check({**dict(zip(self.options, options)), **dict(zip(self.extras, extras))})
+        product_options.check_forced(*forced)
+        if not watched():
+            written = None if self._written is None else extras[self._written]
+            for name, tensor in (("out", out), (str(self.written), written)):
+                if tensor is not None:
+                    check_output(name, tensor)
+            tensors = written_out((a, b, *extras))
+            if tensors is not None:
+                a, b, *rest = tensors
+                extras, known = tuple(rest), (None, ())
         if needs_dispatcher((a, b, out, *extras)):
             return self._operator()(a, b, extras, options, out, forced)
         plan = self._plan_of(a, b, extras, options, out, forced)
         result = self._checked(plan, a, b, extras, options, out)
-        if key is not None and not target_of(a).emulated:
-            recent.keep(self._plans, key, usual or (), plan)
+        if known[0] is not None and not target_of(a).emulated:
+            recent.keep(self._plans, *known, plan)
         return result
 
     def run_direct(
@@ -95,6 +125,7 @@ class Product:
         plan: gemm_plan.Plan | None = self._plans.get(key)
         if plan is None:
             plan = self._plan(a, b, extras, options, out, forced)
+            check_memory({**self._named(a, b, extras), "out": out})
             if not target_of(a).emulated:  # the emulator may be another one next time
                 recent.put(self._plans, key, plan)
         return plan
@@ -129,8 +160,9 @@ class Product:
     ) -> gemm_plan.Plan:  # fmt: skip
         """The plan that a call with these arguments would follow."""
         extras = (
-            *[arguments.pop(name, None) for name in self.extras], *arguments.pop("epilogue_args", ())
-        )  # fmt: skip
+            *[arguments.pop(name, None) for name in self.extras],
+            *product_options.arguments(arguments.pop("epilogue_args", ())),
+        )
         options = tuple([arguments.pop(name, default) for name, default in self.options.items()])
         if arguments:
             raise TypeError(f"{sorted(arguments)[0]} is given, must not: {self.name} has no such argument")

@@ -96,7 +96,7 @@ def through_dispatcher(
     the operator's schema cannot express an argument.
     """
     named = {"a": a, "b": b, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}}
-    require_tensors(named)
+    require_tensors(named, {"c": c, "bias": bias, "residual": residual, "out": out})
     values = (*named.values(), c, bias, residual)
     refuse_gradients(values, epilogue, out)
     refuse_forward_mode("gemm", {**named, "c": c, "bias": bias, "residual": residual, "out": out})

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops import options
+from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.target import Target
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -17,20 +19,18 @@ OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, Tru
 
 def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:
     """TypeError or ValueError where an argument is not one of `quantize`."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x is a {type(x).__name__}, must be a torch.Tensor")
-    if x.layout != torch.strided:
-        raise TypeError(f"x has layout {x.layout}, must be strided")
+    check_tensor("x", x)
     if x.dtype not in INPUT_DTYPES:
         raise TypeError(f"x is {x.dtype}, must be torch.bfloat16, torch.float16 or torch.float32")
     if x.dim() < 1:
         raise ValueError("x has no modes, must have at least one")
-    if dtype not in FORMATS:
-        raise TypeError(f"dtype is {dtype}, must be torch.float8_e4m3fn or torch.float8_e5m2")
-    if scaling not in SCALINGS:
-        raise ValueError(f"scaling is {scaling!r}, must be one of {SCALINGS}")
-    if transpose not in OUTPUTS:
-        raise ValueError(f"transpose is {transpose!r}, must be False, True or 'both'")
+    if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
+        raise TypeError(f"dtype is {options.shown(dtype)}, must be torch.float8_e4m3fn or torch.float8_e5m2")
+    options.one_of("scaling", scaling, SCALINGS)
+    if not isinstance(transpose, bool) and not (isinstance(transpose, str) and transpose == "both"):
+        raise (ValueError if isinstance(transpose, str) else TypeError)(
+            f"transpose is {options.shown(transpose)}, must be False, True or 'both'"
+        )
     if x.dim() == 1 and (transpose or scaling in ("matrix", "128x128")):
         raise ValueError(
             "x has one mode, must have at least two for a transpose and for scaling 'matrix' and '128x128'"
@@ -42,6 +42,7 @@ def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:
             raise TypeError(
                 f"scale is a {type(scale).__name__}, must be a float32 torch.Tensor of one element"
             )
+        check_tensor("scale", scale)
         if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != x.device:
             raise ValueError(
                 f"scale is {scale.dtype} {tuple(scale.shape)} on {scale.device}, must be torch.float32 of "

@@ -10,7 +10,14 @@ import torch
 from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.ops import recent
 from kernels_dsl.ops.overlap import byte_extent, check_alone
-from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher
+from kernels_dsl.ops.plain import (
+    PLAIN_TYPES,
+    check_output,
+    check_tensor,
+    needs_dispatcher,
+    watched,
+    written_out,
+)
 from kernels_dsl.ops.quantize.arguments import check
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_results
 from kernels_dsl.ops.quantize.plan import plan_of
@@ -31,8 +38,12 @@ def quantize_into(
     key: Any = None
     if type(x) in PLAIN_TYPES and type(out) is tuple and len(out) > 1 and (scale is None or scale is out[1]):
         distinct = out[:3] if len(out) == 4 and out[3] is out[1] else out
-        key = (x.shape, scale is None, dtype, scaling, transpose, len(out), len(distinct))
         usual = (x, *distinct)
+        try:
+            key = (x.shape, scale is None, dtype, scaling, transpose, len(out), len(distinct))
+        except RuntimeError:  # of a nested tensor, which has no shape
+            check_tensor("x", x)
+            raise
         found = recent.find(_KEPT, key, usual)
         if found is not None:
             plan, alone = found
@@ -46,6 +57,11 @@ def quantize_into(
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of tensors")
     check_out(out, x, dtype, scaling, transpose, scale)
+    tensors = None if watched() else written_out((x, scale))
+    if tensors is not None:
+        into = [tensors[1] if t is scale else t for t in out]
+        quantize_into(tensors[0], dtype, scaling, transpose, tensors[1], tuple(into))
+        return out
     if needs_dispatcher((x, scale, *out)) or key is None:
         from kernels_dsl.ops.quantize import register
 
@@ -79,8 +95,7 @@ def check_out(
             if given is not scale:
                 raise ValueError(f"out[{n}] is not scale, must be: it is returned as it is")
             continue
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"out[{n}] is a {type(given).__name__}, must be a torch.Tensor")
+        check_output(f"out[{n}]", given)
         if given.dtype != wanted.dtype:
             raise TypeError(f"out[{n}] has dtype {given.dtype}, must be {wanted.dtype}")
         if given.device != x.device:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops import recent
-from kernels_dsl.ops.plain import PLAIN_TYPES, needs_dispatcher
+from kernels_dsl.ops.plain import PLAIN_TYPES, check_tensor, needs_dispatcher, watched, written_out
 from kernels_dsl.ops.quantize.arguments import check, check_target
 from kernels_dsl.ops.quantize.buffers import Made
 from kernels_dsl.ops.quantize.into import quantize_into
@@ -53,13 +53,22 @@ def quantize(
     key: Any = None
     usual = (x,) if scale is None else (x, scale)
     if type(x) in PLAIN_TYPES:
-        key = (x.shape, scale is None, dtype, scaling, transpose)
+        try:
+            key = (x.shape, scale is None, dtype, scaling, transpose)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            check_tensor("x", x)
+            raise
         plan: Plan | None = recent.find(_PLANS, key, usual)
         if plan is not None:
             try:
                 return plan(x, scale, None)
             except ValueError:
                 recent.look_at_addresses(_PLANS, key)
+    if not watched():
+        check(x, dtype, scaling, transpose, scale)
+        tensors = written_out((x, scale))
+        if tensors is not None:
+            return quantize(tensors[0], dtype, scaling=scaling, transpose=transpose, scale=tensors[1])
     if needs_dispatcher((x, scale)) or key is None:
         from kernels_dsl.ops.quantize import register as quantize_register
 

@@ -11,6 +11,7 @@ import torch
 from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
+from kernels_dsl.ops import options
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
@@ -23,9 +24,10 @@ from kernels_dsl.ops.gemm.arguments import (
     check_extents,
     check_matrices,
     check_out,
-    check_tensor,
     describe_epilogue,
+    result_dtype,
 )
+from kernels_dsl.ops.plain import check_output, check_tensor
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
 EXTRAS = 4
@@ -122,15 +124,13 @@ def describe(
         _Operand("scale_a", 0, tuple(scale_a.shape), m, groups, batch),
         _Operand("scale_b", 1, tuple(scale_b.shape), n, groups, batch),
     )
-    if promotion is None and not use_fast_accum and k > GROUP:
+    if not fast_sums(use_fast_accum, promotion) and promotion is None and k > GROUP:
         promotion = Promotion()
     if k == 0 and promotion is not None:
         scales, promotion = (), None  # scales of no elements
     inner, operands = describe_epilogue(d_shape, a.device, **epilogue)
     shifted = tuple(replace(x, index=x.index + EXTRAS) if x.source == "args" else x for x in operands)
-    if out_dtype is None:
-        out_dtype = torch.bfloat16 if out is None else out.dtype
-    check_dtype("out" if out is not None else "out_dtype", out_dtype, OUT_DTYPES)
+    out_dtype = result_dtype(out, out_dtype, torch.bfloat16, OUT_DTYPES)
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in scales)
     if scale_result is not None:
         scales = (*scales, result_spec(scale_result, out_dtype, a.device))
@@ -147,6 +147,16 @@ def describe(
     return call
 
 
+def fast_sums(use_fast_accum: bool, promotion: Promotion | None) -> bool:
+    """`use_fast_accum`; ValueError where scales of 128 elements of K, which it cannot go with, have made
+    `promotion` necessary."""
+    if options.boolean("use_fast_accum", use_fast_accum) and promotion is not None:
+        raise ValueError(
+            "use_fast_accum is True, must be False with scales of 128 elements of K: their sums are float32"
+        )
+    return use_fast_accum
+
+
 def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
     """The scale of an fp8 result as an operand of the epilogue."""
     check_tensor("scale_result", scale)
@@ -161,7 +171,7 @@ def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.devic
 
 def amax_spec(amax: torch.Tensor, device: torch.device, index: int) -> OperandSpec:
     """The place for the result's largest magnitude as an operand of the epilogue, number `index`."""
-    check_tensor("amax", amax)
+    check_output("amax", amax)
     check_dtype("amax", amax.dtype, (torch.float32,))
     check_device("amax", amax, device)
     if amax.numel() != 1:

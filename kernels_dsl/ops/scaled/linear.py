@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.operators import refuse_forward_mode
+from kernels_dsl.ops.options import boolean, instance, one_of, shown
+from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 
@@ -50,7 +52,7 @@ def scaled_linear(
     Raises TypeError and ValueError that name the argument.
     """
     _check(x, weight, bias)
-    _check_options(recipe, grad_dtype)
+    _check_options(recipe, grad_dtype, use_fast_accum)
     refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
     dtype = x.dtype
     kind = x.device.type
@@ -61,10 +63,10 @@ def scaled_linear(
     return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
 
 
-def _check_options(recipe: Any, grad_dtype: Any) -> None:
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, must be one of {tuple(RECIPES)}")
-    if grad_dtype not in _FP8:
+def _check_options(recipe: Any, grad_dtype: Any, use_fast_accum: Any) -> None:
+    one_of("recipe", recipe, tuple(RECIPES))
+    boolean("use_fast_accum", use_fast_accum)
+    if not isinstance(grad_dtype, torch.dtype) or grad_dtype not in _FP8:
         raise TypeError(f"grad_dtype is {grad_dtype}, must be torch.float8_e5m2 or torch.float8_e4m3fn")
 
 
@@ -72,8 +74,7 @@ def _check(x: Any, weight: Any, bias: Any) -> None:
     for name, tensor, modes in (("x", x, ()), ("weight", weight, (2, 3)), ("bias", bias, (1,))):
         if name == "bias" and tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}, must be a torch.Tensor")
+        check_tensor(name, tensor)
         if tensor.dtype not in _FLOATS:
             raise TypeError(
                 f"{name} is {tensor.dtype}, must be torch.bfloat16, torch.float16 or torch.float32"
@@ -153,7 +154,8 @@ def _output(
     needs_x, needs_weight = needs
     rows = _quantized(_rows(x, weight), torch.float8_e4m3fn, scalings[0], True, needs_weight)
     columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
-    y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast)
+    # Scales of blocks are multiplied into float32 sums, so there are none that could be fast.
+    y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast and scalings[1] != "128x128")
     kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
     return (y if weight.dim() == 3 or x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])), kept
 
@@ -217,7 +219,7 @@ class ScaledLinear(torch.nn.Linear):
         use_fast_accum: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        _check_options(recipe, grad_dtype)
+        _check_options(recipe, grad_dtype, use_fast_accum)
         self.recipe = recipe
         self.grad_dtype = grad_dtype
         self.use_fast_accum = use_fast_accum
@@ -232,6 +234,7 @@ class ScaledLinear(torch.nn.Linear):
     ) -> ScaledLinear:
         """The layer with `linear`'s own parameters, which the two then share: an optimizer that has them goes
         on with them."""
+        instance("linear", linear, torch.nn.Linear)
         made = ScaledLinear(
             linear.in_features, linear.out_features, linear.bias is not None, "meta", linear.weight.dtype,
             recipe=recipe, grad_dtype=grad_dtype, use_fast_accum=use_fast_accum,
@@ -248,6 +251,9 @@ class ScaledLinear(torch.nn.Linear):
         """Put a `ScaledLinear` in the place of each `torch.nn.Linear` inside of `model`, or of those for
         which `where(name, layer)` is true; returns their names. Layers of derived classes stay, and one that
         has several names is one again. options: those of `from_linear`."""
+        instance("model", model, torch.nn.Module)
+        if where is not None and not callable(where):
+            raise TypeError(f"where is {shown(where)}, must be a function or None")
         found = [
             (name, layer)
             for name, layer in model.named_modules(remove_duplicate=False)

@@ -9,6 +9,7 @@ import torch
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm import plan as gemm_plan
+from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.product import Product
 from kernels_dsl.ops.scaled import arguments as scaled_arguments
 
@@ -65,6 +66,8 @@ def scaled_gemm(
     Raises TypeError and ValueError before any launch, naming the argument; `scaled_gemm_supports` gives the
     same reasons as text.
     """
+    if epilogue_args.__class__ is not tuple:
+        epilogue_args = product_options.arguments(epilogue_args)
     extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
     options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
     usual: Any = None

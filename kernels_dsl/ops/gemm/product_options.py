@@ -1,0 +1,57 @@
+"""The options that `gemm` and its relatives share: each is of the right kind, and none is without effect.
+
+Looked at where a call is first seen; a repeated one is found by its key, which holds their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS
+from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.ops import options
+from kernels_dsl.ops.function_checks import hash_of
+
+FAMILIES = (None, "sm90", "sm80")
+CONFIGS = (Sm90GemmConfig, Sm80GemmConfig)
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """TypeError or ValueError names what is wrong among the options that are given, by their names."""
+    for name in ("alpha", "beta"):
+        options.number(name, given.get(name, 1.0))
+    options.one_of("activation", given.get("activation"), (None, *sorted(ACTIVATIONS)))
+    options.one_of("bias_axis", given.get("bias_axis", "n"), ("n", "m"))
+    options.instance("out_dtype", given.get("out_dtype"), torch.dtype, type(None))
+    options.boolean("use_fast_accum", given.get("use_fast_accum", False))
+    arguments(given.get("epilogue_args", ()))
+    epilogue = given.get("epilogue")
+    if epilogue is not None and not isinstance(epilogue, str):
+        if not callable(epilogue):
+            raise TypeError(f"epilogue is {options.shown(epilogue)}, must be a function or a registered name")
+        if not torch.compiler.is_compiling():
+            hash_of("epilogue", epilogue)
+    _check_companions(given)
+
+
+def arguments(given: Any) -> tuple[Any, ...]:
+    """epilogue_args as a tuple; TypeError for what is none, such as a single tensor."""
+    return tuple(options.instance("epilogue_args", given, tuple, list))
+
+
+def _check_companions(given: Mapping[str, Any]) -> None:
+    """ValueError for an option that would have no effect without another one."""
+    for name, default, other in (("beta", 1.0, "c"), ("bias_axis", "n", "bias")):
+        if given.get(other) is None and given.get(name, default) != default:
+            raise ValueError(f"{name} is {given[name]!r} and {other} is None, must be given together")
+
+
+def check_forced(config: Any, family: Any, configs: tuple[type, ...] = CONFIGS) -> None:
+    """The same of what takes the place of the library's own choices."""
+    options.instance("config", config, *configs, type(None))
+    options.one_of("family", family, FAMILIES)
+    if config is not None and family not in (None, config.family):
+        raise ValueError(f"family is {family!r}, must be config's, {config.family!r}, or None")
