@@ -1,7 +1,7 @@
 """Seeded inputs. Everything follows from the seed, so that a printed seed is a reproduction.
 
 Small tensors are made on the CPU and copied, so that a case has the same values on every device; above
-`_CPU_ELEMENTS` the device's own generator is used, since filling gigabytes through the host takes minutes.
+`_cpu_elements` the device's own generator is used, since filling gigabytes through the host takes minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-_CPU_ELEMENTS = 1 << 24
+_cpu_elements = 1 << 24
 _FLOAT32_EXACT = 1 << 24  # integers up to here are exact in float32, the accumulator of every kernel
 
 
@@ -19,6 +19,12 @@ def case_seed(*parts: object) -> int:
     """A seed (63 bits) from the description of a case: the same parts give the same seed in every process."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def make_on_device(least: int = 0) -> None:
+    """From now on tensors of more than `least` elements are made on their device: other values there, sooner."""
+    global _cpu_elements
+    _cpu_elements = least
 
 
 def _numel(shape: Sequence[int]) -> int:
@@ -29,7 +35,7 @@ def _numel(shape: Sequence[int]) -> int:
 
 
 def _generator(shape: Sequence[int], device: torch.device | str, seed: int) -> torch.Generator:
-    place = "cpu" if _numel(shape) <= _CPU_ELEMENTS else device
+    place = "cpu" if _numel(shape) <= _cpu_elements else device
     return torch.Generator(place).manual_seed(seed)
 
 

@@ -11,10 +11,11 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from reference import inputs
 from tests.fuzz import pool
 from tests.fuzz.case import Outcome, Settings, Status
 from tests.fuzz.families import FAMILIES, generate, module_of
@@ -56,11 +57,13 @@ class Tally:
         self.counts: Counter[Status] = Counter()
         self.coverage: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.failures: list[Outcome] = []
         self.start = self.shown = time.monotonic()
 
     def __call__(self, outcome: Outcome) -> None:
         self.counts[outcome.status] += 1
+        self.seconds[outcome.features[0] if outcome.features else "?"] += outcome.seconds
         if outcome.status is Status.PASSED:
             self.coverage.update(outcome.features)
         elif outcome.status is Status.REFUSED:
@@ -108,6 +111,7 @@ class Tally:
             "seconds": round(time.monotonic() - self.start, 1),
             "coverage": dict(sorted(self.coverage.items())),
             "thin": self.thin(),
+            "seconds of operations": {name: round(x, 1) for name, x in self.seconds.items()},
             "refusals": dict(self.refusals.most_common()),
             "failures": [outcome.as_dict() for outcome in self.failures],
         }
@@ -145,6 +149,8 @@ def _one(family: str, options: argparse.Namespace, settings: Settings) -> int:
     print(f"{family} {options.case}: {generate(family, options.case, settings)}", flush=True)
     if settings.device == "cpu":
         worker.poison_new_memory()
+    else:
+        inputs.make_on_device()
     outcome = worker.run_one(family, options.case, settings)
     print(f"{outcome.status.value} after {outcome.seconds:.1f} s\n{outcome.detail}")
     return int(outcome.status is Status.FAILED)

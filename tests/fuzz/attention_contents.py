@@ -20,6 +20,7 @@ ULPS = 4.0
 LOOKUP_SCALE = 16.0
 """In a lookup the wanted key's score is above all others by twice as much."""
 _CODE = 16
+_LEAST_VALUE = 1e-4
 _ALONE = 1e-9
 STORAGES = ("apart", "apart", "apart", "qkv", "kv", "v is k")
 """Which of q, k and v lie in one tensor, side by side along the heads; or are the same tensor."""
@@ -167,7 +168,11 @@ def check(
         return
     top = masked_scores(operands.q, operands.k, rules, scale).amax(dim=-1)
     alone = ((exact_lse - top < _ALONE) & (top > -torch.inf)).transpose(1, 2)
-    tolerance.check_exact(out[alone], expected[alone], case="rows of one key")
+    found, value = out[alone], expected[alone]
+    seen = (
+        value.abs() > _LEAST_VALUE
+    )  # what other keys give to a value of 0 depends on the last digits of scores
+    tolerance.check_exact(found[seen], value[seen], case="rows of one key")
 
 
 def _worst(found: torch.Tensor, expected: torch.Tensor, close: torch.Tensor) -> str:

@@ -357,6 +357,8 @@ def draw_scaled(draw: Draw, forced: Forced | None) -> ScaledCase:
         k += GROUP
     forced = forced if forced is None else _with_whole_tiles(forced, k)
     wrong = data.choice(_WRONG) if data.random() < 0.03 and forced is None else None
+    if k == 0 and contents == PATTERNS:
+        contents = INTEGERS  # a scale that is NaN meets the sum of nothing: no product says what that gives
     if wrong is not None:
         m, n, k, out_dtype, contents = max(m, 2), max(n, 2), max(k, 1), torch.bfloat16, INTEGERS
     case = ScaledCase(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from reference import inputs
 from tests.fuzz.case import Case, Mode, Outcome, Settings
 from tests.fuzz.draw import Draw
 from tests.fuzz.families import module_of
@@ -71,6 +72,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     if settings.device == "cpu":
         poison_new_memory()
+    else:
+        inputs.make_on_device()  # filling matrices on one core would take most of the time
     for line in sys.stdin:
         number = int(line)
         print(f"{STARTED}{number}", flush=True)
