@@ -22,7 +22,7 @@ def case_seed(*parts: object) -> int:
 
 
 def make_on_device(least: int = 0) -> None:
-    """From now on tensors of more than `least` elements are made on their device: other values there, sooner."""
+    """From now on tensors of more than `least` elements are made on their device, with other values there."""
     global _cpu_elements
     _cpu_elements = least
 
