@@ -113,7 +113,9 @@ def arguments(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, dict
 
     a = matrix("a", case.a_batch, case.m, case.k, case.a)
     b = matrix("b", case.b_batch, case.k, case.n, case.b)
-    options: dict[str, Any] = {"alpha": case.alpha, "beta": case.beta, "activation": case.activation}
+    options: dict[str, Any] = {"alpha": case.alpha, "activation": case.activation}
+    if case.c is not None:
+        options["beta"] = case.beta
     shapes = {"full": case.shape, "row": (case.n,), "column": (case.m, 1)}
     for name, kind in (("c", case.c), ("residual", case.residual)):
         if kind is not None:

@@ -134,7 +134,8 @@ def run(case: Case, device: str, **forced: Any) -> None:
     )
     if case.out_dtype not in OUTPUTS:
         forced["scale_result"] = torch.full((1,), RESULT_SCALE, device=device)
-    result = scaled_gemm(*tensors, **options, use_fast_accum=case.fast, out=out.tensor, **forced)
+    fast = case.fast and case.groups is None
+    result = scaled_gemm(*tensors, **options, use_fast_accum=fast, out=out.tensor, **forced)
     assert result is out.tensor
     buffers.check_output(out)
     exact = reference.scaled_gemm(*tensors, **options, groups=case.groups)
