@@ -15,7 +15,9 @@ import torch
 from kernels_dsl.ops.attention.arguments import Extras
 from kernels_dsl.ops.options import boolean
 
-_enabled = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
+_by_environment = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
+_blocks: list[list[bool]] = []
+"""What each `checked` block that was entered and not left asks for, in a cell of its own."""
 
 
 @contextmanager
@@ -26,19 +28,23 @@ def checked(enabled: bool = True) -> Iterator[None]:
     `seqused_k` is more than a sequence has or negative, rows of q belong to no sequence and there is no `out`
     that keeps them, or a block list has a count or an index out of range or lists a block twice. Each such
     call waits for the GPU, so it cannot be captured in a CUDA graph. The environment variable
-    KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all threads.
+    KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all threads, which follow the block that
+    was entered last.
     """
-    global _enabled
-    before, _enabled = _enabled, boolean("enabled", enabled)
+    cell = [boolean("enabled", enabled)]
+    _blocks.append(cell)
     try:
         yield
     finally:
-        _enabled = before
+        _blocks[:] = [other for other in _blocks if other is not cell]
 
 
 def is_checked() -> bool:
     """Whether values are looked at now."""
-    return _enabled
+    try:
+        return _blocks[-1][0]
+    except IndexError:
+        return _by_environment
 
 
 def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool) -> None:
