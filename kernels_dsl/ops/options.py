@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-_LARGEST = (2.0 - 2.0**-23) * 2.0**127
+LARGEST = (2.0 - 2.0**-23) * 2.0**127
 """Of float32, which kernels take numbers as."""
 
 
@@ -39,7 +39,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 def number(name: str, value: Any) -> float:
     """`value`, which must be a number. It may be infinite or NaN, but not what float32 makes infinite."""
     value = _number(name, value)
-    if not -_LARGEST <= value <= _LARGEST and value not in (math.inf, -math.inf) and value == value:
+    if not -LARGEST <= value <= LARGEST and value not in (math.inf, -math.inf) and value == value:
         raise ValueError(f"{name} is {value}, must be finite in float32, or infinite itself")
     return value
 
@@ -58,7 +58,7 @@ def real(name: str, value: Any, least: float | None = None, above: float | None 
     and greater than `above`."""
     value = _number(name, value)
     low = (least is not None and value < least) or (above is not None and value <= above)
-    if low or not -_LARGEST <= value <= _LARGEST:
+    if low or not -LARGEST <= value <= LARGEST:
         wanted = [] if least is None else [f"at least {least:g}"]
         wanted += [] if above is None else [f"greater than {above:g}"]
         raise ValueError(f"{name} is {value}, must be {' and '.join([*wanted, 'finite in float32'])}")

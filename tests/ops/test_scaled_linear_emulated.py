@@ -171,7 +171,7 @@ def test_second_derivatives_are_refused():
             {"x": torch.ones(4, 16, device="meta"), "weight": torch.ones(8, 16, device="meta")},
             "x is on meta, must be on a CUDA device",
         ),
-        ({"recipe": "rows"}, "recipe is 'rows', must be one of"),
+        ({"recipe": "rows"}, "recipe is 'rows', must be 'tensor', 'row' or 'block'"),
         ({"grad_dtype": torch.bfloat16}, "grad_dtype is torch.bfloat16"),
     ],
 )

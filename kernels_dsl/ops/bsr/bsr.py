@@ -17,7 +17,7 @@ from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import check_dtype, check_tensor
 from kernels_dsl.ops.operators import refuse_forward_mode
-from kernels_dsl.ops.options import boolean, instance, number
+from kernels_dsl.ops.options import LARGEST, boolean, instance, number
 from kernels_dsl.ops.plain import (
     PLAIN_TYPES,
     check_memory,
@@ -98,7 +98,11 @@ def bsr_gemm(
     key: Any = None
     usual: tuple[Any, ...] = (dense, values) if out is None else (dense, values, out)
     if type(dense) in PLAIN_TYPES and type(values) in PLAIN_TYPES:
-        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        one: Any = alpha == 1.0
+        if alpha.__class__ is not float:
+            one = (alpha.__class__, alpha)
+        elif not one and not -LARGEST <= alpha <= LARGEST:
+            one = alpha
         try:
             key = (
                 dense.shape, left, sparse.transposed, out.__class__, one, activation, out_dtype, family,
@@ -109,8 +113,12 @@ def bsr_gemm(
     if key is not None:
         if extras:
             usual += tuple([x for x in extras if isinstance(x, torch.Tensor)])
-            with_c = beta if c is None else beta == 0.0
-            key = (key, epilogue, bias_axis, beta.__class__, with_c, *map(type, extras))
+            zero: Any = beta
+            if c is not None and beta.__class__ is float and -LARGEST <= beta <= LARGEST:
+                zero = beta == 0.0
+            elif beta.__class__ is not float:
+                zero = (beta.__class__, beta)
+            key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         plan = recent.find(sparse._kept, key, usual)

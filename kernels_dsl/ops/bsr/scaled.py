@@ -13,7 +13,7 @@ from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.options import boolean
+from kernels_dsl.ops.options import LARGEST, boolean
 
 _Tensor = torch.Tensor
 
@@ -76,7 +76,11 @@ def bsr_scaled_gemm(
     values = sparse.values
     if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
         usual = (dense, values, blocks, other) if out is None else (dense, values, blocks, other, out)
-        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        one: Any = alpha == 1.0
+        if alpha.__class__ is not float:
+            one = (alpha.__class__, alpha)
+        elif not one and not -LARGEST <= alpha <= LARGEST:
+            one = alpha
         try:
             key = (
                 dense.shape, left, sparse.transposed, out.__class__, one, activation, epilogue, out_dtype,

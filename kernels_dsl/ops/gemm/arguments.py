@@ -228,12 +228,13 @@ def result_dtype(
 ) -> torch.dtype:
     """The result's dtype: what is asked for, else that of `out`, else the default. TypeError where it is not
     `allowed`."""
-    options.instance("out_dtype", out_dtype, torch.dtype, type(None))
     if out is not None:
-        default = check_output("out", out).dtype
-    found = default if out_dtype is None else out_dtype
-    check_dtype("out" if out is not None else "out_dtype", found, allowed)
-    return found
+        check_output("out", out)
+    if options.instance("out_dtype", out_dtype, torch.dtype, type(None)) is None:
+        out_dtype = default if out is None else out.dtype
+        check_dtype("out_dtype" if out is None else "out", out_dtype, allowed)
+    check_dtype("out_dtype", out_dtype, allowed)
+    return out_dtype
 
 
 def describe_epilogue(

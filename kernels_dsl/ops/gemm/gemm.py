@@ -12,6 +12,7 @@ from kernels_dsl.ops import overlap, recent
 from kernels_dsl.ops.gemm import arguments as gemm_arguments
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.options import LARGEST
 from kernels_dsl.ops.plain import (
     PLAIN_TYPES,
     check_memory,
@@ -80,7 +81,11 @@ def gemm(
     key: Any = None
     usual: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
     if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
-        one = alpha == 1.0 if alpha.__class__ is float else (alpha.__class__, alpha == 1.0)
+        one: Any = alpha == 1.0
+        if alpha.__class__ is not float:
+            one = (alpha.__class__, alpha)
+        elif not one and not -LARGEST <= alpha <= LARGEST:
+            one = alpha
         try:
             key = (a.shape, b.shape, out.__class__, one, activation, out_dtype, config, family)
         except RuntimeError:  # of a nested tensor, which has no shape
@@ -88,8 +93,12 @@ def gemm(
     if key is not None:
         if extras:
             usual += tuple([x for x in extras if isinstance(x, _Tensor)])
-            with_c = beta if c is None else beta == 0.0
-            key = (key, epilogue, bias_axis, beta.__class__, with_c, *map(type, extras))
+            zero: Any = beta
+            if c is not None and beta.__class__ is float and -LARGEST <= beta <= LARGEST:
+                zero = beta == 0.0
+            elif beta.__class__ is not float:
+                zero = (beta.__class__, beta)
+            key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         plan = recent.find(_PLANS, key, usual)
