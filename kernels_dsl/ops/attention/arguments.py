@@ -86,7 +86,9 @@ class Extras:
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
     def written_out(self) -> Extras:
-        """The same with lazy tensors as tensors of memory (`plain`)."""
+        """The same with negated views as tensors of memory (`plain`)."""
+        if self.blocks is not None and not isinstance(self.blocks, BlockLists):
+            return self  # which is refused
         lists = (None,) * 4 if self.blocks is None else self.blocks.tensors
         made = written_out((self.mask, self.sinks, *lists, *(self.seqlens or ()), *self.aux))
         if made is None:
