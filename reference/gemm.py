@@ -11,24 +11,18 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.activations import ACTIVATIONS
+
 _STEP = 8  # products of 16-bit operands that tensor cores of sm_80 add at a time; those of sm_90 add more
 _TF32_DROPPED_BITS = 13  # tf32 keeps 10 of float32's 23 mantissa bits
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
-
-
 def activation_function(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of that name: relu, gelu (by erf), gelu_tanh, silu, or None for none."""
+    """The activation of that name, as PyTorch's definition in the library's table; None: identity."""
     if name is None:
         return lambda x: x
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}, must be None or one of {', '.join(sorted(_ACTIVATIONS))}")
-    return _ACTIVATIONS[name]
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}, must be None or one of {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name].exact
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:

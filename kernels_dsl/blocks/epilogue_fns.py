@@ -14,60 +14,20 @@ are traced, so that an epilogue can be named, hashed and looked up in a cache wi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-_LOG2_E = math.log2(math.e)
+from .activations import ACTIVATIONS, gelu, gelu_tanh, relu, sigmoid, silu
+
+__all__ = [
+    "ACTIVATIONS", "LinearEpilogue", "ScaledEpilogue", "gelu", "gelu_tanh", "identity", "relu",
+    "run_epilogue", "sigmoid", "silu",
+]  # fmt: skip
 
 
 def identity(acc: Any) -> Any:
     """The accumulator as it is."""
     return acc
-
-
-def relu(x: Any) -> Any:
-    """max(x, 0), elementwise; NaN stays NaN, as in PyTorch."""
-    import cutlass.cute as cute
-
-    # Comparing with < keeps NaN: the comparison is false and x itself is chosen.
-    return cute.where(x < 0.0, cute.zeros_like(x), x)
-
-
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), elementwise, to about 2 ulp of float32.
-
-    exp2 and the reciprocal are the hardware's approximations (2 ulp and 1 ulp): an exact division costs
-    some twenty instructions an element and its error would vanish in any output dtype but float32.
-    """
-    import cutlass.cute as cute
-
-    return cute.math.rcp(cute.math.exp2(x * -_LOG2_E, fastmath=True) + 1.0, approx=True, ftz=True)
-
-
-def silu(x: Any) -> Any:
-    """x * sigmoid(x), elementwise."""
-    return x * sigmoid(x)
-
-
-def gelu(x: Any) -> Any:
-    """x * Phi(x) with the error function, elementwise: PyTorch's `gelu(approximate="none")`."""
-    import cutlass.cute as cute
-
-    half_x = x * 0.5
-    return half_x + half_x * cute.math.erf(x * math.sqrt(0.5))
-
-
-def gelu_tanh(x: Any) -> Any:
-    """0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3): PyTorch's `gelu(approximate="tanh")`.
-
-    Written as x * sigmoid(2u), the same number: the hardware's tanh is good to 11 bits only.
-    """
-    two_u = x * (x * x * (2.0 * math.sqrt(2.0 / math.pi) * 0.044715) + 2.0 * math.sqrt(2.0 / math.pi))
-    return x * sigmoid(two_u)
-
-
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 @dataclass(frozen=True)
@@ -113,7 +73,7 @@ class LinearEpilogue:
         if self.bias:
             value = value + rest.pop(0)
         if self.activation is not None:
-            value = ACTIVATIONS[self.activation](value)
+            value = ACTIVATIONS[self.activation].traced(value)
         if self.residual:
             value = value + rest.pop(0)
         return value

@@ -49,19 +49,19 @@ def test_activations_are_good_to_float32(name: str) -> None:
     """Within a few ulp of float64, of the result where it is large and of 1 where it is the tail of one."""
     x = _inputs()
     expected = activation_function(name)(x.double())
-    error = (_emulated(ACTIVATIONS[name], x).double() - expected).abs()
+    error = (_emulated(ACTIVATIONS[name].traced, x).double() - expected).abs()
     bound = 2.0**-21 * expected.abs() + 2.0**-22
     finite = expected.isfinite()
     assert bool((error <= bound)[finite].all()), (
         x[finite][(error - bound)[finite].argmax()],
         error[finite].max(),
     )
-    assert not _emulated(ACTIVATIONS[name], x)[~finite].isfinite().any()
+    assert not _emulated(ACTIVATIONS[name].traced, x)[~finite].isfinite().any()
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_nan_stays_nan(name: str) -> None:
-    assert _emulated(ACTIVATIONS[name], torch.full((32,), float("nan"))).isnan().all()
+    assert _emulated(ACTIVATIONS[name].traced, torch.full((32,), float("nan"))).isnan().all()
 
 
 def test_operands_follow_in_the_documented_order() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.activations import ACTIVATIONS
 from kernels_dsl.config.promotion import GROUP
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
@@ -332,7 +333,7 @@ def draw_scaled(draw: Draw, forced: Forced | None) -> ScaledCase:
     bias_axis = pick.choice("nm")
     tensors = [("bias", bias_axis)] if pick.random() < 0.35 else []
     tensors += [(name, pick.choice(_SHAPES)) for name in ("c", "residual") if pick.random() < 0.25]
-    activation = draw.often(None, "relu", "gelu", "gelu_tanh", "silu", odds=0.6)
+    activation = draw.often(None, *ACTIVATIONS, odds=0.6)
     if contents != NORMAL and activation not in (None, "relu"):
         contents = NORMAL if out_dtype in WIDE else contents
         activation = activation if out_dtype in WIDE else None

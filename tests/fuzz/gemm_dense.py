@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.activations import ACTIVATIONS
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig
 from kernels_dsl.config.gemm_table import TABLES
 from reference import gemm as reference
@@ -26,7 +27,7 @@ LARGE_K = (1, 2, 3, 7, 8, 15, 16, 31, 63, 64, 65, 100, 127, 128, 129, 255, 256, 
 SMALL_MN = (1, 2, 7, 15, 17, 33, 47, 64, 65, 127, 129, 200)
 SMALL_K = (1, 3, 8, 15, 17, 33, 64, 65, 100, 130, 200)
 _MOST_SMALL_WORK = 129 * 129 * 200
-_ACTIVATIONS = (None, None, "relu", "gelu", "gelu_tanh", "silu")
+_ACTIVATIONS = (None, None, *ACTIVATIONS)
 _SHAPES = ("full", "row", "column")
 NAMES = ("a", "b", "c", "bias", "bias_axis", "residual", "alpha", "beta", "activation", "epilogue",
          "epilogue_args", "out", "out_dtype", "config", "family")  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.activations import ACTIVATIONS
 from kernels_dsl.ops.gemm.gemm import gemm
 from reference import buffers, inputs, tolerance
 from reference import gemm as reference
@@ -15,7 +16,7 @@ from reference import gemm as reference
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MN = (1, 2, 7, 16, 17, 33, 64, 65, 127, 128, 129, 191, 255, 257, 320, 513)
 _K = (1, 3, 8, 15, 16, 31, 64, 65, 100, 127, 128, 129, 256, 511, 768)
-_ACTIVATIONS = (None, None, "relu", "gelu", "gelu_tanh", "silu")
+_ACTIVATIONS = (None, None, *ACTIVATIONS)
 _EMPTY_ODDS = 0.04
 
 

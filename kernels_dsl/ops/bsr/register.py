@@ -17,7 +17,7 @@ from kernels_dsl.ops.bsr.bsr import run_direct, run_sampled
 from kernels_dsl.ops.bsr.pattern import pattern_of
 from kernels_dsl.ops.bsr.plan import check_sampled, describe
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.gemm.grad import _through_activation
+from kernels_dsl.ops.gemm.grad import refuse_functions, through_activation
 from kernels_dsl.ops.operators import (
     LIBRARY,
     asks_gradients,
@@ -134,8 +134,7 @@ define("bsr_sddmm", f"({_SAMPLED}) -> Tensor", _bsr_sddmm, _bsr_sddmm_fake)
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     crow, col, values, dense, c, bias, residual, _epilogue_args = inputs
-    if keyword_only_inputs["epilogue"] is not None:
-        raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
+    refuse_functions(keyword_only_inputs["epilogue"], keyword_only_inputs["activation"])
     again = keyword_only_inputs["activation"] is not None
     ctx.save_for_backward(crow, col, values, dense, c if again else None, bias if again else None)
     ctx.keywords = keyword_only_inputs
@@ -168,7 +167,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
             z = torch.ops.kernels_dsl.bsr_gemm(
                 crow, col, values, dense, c, bias, **again, out_dtype=torch.float32
             )
-            d_z = _through_activation(gradient, z, keywords["activation"])
+            d_z = through_activation(gradient, z, keywords["activation"])
         if needed[5]:
             rows = d_z.float().sum(-2 if keywords["bias_axis"] == "n" else -1)
             made["bias"] = rows.reshape(-1, rows.shape[-1]).sum(0).to(ctx.dtypes["bias"])
@@ -261,8 +260,8 @@ def through_dispatcher(
     values = (sparse.values, dense, c, bias, residual, *epilogue_args)
     rest = {"the values": sparse.values, "c": c, "bias": bias, "residual": residual, "out": out}
     refuse_forward_mode("bsr_gemm", {"a" if left else "b": dense, **rest, **extras})
-    if epilogue is not None and asks_gradients((*values, out)):
-        raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
+    if asks_gradients((*values, out)):
+        refuse_functions(epilogue, keywords["activation"])
     refuse_written(values, out=out)
     epilogue = epilogue_name(epilogue)
     keywords.update(

@@ -59,7 +59,7 @@ def gemm(
     `torch.backends.cuda.matmul.allow_tf32` says.
 
     c, residual: tensors that broadcast to the result. With beta 0, c is not read. bias: (N,) with
-    `bias_axis` "n", (M,) with "m". activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
+    `bias_axis` "n", (M,) with "m". activation: None or a name of the table in docs/gemm.md, such as "relu".
 
     epilogue: in place of all of these, a function of the float32 accumulator and of `epilogue_args` (tensors
     that broadcast to the result, which it gets as float32, and numbers), or the name of a registered one.
@@ -209,7 +209,8 @@ def supports(
         if torch.is_grad_enabled():
             from kernels_dsl.ops.gemm import register as gemm_register
 
-            gemm_register.refuse_gradients(tuple(named.values()), options.get("epilogue"), out)
+            functions = options.get("epilogue"), options.get("activation")
+            gemm_register.refuse_gradients(tuple(named.values()), *functions, out)
         gemm_plan.build(call, a, b, out, target_of(a), config, family)
     except (TypeError, ValueError) as error:
         return str(error)

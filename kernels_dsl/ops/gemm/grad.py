@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.blocks.activations import ACTIVATIONS
+
 _INPUTS = 5  # a, b, c, bias, residual
 
 
 def setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
 ) -> None:
-    """Keeps what `backward` needs. ValueError for a user's own epilogue."""
+    """Keeps what `backward` needs. ValueError for a function without a derivative."""
     a, b, c, bias, residual, _epilogue_args = inputs
-    if keyword_only_inputs["epilogue"] is not None:
-        raise ValueError("epilogue is given and an input requires grad, must not: it has no derivative")
+    refuse_functions(keyword_only_inputs["epilogue"], keyword_only_inputs["activation"])
     needs_product = keyword_only_inputs["activation"] is not None
     ctx.save_for_backward(a, b, c if needs_product else None, bias if needs_product else None)
     ctx.keywords = keyword_only_inputs
@@ -41,16 +42,26 @@ def setup_context(
     }
 
 
-def _through_activation(gradient: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
+def refuse_functions(epilogue: Any, activation: str | None) -> None:
+    """ValueError where gradients are asked for that do not exist: through a user's own epilogue, or an
+    activation without a derivative."""
+    if epilogue is not None:
+        raise ValueError(
+            "epilogue is given and an input requires grad, must not: PyTorch cannot differentiate a user's "
+            "epilogue; use torch.no_grad(), or activation and the other arguments"
+        )
+    if activation is not None and ACTIVATIONS[activation].backward is None:
+        raise ValueError(
+            f"activation is {activation!r} and an input requires grad, must be one with a derivative: "
+            f"{', '.join(sorted(name for name, row in ACTIVATIONS.items() if row.backward is not None))}"
+        )
+
+
+def through_activation(gradient: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
     """gradient · f'(z), float32."""
-    gradient = gradient.float()
-    if activation == "relu":
-        return torch.where(z > 0, gradient, torch.zeros_like(gradient))
-    if activation == "silu":
-        return torch.ops.aten.silu_backward(gradient, z)
-    return torch.ops.aten.gelu_backward(
-        gradient, z, approximate="tanh" if activation == "gelu_tanh" else "none"
-    )
+    backward = ACTIVATIONS[activation].backward
+    assert backward is not None
+    return backward(gradient.float(), z)
 
 
 def _product(
@@ -86,7 +97,7 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     if keywords["activation"] is not None:
         again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
         z = torch.ops.kernels_dsl.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
-        d_z = _through_activation(gradient, z, keywords["activation"])
+        d_z = through_activation(gradient, z, keywords["activation"])
     operand = d_z.to(a.dtype)
     if needs_a:
         d_a = _product(operand, b.mT, shapes["a"], alpha, family)

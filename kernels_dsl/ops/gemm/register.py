@@ -10,7 +10,7 @@ import torch
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm.arguments import describe
 from kernels_dsl.ops.gemm.gemm import run_direct
-from kernels_dsl.ops.gemm.grad import backward, setup_context
+from kernels_dsl.ops.gemm.grad import backward, refuse_functions, setup_context
 from kernels_dsl.ops.operators import (
     LIBRARY,
     asks_gradients,
@@ -67,13 +67,12 @@ define("gemm_out", f"({_ARGUMENTS}, Tensor(a!) out) -> ()", _gemm_out, _gemm_out
 torch.library.register_autograd("kernels_dsl::gemm", backward, setup_context=setup_context, lib=LIBRARY)
 
 
-def refuse_gradients(values: Sequence[Any], epilogue: Any, out: torch.Tensor | None) -> None:
+def refuse_gradients(
+    values: Sequence[Any], epilogue: Any, activation: str | None, out: torch.Tensor | None
+) -> None:
     """ValueError where a call with these tensors asks for gradients that do not exist."""
-    if epilogue is not None and asks_gradients((*values, out)):
-        raise ValueError(
-            "epilogue is given and an input requires grad, must not: PyTorch cannot differentiate a user's "
-            "epilogue; use torch.no_grad(), or activation and the other arguments"
-        )
+    if asks_gradients((*values, out)):
+        refuse_functions(epilogue, activation)
     refuse_written(values, out=out)
 
 
@@ -98,7 +97,7 @@ def through_dispatcher(
     named = {"a": a, "b": b, **{f"epilogue_args[{i}]": x for i, x in enumerate(epilogue_args)}}
     require_tensors(named, {"c": c, "bias": bias, "residual": residual, "out": out})
     values = (*named.values(), c, bias, residual)
-    refuse_gradients(values, epilogue, out)
+    refuse_gradients(values, epilogue, keywords["activation"], out)
     refuse_forward_mode("gemm", {**named, "c": c, "bias": bias, "residual": residual, "out": out})
     keywords["epilogue"] = epilogue_name(epilogue)
     keywords["config"] = None if config is None else config_text(config)

@@ -1,0 +1,120 @@
+"""The activations of products: one row each, from which all else follows.
+
+A row is what kernels compute, what that should be, by PyTorch, and its derivative. Options, gradients, the
+references, the tests' cases and the table of docs/gemm.md are made of the rows, so a new activation is a new
+row. This module imports the compiler and PyTorch only inside the functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_LOG2_E = math.log2(math.e)
+
+
+class Activation(NamedTuple):
+    """One activation f.
+
+    traced: f of the DSL's values, good to float32. exact: f of a torch.Tensor in its own dtype, the
+    definition. backward: (gradient, z), both float32 -> gradient · f'(z); None: there are no gradients
+    through it, and asking for one is an error. says: f, in the documentation's words.
+    """
+
+    traced: Callable[[Any], Any]
+    exact: Callable[[Any], Any]
+    backward: Callable[[Any, Any], Any] | None
+    says: str
+
+
+def relu(x: Any) -> Any:
+    """max(x, 0), elementwise; NaN stays NaN, as in PyTorch."""
+    import cutlass.cute as cute
+
+    # Comparing with < keeps NaN: the comparison is false and x itself is chosen.
+    return cute.where(x < 0.0, cute.zeros_like(x), x)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), elementwise, to about 2 ulp of float32.
+
+    exp2 and the reciprocal are the hardware's approximations (2 ulp and 1 ulp): an exact division costs
+    some twenty instructions an element and its error would vanish in any output dtype but float32.
+    """
+    import cutlass.cute as cute
+
+    return cute.math.rcp(cute.math.exp2(x * -_LOG2_E, fastmath=True) + 1.0, approx=True, ftz=True)
+
+
+def silu(x: Any) -> Any:
+    """x * sigmoid(x), elementwise."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Any) -> Any:
+    """x * Phi(x) with the error function, elementwise: PyTorch's `gelu(approximate="none")`."""
+    import cutlass.cute as cute
+
+    half_x = x * 0.5
+    return half_x + half_x * cute.math.erf(x * math.sqrt(0.5))
+
+
+def gelu_tanh(x: Any) -> Any:
+    """0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3): PyTorch's `gelu(approximate="tanh")`.
+
+    Written as x * sigmoid(2u), the same number: the hardware's tanh is good to 11 bits only.
+    """
+    two_u = x * (x * x * (2.0 * math.sqrt(2.0 / math.pi) * 0.044715) + 2.0 * math.sqrt(2.0 / math.pi))
+    return x * sigmoid(two_u)
+
+
+def _of_torch(name: str, **options: Any) -> Callable[[Any], Any]:
+    """torch.nn.functional's function of that name."""
+
+    def function(x: Any) -> Any:
+        import torch
+
+        return getattr(torch.nn.functional, name)(x, **options)
+
+    return function
+
+
+def _backward_of_torch(name: str, **options: Any) -> Callable[[Any, Any], Any]:
+    """PyTorch's own derivative, (gradient, z) -> gradient · f'(z)."""
+
+    def function(gradient: Any, z: Any) -> Any:
+        import torch
+
+        return getattr(torch.ops.aten, name)(gradient, z, **options)
+
+    return function
+
+
+def _relu_backward(gradient: Any, z: Any) -> Any:
+    import torch
+
+    return torch.where(z > 0, gradient, torch.zeros_like(gradient))
+
+
+ACTIVATIONS = {
+    "relu": Activation(relu, _of_torch("relu"), _relu_backward, "max(z, 0)"),
+    "gelu": Activation(
+        gelu, _of_torch("gelu"), _backward_of_torch("gelu_backward"), "z · Φ(z), by the error function"
+    ),
+    "gelu_tanh": Activation(
+        gelu_tanh, _of_torch("gelu", approximate="tanh"),
+        _backward_of_torch("gelu_backward", approximate="tanh"),
+        "the same by tanh, as PyTorch's `approximate=\"tanh\"`",
+    ),
+    "silu": Activation(silu, _of_torch("silu"), _backward_of_torch("silu_backward"), "z / (1 + exp(-z))"),
+}  # fmt: skip
+
+
+def documented() -> str:
+    """The table of docs/gemm.md."""
+    rows = [
+        f"| `{name}` | {row.says} | {'yes' if row.backward is not None else 'no'} |"
+        for name, row in sorted(ACTIVATIONS.items())
+    ]
+    return "\n".join(["| activation | of z | gradients |", "|---|---|---|", *rows])
