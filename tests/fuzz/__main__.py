@@ -139,7 +139,8 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, int] | str:
         return "no compute-sanitizer on the PATH: it comes with the CUDA toolkit"
     major, minor = torch.cuda.get_device_capability()
     arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
-    return Settings(seed=options.seed, arch=arch), torch.cuda.device_count()
+    # Without the caching allocator, which the sanitizer is run without, nothing can be captured.
+    return Settings(seed=options.seed, arch=arch, graphs=not options.sanitize), torch.cuda.device_count()
 
 
 def _one(family: str, options: argparse.Namespace, settings: Settings) -> int:

@@ -31,7 +31,8 @@ class Settings:
 
     device: "cuda", or "cpu" for the emulator. arch: the GPU's architecture; emulated cases draw one. small:
     sizes that the emulator can run in a second or so. plant: a fault of `planted`, for tests of the harness;
-    "none" runs its operations without a fault; None runs the library's.
+    "none" runs its operations without a fault; None runs the library's. graphs: whether calls may be
+    captured.
     """
 
     seed: int = 0
@@ -39,6 +40,7 @@ class Settings:
     arch: str = "sm_90a"
     small: bool = False
     plant: str | None = None
+    graphs: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for a worker's command line."""

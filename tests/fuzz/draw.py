@@ -70,7 +70,8 @@ class Draw:
         """The way of calling; `graph` False where a call may not be captured."""
         if self.settings.device == "cpu":
             return Mode.THREADS if self.data.random() < 0.05 else Mode.PLAIN
-        others = [Mode.STREAM, Mode.THREADS] + ([Mode.GRAPH] * 2 if graph else [])
+        graphs = [Mode.GRAPH] * 2 if graph and self.settings.graphs else []
+        others = [Mode.STREAM, Mode.THREADS, *graphs]
         return Mode.PLAIN if self.data.random() < 0.6 else self.data.choice(others)
 
     def layout(self, rank: int, *, negate: bool = True, expand: bool = True, steps: bool = True) -> Layout:

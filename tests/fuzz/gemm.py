@@ -5,12 +5,12 @@ from __future__ import annotations
 from kernels_dsl.config.gemm_table import TABLES
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
-from tests.fuzz.gemm_dense import DenseCase, draw_dense, table_name
+from tests.fuzz.gemm_dense import DenseCase, draw_dense, forced_in_turn, table_name
 from tests.fuzz.gemm_grouped import draw_grouped
 from tests.fuzz.gemm_huge import draw_huge
 
-_GROUPED_ODDS = 0.2
-_HUGE_ODDS = 0.002
+_GROUPED_ODDS = 0.4
+_HUGE_EVERY = 400
 
 
 def generate(draw: Draw) -> Case:
@@ -18,10 +18,10 @@ def generate(draw: Draw) -> Case:
     kind = draw.kernel.random()
     if draw.settings.plant is not None:
         return draw_dense(draw)
-    if kind < _GROUPED_ODDS:
-        return draw_grouped(draw)
-    if draw.settings.device == "cuda" and kind > 1 - _HUGE_ODDS:
+    if draw.settings.device == "cuda" and draw.number % _HUGE_EVERY == _HUGE_EVERY - 1:
         return draw_huge(draw)
+    if kind < _GROUPED_ODDS and not forced_in_turn(draw):
+        return draw_grouped(draw)
     return draw_dense(draw)
 
 

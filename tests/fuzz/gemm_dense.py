@@ -27,6 +27,7 @@ LARGE_K = (1, 2, 3, 7, 8, 15, 16, 31, 63, 64, 65, 100, 127, 128, 129, 255, 256, 
 SMALL_MN = (1, 2, 7, 15, 17, 33, 47, 64, 65, 127, 129, 200)
 SMALL_K = (1, 3, 8, 15, 17, 33, 64, 65, 100, 130, 200)
 _MOST_SMALL_WORK = 129 * 129 * 200
+_FEW_SHAPES = 3
 _ACTIVATIONS = (None, None, *ACTIVATIONS)
 _SHAPES = ("full", "row", "column")
 NAMES = ("a", "b", "c", "bias", "bias_axis", "residual", "alpha", "beta", "activation", "epilogue",
@@ -182,12 +183,18 @@ def _aligned(x: torch.Tensor) -> int:
     return math.gcd(16, x.data_ptr(), *strides)
 
 
-def _config(draw: Draw, family: str | None) -> GemmConfig | None:
-    """A configuration of the tables, with K split or cut now and then."""
-    if draw.kernel.random() < 0.45:
+def forced_in_turn(draw: Draw) -> bool:
+    """Whether the cases of this block have a configuration of the tables."""
+    return draw.block % 2 == 1
+
+
+def _config(draw: Draw) -> GemmConfig | None:
+    """A configuration of the tables, each in its turn, with K split or cut now and then."""
+    if not forced_in_turn(draw):
         return None
-    families = [family] if family else (["sm90", "sm80"] if draw.arch() == "sm_90a" else ["sm80"])
-    config = draw.kernel.choice(TABLES[draw.kernel.choice(families)]).config
+    able = ("sm90", "sm80") if draw.arch() == "sm_90a" else ("sm80",)
+    configs = [candidate.config for name in able for candidate in TABLES[name]]
+    config = configs[draw.block // 2 % len(configs)]
     split = draw.often(1, 2, 4, 3, odds=0.8)
     if split > 1:
         return replace(config, split_k=split)
@@ -196,13 +203,19 @@ def _config(draw: Draw, family: str | None) -> GemmConfig | None:
     return config
 
 
-def _extents(draw: Draw) -> tuple[int, int, int]:
-    """(M, N, K). Their multiples are the kernel's choices, so that cases of a block share alignments."""
+def _extents(draw: Draw, few: bool) -> tuple[int, int, int]:
+    """(M, N, K). Their multiples are the kernel's choices, so that cases of a block share alignments.
+
+    few: a block of cases has a few shapes, as the operation chooses a configuration for each.
+    """
     small = draw.settings.small
     along = SMALL_MN if small else LARGE_MN
     multiples = [draw.often(1, 8, 16, 2, 4, odds=0.4) for _ in range(3)]
-    m, n = (draw.extent(along, multiple) for multiple in multiples[:2])
-    k = draw.extent(SMALL_K if small else LARGE_K, multiples[2])
+    pools = (along, along, SMALL_K if small else LARGE_K)
+    if few:
+        chosen = [tuple(draw.kernel.choice(pool) for pool in pools) for _ in range(_FEW_SHAPES)]
+        pools = [(extent,) for extent in draw.data.choice(chosen)]
+    m, n, k = (draw.extent(pool, multiple) for pool, multiple in zip(pools, multiples))
     while small and m * n * k > _MOST_SMALL_WORK:
         m, n, k = (size if size <= 64 else size // 2 for size in (m, n, k))
     if k > 2000:
@@ -226,13 +239,13 @@ def draw_dense(draw: Draw) -> DenseCase:
         extras += [("bias", bias_axis)] if pick.random() < 0.35 else []
         extras += [(name, pick.choice(_SHAPES)) for name in ("c", "residual") if pick.random() < 0.3]
     family = draw.family_of_kernels()
-    config = None if planted else _config(draw, family)
+    config = None if planted else _config(draw)
     if config is not None:
         family = pick.choice((None, config.family))
     # What activations other than relu do to integers is no longer exact: such a kernel gets normal values.
     activation = pick.choice(_ACTIVATIONS) if function is None else None
     exact = exact and activation in (None, "relu")
-    m, n, k = _extents(draw)
+    m, n, k = _extents(draw, few=config is None)
     out = draw.layout(rank, negate=False, expand=False) if planted or pick.random() < 0.75 else None
     a, b = draw.layout(rank_a), draw.layout(rank_b)
     shared = rank_a == rank_b and pick.random() < 0.04

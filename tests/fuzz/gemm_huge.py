@@ -77,7 +77,7 @@ class HugeCase:
 
     def _tuned(self, operations: Operations, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found = operations.autotune_gemm(
-            a, b, rounds=2, record=False, configs=None if self.m < 64 else _few()
+            a, b, rounds=2, record=False, configs=None if self.m < 3 else _few()
         )
         assert found
         return operations.gemm(a, b, config=found[0].config)
@@ -111,6 +111,6 @@ def _few() -> list:
 
 def draw_huge(draw: Draw) -> HugeCase:
     """A case with far rows, or of the tuner."""
-    which = draw.data.choice(("a", "b", "out", "tune"))
+    which = ("a", "b", "out", "tune")[draw.block % 4]
     m, n, k = (draw.data.choice((2, 33, 64, 130, 257)) for _ in range(3))
     return HugeCase(draw, which, m, n, k)
