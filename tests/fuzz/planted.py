@@ -46,9 +46,9 @@ class _Planted:
         if options.pop("bias_axis", "n") == "m" and options.get("bias") is not None:
             options["bias"] = options["bias"][:, None]
         dtype = out.dtype if dtype is None and out is not None else dtype
-        x, y = a, b
+        x, y = a.resolve_neg(), b.resolve_neg()
         if self.fault == "dropped_k_tile":
-            x, y = a[..., : max(a.shape[-1] - K_TILE, 0)], b[..., : max(b.shape[-2] - K_TILE, 0), :]
+            x, y = x[..., : max(a.shape[-1] - K_TILE, 0)], y[..., : max(b.shape[-2] - K_TILE, 0), :]
         result = gemm_reference.gemm_same_dtype(x, y, out_dtype=dtype, **options)
         return self._finish(result, out, a)
 
