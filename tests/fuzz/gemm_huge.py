@@ -76,9 +76,7 @@ class HugeCase:
         )
 
     def _tuned(self, operations: Operations, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        found = operations.autotune_gemm(
-            a, b, rounds=2, record=False, configs=None if self.m < 3 else _few()
-        )
+        found = operations.autotune_gemm(a, b, rounds=2, record=False, configs=None if self.m < 3 else _few())
         assert found
         return operations.gemm(a, b, config=found[0].config)
 

@@ -64,6 +64,8 @@ MMA_K_FP8 = 32
 """Elements of K of an fp8 mma.sync."""
 BsrConfig = Sm90BsrConfig | Sm80GemmConfig
 CONFIGS = (Sm90BsrConfig, Sm80GemmConfig)
+MOST_CTAS = 65535
+"""Along the second and third mode of a grid."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,9 @@ def build(
             rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
         chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
+    else:
+        name, extent = ("a", gemm.m) if call.dense_left else ("b", gemm.n)
+        check_grid(name, -(-extent // (chosen.tile_m if call.dense_left else chosen.tile_n)), gemm.batch or 1)
     modes = tuple(spec.modes for spec in gemm.operands)
     turned = fp8 and call.by_column  # blocks are transposed beforehand
     stored = call.sparse.block[::-1] if turned else call.sparse.block
@@ -458,6 +463,16 @@ def check_sampled(
     return batches.pop() if batches else None
 
 
+def check_grid(name: str, tiles: int, matrices: int) -> None:
+    """ValueError where a launch of the SM80-class kernels would have more CTAs along a mode than CUDA takes.
+
+    `tiles`: along the dense factor `name`; `matrices`: the batch.
+    """
+    for count, what in ((tiles, "tiles along its dense mode"), (matrices, "matrices")):
+        if count > MOST_CTAS:
+            raise ValueError(f"{name} has {count} {what}, must have {MOST_CTAS} at most for the sm80 kernels")
+
+
 def build_sampled(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -496,6 +511,7 @@ def build_sampled(
         lists = pattern.chunks(chosen.units * chosen.cluster, chosen.group, chosen.rows_together)
         launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
     else:
+        check_grid("a", 1, batch or 1)
         units = sddmm_units(block)
         constexprs |= {"config": choose_sddmm_sm80(block, (aligns[0], aligns[1])), "units": units}
         launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
