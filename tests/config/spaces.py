@@ -318,7 +318,7 @@ _SM90_ATTENTION: dict[str, tuple[Any, ...]] = {
     "stages": (2, 1, 3, 4),
     "pingpong": (True, False),
     "o_tma": (True, False),
-    "lazy_rescale": (True, False),
+    "lazy_rescale": (False, True),
     "late_wait": (False, True),
     "ctas_per_sm": (1, 2),
     "pack": (1, 2, 4),
