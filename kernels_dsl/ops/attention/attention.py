@@ -320,18 +320,20 @@ def run_direct(
     (return_lse, out, (config, family)[, True: the caller drops rows that belong to no sequence]).
     """
     return_lse, out, choice = rest[:3]
-    if extras is not NO_EXTRAS:
-        extras = extras.written_out()
-    if out is not None:
-        check_output("out", out)  # a signature does not say whether it is negated
+    if isinstance(out, torch.Tensor) and out.is_neg():  # which a signature does not say
+        check_output("out", out)
     key: Any = None
     if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         if q.is_neg() or k.is_neg() or v.is_neg():
             q, k, v = written_out((q, k, v)) or (q, k, v)
         key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice)
     if key is not None and (extras is not NO_EXTRAS or out is not None):
+        tensors = extras.tensors()
+        if any(x.is_neg() for x in tensors.values()):
+            extras = extras.written_out()
+            tensors = extras.tensors()
         block = None if extras.blocks is None else extras.blocks.block
-        others = tuple((name, signature(x)) for name, x in extras.tensors().items())
+        others = tuple((name, signature(x)) for name, x in tensors.items())
         key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
     plan: attention_plan.Plan | None = None
     try:

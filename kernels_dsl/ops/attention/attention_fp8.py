@@ -199,14 +199,15 @@ def _dispatched(
     (key, tensors) that it is to be found by again."""
     return_lse, config, out = rest
     boolean("return_lse", return_lse)
-    if not watched():
-        if out is not None:
-            check_output("out", out)
-        made = written_out((*tensors, *descales))
-        if made is not None:
-            tensors, descales, usual = made[:3], made[3:], (None, ())
-        extras = extras if extras is NO_EXTRAS else extras.written_out()
+    if extras is not NO_EXTRAS and not watched():
+        extras = extras.written_out()
     if needs_dispatcher((*tensors, *descales, extras.sinks, out)):
+        if not watched():
+            if out is not None:
+                check_output("out", out)
+            made = written_out((*tensors, *descales))
+            if made is not None:
+                return _dispatched(made[:3], made[3:], options, extras, rest)
         from kernels_dsl.ops.attention import fp8_register
 
         if config is not None:

@@ -206,6 +206,7 @@ def _custom_operands(
     for index, value in enumerate(epilogue_args):
         label = f"epilogue_args[{index}]"
         if isinstance(value, (int, float)):
+            options.number(label, float(value) if isinstance(value, bool) else value)
             specs.append(OperandSpec("args", "", index))
         else:
             _check_operand(label, value, device)
