@@ -50,7 +50,7 @@ class BsrTensor:
         if not isinstance(self.transposed, bool):
             raise TypeError(f"transposed is {shown(self.transposed)}, must be True or False")
         tensors = self.crow_indices, self.col_indices, self.values
-        if any(x.is_neg() for x in tensors) and not watched():
+        if not watched() and any(x.is_neg() for x in tensors):
             for name, x in zip(("crow_indices", "col_indices", "values"), written_out(tensors) or ()):
                 object.__setattr__(self, name, x)
 
