@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from lowering.errors import ArgumentValueError, LoweringError
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class ArchLimits:
     """What one thread block can have. Bytes and counts, from the CUDA programming guide's table."""
 
@@ -88,7 +88,7 @@ def runs_on(arch: str, gpu: str) -> bool:
     return major == gpu_major and minor <= gpu_minor
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """One GPU, as the driver describes it. Bytes, counts, kHz."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lowering.records import frozen
 
 # The name of the function in every exported object.
 ENTRY = "kernel"
 
 
-@dataclass(frozen=True)
+@frozen
 class LaunchFacts:
     """What the host function's launch of one kernel holds as constants; None where it is computed."""
 

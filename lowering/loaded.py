@@ -6,15 +6,15 @@ GPU at hand: attributes, and how many blocks or clusters are resident at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from lowering import arch as arch_module
 from lowering.arch import ask_driver
 from lowering.errors import ArgumentValueError, LoweringError
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class LoadedAttributes:
     """What the driver says of one kernel. Bytes and counts."""
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from lowering.records import frozen
 
 if TYPE_CHECKING:
     from lowering.function import JitFunction
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedCall:
     """A call of a JIT function: `function.compile(*args, arch=..., **constants)` compiles its kernel."""
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lowering.address import Address
 from lowering.errors import ArgumentTypeError, ArgumentValueError
+from lowering.records import frozen
 
 MAX_ALIGN = 16
 WIDE_EXTENT = 1 << 31
@@ -50,7 +50,7 @@ SCALAR_TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorClass:
     """A tensor argument, without its sizes. ``strides``: 0, 1 or None (symbolic) per mode."""
 
@@ -75,7 +75,7 @@ class TensorClass:
         return f"{self.dtype}[{strides}]a{self.align}{wide}"
 
 
-@dataclass(frozen=True)
+@frozen
 class ScalarClass:
     """A number passed at run time, of the DSL's type ``type``."""
 
@@ -85,7 +85,7 @@ class ScalarClass:
         return self.type
 
 
-@dataclass(frozen=True)
+@frozen
 class NoneClass:
     """An argument that is None: the kernel is traced without it."""
 
@@ -93,7 +93,7 @@ class NoneClass:
         return "none"
 
 
-@dataclass(frozen=True)
+@frozen
 class TupleClass:
     """A tuple of arguments."""
 
@@ -106,7 +106,7 @@ class TupleClass:
 ArgumentClass = TensorClass | ScalarClass | NoneClass | TupleClass
 
 
-@dataclass(frozen=True)
+@frozen
 class Parameter:
     """One parameter of a host function. ``annotation`` is source text, '' if there is none."""
 

@@ -28,13 +28,13 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from lowering import scratch, trust
 from lowering.errors import LoweringError, Untrusted
+from lowering.records import frozen
 from lowering.signature import Parameter, parameters_in_source
 
 log = logging.getLogger("lowering")
@@ -44,7 +44,7 @@ RACY_SECONDS = 2.0
 MEMO_NAME = "sources.json"
 
 
-@dataclass(frozen=True)
+@frozen
 class FileFacts:
     """One source file: its hash, the modules it may import, and its top-level functions' parameters."""
 
@@ -53,7 +53,7 @@ class FileFacts:
     functions: dict[str, tuple[Parameter, ...]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Fingerprint:
     """The hash of a module and of what it reaches; ``files`` maps each path to its stat, for `changed`."""
 

@@ -24,12 +24,12 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowering import scratch, trust
 from lowering.errors import DamagedEntry
+from lowering.records import frozen
 
 log = logging.getLogger("lowering")
 
@@ -41,7 +41,7 @@ DAMAGED_SECONDS = 30 * 86400.0
 UNUSED_LOCK_SECONDS = 86400.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """A kernel as it is stored. ``facts`` is JSON: key, key parts, name, arch, kind, launches, seconds."""
 
@@ -71,7 +71,7 @@ class Entry:
         return body + FOOTER.pack(MAGIC, *lengths, digest)
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredFile:
     """A file of the cache: the key it is under, bytes, seconds since the epoch of its last use."""
 

@@ -17,15 +17,15 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from lowering.errors import Untrusted
+from lowering.records import frozen
 
 MAX_LINKS = 40
 
 
-@dataclass(frozen=True)
+@frozen
 class Component:
     """A directory, link or file that opening a path goes through."""
 

@@ -20,8 +20,8 @@ MAX_POSITIONAL = 8
 ALLOWED = {
     "reference": ("reference", "kernels_dsl.blocks.activations"),  # which has PyTorch's definition of each
     "lowering": ("lowering",),
-    "kernels_dsl.config": ("kernels_dsl.config",),
-    "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config"),
+    "kernels_dsl.config": ("kernels_dsl.config", "lowering.records"),
+    "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config", "lowering.records"),
     "kernels_dsl.kernels": ("kernels_dsl.kernels", "kernels_dsl.blocks", "kernels_dsl.config"),
     "kernels_dsl.ops": (
         "kernels_dsl.ops",

@@ -14,8 +14,9 @@ are traced, so that an epilogue can be named, hashed and looked up in a cache wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from lowering.records import frozen
 
 from .activations import ACTIVATIONS, gelu, gelu_tanh, relu, sigmoid, silu
 
@@ -30,7 +31,7 @@ def identity(acc: Any) -> Any:
     return acc
 
 
-@dataclass(frozen=True)
+@frozen
 class LinearEpilogue:
     """activation(alpha * acc + beta * C + bias) + residual, each part present or not.
 
@@ -79,7 +80,7 @@ class LinearEpilogue:
         return value
 
 
-@dataclass(frozen=True)
+@frozen
 class ScaledEpilogue:
     """inner(acc * scale_a * scale_b, *operands) * scale_result: any other epilogue between the scales of
     quantised operands and that of a quantised result.

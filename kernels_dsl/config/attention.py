@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernels_dsl.config.budget import SM90_RESERVED_SMEM, why_not_wgmma_columns
+from lowering.records import frozen
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionVariant:
     """Which scores are masked or changed. With i a query's and j a key's place in their sequences:
 
@@ -67,7 +68,7 @@ class AttentionVariant:
         return self.right or self.left or self.lists is not None
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm90AttentionConfig:
     """One instance of the TMA + WGMMA kernel.
 
@@ -146,7 +147,7 @@ TURNED_VALUES = 1024 * 128
 """Elements of V, of one head, up to which a CTA transposes them itself; as measured on an H200."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Extent:
     """Sizes that decide between tiles: query rows and keys of a sequence, heads of all sequences, SMs.
 

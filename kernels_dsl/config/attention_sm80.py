@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from kernels_dsl.config.attention import AttentionVariant, Extent, padded_dim
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm80AttentionConfig:
     """One instance of the mma.sync kernel.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.gemm import Schedule
+from lowering.records import frozen
 
 STAGE_K = 64
 """Elements of K in a stage, 128 bytes: longer blocks take several stages, shorter ones share one."""
@@ -60,7 +61,7 @@ MAX_TILE = {True: 128, False: 256}
 """Largest extent of a tile along a block, where it lies on WGMMA's M and on its N."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm90BsrConfig:
     """One instance of the TMA + WGMMA kernel over lists of kept blocks.
 
@@ -105,7 +106,7 @@ class Sm90BsrConfig:
         return pair if self.sparse_on_m else (pair[1], pair[0])
 
 
-@dataclass(frozen=True)
+@frozen
 class PiecesRule:
     """A list is cut from `least` entries on, into pieces of `length` at least.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class BsrLayout:
     """Orientation of a call: part of the kernel's key.
 
@@ -24,7 +24,7 @@ class BsrLayout:
     scaled: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class BsrProblem:
     """One product: D (m, n) over l batches, of nnz blocks of (block_mn, block_k) and a dense matrix.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from kernels_dsl.config.gemm import Schedule
+from lowering.records import frozen
 
 MAX_COLUMNS = 256
 """Columns of a tile: WGMMA's largest N."""
@@ -24,7 +24,7 @@ WASTE = 1.12
 """What the tiles of a row, filled up to an even number, may come to: 7 to 19 % are gained."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm90SampledConfig:
     """One instance of the TMA + WGMMA kernel whose output tiles are kept blocks of a row, side by side.
 

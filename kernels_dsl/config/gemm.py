@@ -8,9 +8,9 @@ device is decided in `budget`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from kernels_dsl.config.promotion import Promotion
+from lowering.records import frozen
 
 NUMBER = "number"
 """`EntryLayout.operand_modes` of one float32 number in global memory, whose address the operand is."""
@@ -29,7 +29,7 @@ class Schedule(enum.Enum):
     """Each consumer warpgroup owns a tile; one computes while the other stores."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm90GemmConfig:
     """One instance of the TMA + WGMMA kernel.
 
@@ -64,7 +64,7 @@ class Sm90GemmConfig:
         return self.tile_k or 128 // element_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Sm80GemmConfig:
     """One instance of the cp.async + mma.sync kernel, which also runs on every later GPU.
 
@@ -116,7 +116,7 @@ class Sm80GemmConfig:
         return max(self.pipeline_bytes(element_bytes), staging)
 
 
-@dataclass(frozen=True)
+@frozen
 class EntryLayout:
     """How the tensors of a call relate to the kernel's (M, N, K, L): part of the kernel's key.
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from kernels_dsl.config.budget import two_partial_sets, why_not
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.stream_k import shares
+from lowering.records import frozen
 
 LINE_BYTES = 128  # of L2; the K extent of a tile is as long
 L2_BYTES = 60 << 20  # of an H200; what the constants below were fitted with
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """Constants of the time model of one family. Times in seconds, rates a second.
 
@@ -114,7 +115,7 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A configuration and the fraction of `sm_flops` that its main loop reaches on long K.
 
@@ -417,7 +418,7 @@ def _rasterised(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     return replace(config, raster_along_m=tiles_m >= tiles_n)
 
 
-@dataclass(frozen=True)
+@frozen
 class CopyModel:
     """Cost of copying an operand that TMA cannot read: `start` seconds (host and GPU) and `bandwidth` bytes a
     second.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lowering.records import frozen
 
 WARPS = 4
 """Warps of a CTA where each has a list of its own."""
@@ -10,7 +10,7 @@ MAX_PER_LANE = 32
 MAX_ROW_WARPS = 32
 
 
-@dataclass(frozen=True)
+@frozen
 class WindowSpec:
     """Block (queries, keys) of a window's lists, and which edges it has."""
 
@@ -19,7 +19,7 @@ class WindowSpec:
     right: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class DocumentSpec:
     """Block (queries, keys) of documents' lists; `causal`: none behind the last query."""
 
@@ -27,7 +27,7 @@ class DocumentSpec:
     causal: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class TopkSpec:
     """A row of scores lies in the registers of `row_warps` warps, `per_lane` scores in each thread.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernels_dsl.config.bsr import PAIR_COLUMNS
+from lowering.records import frozen
 
 KEYS = 1024
 """Lists of a group, at most: an edge has ten bits for its place among equal ones."""
@@ -15,7 +14,7 @@ _MOST = (2048, PAIR_COLUMNS)
 _WARPS = (4, 32)
 
 
-@dataclass(frozen=True)
+@frozen
 class MatchRule:
     """Which lists are pairs.
 

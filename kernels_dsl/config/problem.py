@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernels_dsl.config.promotion import Promotion
+from lowering.records import frozen
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
-@dataclass(frozen=True)
+@frozen
 class GemmProblem:
     """D (M, N, L) = epilogue(A (M, K, L) @ B (N, K, L)) in the kernel's orientation.
 
@@ -58,7 +57,7 @@ class GemmProblem:
         return self.l * (inputs + self.m * self.n * (self.d_bytes + self.operand_bytes))
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """The limits of a GPU that decide about configurations.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from lowering.records import frozen
 
 GROUP = 128
 """Elements of K, and of MN where a scale is a block's, that share a scale."""
@@ -13,7 +14,7 @@ RECENT = 64
 """Stages for which scales that are few for a tile are kept."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Promotion:
     """Sums over a K tile, which must divide 128, are scaled and added to a second set of accumulators.
 
@@ -44,7 +45,7 @@ class Promotion:
             raise ValueError(f"{self} has scales for one operand; it must have them for both or for none")
 
 
-@dataclass(frozen=True)
+@frozen
 class TileScales:
     """The scales of a tile of one operand in shared memory: one for every `step` rows of the tile.
 
@@ -62,7 +63,7 @@ class TileScales:
         return self.rows > 1
 
 
-@dataclass(frozen=True)
+@frozen
 class ScaleTiles:
     """The scales that a stage needs: those of A's rows, then of B's."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from lowering.records import frozen
 
 FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
 """fp8 format -> its largest finite value."""
@@ -31,7 +33,7 @@ Kinds = tuple["str | None", "str | None"]
 """Where the scales of x and of its transpose come from."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OneLaunch:
     """How a GPU runs all CTAs of `quantize_grid` at the same time: `per_sm` on an SM. Each keeps its first
     `kept` tiles in shared memory from the first pass to the second. `rounds`: there are more matrices than
@@ -44,7 +46,7 @@ class OneLaunch:
     """All CTAs are one cluster and meet at its barrier; otherwise they meet at a counter."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TileQuantization:
     """One pass over tiles of 128 x 128. `plain` and `turned` say where the scales of x and of its transpose
     come from: None (there is no such output), "one" (all 1), "given" (a scale of all, which is there),
@@ -72,7 +74,7 @@ class TileQuantization:
         return bool({"whole", "matrix", "lines"} & {self.plain, self.turned})
 
 
-@dataclass(frozen=True)
+@frozen
 class RowQuantization:
     """One pass over rows, each held in registers by `threads` threads of `cluster` CTAs, `vectors` in each
     thread; with `vectors` 0 rows are too long for that and are read twice."""
@@ -92,7 +94,7 @@ class RowQuantization:
         return THREADS // self.threads
 
 
-@dataclass(frozen=True)
+@frozen
 class LineQuantization:
     """Scales of rows of both outputs in two passes. The first takes rows, `rows` at a time, `vectors` of each
     in each of a CTA's threads, the second tiles."""
@@ -121,7 +123,7 @@ LEAST_TILES = (2, 8)
 """Tiles of an SM up to which matrices are not read once: of tiles that columns do not fill, and of others."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MatrixQuantization:
     """Scales of matrices of 16 bits in one read. An item is `vectors` in each thread of a CTA, of which
     `per_sm` fit an SM; it is fetched `ahead` items before its maximum is taken, and converted `lag` later."""

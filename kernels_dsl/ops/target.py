@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """A place to run kernels. `index` is the CUDA device's, -1 for the emulator."""
 

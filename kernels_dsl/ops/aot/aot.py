@@ -7,7 +7,7 @@ their first call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from kernels_dsl.ops.aot.attention import iter_attention
 from kernels_dsl.ops.aot.bsr import iter_bsr
 from kernels_dsl.ops.aot.fp8 import iter_fp8
 from kernels_dsl.ops.gemm.kernels import FUNCTIONS
+from lowering.records import frozen
 
 _EXTENT = 512  # of M, N and K; only strides and alignment count
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -30,7 +31,7 @@ _PLAIN = LinearEpilogue()
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@frozen
 class OperandKind:
     """What the tensors of a call are like. `b_columns`: b is a transposed weight, contiguous along K."""
 

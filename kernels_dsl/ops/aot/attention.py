@@ -6,7 +6,7 @@ Sizes choose between tiles, so that each kind of call is listed with every tile 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from kernels_dsl.config.attention_table import choose, choose_for_lists
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.aot.lists import iter_lists
 from kernels_dsl.ops.attention.plan import FUNCTIONS
+from lowering.records import frozen
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,7 +31,7 @@ _PLAIN, _CAUSAL = AttentionVariant(), AttentionVariant(right=True)
 _DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionKind:
     """What a call of attention is like.
 

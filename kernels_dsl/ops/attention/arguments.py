@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.function_checks import check_function
 from kernels_dsl.ops.plain import check_tensor, written_out
+from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 MASK_DTYPES = (torch.bool, torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +31,7 @@ UNLIMITED = 1 << 30
 """A window at least as wide is without limit: sums of two such numbers stay within 32 bits."""
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionCall:
     """A checked call. `batch` and the lengths of a packed call are those of the caller's arguments.
 
@@ -62,7 +62,7 @@ class AttentionCall:
         return self.layout == "thd"
 
 
-@dataclass(frozen=True)
+@frozen
 class Extras:
     """Tensor arguments beside q, k and v."""
 

@@ -8,7 +8,6 @@ under torch.compile, the same lists are made by torch operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +15,14 @@ import torch
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
 from kernels_dsl.ops import options
 from kernels_dsl.ops.attention import lists as attention_lists
+from lowering.records import frozen
 
 DEFAULT_BLOCK = (128, 128)
 ALIGNMENTS = ("bottom_right", "top_left")
 _SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
+@frozen
 class BlockLists:
     """Key blocks of each query block, each of `block` (queries, keys).
 

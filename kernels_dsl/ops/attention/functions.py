@@ -11,17 +11,17 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kernels_dsl.ops.attention.torch_masks import traceable
 from kernels_dsl.ops.tracing import constant_result
 from lowering.constants import Canonicalizer
+from lowering.records import frozen
 
 _BY_NAME: dict[str, Callable[..., Any]] = {}
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelFunction:
     """A score or mask function with its name; made by `kernel_function`, taken in its place anywhere."""
 

@@ -7,7 +7,6 @@ belong to no sequence keep what they held, and so do elements between the stride
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from kernels_dsl.ops.attention.arguments import MODES, AttentionCall, Extras
 from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
 from kernels_dsl.ops.plain import check_output
+from lowering.records import frozen
 
 
 def out_shape(call: AttentionCall) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torc
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Destination:
     """Where a kernel writes what is to be in an `out` of the caller's."""
 

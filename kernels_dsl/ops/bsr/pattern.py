@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from kernels_dsl.config.bsr import PiecesRule
 from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
 from kernels_dsl.ops.bsr.pairs import pack_pairs
 from lowering import recording
+from lowering.records import frozen
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
@@ -27,7 +28,7 @@ _MAX_LIVE_PATTERNS = 4096
 were forgotten, each would be when it is needed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Lists:
     """Kept blocks list by list, int32, on the indices' device.
 

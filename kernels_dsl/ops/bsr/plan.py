@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ from kernels_dsl.ops.plain import check_output
 from kernels_dsl.ops.scaled.arguments import _Operand
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
+from lowering.records import frozen
 
 _FOLDER = "kernels_dsl.kernels.bsr"
 FUNCTIONS = {
@@ -68,7 +69,7 @@ MOST_CTAS = 65535
 """Along the second and third mode of a grid."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BsrCall:
     """A checked call: what `gemm` would be asked, the sparse matrix being one of its factors."""
 
@@ -82,7 +83,7 @@ class BsrCall:
         return self.sparse.transposed != self.dense_left
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """`run(values, dense, out, operands)` returns D, allocated where `out` is None.
 

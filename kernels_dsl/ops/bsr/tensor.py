@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from torch.utils import _pytree as pytree
 from kernels_dsl.ops.bsr.pattern import pattern_of
 from kernels_dsl.ops.options import integer, real, shown
 from kernels_dsl.ops.plain import check_tensor, watched, written_out
+from lowering.records import frozen
 
 BLOCK_STEP = 16
 MAX_BLOCK = 512
 VALUE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class BsrTensor:
     """A (rows, columns) matrix of which some blocks are kept, in block compressed sparse rows.
 

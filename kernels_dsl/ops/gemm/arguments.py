@@ -7,7 +7,6 @@ look at shapes, dtypes and devices only, so they serve real tensors, fake ones a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from kernels_dsl.ops import options
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.plain import check_output, check_tensor
+from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -30,7 +30,7 @@ BLOCK_SCALE = "block"
 GROUP_ENDS = "ends"
 
 
-@dataclass(frozen=True)
+@frozen
 class OperandSpec:
     """How one operand of the epilogue goes to the kernel.
 
@@ -46,7 +46,7 @@ class OperandSpec:
     expand: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class GemmCall:
     """A checked call: D (`d_shape`, `d_dtype`) = epilogue(A @ B, operands). `ab_dtype` is A's, and B's
     except for fp8 operands, whose formats may be mixed. `promotion`: how partial sums of fp8 products are

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from kernels_dsl.ops.gemm.gemm import clear_plans, gemm, plan_for, supports
 from kernels_dsl.ops.gemm.product_options import CONFIGS
 from kernels_dsl.ops.options import boolean, instance, integer
 from kernels_dsl.ops.target import Target, target_of
+from lowering.records import frozen
 
 log = logging.getLogger("kernels_dsl")
 
@@ -30,7 +31,7 @@ FINALISTS = 3
 RASTER_GROUPS = (4, 8, 16)
 
 
-@dataclass(frozen=True)
+@frozen
 class Measured:
     """A configuration and the milliseconds that a call took with it (median)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from kernels_dsl.config.tuned import TunedRecord
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.layout import MatrixLayout, layout_of
 from kernels_dsl.ops.target import Target
+from lowering.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Decision:
     """What to run: the problem, its configuration, orientation, and the copies of a and b.
 

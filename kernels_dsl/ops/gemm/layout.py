@@ -10,12 +10,13 @@ What does not fit is copied once, into memory whose rows start at multiples of 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from lowering.records import frozen
 
 TMA_ALIGN = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class MatrixLayout:
     """Layout of a matrix argument, with sizes (rows, columns) and maybe a batch mode first.
 

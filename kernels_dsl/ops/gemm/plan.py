@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace
+from lowering.records import frozen
 
 Operands = tuple[Any, ...] | None  # None where the epilogue has none
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -33,7 +34,7 @@ _EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
 _PARTIAL_ALIGN = TMA_ALIGN // 4  # float32 elements
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """What a call does.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from kernels_dsl.ops.gemm.arguments import (
     result_dtype,
 )
 from kernels_dsl.ops.plain import check_output, check_tensor
+from lowering.records import frozen
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
 EXTRAS = 4
@@ -35,7 +36,7 @@ EXTRAS = 4
 the result's largest magnitude, which have these numbers as their `OperandSpec.index`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Operand:
     """One operand and its scale: `extent` rows (of a) or columns (of b), `groups` of 128 along K."""
 
