@@ -1,10 +1,10 @@
 """Frozen dataclasses that are quick to create.
 
 `dataclasses.dataclass` writes the source of each method and compiles it: 0.6 ms a class, and a first call
-needs some forty classes. `frozen` gives a class the behaviour of ``dataclass(frozen=True)`` with methods that are
-shared or closures, in a tenth of the time. A class that is used often gets the written methods after all: they
-run twice as fast. `dataclasses.fields`, `replace`, `asdict` and `is_dataclass` take such a class for what it
-is. Fields may have defaults, factories, and `repr`, `compare`, `hash` and `init` of `dataclasses.field`.
+needs some forty classes. `frozen` gives a class the behaviour of ``dataclass(frozen=True)`` in a tenth of the
+time, with methods that are shared or closures. A class that is hashed often gets the written methods then:
+they run twice as fast. `dataclasses.fields`, `replace`, `asdict` and `is_dataclass` take such a class for one
+of theirs. Fields may have defaults, factories, and `repr`, `compare`, `hash`, `init` of `dataclasses.field`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import inspect
 import itertools
-import operator
 import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -29,9 +28,8 @@ else:
 
 T = TypeVar("T")
 _MISSING = dataclasses.MISSING
-_put = object.__setattr__
-OFTEN = 1000
-"""Uses of a class (records made, compared or hashed) after which its methods are compiled."""
+OFTEN = 100
+"""How often records of a class are hashed before its methods are compiled."""
 
 
 @overload
@@ -59,14 +57,8 @@ def _frozen(cls: type[Any], eq: bool) -> type[Any]:
     if eq:
         names += ["__eq__"] if "__eq__" not in own else []
         names += ["__hash__"] if own.get("__hash__") is None else []  # None: of Python, beside an `__eq__`
-    uses = itertools.count(1)
-
-    def used() -> None:
-        if next(uses) == OFTEN:
-            _compile(cls, names)
-
     for name in names:
-        method = _MAKERS[name](cls, fields, used)
+        method = _MAKERS[name](cls, fields, names)
         method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
         method.__module__ = cls.__module__
         setattr(cls, name, method)
@@ -91,66 +83,66 @@ def _compile(cls: type[Any], names: list[str]) -> None:
         setattr(cls, name, twin.__dict__[name])
 
 
-def _init(cls: type[Any], fields: tuple[Any, ...], used: Callable[[], None]) -> Callable[..., None]:
+class _Needed:
+    """In place of a default that is not there. A class, which torch.compile takes for a constant."""
+
+
+def _init(cls: type[Any], fields: tuple[Any, ...], names: list[str]) -> Callable[..., None]:
     """`__init__`: values by position, by keyword, defaults, results of factories, in the fields' order."""
     taken = [(field.name, field.default, field.default_factory) for field in fields if field.init]
-    names = tuple(name for name, _, _ in taken)
-    rest = tuple((name, factory if default is _MISSING else default) for name, default, factory in taken)
-    made = tuple(name for name, _, factory in taken if factory is not _MISSING)
-    made_always = [field for field in fields if not field.init and field.default_factory is not _MISSING]
+    places = tuple(name for name, _, _ in taken)
+    rest = tuple((name, _Needed if default is _MISSING else default) for name, default, _ in taken)
+    made = {name: factory for name, _, factory in taken if factory is not _MISSING}
+    factories = [(field.name, field.default_factory) for field in fields if not field.init]
+    made_always = tuple(item for item in factories if item[1] is not _MISSING)
     finish = hasattr(cls, "__post_init__")
 
     def init(self: Any, /, *args: Any, **given: Any) -> None:
-        used()
-        for name, value in zip(names, args):
-            _put(self, name, value)
+        for name, value in zip(places, args):
+            object.__setattr__(self, name, value)
         for name, default in rest[len(args) :]:
             value = given.pop(name, default)
-            if value is _MISSING:
-                _refuse(self, names, args, given)
-            _put(self, name, value() if value is default and name in made else value)
-        if given or len(args) > len(names):
-            _refuse(self, names, args, given)
-        for field in made_always:
-            _put(self, field.name, field.default_factory())
+            if value is _Needed:
+                if name not in made:
+                    _refuse(self, places, args, given)
+                value = made[name]()
+            object.__setattr__(self, name, value)
+        if given or len(args) > len(places):
+            _refuse(self, places, args, given)
+        for name, factory in made_always:
+            object.__setattr__(self, name, factory())
         if finish:
             self.__post_init__()
 
     return init
 
 
-def _eq(cls: type[Any], fields: tuple[Any, ...], used: Callable[[], None]) -> Callable[..., Any]:
+def _eq(cls: type[Any], fields: tuple[Any, ...], names: list[str]) -> Callable[..., Any]:
     """`__eq__`: by the fields' values, among records of the very same class."""
-    values = _getter([field.name for field in fields if field.compare])
+    compared = tuple(field.name for field in fields if field.compare)
 
     def eq(self: Any, other: object) -> bool:
-        used()
         if other.__class__ is self.__class__:
-            return values(self) == values(other)
+            return [getattr(self, name) for name in compared] == [getattr(other, name) for name in compared]
         return NotImplemented
 
     return eq
 
 
-def _hash(cls: type[Any], fields: tuple[Any, ...], used: Callable[[], None]) -> Callable[..., int]:
+def _hash(cls: type[Any], fields: tuple[Any, ...], names: list[str]) -> Callable[..., int]:
     """`__hash__`: of the fields' values."""
-    values = _getter([f.name for f in fields if (f.compare if f.hash is None else f.hash)])
+    hashed = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
+    uses = itertools.count(1)
 
     def hash_(self: Any) -> int:
-        used()
-        return hash(values(self))
+        if next(uses) == OFTEN:
+            _compile(cls, names)
+        return hash(tuple([getattr(self, name) for name in hashed]))
 
     return hash_
 
 
 _MAKERS: dict[str, Callable[..., Callable[..., Any]]] = {"__init__": _init, "__eq__": _eq, "__hash__": _hash}
-
-
-def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """The values of these attributes as a tuple."""
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return lambda record: tuple([getattr(record, name) for name in names])
 
 
 def _refuse(record: Any, names: tuple[str, ...], args: tuple[Any, ...], given: dict[str, Any]) -> None:
@@ -204,7 +196,7 @@ def _is_fixed(record: Any, name: str) -> bool:
 def _setattr(self: Any, name: str, value: Any) -> None:
     if _is_fixed(self, name):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-    _put(self, name, value)
+    object.__setattr__(self, name, value)
 
 
 def _delattr(self: Any, name: str) -> None:

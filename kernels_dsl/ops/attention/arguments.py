@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class AttentionCall:
         return self.layout == "thd"
 
 
-@frozen
+@dataclass(frozen=True)  # made in each call
 class Extras:
     """Tensor arguments beside q, k and v."""
 
