@@ -103,7 +103,9 @@ class ModelKernels:
             for s in range(splits):
                 lo, hi = k * s // splits, k * (s + 1) // splits
                 part = torch.matmul(a3[:, :, lo:hi], b3[:, lo:hi])
-                d[s::splits].copy_(part.mT if layout.swap else part)
+                part = part.mT if layout.swap else part
+                d[s::splits].zero_()  # rows end after 16 bytes: TMA stores zeros beyond N
+                d[s::splits, : part.shape[1], : part.shape[2]].copy_(part)
             return
         if config.family == "sm90" and config.epi_tma:
             inner = d.mT if layout.swap else d
@@ -125,7 +127,8 @@ class ModelKernels:
         total = workspace[0::split_k].clone()
         for s in range(1, split_k):
             total += workspace[s::split_k]
-        self._store(total.mT if layout.swap else total, d, operands, epilogue, layout)
+        total = total.mT if layout.swap else total
+        self._store(total[:, : d.shape[-2], : d.shape[-1]], d, operands, epilogue, layout)
 
     @staticmethod
     def _store(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
