@@ -155,7 +155,7 @@ def test_the_whole_way_from_bf16(seed):
         ({"blocks": 3}, "blocks is a int, must be BlockLists"),
         ({"out": ONE}, r"out is torch.float8_e4m3fn \(1, 4, 1, 64\) on cpu, must be torch.bfloat16"),
         ({"out": ONE[..., :1].bfloat16().expand(ONE.shape)}, "out has strides .* must not overlap itself"),
-        ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n must be a multiple of 32"),
+        ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n is 176, must be a multiple of 32"),
         ({"config": Sm90AttentionConfig(128, 128, 64, 64, later_v=2)}, "later_v must be 0 with packed"),
         ({"config": Sm90AttentionConfig(192, 128, 64, 64, later_v=8)}, "later_v must be from 0 to 7"),
     ],
