@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _BRANCHES = ("DYNAMIC_TO_STATIC_BOOL", "Unsupported DSL type: vector")
-"""What the DSL says of a truth that it needs: of a number, and of a vector in a function that it rewrites."""
+"""Words of the DSL where it needs a truth: of a number, and of a vector in a function that it rewrites."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = frozenset({"kernels_dsl", "cutlass"})
 """Packages whose frames are not a user's."""
@@ -78,7 +78,7 @@ def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, and what to do instead."""
+    """The cause, and what to do instead."""
     text = _ESCAPES.sub("", str(error))
     if isinstance(error, _NeedsValue) or any(sign in text for sign in _BRANCHES):
         return (
@@ -96,7 +96,7 @@ def _reason(error: Exception) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's code an error came from; the call of it where that cannot be said."""
+    """The place in the user's code that an error came from; the call of it where that cannot be said."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if frame.f_globals.get("__name__", "").split(".")[0] not in _OURS:
             return f"{frame.f_code.co_filename}:{line}"

@@ -1,4 +1,4 @@
-"""What of other packages the installed versions turn off: by their requirements, and in PyTorch itself.
+"""Other packages that the installed versions turn off: by their requirements, and in PyTorch itself.
 
 vLLM, flash-attn-4, quack, cudnn-frontend and others ask for versions of the DSL, of tvm-ffi and of torch,
 some for exactly one. Their metadata says so, whichever releases they are.
@@ -61,7 +61,7 @@ def unmet(packages: Iterable[Package], versions: Mapping[str, str]) -> list[Find
 
 
 def _missing(specifier: Any, extras: Iterable[str], name: str, versions: Mapping[str, str]) -> str | None:
-    """What is wrong with the installed version; None where it is right, or the package is absent."""
+    """The fault of the installed version; None where it is right, or the package is absent."""
     if name not in versions:
         return None
     if not specifier.contains(versions[name], prereleases=True):

@@ -1,4 +1,4 @@
-"""Whether a block-sparse configuration fits: shared memory, registers, and what block and operands allow.
+"""Reasons why a block-sparse configuration does not fit: shared memory, registers, the block, the operands.
 
 The counterpart of `budget` for the kernels over lists of kept blocks.
 """

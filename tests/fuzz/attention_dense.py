@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tests.fuzz import attention_options as masks
 from tests.fuzz.attention_contents import Contents, Layouts, Operands
 from tests.fuzz.attention_lists import ListsOf
 from tests.fuzz.attention_options import Extents, Options, Part
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
 from tests.fuzz.planted import Operations
@@ -64,8 +64,7 @@ class DenseCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return " ".join(shown).replace("torch.", "")
+        return described(self)
 
     @property
     def features(self) -> tuple[str, ...]:

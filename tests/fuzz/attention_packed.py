@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.fuzz.attention_contents import Contents, Layouts, Operands
 from tests.fuzz.attention_dense import DTYPES, config_features, head_dims, heads_of
 from tests.fuzz.attention_lists import ListsOf
 from tests.fuzz.attention_options import Extents, Options, Part
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
 from tests.fuzz.planted import Operations
@@ -140,8 +140,7 @@ class PackedCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return "packed " + " ".join(shown).replace("torch.", "")
+        return "packed " + described(self)
 
     @property
     def features(self) -> tuple[str, ...]:

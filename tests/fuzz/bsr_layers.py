@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from reference import tolerance
 from reference.bsr import to_dense
 from tests.fuzz.bsr_matrix import Matrix, draw_matrix, plain
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
 from tests.fuzz.planted import Operations
@@ -33,8 +33,7 @@ class LayerCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return "layer " + " ".join(shown).replace("torch.", "")
+        return "layer " + described(self)
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from reference import inputs, tolerance
 from reference.bsr import Bsr, to_dense
 from reference.gemm import activation_function, tensor_core_sums
 from tests.fuzz.bsr_matrix import FORMS, Matrix, draw_matrix, unread_columns, unread_rows
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.epilogues import clamped
 from tests.fuzz.memory import Arena, Layout
@@ -58,8 +58,7 @@ class ProductCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return " ".join(shown).replace("torch.", "")
+        return described(self)
 
     @property
     def scaled(self) -> bool:

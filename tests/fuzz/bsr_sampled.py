@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 
 from reference import tolerance
 from reference.bsr import sampled
 from tests.fuzz.bsr_matrix import Matrix, draw_matrix, plain
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
@@ -36,8 +36,7 @@ class SampledCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return "sddmm " + " ".join(shown).replace("torch.", "")
+        return "sddmm " + described(self)
 
     @property
     def features(self) -> tuple[str, ...]:

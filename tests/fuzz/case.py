@@ -79,6 +79,12 @@ class Case(Protocol):
         """Lay out the tensors in `arena` and return the call on them. The same tensors at every call."""
 
 
+def described(case: Any) -> str:
+    """The fields of a case in one line, but for the draw."""
+    shown = (f"{f.name}={getattr(case, f.name)}" for f in dataclasses.fields(case) if f.name != "draw")
+    return " ".join(shown).replace("torch.", "")
+
+
 class Status(enum.Enum):
     """How a case ended."""
 

@@ -10,7 +10,7 @@ from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops.attention.blocks import BlockLists
 from reference.attention import allowed_by_lists
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_attention_parts import (
     DIMS,
@@ -23,7 +23,6 @@ from tests.fuzz.fp8_attention_parts import (
     values,
 )
 from tests.fuzz.fp8_forced import attention_name
-from tests.fuzz.fp8_values import described
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler

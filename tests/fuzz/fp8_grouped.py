@@ -11,7 +11,7 @@ from kernels_dsl.config.promotion import GROUP
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
 from reference import tolerance
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_forced import FAST, SCALED, Forced, fitting
 from tests.fuzz.fp8_values import (
@@ -23,7 +23,6 @@ from tests.fuzz.fp8_values import (
     WIDE,
     check_same,
     check_values,
-    described,
     operand,
     scales,
     with_exact_sums,

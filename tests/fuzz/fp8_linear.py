@@ -11,9 +11,9 @@ import torch
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
 from reference import tolerance
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
-from tests.fuzz.fp8_values import E4M3, E5M2, WIDE, described
+from tests.fuzz.fp8_values import E4M3, E5M2, WIDE
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler

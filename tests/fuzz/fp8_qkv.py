@@ -8,10 +8,10 @@ import torch
 
 from kernels_dsl.ops.attention.fp8_inputs import rotations
 from reference import quantize as reference
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_quantize import awkward
-from tests.fuzz.fp8_values import E4M3, check_same, described
+from tests.fuzz.fp8_values import E4M3, check_same
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler

@@ -11,9 +11,9 @@ import torch
 from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.config.quantize import TILE as GROUP
 from reference import quantize as reference
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
-from tests.fuzz.fp8_values import E4M3, E5M2, WIDE, Fill, check_same, described
+from tests.fuzz.fp8_values import E4M3, E5M2, WIDE, Fill, check_same
 from tests.fuzz.memory import PLAIN, Arena, Layout
 from tests.fuzz.planted import Operations
 

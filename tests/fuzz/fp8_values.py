@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
@@ -80,12 +80,6 @@ def with_exact_sums(layout: Layout, contents: str) -> Layout:
         return layout
     last = len(layout.order) - 1
     return replace(layout, expanded=tuple(mode for mode in layout.expanded if mode != last))
-
-
-def described(case: object) -> str:
-    """The fields of a case in one line, but for the draw."""
-    shown = (f"{f.name}={getattr(case, f.name)}" for f in fields(case) if f.name != "draw")  # type: ignore[arg-type]
-    return " ".join(shown).replace("torch.", "")
 
 
 def check_same(found: torch.Tensor, expected: torch.Tensor, what: str, signed: bool = True) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_attention import NAMES, draw_dims
 from tests.fuzz.fp8_attention_parts import (
@@ -22,7 +22,7 @@ from tests.fuzz.fp8_attention_parts import (
     values,
 )
 from tests.fuzz.fp8_forced import attention_name
-from tests.fuzz.fp8_values import Fill, described
+from tests.fuzz.fp8_values import Fill
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig
 from kernels_dsl.config.gemm_table import TABLES
 from reference import gemm as reference
 from reference import tolerance
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.epilogues import FUNCTIONS
 from tests.fuzz.memory import PLAIN, Arena, Layout
@@ -73,8 +73,7 @@ class DenseCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return " ".join(shown).replace("torch.", "")
+        return described(self)
 
     @property
     def features(self) -> tuple[str, ...]:

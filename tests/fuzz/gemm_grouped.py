@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.gemm_table import TABLES
 from reference import gemm as reference
 from reference import tolerance
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.gemm_dense import DTYPES, fitting, table_name
 from tests.fuzz.memory import PLAIN, Arena, Layout
@@ -49,8 +49,7 @@ class GroupedCase:
     mode: Mode
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "draw")
-        return "grouped " + " ".join(shown).replace("torch.", "")
+        return "grouped " + described(self)
 
     @property
     def features(self) -> tuple[str, ...]:
