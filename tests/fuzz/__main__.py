@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", type=int, help="run this one case alone, in this process")
     parser.add_argument("--emulate", action="store_true", help="small cases in the emulator, no GPU needed")
     parser.add_argument("--sanitize", action="store_true", help="run under compute-sanitizer's memcheck")
-    parser.add_argument("--seconds", type=float, default=0.0, help="start no case after so long, a family")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="start no block of cases after so long, a family"
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, help="write counts, coverage and failures to this JSON file")
     return parser
@@ -52,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 class Tally:
     """Counts of a family's outcomes, with a line of progress now and then."""
 
-    def __init__(self, plan: pool.Plan, repro: str) -> None:
-        self.plan, self.repro = plan, repro
+    def __init__(self, plan: pool.Plan, repro: str, save: Callable[[], None]) -> None:
+        self.plan, self.repro, self.save = plan, repro, save
         self.counts: Counter[Status] = Counter()
         self.coverage: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
@@ -81,8 +84,9 @@ class Tally:
         return sum(self.counts.values())
 
     def show(self) -> None:
-        """One line of progress."""
+        """One line of progress, and the counts so far to the file."""
         self.shown = time.monotonic()
+        self.save()
         took = self.shown - self.start
         rate = self.done / max(took, 1e-9)
         left = (self.plan.cases - self.done) / max(rate, 1e-9)
@@ -106,6 +110,7 @@ class Tally:
             "family": self.plan.family,
             "seed": self.plan.settings.seed,
             "first": self.plan.first,
+            "sanitized": self.plan.sanitize,
             "cases": self.done,
             **{status.value: self.counts[status] for status in Status},
             "seconds": round(time.monotonic() - self.start, 1),
@@ -168,7 +173,13 @@ def main(arguments: list[str]) -> int:
     families = FAMILIES if "all" in options.families else tuple(dict.fromkeys(options.families))
     if options.case is not None:
         return max(_one(family, options, settings) for family in families)
-    tallies = []
+    tallies: list[Tally] = []
+
+    def save() -> None:
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps([tally.as_dict() for tally in tallies], indent=1) + "\n")
+
     for family in families:
         plan = pool.Plan(
             family, settings, options.cases, options.first, options.workers or os.cpu_count() or 1,
@@ -176,15 +187,12 @@ def main(arguments: list[str]) -> int:
             sanitize=options.sanitize,
         )  # fmt: skip
         how = " --emulate" if options.emulate else ""
-        tally = Tally(plan, f"python -m tests.fuzz {family} --seed {options.seed}{how}")
+        tally = Tally(plan, f"python -m tests.fuzz {family} --seed {options.seed}{how}", save)
+        tallies.append(tally)
         limit = f", at most {options.seconds:.0f} s" if options.seconds else ""
         print(f"{family}: {plan.cases} cases on {plan.workers} processes{limit}", flush=True)
         pool.run(plan, tally)
         tally.summary()
-        tallies.append(tally)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps([tally.as_dict() for tally in tallies], indent=1) + "\n")
     failed = sum(len(tally.failures) for tally in tallies)
     passed = sum(tally.counts[Status.PASSED] for tally in tallies)
     refused = sum(tally.counts[Status.REFUSED] for tally in tallies)

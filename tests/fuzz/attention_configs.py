@@ -27,6 +27,7 @@ _VARIANTS = (
 )
 _BLOCKS = ((64, 64), (128, 128))
 _SMS = 132
+_UNFORCED_EVERY = 4
 # (rows, keys, heads): large, very long, of few rows, of two and three tiles.
 _EXTENTS = ((4096, 4096, 64), (4096, 16384, 64), (64, 4096, 200), (64, 300, 64), (193, 500, 100))
 
@@ -59,13 +60,15 @@ def families(arch: str) -> tuple[str, ...]:
     return ("sm90", "sm80") if arch == "sm_90a" else ("sm80",)
 
 
-def forced(draw: Draw, odds: float, least: int = 0) -> AttentionConfig | None:
+def forced(draw: Draw) -> AttentionConfig | None:
     """A configuration to ask for, or None: the tables' entries in turn, so that none is left out."""
     entries = [config for family in families(draw.arch()) for config in table(draw.arch(), family)]
     if draw.settings.small:  # the emulator takes long for wide heads
         entries = [c for c in entries if max(c.dim, c.dim_v) <= 128] * 3 + entries
-    wanted = draw.kernel.random() < odds
-    return entries[(draw.block + least) % len(entries)] if wanted else None
+    rounds, place = divmod(draw.block, _UNFORCED_EVERY)
+    if place == _UNFORCED_EVERY - 1:
+        return None
+    return entries[(rounds * (_UNFORCED_EVERY - 1) + place) % len(entries)]
 
 
 def packed(draw: Draw, config: AttentionConfig, group: int) -> AttentionConfig:

@@ -248,9 +248,8 @@ def _tiles(batch: int, q_len: int, k_len: int) -> int:
 def draw_dense(draw: Draw) -> DenseCase:
     """A case of one of the two operations."""
     pick, planted = draw.kernel, draw.settings.plant is not None
-    torch_like = pick.random() < 0.18 and not planted
-    config = configs.forced(draw, 0.65)
-    config = None if planted or torch_like else config
+    config = None if planted else configs.forced(draw)
+    torch_like = config is None and pick.random() < 0.45 and not planted
     family = pick.choice((None, *configs.families(draw.arch())))
     sizes = draw_sizes(draw, config)
     options = masks.draw_options(draw)

@@ -308,8 +308,7 @@ def _draw_lengths(draw: Draw, heads: int) -> Lengths:
 def draw_packed(draw: Draw) -> PackedCase:
     """A case of `attention_varlen`."""
     pick = draw.kernel
-    # Other entries of the tables than a dense case of the same number would get.
-    config = configs.forced(draw, 0.6, least=40)
+    config = configs.forced(draw)
     family = pick.choice((None, *configs.families(draw.arch())))
     heads, group = heads_of(draw)
     dim, dim_v = head_dims(draw, config)

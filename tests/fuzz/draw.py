@@ -17,7 +17,12 @@ T = TypeVar("T")
 
 def cases_a_kernel(settings: Settings) -> int:
     """Consecutive cases that share all choices of `Draw.kernel`, so that most cases compile nothing."""
-    return 2 if settings.small else 16
+    return 2 if settings.small else 32
+
+
+_SHAPES_A_KERNEL = 10
+"""Choices of shapes among the cases of a block on a GPU: each new one may need a kernel for another tile or
+alignment, which takes seconds to compile."""
 
 
 class Draw:
@@ -25,7 +30,8 @@ class Draw:
 
     `kernel` serves what a kernel is compiled for (dtypes, layouts, alignments, options, configuration): the
     cases of a block of `cases_a_kernel` get the same sequence from it. `data` serves everything else
-    (extents, lengths, contents, the way of calling). `block`: its number.
+    (extents, lengths, kinds of contents); on a GPU some cases of a block share it, and differ in what
+    `value_seed` and `mode` give: the contents and the way of calling. `block`: its number.
     """
 
     def __init__(self, family: str, number: int, settings: Settings) -> None:
@@ -33,7 +39,12 @@ class Draw:
         self.settings = settings
         self.block = block = number // cases_a_kernel(settings)
         self.kernel = random.Random(case_seed("fuzz kernel", family, settings.seed, block))
-        self.data = random.Random(case_seed("fuzz data", family, settings.seed, number))
+        if settings.small:
+            self.data = self._calls = random.Random(case_seed("fuzz data", family, settings.seed, number))
+        else:
+            shape = number % cases_a_kernel(settings) % _SHAPES_A_KERNEL
+            self.data = random.Random(case_seed("fuzz data", family, settings.seed, block, shape))
+            self._calls = random.Random(case_seed("fuzz calls", family, settings.seed, number))
         self._arch_seed = case_seed("fuzz arch", family, settings.seed, block)
         self._values = 0
         self._family = family
@@ -69,10 +80,10 @@ class Draw:
     def mode(self, graph: bool = True) -> Mode:
         """The way of calling; `graph` False where a call may not be captured."""
         if self.settings.device == "cpu":
-            return Mode.THREADS if self.data.random() < 0.05 else Mode.PLAIN
+            return Mode.THREADS if self._calls.random() < 0.05 else Mode.PLAIN
         graphs = [Mode.GRAPH] * 2 if graph and self.settings.graphs else []
         others = [Mode.STREAM, Mode.THREADS, *graphs]
-        return Mode.PLAIN if self.data.random() < 0.6 else self.data.choice(others)
+        return Mode.PLAIN if self._calls.random() < 0.6 else self._calls.choice(others)
 
     def layout(self, rank: int, *, negate: bool = True, expand: bool = True, steps: bool = True) -> Layout:
         """A layout of `rank` modes: any order, gaps, shifts; with odds also stride 0, odd steps, negation.

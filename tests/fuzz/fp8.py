@@ -14,8 +14,8 @@ from tests.fuzz.fp8_quantize import draw_quantize
 from tests.fuzz.fp8_scaled import draw_scaled
 from tests.fuzz.fp8_varlen import draw_varlen
 
-_TURNS = ("scaled!", "attention!", "quantize", "scaled", "varlen", "linear", "grouped!", "attention!",
-          "scaled!", "quantize", "varlen!", "attention", "scaled!", "qkv", "attention!",
+_TURNS = ("scaled!", "attention!", "quantize", "attention!", "scaled", "varlen", "scaled!", "linear",
+          "grouped!", "attention!", "scaled!", "varlen!", "attention", "scaled!", "qkv", "attention!",
           "grouped")  # fmt: skip
 """The operations that kernels are drawn for, one after the other; with "!" a configuration is forced, each of
 the operation's in its turn, so that a long run has them all."""

@@ -30,7 +30,7 @@ _TAIL = 3000
 class Plan:
     """What to run: cases `first` to `first + cases` of a family, on `workers` processes.
 
-    seconds: no new block of cases starts after so long; 0 for no limit. case_seconds: a case that takes
+    seconds: no block of cases starts after so long; 0 for no limit. case_seconds: a case that takes
     longer has hung. gpus: how many the workers are spread over. sanitize: workers run under
     compute-sanitizer.
     """
@@ -60,6 +60,7 @@ class _Worker:
             self.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         self.process: subprocess.Popen[str] | None = None
         self.lines: queue.Queue[str | None] = queue.Queue()
+        self.reader: threading.Thread | None = None
         self.errors: IO[str] | None = None
 
     def run(self, number: int) -> Outcome:
@@ -93,7 +94,7 @@ class _Worker:
                 if reports:
                     return Outcome(number, Status.FAILED, outcome.features, "".join(reports) + outcome.detail)
                 return outcome
-            if line.startswith(_REPORT) and not line.startswith(_NO_REPORT):
+            if _is_report(line):
                 reports.append(line)
             elif line.startswith(STARTED):
                 deadline = time.monotonic() + self.plan.case_seconds
@@ -111,7 +112,8 @@ class _Worker:
                 stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
             )  # fmt: skip
             self.lines = queue.Queue()
-            threading.Thread(target=_read, args=(self.process, self.lines), daemon=True).start()
+            self.reader = threading.Thread(target=_read, args=(self.process, self.lines), daemon=True)
+            self.reader.start()
         return self.process
 
     def _ended(self, number: int, reports: list[str]) -> Outcome:
@@ -123,6 +125,14 @@ class _Worker:
         self.close()
         detail = f"the process ended with status {status}\n{''.join(reports)}{said}"
         return Outcome(number, Status.FAILED, detail=detail)
+
+    def finish(self) -> str:
+        """End the process; the sanitizer's reports that no case has."""
+        self.close()
+        if self.reader is not None:
+            self.reader.join(10)
+        lines = [self.lines.get_nowait() for _ in range(self.lines.qsize())]
+        return "".join(line for line in lines if line is not None and _is_report(line))
 
     def close(self, kill: bool = False) -> None:
         """End the process; a stuck one by force."""
@@ -141,6 +151,10 @@ class _Worker:
         if self.errors is not None:
             self.errors.close()
             self.errors = None
+
+
+def _is_report(line: str) -> bool:
+    return line.startswith(_REPORT) and not line.startswith(_NO_REPORT)
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
@@ -169,14 +183,18 @@ def run(plan: Plan, report: Callable[[Outcome], None]) -> None:
     lock = threading.Lock()
 
     def serve(index: int) -> None:
-        worker = _Worker(plan, index)
+        worker, last = _Worker(plan, index), plan.first
         try:
             for number in _taken(waiting, end):
                 outcome = worker.run(number)
                 with lock:
                     report(outcome)
+                last = number
         finally:
-            worker.close()
+            late = worker.finish()
+        if late:
+            with lock:
+                report(Outcome(last, Status.FAILED, detail=f"said after this case or one before it:\n{late}"))
 
     threads = [threading.Thread(target=serve, args=(index,)) for index in range(plan.workers)]
     for thread in threads:
@@ -186,13 +204,10 @@ def run(plan: Plan, report: Callable[[Outcome], None]) -> None:
 
 
 def _taken(waiting: queue.SimpleQueue[list[int]], end: float) -> Iterable[int]:
-    """Numbers of one block after the other, until none is left or the time is up."""
-    while True:
+    """Numbers of one block after the other, until none is left or the time is up. Blocks that were begun are
+    finished, so that what a run did is known by its first case and their count."""
+    while time.monotonic() < end:
         try:
-            block = waiting.get_nowait()
+            yield from waiting.get_nowait()
         except queue.Empty:
             return
-        for number in block:
-            if time.monotonic() >= end:
-                return
-            yield number

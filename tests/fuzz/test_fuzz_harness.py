@@ -84,7 +84,12 @@ def test_cases_of_a_block_share_what_the_kernel_depends_on():
     draws = [Draw("gemm", number, settings) for number in range(cases_a_kernel(settings) + 1)]
     first, *others, next_block = [draw.kernel.random() for draw in draws]
     assert all(other == first for other in others) and next_block != first
-    assert len({draw.data.random() for draw in draws}) == len(draws)
+    shapes = [draw.data.random() for draw in draws]
+    assert shapes[0] != shapes[1] and shapes[0] == shapes[10] and 10 < len(set(shapes)) < len(draws)
+    assert len({draw.value_seed() for draw in draws}) == len(draws)
+    assert len({draw.mode() for draw in draws}) > 1
+    emulated = [Draw("gemm", number, Settings(device="cpu", small=True)) for number in range(20)]
+    assert len({draw.data.random() for draw in emulated}) == len(emulated)
 
 
 @pytest.mark.parametrize(
