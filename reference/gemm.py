@@ -16,6 +16,7 @@ from kernels_dsl.blocks.activations import ACTIVATIONS
 _STEP = 8  # products of 16-bit operands that tensor cores of sm_80 add at a time; those of sm_90 add more
 _TF32_DROPPED_BITS = 13  # tf32 keeps 10 of float32's 23 mantissa bits
 
+
 def activation_function(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """The activation of that name, as PyTorch's definition in the library's table; None: identity."""
     if name is None:

@@ -78,11 +78,11 @@ def as_tensor_cores(
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = torch.zeros(shape, dtype=torch.float32, device=a.device)
     if fast and groups is None:
-        total = _aligned(x, y, total.double()).float()
+        total = aligned_sums(x, y, total.double()).float()
     else:
         for start in range(0, k, PROMOTED):
             part = slice(start, min(start + PROMOTED, k))
-            partial = _aligned(x[..., part], y[..., part, :], torch.zeros_like(total).double()).float()
+            partial = aligned_sums(x[..., part], y[..., part, :], torch.zeros_like(total).double()).float()
             if groups is not None:
                 first = slice(start, start + 1)
                 factor = expand_scale(scale_a, a.shape, groups[0])[..., first]
@@ -112,8 +112,9 @@ def _cut(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     return torch.trunc(x / unit) * unit
 
 
-def _aligned(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """total + a @ b, float64, step by step as the tensor cores add. NaN and infinities as IEEE has them."""
+def aligned_sums(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """total + a @ b, float64, step by step as the tensor cores add fp8 products. NaN and infinities as IEEE
+    has them."""
     for start in range(0, a.shape[-1], STEP):
         x, y = a[..., start : start + STEP].unsqueeze(-2), b[..., start : start + STEP, :].mT.unsqueeze(-3)
         products = x * y  # (…, M, N, STEP)

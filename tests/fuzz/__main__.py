@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         "--first", type=int, default=0, help="number of the first case, to share a seed among runs"
     )
     parser.add_argument("--case", type=int, help="run this one case alone, in this process")
+    parser.add_argument("--numbers", help="run these cases alone, as in 3,17,40")
     parser.add_argument("--emulate", action="store_true", help="small cases in the emulator, no GPU needed")
     parser.add_argument("--sanitize", action="store_true", help="run under compute-sanitizer's memcheck")
     parser.add_argument(
@@ -174,6 +175,7 @@ def main(arguments: list[str]) -> int:
     if options.case is not None:
         return max(_one(family, options, settings) for family in families)
     tallies: list[Tally] = []
+    numbers = tuple(int(number) for number in (options.numbers or "").split(",") if number)
 
     def save() -> None:
         if options.out is not None:
@@ -182,9 +184,10 @@ def main(arguments: list[str]) -> int:
 
     for family in families:
         plan = pool.Plan(
-            family, settings, options.cases, options.first, options.workers or os.cpu_count() or 1,
-            options.seconds, case_seconds=600.0 if options.sanitize else 180.0, gpus=gpus,
-            sanitize=options.sanitize,
+            family, settings, len(numbers) or options.cases, options.first,
+            options.workers or os.cpu_count() or 1, options.seconds,
+            case_seconds=600.0 if options.sanitize else 180.0, gpus=gpus, sanitize=options.sanitize,
+            numbers=numbers,
         )  # fmt: skip
         how = " --emulate" if options.emulate else ""
         tally = Tally(plan, f"python -m tests.fuzz {family} --seed {options.seed}{how}", save)

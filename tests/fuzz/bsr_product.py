@@ -241,11 +241,14 @@ def draw_product(draw: Draw) -> ProductCase:
         x = 4096
     check, wide = pick.random() < 0.1, pick.random() < 0.03
     if draw.settings.device == "cuda" and wide and not scaled and not own:
-        # Many tiles of blocks of 64, whose block rows may go in pairs.
-        grid = (data.choice((32, 48, 63)), data.choice((16, 31)))
-        matrix = replace(matrix, block=(64, 64), grid=grid, kept=data.randint(2, 6), pattern="uniform")
-        x, batch, from_torch, out = data.choice((4096, 8192)), (False, False), False, None
-        layout, form, family, uncut = Layout((0, 1)), pick.choice(FORMS), None, False
+        # So many tiles of small blocks that block rows may go in pairs, which of blocks of 64 they do where
+        # the dense factor's K is strided, of smaller ones where it is contiguous.
+        block = pick.choice((64, 64, 32, 48))
+        grid = (data.choice((50, 63)), data.choice((50, 61)))
+        matrix = replace(matrix, block=(block, block), grid=grid, kept=data.randint(2, 6), pattern="uniform")
+        x, batch, from_torch, out = 8192, (False, False), False, None
+        layout, form = Layout((1, 0) if block == 64 else (0, 1)), pick.choice(FORMS)
+        family, uncut = None, False
     if draw.settings.device == "cuda" and draw.block % _FAR_EVERY == 7:
         # Rows so far apart that the last one lies past 2³¹ elements.
         x = data.randint(3, 5)

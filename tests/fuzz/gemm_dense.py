@@ -247,7 +247,7 @@ def draw_dense(draw: Draw) -> DenseCase:
     m, n, k = _extents(draw, few=config is None)
     out = draw.layout(rank, negate=False, expand=False) if planted or pick.random() < 0.75 else None
     a, b = draw.layout(rank_a), draw.layout(rank_b)
-    shared = rank_a == rank_b and pick.random() < 0.04
+    shared = rank_a == rank_b and pick.random() < 0.04 and batches[0] == batches[1]
     overlap = out is not None and not planted and pick.random() < 0.02 and out_dtype == dtype
     mode = draw.mode()
     if shared:

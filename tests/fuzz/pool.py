@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -32,7 +33,7 @@ class Plan:
 
     seconds: no block of cases starts after so long; 0 for no limit. case_seconds: a case that takes
     longer has hung. gpus: how many the workers are spread over. sanitize: workers run under
-    compute-sanitizer.
+    compute-sanitizer. numbers: of the cases, instead of `first` and `cases`.
     """
 
     family: str
@@ -44,6 +45,7 @@ class Plan:
     case_seconds: float = 180.0
     gpus: int = 0
     sanitize: bool = False
+    numbers: tuple[int, ...] = ()
 
 
 class _Worker:
@@ -166,12 +168,10 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 
 def _blocks(plan: Plan) -> Iterator[list[int]]:
     """The numbers of the cases, those that share a kernel together."""
-    numbers = range(plan.first, plan.first + plan.cases)
-    start, step = plan.first, cases_a_kernel(plan.settings)
-    while start < numbers.stop:
-        end = min((start // step + 1) * step, numbers.stop)
-        yield list(range(start, end))
-        start = end
+    numbers = sorted(plan.numbers) or range(plan.first, plan.first + plan.cases)
+    step = cases_a_kernel(plan.settings)
+    for _, block in itertools.groupby(numbers, lambda number: number // step):
+        yield list(block)
 
 
 def run(plan: Plan, report: Callable[[Outcome], None]) -> None:
