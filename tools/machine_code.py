@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ("sm_90a", "sm_80")  # one of each family
 CHUNK = 40  # kernels a process compiles before it ends: the compiler keeps memory of each
-TYPICAL_SECONDS = 2.0  # that a kernel takes, for the estimate before anything is measured
+TYPICAL_SECONDS = 4.0  # that a kernel takes, for the estimate before anything is measured
 FACTS = ("sha256", "registers", "stack_bytes", "spills", "static_smem", "dynamic_smem", "threads")
 SHAPING_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi", "torch")
 SHAPING_VARIABLES = ("CUTE_DSL_", "CUTLASS_", "KERNELS_DSL_", "NVVM_", "CUDA_HOME")
@@ -142,9 +142,13 @@ class Choice(NamedTuple):
     sample: int | None
     seed: int
 
+    def matching(self, listed: Sequence[str]) -> list[str]:
+        """Those of these names that have one of `match`; all where it is empty."""
+        return [name for name in listed if not self.match or any(part in name for part in self.match)]
+
     def names(self, listed: Sequence[str]) -> list[str]:
         """The chosen ones of these names."""
-        wanted = [name for name in listed if not self.match or any(part in name for part in self.match)]
+        wanted = self.matching(listed)
         keys = sampled(map(key_of, wanted), self.sample, self.seed)
         return [name for name in wanted if key_of(name) in keys]
 
@@ -231,10 +235,17 @@ def listed(tree: Path, arch: str) -> list[str]:
     return json.loads(out)
 
 
-def _chunk(job: Job, names: Sequence[str], results: queue.Queue[dict[str, Any]]) -> None:
+class _Results(NamedTuple):
+    """Results as they come. `interrupted`: nobody waits for more."""
+
+    queue: queue.Queue[dict[str, Any]]
+    interrupted: threading.Event
+
+
+def _chunk(job: Job, names: Sequence[str], results: _Results) -> None:
     """Compile these in one process after another: where one dies, the kernel that it was at has failed."""
     left = list(names)
-    while left:
+    while left and not results.interrupted.is_set():
         child = _child(job.tree, job.arch)
         said: list[str] = []
         reader = threading.Thread(target=lambda pipe=child.stderr, said=said: said.extend(pipe))
@@ -244,13 +255,15 @@ def _chunk(job: Job, names: Sequence[str], results: queue.Queue[dict[str, Any]])
             child.stdin.write("".join(f"{name}\n" for name in left))
             child.stdin.close()
         for line in child.stdout:
-            results.put(result := json.loads(line))
+            results.queue.put(result := json.loads(line))
             left.remove(result["name"])
+            if results.interrupted.is_set():
+                child.kill()
         child.wait()
         reader.join()
         if left:
             why = f"the process ended with {child.returncode}: {''.join(said)[-500:].strip()}"
-            results.put({"name": left.pop(0), "error": why, "seconds": 0.0})
+            results.queue.put({"name": left.pop(0), "error": why, "seconds": 0.0})
 
 
 def compiled(job: Job, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -264,18 +277,9 @@ def compiled(job: Job, names: Sequence[str]) -> list[dict[str, Any]]:
     seconds = len(missing) * sum(typical) / len(typical) / job.jobs
     _say(f"{job.arch} {job.tree}: {len(names)} kernels, {len(names) - len(missing)} known, "
          f"{len(missing)} to compile: about {_time(seconds)} with {job.jobs} processes")  # fmt: skip
-    size = max(1, min(CHUNK, -(-len(missing) // job.jobs)))
-    results: queue.Queue[dict[str, Any]] = queue.Queue()
-    started = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(job.jobs) as pool, path.open("a") as kept:
-        mixed = [missing[i :: -(-len(missing) // size)] for i in range(-(-len(missing) // size))]
-        futures = [pool.submit(_chunk, job, chunk, results) for chunk in mixed]
-        for done in range(1, len(missing) + 1):
-            result = _next(results, futures)
+    with path.open("a") as kept:
+        for result in _stream(job, missing):
             known[result["name"]] = result
-            outcome = f"FAILED: {result['error']}" if "error" in result else f"{result['seconds']:.1f} s"
-            left = (time.perf_counter() - started) / done * (len(missing) - done)
-            _say(f"[{done}/{len(missing)}, {_time(left)} left] {result['name']}  {outcome}")
             if "error" not in result:
                 kept.write(json.dumps(result) + "\n")
                 kept.flush()
@@ -283,12 +287,29 @@ def compiled(job: Job, names: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: json.dumps(record, sort_keys=True))
 
 
-def _next(
-    results: queue.Queue[dict[str, Any]], futures: list[concurrent.futures.Future[None]]
-) -> dict[str, Any]:
+def _stream(job: Job, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Compile these kernels; says how far it is."""
+    chunks = -(-len(names) // max(1, min(CHUNK, -(-len(names) // job.jobs))))
+    results, started = _Results(queue.Queue(), threading.Event()), time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(job.jobs) as pool:
+        futures = [pool.submit(_chunk, job, names[i::chunks], results) for i in range(chunks)]
+        try:
+            for done in range(1, len(names) + 1):
+                result = _next(results, futures)
+                outcome = f"FAILED: {result['error']}" if "error" in result else f"{result['seconds']:.1f} s"
+                left = (time.perf_counter() - started) / done * (len(names) - done)
+                _say(f"[{done}/{len(names)}, {_time(left)} left] {result['name']}  {outcome}")
+                yield result
+        except BaseException:
+            results.interrupted.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _next(results: _Results, futures: list[concurrent.futures.Future[None]]) -> dict[str, Any]:
     while True:
         with contextlib.suppress(queue.Empty):
-            return results.get(timeout=1.0)
+            return results.queue.get(timeout=1.0)
         for future in futures:
             if future.done():
                 future.result()  # raises what ended it
@@ -362,8 +383,8 @@ def _take_pairs(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> li
 
 def report(found: Comparison) -> int:
     """Print a comparison; returns the exit status."""
-    for old, new in found.renamed:
-        print(f"renamed, same code: {old} -> {new}")
+    for before, after in found.renamed:
+        print(f"renamed, same code: {before} -> {after}")
     for title, records in (("missing", found.missing), ("new", found.new)):
         for record in records:
             print(f"{title}: {record['key']}  {_shown(record)}")
@@ -475,7 +496,7 @@ def against(args: argparse.Namespace) -> int:
             old += compiled(Job(other, arch, args.jobs, args.cache), found.names)
             for side, records in ((found.missing, old), (found.new, new)):
                 seen = {record["key"] for record in records}
-                keys = (f"{arch} {key_of(name)}" for name in side)
+                keys = (f"{arch} {key_of(name)}" for name in choice.matching(side))
                 records += [{"key": key} for key in keys if key not in seen]
     _check_some(new, args)
     return report(compared(old, new))
@@ -526,7 +547,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.tree = args.tree.resolve()
         if args.jobs < 1 or (args.sample is not None and args.sample < 1):
             raise SystemExit("--jobs and --sample must be at least 1")
-    return args.run(args)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        _say("interrupted: what was compiled is kept")
+        return 130
 
 
 if __name__ == "__main__":
