@@ -38,10 +38,7 @@ OF_THE_MACHINE = ("jobs",)
 
 def _signature(function: Any) -> str:
     """Parameters with their kinds and defaults, without annotations: "(a, b, *, c=None)"."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return "(...)"
+    signature = inspect.signature(function)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
@@ -57,7 +54,7 @@ def _of_value(name: str, value: Any) -> Iterator[str]:
         for member in value:  # a value that is a sentence may be worded better
             yield f"name {name}.{member.name}" + (f": {member.value!r}" if " " not in member.value else "")
     elif isinstance(value, type):
-        yield f"name {name}: class {_signature(value)}"
+        yield f"name {name}: {_of_class(value)}"
         for member in _members(value):
             yield f"name {name}.{member}: {_of_member(inspect.getattr_static(value, member, None))}"
     elif typing.get_args(value):
@@ -68,6 +65,15 @@ def _of_value(name: str, value: Any) -> Iterator[str]:
         yield f"name {name}: {_signature(value)}"
     else:
         yield f"name {name}: {type(value).__name__}"
+
+
+def _of_class(value: type) -> str:
+    """Its parameters; of an exception what it is caught as, and its parameters where it has its own."""
+    if not issubclass(value, BaseException):
+        return f"class {_signature(value)}"
+    own = any("__init__" in vars(c) for c in value.__mro__ if _is_ours(c))
+    bases = ", ".join(c.__name__ for c in value.__mro__[1:] if c not in (BaseException, object))
+    return f"exception{' ' + _signature(value) if own else ''} of {bases}"
 
 
 def _members(value: type) -> list[str]:
