@@ -102,9 +102,7 @@ def _chosen(kernels: Iterable[CompiledKernel | str] | None) -> list[Entry]:
     return list(found.values())
 
 
-def load(
-    path: str | os.PathLike[str], *, verify: str | os.PathLike[str] | None = None
-) -> LoadReport:
+def load(path: str | os.PathLike[str], *, verify: str | os.PathLike[str] | None = None) -> LoadReport:
     """Put the kernels of a bundle into the cache, where the next call finds them.
 
     A bundle holds machine code: load only one that you trust as much as a program.
