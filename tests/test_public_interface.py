@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import enum
 import importlib
 import inspect
@@ -104,8 +105,10 @@ def names() -> Iterator[str]:
         for name in _public(module):
             yield from _of_value(f"{module.__name__}.{name}", getattr(module, name))
     for place, documented in DOCUMENTED.items():
-        for name in documented:
-            yield from _of_value(f"{place}.{name}", getattr(importlib.import_module(place), name))
+        with contextlib.suppress(ModuleNotFoundError):  # then its names are gone, and are named
+            found = vars(importlib.import_module(place))
+            for name in (name for name in documented if name in found):
+                yield from _of_value(f"{place}.{name}", found[name])
 
 
 def schemas() -> Iterator[str]:
