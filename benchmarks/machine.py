@@ -93,6 +93,14 @@ def header_lines(facts: dict[str, Any]) -> list[str]:
     ]
 
 
+def short_header(facts: dict[str, Any]) -> str:
+    """GPU, driver and the versions that matter, in one line."""
+    versions = ", ".join(
+        f"{name} {facts['versions'].get(name, '?')}" for name in ("torch", "nvidia-cutlass-dsl")
+    )
+    return f"{facts['gpu']}, driver {facts.get('driver', '?')}, {versions}"
+
+
 def slug(gpu: str) -> str:
     """A folder's name from a GPU's: "NVIDIA H200" -> "h200"."""
     name = re.sub(r"^nvidia\s+", "", gpu.lower())

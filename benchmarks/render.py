@@ -1,8 +1,10 @@
-"""Writes the tables and plots of docs/ and the README's overview from the JSON files of benchmarks/results.
+"""Writes tables and plots from the JSON files of benchmarks/results.
 
-    python -m benchmarks.render [--results benchmarks/results] [--document docs/performance.md]
+    python -m benchmarks.render [--results benchmarks/results] [--docs docs]
 
-Each table goes between `<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays.
+Complete tables go to a page a family beside the results, such as benchmarks/results/h200/attention.md, short
+ones (`short_tables`) to docs/, the plots to docs/plots, the overview to the README. Each table goes between
+`<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays.
 The plot needs matplotlib (the extra `bench`); without it the tables are still written.
 """
 
@@ -10,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine, overview
+from benchmarks import harness, machine, overview, short_tables
 from benchmarks.harness import OURS, Row
+from benchmarks.short_tables import cell
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 NOT_TIMED = ("emulator_vs_gpu", "instructions")
-"""Results of comparisons, which `docs/emulator.md` tells of."""
-
-
-PAGES = {"attention": "attention.md", "bsr": "bsr.md", "fp8": "fp8.md"}
-"""First word of a suite's name -> the page beside `--document` that has its tables, in place of that."""
+"""Results of comparisons, which docs/how_the_emulator_works.md describes."""
 
 
 def rate_table(facts: dict[str, Any], rows: list[Row], case: str = "M×N×K") -> str:
@@ -59,16 +59,9 @@ def plain_table(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     text += ["| | " + " | ".join(column.replace("_", " ") for column in columns) + " |"]
     text += ["|" + "---|" * (len(columns) + 1)]
     for row in rows:
-        cells = [_cell(row[column]) for column in columns]
+        cells = [cell(row[column]) for column in columns]
         text.append(f"| {row['name']} | " + " | ".join(cells) + " |")
     return "\n".join(text)
-
-
-def _cell(value: Any) -> str:
-    """Three digits of a small number, two behind the point of a large one, a dash for none."""
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
-    return "–" if value is None else str(value)
 
 
 def insert(document: str, name: str, table: str) -> str:
@@ -144,20 +137,21 @@ def lines_plot(rows: list[dict[str, Any]], title: str, path: Path) -> bool:
     return True
 
 
-def render(results: Path, document: Path) -> list[str]:
-    """Put every suite under `results` into `document` or a page of `PAGES`; says what it did."""
+def render(results: Path, docs: Path) -> list[str]:
+    """Put every suite under `results` into the pages beside it and those of `docs`; says what it did."""
     texts: dict[Path, str] = {}
     done = []
     for path in sorted(results.glob("*/*.json")):
         if path.stem in NOT_TIMED:
             continue
-        page = document.parent / PAGES.get(path.stem.split("_")[0], document.name)
-        page = page if page.exists() else document
         name = f"{path.parent.name} {path.stem}"
-        table, what = _rendered(path, page.parent / "plots" / f"{path.parent.name}_{path.stem}.svg")
-        texts[page] = insert(texts.get(page) or page.read_text(), name, table)
+        picture = docs / "plots" / f"{path.parent.name}_{path.stem}.svg"
+        page = complete_page(path)
+        table, what = _rendered(path, picture, os.path.relpath(picture, page.parent))
+        texts[page] = insert(texts.get(page) or _text_of(page), name, table)
         done.append(f"{name}: {what}")
-    readme = document.parent.parent / "README.md"
+    texts |= _short(results, docs)
+    readme = docs.parent / "README.md"
     for folder in sorted({path.parent for path in results.glob("*/*.json")}):
         name = f"{folder.name} overview"
         if readme.exists() and f"<!-- table {name} -->" in readme.read_text():
@@ -168,23 +162,48 @@ def render(results: Path, document: Path) -> list[str]:
     return done
 
 
-def _rendered(path: Path, picture: Path) -> tuple[str, str]:
-    """The table of one file of results, its plot drawn to `picture`; and what of them was made."""
+def complete_page(path: Path) -> Path:
+    """The page beside a file of results that has its complete table: a page a family."""
+    return path.parent / f"{path.stem.split('_')[0]}.md"
+
+
+def _text_of(page: Path) -> str:
+    return page.read_text() if page.exists() else f"# Results: {page.stem}, {page.parent.name}\n"
+
+
+def _short(results: Path, docs: Path) -> dict[Path, str]:
+    """Text of every page of `docs` that asks for short tables, by page."""
+    texts: dict[Path, str] = {}
+    for page in sorted(docs.glob("*.md")):
+        text = page.read_text()
+        for found in short_tables.MARKER.finditer(text):
+            path = results / found["name"].replace(" ", "/")
+            path = path.with_name(f"{path.name}.json")
+            link = os.path.relpath(complete_page(path), docs) + f"#{found['name'].replace(' ', '-')}"
+            picture = f"plots/{path.parent.name}_{path.stem}.svg"
+            drawn = picture if (docs / picture).exists() else ""
+            choice = short_tables.Choice.read(found["options"])
+            table = short_tables.short_table(path, choice, link, drawn)
+            texts[page] = short_tables.fill(texts.get(page, text), found["name"], table, found["options"])
+    return texts
+
+
+def _rendered(path: Path, picture: Path, link: str) -> tuple[str, str]:
+    """The table of one file of results, its plot drawn to `picture`; and a word on both."""
     stored = json.loads(path.read_text())
+    picture.parent.mkdir(parents=True, exist_ok=True)
     if "ms" not in stored["rows"][0]:
         table = plain_table(stored["header"], stored["rows"])
         if path.stem.endswith("_density"):
-            picture.parent.mkdir(exist_ok=True)
             if lines_plot(stored["rows"], f"{stored['header']['gpu']}, {path.stem}", picture):
-                return f"{table}\n\n![time by density](plots/{picture.name})", "table and plot"
+                return f"{table}\n\n![time by density]({link})", "table and plot"
         return table, "table"
     facts, rows = harness.read(path)
-    picture.parent.mkdir(exist_ok=True)
     drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)
     table = rate_table(facts, rows, "M×N×K" if path.stem.startswith("gemm") else "case")
     if not drawn:
         return table, "table (no plot: matplotlib is missing)"
-    return f"{table}\n\n![TFLOPS by shape]({picture.parent.name}/{picture.name})", "table and plot"
+    return f"{table}\n\n![TFLOPS by shape]({link})", "table and plot"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -193,9 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.render", description="Tables and plots from results."
     )
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    parser.add_argument("--document", type=Path, default=_ROOT / "docs" / "performance.md")
+    parser.add_argument("--docs", type=Path, default=_ROOT / "docs")
     args = parser.parse_args(argv)
-    for text in render(args.results, args.document):
+    for text in render(args.results, args.docs):
         print(text)
     return 0
 

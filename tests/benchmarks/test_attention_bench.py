@@ -58,14 +58,12 @@ def test_the_shapes_are_those_promised():
 
 
 def test_attention_has_a_page_of_its_own(tmp_path):
-    results, main, page = tmp_path / "results", tmp_path / "performance.md", tmp_path / "attention.md"
-    main.write_text("# Performance\n")
-    page.write_text("# Attention\n")
+    results, page = tmp_path / "results", tmp_path / "results" / "h200" / "attention.md"
     header = {"gpu": "NVIDIA H200", "sms": 132, "l2_mib": 60, "cuda": "13", "python": "3", "versions": {}}
     rows = [{"name": "fp16, D 64", "ours_rms": 0.1234567, "fa4_rms": None, "lists_mib": 0.0}]
     (results / "h200").mkdir(parents=True)
     stored = {"suite": "attention_error", "header": {**header, "commit": "abc"}, "rows": rows}
     (results / "h200" / "attention_error.json").write_text(json.dumps(stored))
-    render.render(results, main)
-    assert main.read_text() == "# Performance\n"
+    render.render(results, tmp_path / "docs")
+    assert page.read_text().startswith("# Results: attention, h200\n")
     assert "| fp16, D 64 | 0.123 | – | 0.00 |" in page.read_text()

@@ -97,36 +97,68 @@ def test_rows_survive_the_file(tmp_path):
 
 
 def test_rendering_replaces_its_own_table_and_nothing_else(tmp_path):
-    results, document = tmp_path / "results", tmp_path / "performance.md"
-    old = "<!-- table h200 gemm_bf16 -->\nold\n<!-- end h200 gemm_bf16 -->"
-    document.write_text(f"# Performance\n\n{old}\n\nafter\n")
+    results, page = tmp_path / "results", tmp_path / "results" / "h200" / "gemm.md"
     rows = [_row("8x8x16", ours=1.0, cublas=0.5)]
     harness.write("gemm_bf16", FACTS, [harness.asdict(row) for row in rows], results)
     harness.write("gemm_bf16_host", FACTS, [{"name": "ours", "host_us": 7.123}], results)
-    render.render(results, document)
-    text = document.read_text()
+    old = "<!-- table h200 gemm_bf16 -->\nold\n<!-- end h200 gemm_bf16 -->"
+    page.write_text(f"# Performance\n\n{old}\n\nafter\n")
+    render.render(results, tmp_path / "docs")
+    text = page.read_text()
     assert "old" not in text
     assert "\nafter\n" in text
     assert "| 8×8×16 | 1.0000 | 2 | 4 | 0.500 | events |" in text
     assert "| ours | 7.12 |" in text
     assert "NVIDIA H200 (132 SMs, L2 60 MiB), driver 580.1" in text
-    render.render(results, document)
-    assert document.read_text() == text
+    render.render(results, tmp_path / "docs")
+    assert page.read_text() == text
+
+
+def test_a_page_asks_for_a_short_table(tmp_path):
+    results, page = tmp_path / "benchmarks" / "results", tmp_path / "docs" / "gemm.md"
+    rows = [
+        _row("8x8x16", ours=1.0, cublas=0.5, quack=1.0, ours_other=1.0),
+        _row("9x9x9", ours=1.0, cublas=2.0),
+    ]
+    harness.write("gemm_bf16", FACTS, [harness.asdict(row) for row in rows], results)
+    numbers = [
+        {"name": "ours", "host_us": 7.123, "more_us": 1.0},
+        {"name": "theirs", "host_us": 8.0, "more_us": 2.0},
+    ]
+    harness.write("gemm_bf16_host", FACTS, numbers, results)
+    page.parent.mkdir()
+    markers = (
+        "<!-- short h200 gemm_bf16 columns=cublas rows=^8 -->\nold\n<!-- end h200 gemm_bf16 -->\n"
+        "\nbetween\n\n"
+        "<!-- short h200 gemm_bf16_host columns=host_us -->\n<!-- end h200 gemm_bf16_host -->\n"
+    )
+    page.write_text(markers)
+    render.render(results, tmp_path / "docs")
+    text = page.read_text()
+    assert "old" not in text and "between" in text
+    assert "| case | TFLOPS | × cublas |\n|---|---|---|\n| 8×8×16 | 2 | 0.500 |\n\n" in text
+    assert "- against cublas: geometric mean x1.000 over 2, worst x0.500 at 8x8x16" in text
+    assert "| | host us |\n|---|---|\n| ours | 7.12 |\n| theirs | 8.00 |" in text
+    assert "[All 2 rows](../benchmarks/results/h200/gemm.md#h200-gemm_bf16)" in text
+    render.render(results, tmp_path / "docs")
+    assert page.read_text() == text
 
 
 def test_committed_tables_are_those_of_the_committed_results(tmp_path, monkeypatch):
     """`python -m benchmarks.render` would change no page, and every plot of one is there."""
     root = harness.RESULTS.parents[1]
-    docs = root / "docs"
-    shutil.copytree(docs, tmp_path / "docs")
+    results = tmp_path / "benchmarks" / "results"
+    shutil.copytree(root / "docs", tmp_path / "docs")
+    shutil.copytree(harness.RESULTS, results)
     shutil.copy(root / "README.md", tmp_path)
     for name in ("plot", "lines_plot"):
         monkeypatch.setattr(render, name, lambda rows, title, path: path.exists())
-    assert render.render(harness.RESULTS, tmp_path / "docs" / "performance.md")
-    for page in docs.glob("*.md"):
-        assert (tmp_path / "docs" / page.name).read_text() == page.read_text(), page.name
-    text = (root / "README.md").read_text()
-    assert "| cuBLASLt |" in text and (tmp_path / "README.md").read_text() == text
+    assert render.render(results, tmp_path / "docs")
+    pages = [*root.glob("docs/*.md"), *root.glob("benchmarks/results/*/*.md"), root / "README.md"]
+    assert len(pages) > 20
+    for page in pages:
+        assert (tmp_path / page.relative_to(root)).read_text() == page.read_text(), page.name
+    assert "| cuBLASLt |" in (root / "README.md").read_text()
 
 
 def test_plot_is_a_small_svg_that_does_not_change(tmp_path):
