@@ -3,7 +3,8 @@
 The weights of a row are taken against a reference, a power of two above the largest score of one of its
 blocks of keys, and rounded to e4m3; the reference moves only where weights no longer fit. What rounding costs
 depends on where the weights lie between powers of two, so a model that rounds against the row's maximum has
-other errors, and its largest weight none. Slow and obvious; torch only. docs/fp8.md says it in words.
+other errors, and its largest weight none. Slow and obvious; torch only.
+docs/how_attention_fp8_works.md explains it.
 """
 
 from __future__ import annotations

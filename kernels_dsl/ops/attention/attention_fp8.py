@@ -113,7 +113,7 @@ def attention_fp8(
     e4m3: a relative error of at most 1/16, and for those below 2⁻¹² of the row's largest sum over a quarter
     of a block of keys an absolute one of 2⁻¹⁶ of that sum. On Hopper, at D up to 128 and without
     `return_lse`, a third of the exponentials is piecewise linear, with an error of -4 to 2 % of its own
-    (docs/fp8.md).
+    (docs/how_attention_fp8_works.md).
 
     Returns (B, Sq, H, Dv) bf16, and with `return_lse` float32 (B, H, Sq). Compute capability 9.0, 8.9 and
     12.0. Raises TypeError and ValueError that name the argument; `attention_fp8_supports` gives the reasons

@@ -29,8 +29,8 @@ def quantize_qkv(
     With `rotate`, Q and K are multiplied by an orthogonal matrix along the head dimension first, which leaves
     Q Kᵀ as it is and spreads single large elements over their rows: a Hadamard matrix with random signs, as
     FlashAttention-3's 'incoherent processing' (Shah et al., 2024). V is not rotated. What it is worth depends
-    on the data (docs/fp8.md): e4m3 is floating point, so that large elements do not cost the small ones their
-    digits, as they would with int8.
+    on the data (docs/attention_fp8.md): e4m3 is floating point, so that large elements do not cost the small
+    ones their digits, as they would with int8.
 
     The rotation is rounded to the inputs' dtype. Use: `attention_fp8(**quantize_qkv(q, k, v), causal=True)`.
     No gradients. Raises TypeError and ValueError as `quantize` does, and for tensors without four modes.
