@@ -9,7 +9,7 @@
     print(session.timeline)
 
 The PTX is what the compiler made for the GPU, and the launch is what the compiled host function makes. It
-serves correctness, never speed. ``docs/emulator.md`` says what is modelled.
+serves correctness, never speed. ``docs/how_the_emulator_works.md`` says what is modelled.
 """
 
 from .inspect import Inspector, Stop
