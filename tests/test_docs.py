@@ -35,13 +35,18 @@ def test_links_lead_somewhere(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_exist(document):
-    """What is called as `kernels_dsl.name(`, and modules that are run."""
+    """Names called as `kernels_dsl.name(`, modules that are run, and files of the code."""
     import kernels_dsl
 
     text = document.read_text()
     names = set(re.findall(r"\bkernels_dsl\.(\w+)\(", text))
     modules = set(re.findall(r"python -m ((?:benchmarks|kernels_dsl|lowering)[\w.]*)", text))
     lost = [name for name in names if not hasattr(kernels_dsl, name)]
+    lost += [
+        path
+        for path in re.findall(r"`((?:kernels_dsl|lowering|reference)/[\w./]+)", text)
+        if not (ROOT / path).exists()
+    ]
     lost += [module for module in modules if importlib.util.find_spec(module.rstrip(".")) is None]
     assert not lost, f"{document.name} speaks of {lost}"
 
@@ -82,20 +87,27 @@ def test_the_readmes_calls_are_right_in_the_emulator(seed):
         tolerance.check(d, gemm(a, w.t(), **epilogue), gemm_same_dtype(a, w.t(), **epilogue), case=call)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gemm.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/gemm.md", "docs/attention.md", "docs/bsr.md"])
 def test_examples_of_calls_are_taken(page):
-    """Every block that calls operations, on smaller tensors: kernels are asked for, none is compiled."""
+    """Every block that calls operations: kernels are asked for, none is compiled."""
     import lowering
 
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    text = "\n".join(block for block in blocks if not re.search(r"@lowering|emulator|autotune", block))
-    lines = [_smaller(line) for line in text.replace('device="cuda", ', "").splitlines()]
+    smaller = _smaller if page in ("README.md", "docs/gemm.md") else str
+    text = "\n".join(
+        block for block in _blocks(page) if not re.search(r"@lowering|emulator|autotune|_impl", block)
+    )
+    lines = [smaller(line) for line in text.replace('device="cuda", ', "").splitlines()]
     with lowering.recording.record(arch="sm_90a") as calls:
         exec("\n".join(lines), {})
-    assert len(calls) >= text.count("kernels_dsl.gemm(")
+    assert len(calls) >= max(1, text.count("kernels_dsl.gemm("))
 
 
-def test_examples_of_fp8_are_taken():
+FP8_PAGES = {"quantize": 1, "fp8_gemm": 2, "fp8_linear": 1, "attention_fp8": 1}
+"""Page -> how many examples it has."""
+
+
+@pytest.mark.parametrize("page", FP8_PAGES)
+def test_examples_of_fp8_are_taken(page):
     """Each block by itself, on tensors of the names that it uses."""
     import kernels_dsl
     import lowering
@@ -109,13 +121,18 @@ def test_examples_of_fp8_are_taken():
     named["linear"] = torch.nn.Linear(256, 128, dtype=torch.bfloat16).requires_grad_(False)
     named["model"] = torch.nn.Sequential(torch.nn.Linear(8, 8))
     (experts,) = matrices((2, 128, 256))
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/fp8.md").read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    blocks = _blocks(f"docs/{page}.md")
+    assert len(blocks) == FP8_PAGES[page]
     for block in blocks:
         own = {"weight": experts} if "grouped" in block else {}
         with lowering.recording.record(arch="sm_90a") as calls:
             exec(block, {**named, **own})
         assert calls
+
+
+def _blocks(page: str) -> list[str]:
+    """The Python examples of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def _smaller(line: str) -> str:

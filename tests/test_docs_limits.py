@@ -1,0 +1,69 @@
+"""Pages stay short enough to be read: words, paragraphs and cells of tables have limits.
+
+The journal of experiments and the complete tables of results are records, not documentation, and are free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORDS_IN_ALL, WORDS_OF_A_PAGE, WORDS_OF_A_PARAGRAPH, CHARACTERS_OF_A_CELL = 20_000, 2_500, 120, 200
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+
+
+def _prose(text: str) -> str:
+    """`text` without code, comments and targets of links."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs of a page, each item of a list by itself; no tables, no headings."""
+    for block in re.split(r"\n\s*\n", _prose(text)):
+        lines = "\n".join(line for line in block.splitlines() if not re.match(r"\s*[|#]", line))
+        yield from re.split(r"^\s*(?:[-*]|\d+\.) ", lines, flags=re.MULTILINE)
+
+
+def cells(text: str) -> Iterator[str]:
+    """Cells of the tables of a page."""
+    for line in _prose(text).splitlines():
+        if line.startswith("|"):
+            yield from (cell.strip() for cell in line.strip("|").split("|"))
+
+
+def test_all_pages_together():
+    words = {page.name: len(page.read_text().split()) for page in PAGES}
+    assert sum(words.values()) <= WORDS_IN_ALL, words
+
+
+@of_each_page
+def test_words_of_a_page(page):
+    assert len(page.read_text().split()) <= WORDS_OF_A_PAGE
+
+
+@of_each_page
+def test_paragraphs(page):
+    long = {
+        p[:60]: len(p.split()) for p in paragraphs(page.read_text()) if len(p.split()) > WORDS_OF_A_PARAGRAPH
+    }
+    assert not long
+
+
+@of_each_page
+def test_cells_of_tables(page):
+    long = {cell[:60]: len(cell) for cell in cells(page.read_text()) if len(cell) > CHARACTERS_OF_A_CELL}
+    assert not long
+
+
+def test_the_limits_are_measured_as_they_read():
+    page = "# T\n\none two\nthree\n\n- four\n  five\n- six\n\n| a | bb [c](long) |\n|---|---|\n"
+    page += "\n```\nseven eight\n```\n"
+    found = [paragraph.split() for paragraph in paragraphs(page) if paragraph.split()]
+    assert found == [["one", "two", "three"], ["four", "five"], ["six"]]
+    assert max(map(len, cells(page))) == len("bb [c]")
