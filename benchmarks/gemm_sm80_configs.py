@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue_fns import identity
+from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.config.gemm_table import SM80_CANDIDATES, adapted

@@ -54,7 +54,7 @@ _PUBLIC = {
     "Sm90AttentionConfig": "kernels_dsl.config.attention",
     "Sm80GemmConfig": "kernels_dsl.config.gemm",
     "Sm90GemmConfig": "kernels_dsl.config.gemm",
-    "LinearEpilogue": "kernels_dsl.blocks.epilogue_fns",
+    "LinearEpilogue": "kernels_dsl.blocks.epilogue.functions",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 
 _STEP = 8  # products of 16-bit operands that tensor cores of sm_80 add at a time; those of sm_90 add more
 _TF32_DROPPED_BITS = 13  # tf32 keeps 10 of float32's 23 mantissa bits

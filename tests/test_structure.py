@@ -18,7 +18,10 @@ MAX_POSITIONAL = 8
 
 # Part of the project -> the parts of it that its modules may import. The longest matching name decides.
 ALLOWED = {
-    "reference": ("reference", "kernels_dsl.blocks.activations"),  # which has PyTorch's definition of each
+    "reference": (
+        "reference",
+        "kernels_dsl.blocks.epilogue.activations",
+    ),  # which has PyTorch's definition of each
     "lowering": ("lowering",),
     "kernels_dsl.config": ("kernels_dsl.config", "lowering.records"),
     "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config", "lowering.records"),
@@ -118,7 +121,7 @@ def test_import_direction(trees):
         ("kernels_dsl.kernels.gemm.sm90", "kernels_dsl.kernels.attention.sm90", False),
         ("kernels_dsl.kernels.joint.attention_fp8", "kernels_dsl.kernels.quantize.tile", True),
         ("kernels_dsl.kernels.gemm.sm90", "kernels_dsl.kernels.joint.attention_fp8", False),
-        ("kernels_dsl.blocks.tma", "kernels_dsl.kernels.gemm.sm90", False),
+        ("kernels_dsl.blocks.hw.tma", "kernels_dsl.kernels.gemm.sm90", False),
         ("kernels_dsl.ops.gemm.gemm", "reference.gemm", False),
         ("reference.gemm", "lowering", False),
         ("reference.gemm", "torch.nn", True),
@@ -199,3 +202,30 @@ def test_test_files_have_names_of_their_own():
     """pytest imports them by their base name."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert not {name for name in names if names.count(name) > 1}
+
+
+ROOMS = {
+    "hw": set(),
+    "schedule": {"hw"},
+    "reduce": {"hw"},
+    "epilogue": {"hw", "reduce"},
+    "mainloop": {"hw", "epilogue"},
+    "attention": {"hw"},
+}
+"""Room of `kernels_dsl.blocks` -> the other rooms that it may import."""
+
+
+def test_blocks_are_in_rooms(trees):
+    found, rooms = [], set()
+    for path, tree in trees.items():
+        module = _module(path)
+        if not _within(module, "kernels_dsl.blocks") or module == "kernels_dsl.blocks":
+            continue
+        room = module.split(".")[2]
+        rooms.add(room)
+        for line, imported in _imports(tree, module, path.name == "__init__.py"):
+            other = imported.split(".")[2:3]
+            if _within(imported, "kernels_dsl.blocks") and other != [room] and set(other) - ROOMS[room]:
+                found.append((path, line, f"{room} may not import {imported}"))
+    assert not found, _places(found)
+    assert rooms == set(ROOMS)

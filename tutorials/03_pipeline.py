@@ -3,7 +3,7 @@
     python tutorials/03_pipeline.py
 
 Adds:      ring of stages, full and empty barriers, phases that alternate.
-Reuses:    step 2's TMA load, written with `kernels_dsl.blocks.tma` from here on.
+Reuses:    step 2's TMA load, written with `kernels_dsl.blocks.hw.tma` from here on.
 Measures:  1 to 8 stages, against `torch.sum`.
 
 WHY
@@ -45,7 +45,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.hw import tma
 from lowering import jit
 
 TILE = (64, 64)  # rows, columns (float32): 16 KB

@@ -3,7 +3,7 @@
     python tutorials/04_warp_roles.py
 
 Adds:      producer and consumer roles, arrive counts, elected arrival, giving registers away (setmaxnreg).
-Reuses:    step 3's task and partition; its barriers come from `kernels_dsl.blocks.pipeline` from here on.
+Reuses:    step 3's task and partition; its barriers come from `kernels_dsl.blocks.hw.pipeline` from here on.
 Measures:  against step 3; with and without setmaxnreg.
 
 WHY
@@ -48,8 +48,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32, pipeline
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
 from lowering import jit
 
 step3 = common.load("03_pipeline")

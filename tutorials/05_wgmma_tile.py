@@ -52,7 +52,7 @@ import torch
 from cutlass import Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from kernels_dsl.blocks import tma
+from kernels_dsl.blocks.hw import tma
 from lowering import jit
 
 M, K = 64, 64

@@ -41,9 +41,9 @@ import torch
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.wgmma import issue_k_tile, make_warpgroup_mma
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.wgmma import issue_k_tile, make_warpgroup_mma
 from lowering import jit
 
 TILE = (128, 128, 64)  # bM, bN, bK

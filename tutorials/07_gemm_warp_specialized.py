@@ -3,7 +3,7 @@
     python tutorials/07_gemm_warp_specialized.py
 
 Adds:      two consumer warpgroups on one tile, WGMMAs in flight across stages, budgets.
-Reuses:    steps 3 and 4 (ring, roles: `kernels_dsl.blocks.pipeline`), 5 (WGMMA), 6's store.
+Reuses:    steps 3 and 4 (ring, roles: `kernels_dsl.blocks.hw.pipeline`), 5 (WGMMA), 6's store.
 Measures:  against step 6 and cuBLAS; stages and tiles.
 
 WHY
@@ -42,10 +42,10 @@ import torch
 from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
-from kernels_dsl.blocks.wgmma import issue_k_tile, make_warpgroup_mma
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
+from kernels_dsl.blocks.hw.wgmma import issue_k_tile, make_warpgroup_mma
 from lowering import jit
 
 step6 = common.load("06_gemm_simple")

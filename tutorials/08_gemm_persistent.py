@@ -36,7 +36,7 @@ Three things still cost step 7.
 
    The price is that a stage may be overwritten only once *both* CTAs have read theirs. So consumers arrive at
    the empty barriers of both CTAs: 8 warps x 2 CTAs = 16 arrivals. `multicast_release_count` in
-   `kernels_dsl.blocks.arrive_counts` computes it, and the ring takes it from there.
+   `kernels_dsl.blocks.hw.pipeline` computes it, and the ring takes it from there.
 """
 
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.pipeline import consumer_state, make_tma_ring, producer_state, sync_after_init
 from lowering import jit
 
 step6 = common.load("06_gemm_simple")

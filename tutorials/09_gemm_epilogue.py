@@ -42,12 +42,12 @@ import torch
 from cutlass import Int32
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.epilogue import register_to_smem_copy
-from kernels_dsl.blocks.epilogue_fns import gelu_tanh, identity
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, skip, sync_after_init
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.epilogue.functions import gelu_tanh, identity
+from kernels_dsl.blocks.epilogue.tile_store import register_to_smem_copy
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.pipeline import consumer_state, make_tma_ring, skip, sync_after_init
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from lowering import jit
 
 step8 = common.load("08_gemm_persistent")

@@ -46,9 +46,9 @@ import torch
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from kernels_dsl.blocks.pipeline import consumer_state, producer_state, sync_after_init
-from kernels_dsl.blocks.softmax import choose, quad_max, quad_sum, rescale, rows_and_columns
-from kernels_dsl.blocks.wgmma import issue_product, make_warpgroup_mma
+from kernels_dsl.blocks.attention.softmax import choose, quad_max, quad_sum, rescale, rows_and_columns
+from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state, sync_after_init
+from kernels_dsl.blocks.hw.wgmma import issue_product, make_warpgroup_mma
 from lowering import jit
 from reference.attention import Masking
 

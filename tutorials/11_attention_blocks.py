@@ -202,7 +202,7 @@ def measure(bench: common.Bench) -> None:
 # * Only blocks that an edge cuts are masked; whole blocks cost what they cost without a mask. So the gain can
 #   be more than what is left out: up to 2.3 times for the half of a causal mask.
 # * Tiles differ in length by now. Which SM gets which tile starts to matter: `kernels_dsl.attention` hands
-#   them out one by one, the longest first (`blocks/tile_queue.py`, `blocks/query_tiles.py`).
+#   them out one by one, the longest first (`tile_queue.py` and `query_tiles.py` in `blocks/attention`).
 # * exercise: python tutorials/exercises/11.py
 
 if __name__ == "__main__":

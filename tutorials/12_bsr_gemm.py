@@ -40,8 +40,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.pipeline import make_tma_ring, producer_state, sync_after_init
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring, producer_state, sync_after_init
 from lowering import jit
 
 step6, step7 = common.load("06_gemm_simple"), common.load("07_gemm_warp_specialized")

@@ -3,7 +3,7 @@
     python tutorials/a1_gemm_sm89.py
 
 Adds:      a pipeline of cp.async groups, ldmatrix, mma.sync; what a GPU such as an L4 or RTX 4090 has.
-Reuses:    step 8's order of tiles; fragments and swizzle from `kernels_dsl.blocks.mma_sync` and `.cp_async`.
+Reuses:    step 8's order of tiles; fragments and swizzle from `mma_sync` and `cp_async` of `blocks.hw`.
 Measures:  against step 7 and cuBLAS, all on the same GPU: what TMA and WGMMA bought.
 
 WHY
@@ -44,8 +44,8 @@ import torch
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from kernels_dsl.blocks.cp_async import staged_tile_layout, swizzle_of
-from kernels_dsl.blocks.mma_sync import make_fragments_a, make_fragments_b, make_tiled_mma, mma_k_block
+from kernels_dsl.blocks.hw.cp_async import staged_tile_layout, swizzle_of
+from kernels_dsl.blocks.hw.mma_sync import make_fragments_a, make_fragments_b, make_tiled_mma, mma_k_block
 from lowering import jit
 
 step6, step7, step8 = (
@@ -148,7 +148,7 @@ def split(copy: cute.TiledCopy, g_tiles: cute.Tensor, s_tiles: cute.Tensor, thre
 
 @jit
 def gemm(mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, stream, tile: cutlass.Constexpr):
-    """D (M, N) = A (M, K) @ B (N, K).T in bfloat16, all row-major, multiples of the tile (`blocks.cp_async`
+    """D (M, N) = A (M, K) @ B (N, K).T in bfloat16, all row-major, multiples of the tile (`cp_async`
     shows what the edges take without TMA: a count of valid bytes for every single copy)."""
     grid = (mD.shape[0] // tile.m, mD.shape[1] // tile.n)
     gemm_kernel(mA, mB, mD, grid, tile).launch(

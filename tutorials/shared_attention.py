@@ -20,10 +20,10 @@ import torch
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from kernels_dsl.blocks import barriers, tma
-from kernels_dsl.blocks.layouts import staged_smem_layout
-from kernels_dsl.blocks.pipeline import make_tma_ring
-from kernels_dsl.blocks.softmax import choose, rows_and_columns
+from kernels_dsl.blocks.attention.softmax import choose, rows_and_columns
+from kernels_dsl.blocks.hw import barriers, tma
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring
 from reference.attention import Masking, attention
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

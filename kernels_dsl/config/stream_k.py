@@ -25,7 +25,7 @@ class Shares(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """Numbers of pieces, `blocks.scheduler.piece_of`."""
+        """Numbers of pieces, `blocks.schedule.scheduler.piece_of`."""
         return self.tiles + self.clusters - 1 if self.tiles else 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.blocks.user_functions import UserFunctionError
+from kernels_dsl.blocks.hw.user_functions import UserFunctionError
 from kernels_dsl.ops.target import Target
 
 

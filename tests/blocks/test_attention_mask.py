@@ -9,10 +9,10 @@ import torch
 from cutlass import Float32, Int32
 
 import lowering
-from kernels_dsl.blocks import mask as masks
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.seqlen import SeqInfo
-from kernels_dsl.blocks.softmax import rows_and_columns
+from kernels_dsl.blocks.attention import mask as masks
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.attention.softmax import rows_and_columns
 from kernels_dsl.config.attention import AttentionVariant
 from lowering import emulator
 from reference.attention import Masking, _masked

@@ -12,10 +12,10 @@ import torch
 from cutlass import Int32
 
 import lowering
-from kernels_dsl.blocks.gqa import kv_head
-from kernels_dsl.blocks.kv_blocks import Window, visit_range
-from kernels_dsl.blocks.query_tiles import QueryTiles, decode_query_tile
-from kernels_dsl.blocks.seqlen import V_STEP, SeqExtent, SeqInfo, padded_start, seq_info
+from kernels_dsl.blocks.attention.kv_blocks import Window, visit_range
+from kernels_dsl.blocks.attention.query_tiles import QueryTiles, decode_query_tile
+from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqExtent, SeqInfo, padded_start, seq_info
+from kernels_dsl.blocks.attention.work import kv_head
 from kernels_dsl.config.attention import AttentionVariant
 from lowering import emulator
 

@@ -8,7 +8,7 @@ import cutlass
 import pytest
 from tracing import fake, trace
 
-from kernels_dsl.blocks.cp_async import (
+from kernels_dsl.blocks.hw.cp_async import (
     TileLoadPlan,
     contiguous_mode,
     staged_tile_layout,

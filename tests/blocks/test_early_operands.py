@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracing import fake, trace
 
-from kernels_dsl.blocks.early_operands import Along, along, early_registers, offsets_kept
+from kernels_dsl.blocks.epilogue.prefetch import Along, along, early_registers, offsets_kept
 
 OPERANDS = [fake(strides) for strides in ((0, 0, 0), (1, 0, 0), (0, 1, None), (None, 1, None))]
 

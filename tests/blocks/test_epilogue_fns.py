@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue_fns import ACTIVATIONS, LinearEpilogue, identity
+from kernels_dsl.blocks.epilogue.functions import ACTIVATIONS, LinearEpilogue, identity
 from lowering import emulator
 from reference.gemm import activation_function
 

@@ -7,9 +7,9 @@ import cutlass.cute as cute
 import pytest
 from tracing import fake, trace
 
-from kernels_dsl.blocks.epilogue_operands import coord_modes, gather_plan
-from kernels_dsl.blocks.mma_sync import make_tiled_mma
-from kernels_dsl.blocks.staged_store import row_vectors
+from kernels_dsl.blocks.epilogue.operands import coord_modes, gather_plan
+from kernels_dsl.blocks.epilogue.staged_store import row_vectors
+from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma
 
 ROWS = fake((None, 1, None))
 

@@ -11,8 +11,8 @@ import torch
 from cutlass import Float32
 
 import lowering
-from kernels_dsl.blocks import softmax
-from kernels_dsl.blocks.mask import column_offset, row_offset
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.mask import column_offset, row_offset
 from lowering import emulator
 
 STEPS = 4

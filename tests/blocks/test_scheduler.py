@@ -10,7 +10,7 @@ import torch
 from cutlass import Int32
 
 import lowering
-from kernels_dsl.blocks.scheduler import Divisor, TileGrid, decode_tile, with_divisors
+from kernels_dsl.blocks.schedule.scheduler import Divisor, TileGrid, decode_tile, with_divisors
 from lowering import emulator
 
 GROUP = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels_dsl.blocks.swizzled_rows import VECTOR, RowsTile
+from kernels_dsl.blocks.hw.swizzled_rows import VECTOR, RowsTile
 
 TILES = [RowsTile(64, 64), RowsTile(32, 96), RowsTile(16, 128), RowsTile(48, 192), RowsTile(64, 32)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.config.promotion import GROUP
 from reference import quantize as quantization
 from reference import scaled_gemm as reference

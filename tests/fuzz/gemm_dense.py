@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig
 from kernels_dsl.config.gemm_table import TABLES
 from reference import gemm as reference

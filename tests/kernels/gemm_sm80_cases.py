@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, identity
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, identity
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from lowering.signature import tensor_class
 from reference import buffers, inputs, tolerance

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import TOGETHER, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.ops.aot.bsr import LARGE, bsr_kernel, iter_bsr, sampled_kernel, scaled_kernel

@@ -8,7 +8,7 @@ import gemm_sm80_cases as cases
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, identity
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, identity
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.config.gemm_table import SM80_CANDIDATES, adapted

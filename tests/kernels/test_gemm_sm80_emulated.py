@@ -11,7 +11,7 @@ import gemm_sm80_cases as cases
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from lowering import emulator
 

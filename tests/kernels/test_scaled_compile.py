@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.blocks.scale_ring import BULK_LEAST
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.mainloop.scale_ring import BULK_LEAST
 from kernels_dsl.config.budget import promoted_columns, two_partial_sets, why_not
 from kernels_dsl.config.gemm import MAXIMUM, EntryLayout, Schedule, Sm90GemmConfig
 from kernels_dsl.config.problem import H200, GemmProblem

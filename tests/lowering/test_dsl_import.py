@@ -13,7 +13,7 @@ sys.path.insert(0, {fake!r})
 {before}
 import torch
 import lowering
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 

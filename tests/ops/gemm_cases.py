@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.ops.gemm.gemm import gemm
 from reference import buffers, inputs, tolerance
 from reference import gemm as reference

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.ops.target import Target
 from lowering.signature import tensor_class

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.blocks import activations
-from kernels_dsl.blocks.activations import ACTIVATIONS, Activation
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS, Activation
+from kernels_dsl.blocks.epilogue.tile_store import activations
 from reference import gemm as reference
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import gemm_cases
 import pytest
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.config.problem import ELEMENT_BYTES
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.budget import accumulator_registers, why_not
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.config.gemm_table import SM90_CANDIDATES

@@ -3,7 +3,7 @@
 Write the epilogue min(max(acc + bias, 0), limit) for step 9's kernel, for any `limit`: `capped_relu(limit)`
 returns the function. It is traced, so it gets tensors of float32 values, and `if` does not work on them:
 `cutlass.cute.where(condition, x, y)` chooses value by value, `cute.zeros_like(x)` and
-`cute.full_like(x, value)` make constants. See `kernels_dsl/blocks/epilogue_fns.py`.
+`cute.full_like(x, value)` make constants. See `kernels_dsl/blocks/epilogue/functions.py`.
 """
 
 import checker

@@ -25,13 +25,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.attention_work import LAYOUTS, Work, describe_work, rows_first
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.seqlen import seq_info
-from kernels_dsl.blocks.swizzled_rows import ALIGN
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.query_tiles import decode_query_tile
+from kernels_dsl.blocks.attention.seqlen import seq_info
+from kernels_dsl.blocks.attention.work import LAYOUTS, Work, describe_work, rows_first
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 
 from .sm80_mma import work_tile
 from .sm80_spec import make_spec

@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.attention_work import LAYOUTS, rows_first
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.swizzled_rows import in_pairs
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
+from kernels_dsl.blocks.hw.swizzled_rows import in_pairs
 
 from .sm80 import launch
 from .sm80_spec import make_spec

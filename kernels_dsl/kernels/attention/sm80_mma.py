@@ -8,19 +8,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from kernels_dsl.blocks import softmax
-from kernels_dsl.blocks.attention_work import Work
-from kernels_dsl.blocks.gqa import kv_head
-from kernels_dsl.blocks.kv_blocks import Visit, block_at, visit_tile
-from kernels_dsl.blocks.mma_sync import (
-    make_tiled_mma,
-    mma_k,
-    warp_accumulators,
-    warp_operand_a,
-    warp_product,
-)
-from kernels_dsl.blocks.query_tiles import QueryTile
-from kernels_dsl.blocks.score_tile import (
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, visit_tile
+from kernels_dsl.blocks.attention.query_tiles import QueryTile
+from kernels_dsl.blocks.attention.score_tile import (
     Tile,
     change_and_mask,
     descaled,
@@ -33,8 +24,16 @@ from kernels_dsl.blocks.score_tile import (
     take_values,
     to_operand,
 )
-from kernels_dsl.blocks.seqlen import V_STEP, SeqInfo, padded_start
-from kernels_dsl.blocks.swizzled_rows import (
+from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqInfo, padded_start
+from kernels_dsl.blocks.attention.work import Work, kv_head
+from kernels_dsl.blocks.hw.mma_sync import (
+    make_tiled_mma,
+    mma_k,
+    warp_accumulators,
+    warp_operand_a,
+    warp_product,
+)
+from kernels_dsl.blocks.hw.swizzled_rows import (
     MatrixReader,
     RowsLoader,
     reader_a,

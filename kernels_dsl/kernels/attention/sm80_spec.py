@@ -5,8 +5,8 @@ from typing import Any
 
 import cutlass
 
-from kernels_dsl.blocks.mma_sync import mma_k
-from kernels_dsl.blocks.swizzled_rows import PAIR, RowsTile
+from kernels_dsl.blocks.hw.mma_sync import mma_k
+from kernels_dsl.blocks.hw.swizzled_rows import PAIR, RowsTile
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
 WARP_ROWS = (16, 32)

@@ -27,12 +27,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.attention_work import LAYOUTS, Work, describe_work, pack_heads, rows_first
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.layouts import staged_smem_layout
-from kernels_dsl.blocks.mask import ScoreOperands
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.work import LAYOUTS, Work, describe_work, pack_heads, rows_first
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
 from .sm90_later import describe_later, later_layouts
 from .sm90_roles import attention_kernel

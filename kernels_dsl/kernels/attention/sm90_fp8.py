@@ -11,9 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.attention_work import LAYOUTS, rows_first
-from kernels_dsl.blocks.kv_blocks import Window
-from kernels_dsl.blocks.mask import ScoreOperands
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 
 from .sm90 import Call, launch
 

@@ -17,8 +17,8 @@ import cutlass.cute as cute
 from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES
 
 from .sm90_turn import WARPS, turn_block

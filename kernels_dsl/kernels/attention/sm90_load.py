@@ -4,13 +4,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tile_queue, tma
-from kernels_dsl.blocks.attention_work import Work
-from kernels_dsl.blocks.gqa import kv_head
-from kernels_dsl.blocks.kv_blocks import block_at, visit_tile
-from kernels_dsl.blocks.pipeline import producer_state
-from kernels_dsl.blocks.query_tiles import decode_query_tile
-from kernels_dsl.blocks.seqlen import padded_start, seq_info
+from kernels_dsl.blocks.attention import tile_queue
+from kernels_dsl.blocks.attention.kv_blocks import block_at, visit_tile
+from kernels_dsl.blocks.attention.query_tiles import decode_query_tile
+from kernels_dsl.blocks.attention.seqlen import padded_start, seq_info
+from kernels_dsl.blocks.attention.work import Work, kv_head
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.pipeline import producer_state
 
 from .sm90_later import await_values, leave
 
@@ -25,7 +25,7 @@ def produce(
 ):
     """Producer warp: for each work tile of this CTA, loads Q and the key blocks of its visit.
 
-    `queue` is None or the ring of `blocks.tile_queue` and its slots.
+    `queue` is None or the ring of `blocks.attention.tile_queue` and its slots.
     """
     states = (producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.v_stages))
     queue_state = producer_state(tile_queue.STAGES)

@@ -7,14 +7,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import softmax, tile_queue
-from kernels_dsl.blocks.attention_work import Work
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, sync_consumers, wait_turn
-from kernels_dsl.blocks.epilogue_fns import identity
-from kernels_dsl.blocks.kv_blocks import Visit, block_at, diagonal_shift
-from kernels_dsl.blocks.pipeline import consumer_state, is_full
-from kernels_dsl.blocks.score_tile import (
+from kernels_dsl.blocks.attention import softmax, tile_queue
+from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, diagonal_shift
+from kernels_dsl.blocks.attention.score_tile import (
     Tile,
     descaled,
     enter_block,
@@ -29,8 +24,19 @@ from kernels_dsl.blocks.score_tile import (
     take_values,
     to_operand,
 )
-from kernels_dsl.blocks.seqlen import V_STEP, seq_info
-from kernels_dsl.blocks.wgmma import WGMMA_M, issue_product
+from kernels_dsl.blocks.attention.seqlen import V_STEP, seq_info
+from kernels_dsl.blocks.attention.work import Work
+from kernels_dsl.blocks.epilogue.functions import identity
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.hw.barriers import (
+    WARPGROUP_THREADS,
+    NamedBarrier,
+    give_turn,
+    sync_consumers,
+    wait_turn,
+)
+from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .sm90_tiles import first_tile, next_tile, tile_at
 
@@ -62,7 +68,7 @@ def consume(
     mmas: tuple,
     s_tiles: tuple,
     output: tuple,
-    todo: tuple,  # (work, None or the ring of `blocks.tile_queue` and its slots)
+    todo: tuple,  # (work, None or the ring of `blocks.attention.tile_queue` and its slots)
     group: Int32,
 ):
     """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""

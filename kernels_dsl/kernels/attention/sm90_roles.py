@@ -4,12 +4,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from kernels_dsl.blocks import tile_queue
-from kernels_dsl.blocks.attention_work import Work
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.pipeline import make_tma_ring, sync_after_init
-from kernels_dsl.blocks.tile_queue import make_slots, make_tile_ring
+from kernels_dsl.blocks.attention import tile_queue
+from kernels_dsl.blocks.attention.tile_queue import make_slots, make_tile_ring
+from kernels_dsl.blocks.attention.work import Work
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 
 from . import sm90_turn as turning
 from .sm90_later import turn_later

@@ -5,10 +5,10 @@ from typing import Any
 
 import cutlass
 
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS
-from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.operand_ring import BARRIER_BYTES, SMEM_BYTES
-from kernels_dsl.blocks.wgmma import WGMMA_M
+from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M
+from kernels_dsl.blocks.mainloop.operand_ring import BARRIER_BYTES, SMEM_BYTES
 from kernels_dsl.config.attention import DESCALE_KEYS, PACKS
 
 from .sm90_turn import WARPS as TURNING_WARPS

@@ -3,17 +3,17 @@
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tile_queue
-from kernels_dsl.blocks.attention_work import Work
-from kernels_dsl.blocks.kv_blocks import Visit, visit_tile
-from kernels_dsl.blocks.query_tiles import QueryTile, decode_query_tile
-from kernels_dsl.blocks.seqlen import seq_info
+from kernels_dsl.blocks.attention import tile_queue
+from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile
+from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile
+from kernels_dsl.blocks.attention.seqlen import seq_info
+from kernels_dsl.blocks.attention.work import Work
 
 
 def first_tile(work: Work, queue: tuple | None, state) -> tuple[Int32, Int32]:
     """What a loop over tiles begins with, and the bound that it stays below.
 
-    `queue` is None or the ring of `blocks.tile_queue` and its slots, `state` the place in it.
+    `queue` is None or the ring of `blocks.attention.tile_queue` and its slots, `state` the place in it.
     """
     if queue is None:
         return Int32(cute.arch.block_idx()[0]), work.tiles.size

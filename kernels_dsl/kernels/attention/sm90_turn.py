@@ -10,12 +10,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tile_queue
-from kernels_dsl.blocks.inline_ptx import transposed
-from kernels_dsl.blocks.layouts import SWIZZLES
-from kernels_dsl.blocks.pipeline import consumer_state, producer_state
-from kernels_dsl.blocks.seqlen import V_STEP
-from kernels_dsl.blocks.swizzled_rows import shared_pointer
+from kernels_dsl.blocks.attention import tile_queue
+from kernels_dsl.blocks.attention.seqlen import V_STEP
+from kernels_dsl.blocks.hw.dsl import transposed
+from kernels_dsl.blocks.hw.layouts import SWIZZLES
+from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state
+from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 
 from .sm90_tiles import first_tile, next_tile, tile_at
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.block_lists import BlockLists, unpack_lists
-from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.blocks.mainloop.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.blocks.schedule.block_lists import BlockLists, unpack_lists
 from kernels_dsl.config.bsr_layout import BsrLayout
 
 

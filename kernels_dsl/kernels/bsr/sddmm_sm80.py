@@ -10,18 +10,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.cp_async import tile_loader
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.list_loader import make_gather_loader
-from kernels_dsl.blocks.multistage import (
+from kernels_dsl.blocks.epilogue.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.hw.cp_async import tile_loader
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.mainloop.list_loader import make_gather_loader
+from kernels_dsl.blocks.mainloop.multistage import (
     SMEM_ALIGN,
     accumulate,
     make_multistage_plan,
     operand_facts,
     stages_of,
 )
-from kernels_dsl.blocks.operand_views import mode_panel
-from kernels_dsl.blocks.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.mainloop.operand_views import mode_panel
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.kernels.bsr.entry_views import sampled_views
 

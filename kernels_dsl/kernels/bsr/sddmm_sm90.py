@@ -14,11 +14,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.mainloop.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr_sampled import Sm90SampledConfig
 from kernels_dsl.kernels.bsr.entry_views import sampled_views
 

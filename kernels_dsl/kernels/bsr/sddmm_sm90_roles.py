@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import cpasync
 
-from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import main_loop, pass_turn, start, warpgroup_share
-from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.mainloop.operand_ring import main_loop, pass_turn, start, warpgroup_share
 
 
 class Chunks(NamedTuple):

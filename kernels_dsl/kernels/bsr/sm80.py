@@ -14,11 +14,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.block_lists import BlockLists
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.list_loader import make_list_loader
-from kernels_dsl.blocks.mma_sync import mma_k
-from kernels_dsl.blocks.multistage import (
+from kernels_dsl.blocks.epilogue.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.mma_sync import mma_k
+from kernels_dsl.blocks.mainloop.list_loader import make_list_loader
+from kernels_dsl.blocks.mainloop.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
     OperandFacts,
@@ -26,9 +26,9 @@ from kernels_dsl.blocks.multistage import (
     make_multistage_plan,
     stages_of,
 )
-from kernels_dsl.blocks.operand_views import mode_panel
-from kernels_dsl.blocks.promotion import list_sum
-from kernels_dsl.blocks.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.mainloop.operand_views import mode_panel
+from kernels_dsl.blocks.mainloop.promotion import list_sum
+from kernels_dsl.blocks.schedule.block_lists import BlockLists
 from kernels_dsl.config.gemm import Sm80GemmConfig
 
 
@@ -62,7 +62,7 @@ def bsr_sm80(
     contiguous, aligned to 16 bytes; or each e4m3 or e5m2, K contiguous and block_k a multiple of 32, with
     `scales` (blocks, L) float32, what each kept block is multiplied by (sm_89 and later). mD (M, N, L) bf16,
     fp16 or float32: rows of list r are the kept blocks' (columns, with dense_left) r * block_mn upwards.
-    `operands` as in `kernels_dsl.blocks.epilogue_operands`. ValueError while tracing where the configuration
+    `operands` as in `kernels_dsl.blocks.epilogue.operands`. ValueError while tracing where the configuration
     does not fit.
     """
     block_mn = mS.shape[0]

@@ -22,10 +22,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.block_lists import ListGrid
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.schedule.block_lists import ListGrid
 from kernels_dsl.config.bsr import Sm90BsrConfig
 
 from .sm90_roles import bsr_kernel

@@ -7,10 +7,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import item_queue, list_pieces, tma
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
-from kernels_dsl.blocks.block_lists import (
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.pipeline import consumer_state, make_tma_ring, producer_state, skip
+from kernels_dsl.blocks.mainloop.operand_ring import (
+    main_loop,
+    pass_turn,
+    start,
+    two_ring_loop,
+    warpgroup_share,
+)
+from kernels_dsl.blocks.mainloop.promoted_blocks import promoted_blocks
+from kernels_dsl.blocks.reduce import list_pieces
+from kernels_dsl.blocks.schedule import item_queue
+from kernels_dsl.blocks.schedule.block_lists import (
     LANES,
     ListGrid,
     ListItem,
@@ -23,16 +35,6 @@ from kernels_dsl.blocks.block_lists import (
     of_pair,
     place_word,
 )
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.operand_ring import (
-    main_loop,
-    pass_turn,
-    start,
-    two_ring_loop,
-    warpgroup_share,
-)
-from kernels_dsl.blocks.pipeline import consumer_state, make_tma_ring, producer_state, skip
-from kernels_dsl.blocks.promoted_blocks import promoted_blocks
 from kernels_dsl.config.bsr import PIECE, SHARED
 
 from .sm90_spec import PAIR

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.layouts import major_mode
-from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
+from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.hw.layouts import major_mode
+from kernels_dsl.blocks.mainloop.operand_ring import Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
 
 MOST_N = 256

@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.operand_views import batch_first_view
+from kernels_dsl.blocks.mainloop.operand_views import batch_first_view
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.kernels.gemm.entry_views import operand_views
 from kernels_dsl.kernels.gemm.splitk_reduce import splitk_reduce

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.blocks.mainloop.operand_views import batch_extent, batch_first_view, epilogue_operand_view
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.config.promotion import Promotion
 

@@ -1,7 +1,7 @@
 """Dense GEMM for SM80-class GPUs: cp.async multistage pipeline, ldmatrix, mma.sync.
 
 One CTA computes one (tile_m, tile_n) tile of D = epilogue(A @ B.T); all its warps play the same role.
-The pipeline is that of `kernels_dsl.blocks.multistage`.
+The pipeline is that of `kernels_dsl.blocks.mainloop.multistage`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.cp_async import tile_loader
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.groups import GroupedGrid, decode_group_tile, first_cursor, rows_of
-from kernels_dsl.blocks.multistage import (
+from kernels_dsl.blocks.epilogue.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.hw.cp_async import tile_loader
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.mainloop.multistage import (
     SMEM_ALIGN,
     MultistagePlan,
     accumulate,
@@ -21,9 +21,9 @@ from kernels_dsl.blocks.multistage import (
     operand_facts,
     stages_of,
 )
-from kernels_dsl.blocks.promotion import promoted_sum
-from kernels_dsl.blocks.scheduler import TileGrid, decode_tile, split_range
-from kernels_dsl.blocks.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.mainloop.promotion import promoted_sum
+from kernels_dsl.blocks.schedule.groups import GroupedGrid, decode_group_tile, first_cursor, rows_of
+from kernels_dsl.blocks.schedule.scheduler import TileGrid, decode_tile, split_range
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.config.promotion import Promotion
 
@@ -48,7 +48,7 @@ def gemm_sm80(
 
     mA (M, K, L), mB (N, K, L) bf16, fp16 or float32 (taken as tf32), any strides, L's possibly 0; vectors
     of config.copy_bytes_a and _b need a contiguous mode with that alignment, single elements do not.
-    mD (M, N, L) bf16, fp16 or float32. `operands` as in `kernels_dsl.blocks.epilogue_operands`. With
+    mD (M, N, L) bf16, fp16 or float32. `operands` as in `kernels_dsl.blocks.epilogue.operands`. With
     config.split_k > 1, mD is the float32 workspace (M, N, L * split_k) that `splitk_reduce` sums.
     `max_ctas` is not used: one CTA a tile.
     ValueError while tracing where the configuration does not fit the tensors.

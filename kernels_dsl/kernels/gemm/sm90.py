@@ -24,11 +24,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks import tma
-from kernels_dsl.blocks.groups import GroupedGrid
-from kernels_dsl.blocks.layouts import major_mode, staged_smem_layout
-from kernels_dsl.blocks.scheduler import SharedTiles, TileGrid, with_divisors
-from kernels_dsl.blocks.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.schedule.groups import GroupedGrid
+from kernels_dsl.blocks.schedule.scheduler import SharedTiles, TileGrid, with_divisors
 
 from .sm90_roles import gemm_kernel
 from .sm90_spec import GemmSpec, make_spec

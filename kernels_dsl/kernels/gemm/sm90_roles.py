@@ -7,11 +7,29 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
 
-from kernels_dsl.blocks import epilogue as epi
-from kernels_dsl.blocks import shared_tiles, tma
-from kernels_dsl.blocks.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.groups import (
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state, skip
+from kernels_dsl.blocks.mainloop.operand_ring import (
+    held_address,
+    main_loop,
+    pass_turn,
+    start,
+    warpgroup_share,
+)
+from kernels_dsl.blocks.mainloop.promoted_ring import (
+    begin_ahead,
+    by_rows,
+    chunk_factors,
+    end_ahead,
+    overlapped_set,
+    promoted_loop,
+)
+from kernels_dsl.blocks.mainloop.scale_ring import copy_stages, staged_scales
+from kernels_dsl.blocks.reduce import shared_tiles
+from kernels_dsl.blocks.schedule.groups import (
     Cursor,
     Group,
     GroupedGrid,
@@ -21,18 +39,7 @@ from kernels_dsl.blocks.groups import (
     rows_of,
     tile_count,
 )
-from kernels_dsl.blocks.operand_ring import held_address, main_loop, pass_turn, start, warpgroup_share
-from kernels_dsl.blocks.pipeline import consumer_state, producer_state, skip
-from kernels_dsl.blocks.promoted_ring import (
-    begin_ahead,
-    by_rows,
-    chunk_factors,
-    end_ahead,
-    overlapped_set,
-    promoted_loop,
-)
-from kernels_dsl.blocks.scale_ring import copy_stages, staged_scales
-from kernels_dsl.blocks.scheduler import (
+from kernels_dsl.blocks.schedule.scheduler import (
     TileCoord,
     TileGrid,
     decode_tile,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from kernels_dsl.blocks.early_operands import Along
-from kernels_dsl.blocks.epilogue import EpiloguePlan, epilogue_columns
-from kernels_dsl.blocks.layouts import major_mode
-from kernels_dsl.blocks.operand_ring import Warpgroups, stages_that_fit
-from kernels_dsl.blocks.scale_ring import ARRIVALS
-from kernels_dsl.blocks.wgmma import WGMMA_M
+from kernels_dsl.blocks.epilogue.prefetch import Along
+from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
+from kernels_dsl.blocks.hw.layouts import major_mode
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M
+from kernels_dsl.blocks.mainloop.operand_ring import Warpgroups, stages_that_fit
+from kernels_dsl.blocks.mainloop.scale_ring import ARRIVALS
 from kernels_dsl.config.budget import (
     accumulator_registers,
     promoted_columns,
@@ -50,7 +50,7 @@ class GemmSpec(Warpgroups):
     two_partial_sets: bool  # of promoted sums, see `blocks.promoted_ring`
     ahead: bool  # then: a tile's first stage is multiplied beside the epilogue of the one before
     epilogue: EpiloguePlan
-    stream_k: bool  # some tiles are cut along K, see `blocks.scheduler.SharedTiles`
+    stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.SharedTiles`
 
     @property
     def cluster_rows(self) -> int:

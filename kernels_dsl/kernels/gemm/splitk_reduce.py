@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import range_constexpr
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.epilogue_operands import apply_epilogue, load_operand, load_operands
-from kernels_dsl.blocks.maximum import publish_maxima, running_maxima
-from kernels_dsl.blocks.staged_store import output_vector, row_vectors, store_vectors
+from kernels_dsl.blocks.epilogue.operands import apply_epilogue, load_operand, load_operands
+from kernels_dsl.blocks.epilogue.staged_store import output_vector, row_vectors, store_vectors
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
 
 THREADS = (16, 16)
 MAX_VECTOR = 8
@@ -31,7 +31,7 @@ def splitk_reduce(
     """Launch D[:, :, l] = epilogue(sum over s of W[:, :, l * split_k + s], *operands[:, :, l]).
 
     mW (M, N, L * split_k) float32, mD (M, N, L) bf16, fp16 or float32, operands as in
-    `kernels_dsl.blocks.epilogue_operands`. The sum runs over s upwards. `early` starts the kernel while the
+    `kernels_dsl.blocks.epilogue.operands`. The sum runs over s upwards. `early` starts the kernel while the
     GEMM before it still runs (programmatic dependent launch, SM90 and later) and waits for its results there.
     """
     vector = output_vector(mD, MAX_VECTOR)

@@ -15,8 +15,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32, range_constexpr
 
-from kernels_dsl.blocks.block_lists import HEADER, LANES
-from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.schedule.block_lists import HEADER, LANES
 from kernels_dsl.config.bsr import PAIR_ROWS, SECOND, SHARED
 from kernels_dsl.config.pairs import KEYS, TILE, TILE_WARPS
 

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from kernels_dsl.blocks.entry_name import entry_name
+from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.config.lists import WARPS
 
 LANES = 32

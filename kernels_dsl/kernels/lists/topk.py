@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.softmax import choose
+from kernels_dsl.blocks.attention.softmax import choose
+from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.config.lists import WARPS
 
 from .totals import total

@@ -7,8 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import block_max, halves
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.fp8 import block_max, halves
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR, WARPS
 
 from .views import (

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import block_max, group_scale, halves
-from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.fp8 import block_max, group_scale, halves
+from kernels_dsl.blocks.hw.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, TILE, VECTOR, WARPS
 
 from .tile import convert_tile

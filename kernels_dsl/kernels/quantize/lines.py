@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import block_max, group_scale, halves, largest_finite_both, reciprocal
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.fp8 import block_max, group_scale, halves, largest_finite_both, reciprocal
 from kernels_dsl.config.quantize import THREADS, VECTOR
 
 from .rows import load_row, store_row

@@ -9,10 +9,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from kernels_dsl.blocks.cp_async import cp_async
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
-from kernels_dsl.blocks.grid_barrier import arrive, leave, wait
+from kernels_dsl.blocks.hw.cp_async import cp_async
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.fp8 import DTYPES, block_max, group_scale, reciprocal
+from kernels_dsl.blocks.hw.grid_barrier import arrive, leave, wait
 from kernels_dsl.config.quantize import THREADS, VECTOR, WARPS
 
 from .views import address, convert, divisor, four_modes, maximum, memory_at, store_vector

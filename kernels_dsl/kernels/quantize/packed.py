@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.seqlen import padded_start, row_within, span_of
+from kernels_dsl.blocks.attention.seqlen import padded_start, row_within, span_of
+from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR
 
 from .tile import store_turned

@@ -9,9 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.entry_name import entry_name
-from kernels_dsl.blocks.fp8 import DTYPES, block_max, group_scale, reciprocal
-from kernels_dsl.blocks.inline_ptx import inline_ptx
+from kernels_dsl.blocks.hw.dsl import entry_name, inline_ptx
+from kernels_dsl.blocks.hw.fp8 import DTYPES, block_max, group_scale, reciprocal
 from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR
 
 from .views import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import TABLES, adapted

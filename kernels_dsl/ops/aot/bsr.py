@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import PAIR_COLUMNS, Sm90BsrConfig, choose, unpaired
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled

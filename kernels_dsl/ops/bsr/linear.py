@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.ops.bsr.pattern import version
 from kernels_dsl.ops.bsr.tensor import BsrTensor, magnitude_mask

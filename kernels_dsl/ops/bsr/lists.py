@@ -1,7 +1,7 @@
 """Lists of kept blocks in the one vector that kernels take, and several lists merged into one.
 
-`kernels_dsl.blocks.block_lists` describes the vector. All of this is torch operations on the GPU without a
-wait for it.
+`kernels_dsl.blocks.schedule.block_lists` describes the vector. All of this is torch operations on the
+GPU without a wait for it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None 
 def pack_pieces(lists: Lists, rule: PiecesRule) -> torch.Tensor:
     """As `pack`, long lists cut by the rule into pieces that are alike in size.
 
-    `kernels_dsl.blocks.block_lists` and `list_pieces` describe what is added. There are nnz // rule.length
-    pieces at most, each with a slot for its sum.
+    `kernels_dsl.blocks.schedule.block_lists` and `list_pieces` describe what is added. There are
+    nnz // rule.length pieces at most, each with a slot for its sum.
     """
     first, nnz = lists.first.long(), lists.kept.shape[0]
     count, lengths = first.shape[0] - 1, first.diff()

@@ -30,8 +30,8 @@ FUNCTIONS = {
 def pack_pairs(lists: Lists) -> torch.Tensor:
     """As `lists.pack`, for kernels whose clusters take a pair of lists, or one list twice.
 
-    `kernels_dsl.blocks.block_lists.BlockLists` says what is in it. Which lists are a pair is a greedy
-    matching by `RULE`. Steps are in the order in which the longer list of a pair is stored.
+    `kernels_dsl.blocks.schedule.block_lists.BlockLists` says what is in it. Which lists are a pair is
+    a greedy matching by `RULE`. Steps are in the order in which the longer list of a pair is stored.
 
     ValueError where there are more lists than PAIR_ROWS, or more blocks to name than PAIR_COLUMNS.
     """

@@ -53,7 +53,7 @@ class Lists:
 
     @cached_property
     def packed(self) -> torch.Tensor:
-        """In one vector, as kernels take them: `kernels_dsl.blocks.block_lists.unpack_lists`."""
+        """In one vector, as kernels take them: `kernels_dsl.blocks.schedule.block_lists.unpack_lists`."""
         return pack(self.table, self.across, self.kept)
 
     @property

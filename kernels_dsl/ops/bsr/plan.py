@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import (
     PiecesRule,
     Sm90BsrConfig,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops import options
 from kernels_dsl.ops.epilogues import resolve_epilogue

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 
 _INPUTS = 5  # a, b, c, bias, residual
 

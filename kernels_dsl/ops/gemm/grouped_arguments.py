@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.config.gemm import NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm.arguments import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import LinearEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config import stream_k
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented

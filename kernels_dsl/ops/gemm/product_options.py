@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.ops import options
 from kernels_dsl.ops.function_checks import hash_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue_fns import ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops import options

@@ -1,0 +1,148 @@
+"""Which key blocks a query tile visits, and which of them need a mask.
+
+A visit has three segments: blocks that the right edge of the mask cuts (or the end of the keys), blocks
+in which every query sees every key, and blocks that the left edge cuts. A range is walked from right to
+left; a list in its own order, partial blocks first. A visit has at least one block: where a tile sees no
+key it is a block in which everything is masked, so that no role needs a path of its own for it.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.attention.query_tiles import QueryTile
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+
+
+class Window(NamedTuple):
+    """Widths of the mask's edges; which of them count is in `AttentionVariant`."""
+
+    left: Int32
+    right: Int32
+
+
+class Visit(NamedTuple):
+    """Key blocks of one query tile: numbers of masked, whole and masked blocks, and the rightmost of a range.
+
+    `k_len` keys count: 0 where the tile sees none at all.
+    """
+
+    right: Int32
+    whole: Int32
+    left: Int32
+    last: Int32
+    k_len: Int32
+
+    @property
+    def count(self) -> Int32:
+        """Blocks in all, at least 1."""
+        return self.right + self.whole + self.left
+
+
+def diagonal_shift(variant, seq: SeqInfo) -> Int32:
+    """What is added to a query's place to get the key on its diagonal."""
+    return Int32(0) if variant.top_left else seq.k_len - seq.q_len
+
+
+@cute.jit
+def visit_range(
+    variant: cutlass.Constexpr, tile: cutlass.Constexpr, m: Int32, seq: SeqInfo, window: Window
+) -> Visit:
+    """Visit of query tile `m` for masks that are a range of keys a row; `tile` is (rows, keys)."""
+    first_row = m * tile[0]
+    last_row = cutlass.min(first_row + tile[0], seq.q_len) - 1
+    shift = diagonal_shift(variant, seq)
+    end, whole_end = seq.k_len, seq.k_len
+    if cutlass.const_expr(variant.right):
+        end = cutlass.min(end, last_row + shift + window.right + 1)
+        whole_end = cutlass.min(whole_end, first_row + shift + window.right + 1)
+    begin, whole_begin = Int32(0), Int32(0)
+    if cutlass.const_expr(variant.left):
+        begin = cutlass.max(first_row + shift - window.left, 0)
+        whole_begin = cutlass.max(last_row + shift - window.left, 0)
+    block_end = cutlass.max(cute.ceil_div(cutlass.max(end, 0), tile[1]), 1)
+    block_begin = cutlass.min(begin // tile[1], block_end - 1)
+    if cutlass.const_expr(variant.masks_everywhere):
+        return Visit(block_end - block_begin, Int32(0), Int32(0), block_end - 1, seq.k_len)
+    whole_last = cutlass.max(cutlass.max(whole_end, 0) // tile[1], block_begin)  # past the whole blocks
+    whole_first = cutlass.min(cute.ceil_div(whole_begin, tile[1]), block_end)
+    whole = cutlass.max(whole_last - whole_first, 0)
+    right = block_end - cutlass.max(whole_last, whole_first)
+    if whole == 0:
+        right = block_end - block_begin
+    left = block_end - block_begin - right - whole
+    return Visit(right, whole, left, block_end - 1, seq.k_len)
+
+
+@cute.jit
+def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: tuple) -> Visit:
+    """Visit of a query tile whose key blocks are listed."""
+    row = at.m // variant.lists[0]
+    right, whole = Int32(0), Int32(0)
+    if cutlass.const_expr(lists[0] is not None):
+        right = lists[0][at.batch, at.head, row] * variant.lists[1]
+    if cutlass.const_expr(lists[2] is not None):
+        whole = lists[2][at.batch, at.head, row] * variant.lists[1]
+    k_len = seq.k_len
+    if right + whole == 0:
+        right, k_len = Int32(1), Int32(0)
+    return Visit(right, whole, Int32(0), Int32(0), k_len)
+
+
+@cute.jit
+def visit_tile(
+    variant: cutlass.Constexpr,
+    tile: cutlass.Constexpr,
+    at: QueryTile,
+    seq: SeqInfo,
+    window: Window,
+    lists: tuple | None,
+) -> Visit:
+    """The key blocks of a query tile.
+
+    `lists` is None or (counts, indices, whole counts, whole indices): int32 (B, H, query blocks) and
+    (B, H, query blocks, entries), the first or the last two None. A listed block is
+    `variant.lists` = (query tiles, key tiles) large.
+    """
+    if cutlass.const_expr(variant.lists is not None):
+        return visit_list(variant, at, seq, lists)
+    return visit_range(variant, tile, at.m, seq, window)
+
+
+@cute.jit
+def block_at(
+    variant: cutlass.Constexpr,
+    visit: Visit,
+    at: QueryTile,
+    lists: tuple | None,
+    position: Int32,
+    rising: cutlass.Constexpr = False,
+) -> Int32:
+    """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right.
+
+    `rising`: the blocks that the right edge cuts are walked from the left.
+    """
+    if cutlass.const_expr(variant.lists is None):
+        in_order = visit.last - position
+        if cutlass.const_expr(rising):
+            if position < visit.right:
+                in_order = visit.last + 1 - visit.right + position
+        return in_order
+    tile = Int32(0)
+    if visit.k_len > 0:
+        row, split = at.m // variant.lists[0], variant.lists[1]
+        entry = position // split
+        within = position - entry * split
+        block = Int32(0)
+        if cutlass.const_expr(lists[2] is None):
+            block = lists[1][at.batch, at.head, row, entry]
+        elif cutlass.const_expr(lists[0] is None):
+            block = lists[3][at.batch, at.head, row, entry]
+        elif position < visit.right:
+            block = lists[1][at.batch, at.head, row, entry]
+        else:
+            block = lists[3][at.batch, at.head, row, entry - visit.right // split]
+        tile = block * split + within
+    return tile

@@ -1,0 +1,123 @@
+"""Masks and score functions on a thread's part of a score tile.
+
+Scores are seen as in `softmax`: a thread's rows are 8 apart, its columns 0, 1, 8, 9, 16, 17, … from
+its first. So a mask that is a range of keys a row is one compare a score, against a number that is known
+at trace time.
+"""
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.attention.softmax import choose
+from kernels_dsl.blocks.hw.user_functions import call_of_score
+
+HIDDEN = -math.inf
+"""The score of a key that a query does not attend to."""
+
+
+class Place(NamedTuple):
+    """Where a thread's scores lie: its first query and key in their sequences, and the head and batch."""
+
+    row: Int32
+    column: Int32
+    head: Int32
+    batch: Int32
+
+
+class ScoreOperands(NamedTuple):
+    """What masks and score functions read.
+
+    `scale` is that of the scores. `mask` (B, H, Sq, Sk) or None: numbers to add, or bytes that are not 0
+    where a query may attend. `aux` is None or the extra arguments of user functions.
+    """
+
+    scale: Float32
+    softcap: Float32
+    mask: cute.Tensor | None
+    aux: tuple | None
+
+
+def row_offset(r: int) -> int:
+    """Rows from a thread's first to its row `r`: a warp's rows are consecutive, 16 for each step of M."""
+    return 8 * r
+
+
+def query_of(row: Int32, pack: int) -> Int32:
+    """The query of a row, where the rows of `pack` heads alternate."""
+    return row if pack == 1 else row // pack
+
+
+def column_offset(c: int) -> int:
+    """Columns from a thread's first to its column `c`."""
+    return 8 * (c // 2) + c % 2
+
+
+def mask_range(
+    variant, scores: cute.Tensor, place: Place, seq: SeqInfo, k_len: Int32, window: Window, pack: int = 1
+) -> None:
+    """Sets scores outside of the window or of the first `k_len` keys to -inf. `pack` rows are one query."""
+    shift = diagonal_shift(variant, seq)
+    for r in range(cute.size(scores, mode=[0])):
+        diagonal = query_of(place.row + row_offset(r), pack) + shift - place.column
+        last = k_len - 1 - place.column
+        if variant.right:
+            last = cutlass.min(last, diagonal + window.right)
+        for c in range(cute.size(scores, mode=[1])):
+            keep = last >= column_offset(c)
+            if variant.left:
+                keep = keep & (diagonal - window.left <= column_offset(c))
+            scores[r, c] = choose(keep, scores[r, c], HIDDEN)
+
+
+def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
+    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those."""
+    for r in range(cute.size(scores, mode=[0])):
+        for c in range(cute.size(scores, mode=[1])):
+            score = scores[r, c] * operands.scale
+            if variant.softcap:
+                score = operands.softcap * cute.math.tanh(score / operands.softcap, fastmath=True)
+            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            if variant.score_mod is not None:
+                at = (place.batch, place.head, *_inside(i, j, seq))
+                values = (score, *at, *(operands.aux or ()))
+                score = Float32(call_of_score("score_mod", variant.score_mod, values))
+            if variant.mask == "additive":
+                score = score + _read(operands.mask, place, (i, j))
+            scores[r, c] = score
+
+
+def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
+    """Sets scores to -inf where the boolean mask or `mask_mod` says so."""
+    for r in range(cute.size(scores, mode=[0])):
+        for c in range(cute.size(scores, mode=[1])):
+            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            score = scores[r, c]
+            if variant.mask == "boolean":
+                seen = _read(operands.mask, place, (i, j)) != Float32(0.0)
+                score = choose(seen, score, HIDDEN)
+            if variant.mask_mod is not None:
+                at = (place.batch, place.head, *_inside(i, j, seq))
+                seen = call_of_score("mask_mod", variant.mask_mod, (*at, *(operands.aux or ())))
+                score = choose(cutlass.Boolean(seen), score, HIDDEN)
+            scores[r, c] = score
+
+
+def _inside(i: Int32, j: Int32, seq: SeqInfo) -> tuple[Int32, Int32]:
+    """Places that user functions may index tensors with: tiles reach over the ends of the sequences. Of a
+    sequence without keys it is 0."""
+    return cutlass.min(i, seq.q_len - 1), cutlass.min(j, cutlass.max(seq.k_len - 1, 0))
+
+
+@cute.jit
+def _read(mask: cute.Tensor, place: Place, at: tuple) -> Float32:
+    """mask[batch, head, i, j] as float32; 0 outside of it."""
+    value = Float32(0.0)
+    if at[0] < mask.shape[2] and at[1] < mask.shape[3]:
+        value = Float32(mask[place.batch, place.head, at[0], at[1]])
+    return value

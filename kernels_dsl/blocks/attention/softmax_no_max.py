@@ -1,0 +1,184 @@
+"""Online softmax for 8-bit probabilities that looks for no maximum: it watches the sums.
+
+A row has a reference instead of a maximum: the largest score of the block that it was taken from, and as
+many powers of two above it that a thread's sum over that block is at most 2^SUM_LOG2. Probabilities of a
+block are taken against the reference of the blocks before, so that nothing is waited for, and are packed as
+they come. A thread needs their sum in any case, and none of them is larger than it: as long as the sum does
+not pass e4m3's largest value, no probability does. Where one does, the warp takes a new reference and the
+block again: its scores are still there.
+
+Of a block, after the first and without a mask, a part of the exponentials may be linear between powers of
+two, without MUFU, whose 16 a clock bound the kernel. In the two rows of a thread these are of other keys, so
+that a key of NaN shows in one of the two, and the warp takes the block again, exactly.
+
+The steps between references are whole powers of two, so that the largest weight of a row, which may be most
+of it, is one as well and is not rounded.
+"""
+
+import struct
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.hw.dsl import inline_ptx
+
+LARGEST_SUM = 448.0
+"""The largest e4m3."""
+SUM_LOG2 = 7.0
+"""Exponent of 2 of a thread's sum over the block that a reference is taken from, at most."""
+MASKED_LOG2 = 4.0
+"""Powers of two that a reference from a masked block is at least above its largest score: a row may have seen
+one key of it, and sums of whole blocks follow."""
+COLUMNS = 4
+"""Columns of both rows that are packed at a time."""
+SMALLEST_SCALE = 2.0**-60
+RANGE = 256.0
+"""Exponents that a float has."""
+STEPS_LOG2 = 22
+"""`_linear` divides them into 2^22 steps."""
+MEAN_LOG2 = 0.0571
+"""Exponent of 2 of what (1 + f) / 2^f is in the mean, f from 0 to 1."""
+
+
+def first_step(
+    scores: cute.Tensor,  # (rows, columns) float32: scores in, probabilities out
+    reference: cute.Tensor,  # (rows,): out
+    row_sum: cute.Tensor,  # (rows,): out
+    scale_log2: Float32,
+    may_be_empty: bool,
+    masked: bool | Boolean,
+) -> None:
+    """Takes the first block of a row and its reference; exp(scale * s) as exp2(scale_log2 * s).
+
+    `may_be_empty` says that a row can have no key so far, its reference then being -inf.
+    """
+    columns = range(cute.size(scores, mode=[1]))
+    for r in range(cute.size(scores, mode=[0])):
+        highest, shift = _highest(scores, r, scale_log2, may_be_empty)
+        for c in columns:
+            scores[r, c] = _exponential(scores[r, c], scale_log2, shift)
+        total = softmax.fold(scores, r, softmax.plus)
+        largest = softmax.quad_max(total)
+        reference[r] = _raised(highest, largest, scale_log2, masked)
+        factor = cute.math.exp2((highest - reference[r]) * scale_log2 + Float32(SUM_LOG2), fastmath=True)
+        factor = softmax.choose(largest > Float32(0.0), factor, Float32(0.0))
+        for c in columns:
+            scores[r, c] = scores[r, c] * factor
+        row_sum[r] = total * factor
+
+
+@cute.jit
+def step(
+    scores: cute.Tensor,  # (2, columns) float32
+    reference: cute.Tensor,  # (2,)
+    row_sum: cute.Tensor,  # (2,)
+    correction: cute.Tensor,  # (2,)
+    scale_log2: Float32,
+    pack: cutlass.Constexpr,  # pack(i, values): takes the probabilities of columns 4 i … 4 i + 3, (2, 4)
+    linear: cutlass.Constexpr,  # of so many exponentials one is taken by `_linear`; 0: none
+    masked: cutlass.Constexpr,
+) -> Boolean:
+    """Takes a further block. Returns whether this warp has new references; `correction`, what older outputs
+    must be multiplied by, is set in that case alone.
+
+    A row without any key so far has the reference -inf: its sum is infinite, or NaN where it still has none.
+    """
+    totals = cute.make_rmem_tensor(2, Float32)
+    shifts = [reference[r] * scale_log2 - SUM_LOG2 for r in range(2)]
+    _take(scores, totals, shifts, scale_log2, pack, linear)
+    fits = (totals[0] <= Float32(LARGEST_SUM)) & (totals[1] <= Float32(LARGEST_SUM))
+    moved = not cute.arch.vote_all_sync(fits)
+    if moved:
+        shifts = []
+        for r in cutlass.range_constexpr(2):
+            old = reference[r]
+            highest, shift = _highest(scores, r, scale_log2, True)
+            total = Float32(0.0)
+            for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+                total = total + _exponential(scores[r, c], scale_log2, shift)
+            new = cute.arch.fmax(_raised(highest, softmax.quad_max(total), scale_log2, masked), old)
+            base = softmax.finite_or_zero(new)
+            reference[r] = new
+            correction[r] = cute.math.exp2((old - base) * scale_log2, fastmath=True)
+            row_sum[r] = row_sum[r] * correction[r]
+            shifts.append(base * scale_log2 - SUM_LOG2)
+        _take(scores, totals, shifts, scale_log2, pack, 0)
+    for r in cutlass.range_constexpr(2):
+        row_sum[r] = row_sum[r] + totals[r]
+    return moved
+
+
+def _take(
+    scores: cute.Tensor, totals: cute.Tensor, shifts: list, scale_log2: Float32, pack, linear: int
+) -> None:
+    """Packs the probabilities and sums them, in two chains a row."""
+    share = scale_log2 * Float32(1 / RANGE)
+    starts = [(Float32(127.0 - MEAN_LOG2) - shift) * Float32(1 / RANGE) for shift in shifts]
+    chains: list[list] = [[None, None] for _ in shifts]
+    for i in range(cute.size(scores, mode=[1]) // COLUMNS):
+        values = cute.make_rmem_tensor((2, COLUMNS), Float32)
+        for r, shift in enumerate(shifts):
+            for c in range(COLUMNS):
+                column = COLUMNS * i + c
+                if linear and (column + r) % linear == linear - 1:
+                    value = _linear(scores[r, column], share, starts[r])
+                else:
+                    value = _exponential(scores[r, column], scale_log2, shift)
+                values[r, c] = value
+                before = chains[r][c % 2]
+                chains[r][c % 2] = value if before is None else before + value
+        pack(i, values)
+    for r in range(len(shifts)):
+        totals[r] = chains[r][0] + chains[r][1]
+
+
+def _highest(scores: cute.Tensor, row: int, scale_log2: Float32, may_be_empty: bool) -> tuple:
+    """A row's maximum, and what is subtracted from its scaled scores."""
+    highest = softmax.quad_max(softmax.fold(scores, row, cute.arch.fmax))
+    return highest, softmax.base_of(highest, may_be_empty) * scale_log2
+
+
+def _exponential(score: Float32, scale_log2: Float32, shift: Float32) -> Float32:
+    return cute.math.exp2(score * scale_log2 - shift, fastmath=True)
+
+
+@dsl_user_op
+def _linear(score: Float32, share: Float32, start: Float32, *, loc=None, ip=None) -> Float32:
+    """2^(x + MEAN_LOG2) for x = RANGE * (score * share + start) - 127, linear between powers of two: with a
+    relative error of -4 to 2 %, 0 in the mean.
+
+    Without MUFU (Schraudolph, 'A compact approximation of the exponential function', 1999). x is rounded to
+    steps by a sum with 2^23, whose bits, shifted, are the exponent and the fraction of a float. 0 where x is
+    below -127 and for NaN; infinite or NaN from 128 on, where the last step is.
+    """
+    last = struct.pack(">f", 2.0**STEPS_LOG2 - 1).hex()
+    text = (
+        "{ .reg .f32 t; .reg .b32 b;\n fma.rn.sat.f32 t, $1, $2, $3;\n"
+        f" fma.rn.f32 t, t, 0f{last}, 0f4B000000;\n"
+        f" mov.b32 b, t;\n shl.b32 b, b, {31 - STEPS_LOG2};\n mov.b32 $0, b;\n}}"
+    )
+    return inline_ptx(Float32, (score, share, start), text, "=f,f,f,f", effects=False, loc=loc, ip=ip)
+
+
+def _raised(highest: Float32, total: Float32, scale_log2: Float32, masked: bool | Boolean) -> Float32:
+    """The reference of a row; -inf where it has no key. `total` is a sum in units of the largest weight.
+
+    With hardly any scale all weights are alike, and the quotient would be none.
+    """
+    powers = _rounded_up(cute.math.log2(total, fastmath=True))
+    if masked is not False:
+        least = Float32(MASKED_LOG2)
+        if masked is not True:
+            least = softmax.choose(masked, least, Float32(0.0))
+        powers = cute.arch.fmax(powers, least)
+    raised = highest + powers * cute.arch.rcp_approx(scale_log2)
+    return softmax.choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)
+
+
+@dsl_user_op
+def _rounded_up(value: Float32, *, loc=None, ip=None) -> Float32:
+    """The smallest whole number that is not below `value`."""
+    return inline_ptx(Float32, (value,), "cvt.rpi.f32.f32 $0, $1;", "=f,f", effects=False, loc=loc, ip=ip)

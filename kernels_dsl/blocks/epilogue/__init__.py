@@ -1,0 +1,1 @@
+"""From accumulators to global memory: scaling, activations, conversion, stores."""

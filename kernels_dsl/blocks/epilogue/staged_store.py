@@ -1,0 +1,177 @@
+"""Epilogue of the SM80-class GEMM: accumulator -> shared memory -> epilogue function -> output.
+
+An MMA accumulator gives a thread pairs of elements from many rows, which makes narrow, scattered
+accesses. Staged through shared memory, a thread gets whole vectors along N instead, both for the extra
+operands that it reads and for the output that it writes; so the staging is in float32, before the
+epilogue function. The tile is staged in as few chunks as shared memory allows, and a chunk is finished
+slab by slab in a loop: accumulators need static indices, which would unroll the epilogue function for
+every one of them, and staged they are out of the registers that the epilogue's operands need.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr, range_constexpr
+
+from kernels_dsl.blocks.epilogue.operands import MAX_VECTOR_BYTES, apply_epilogue, load_operands
+from kernels_dsl.blocks.hw.mma_sync import MMA_M
+from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
+from kernels_dsl.config.gemm import SM80_STAGING_PADDING
+
+
+@dataclass(frozen=True)
+class StagedStorePlan:
+    """How a CTA's threads share its output tile of tile_n columns, chunk by chunk and slab by slab."""
+
+    tile_n: int
+    warps_m: int
+    threads: int
+    vector: int
+    """Elements of a thread's access along N."""
+    chunk_slabs: int
+    """Slabs that are staged at a time."""
+
+    @property
+    def slab_rows(self) -> int:
+        """Rows of a slab: one step of the tiled MMA."""
+        return MMA_M * self.warps_m
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are staged at a time."""
+        return self.chunk_slabs * self.slab_rows
+
+    @property
+    def smem_layout(self) -> cute.Layout:
+        """(chunk_rows, tile_n) float32.
+
+        A warp stores 8 bytes a lane, four lanes in each of eight rows: rows that the padding puts 32 bytes
+        apart in the banks make each half of that conflict-free.
+        """
+        row = self.tile_n + SM80_STAGING_PADDING
+        return cute.make_layout((self.chunk_rows, self.tile_n), stride=(row, 1))
+
+    def tiled_copy(self) -> cute.TiledCopy:
+        """The partition of a slab among threads."""
+        along = math.gcd(self.tile_n // self.vector, self.threads)
+        return row_vectors((self.threads // along, along), self.vector)
+
+
+def row_vectors(threads: tuple[int, int], vector: int) -> cute.TiledCopy:
+    """A partition of (M, N) in which neighbouring threads take `vector` neighbours along N each."""
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=32)
+    layout = cute.make_ordered_layout(threads, order=(1, 0))
+    return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, vector)))
+
+
+def output_vector(mD: cute.Tensor, per_thread: int) -> int:
+    """Elements of D (M, N, L) that one store may take: 16 bytes where N is contiguous and all is aligned.
+
+    A divisor of `per_thread`, the elements that a thread has to store.
+    """
+    if not isinstance(mD.stride[1], int) or mD.stride[1] != 1:
+        return 1
+    width = mD.element_type.width // 8
+    factors = [MAX_VECTOR_BYTES // width, mD.iterator.alignment // width, per_thread]
+    for stride in (mD.stride[0], mD.stride[2]):
+        factors.append(stride if isinstance(stride, int) else cute.get_divisibility(stride))
+    return math.gcd(*factors)
+
+
+@dataclass(frozen=True)
+class OutputTile:
+    """Where a CTA's tile goes: the tensor, the tile's coordinates in tiles, and the epilogue."""
+
+    mD: cute.Tensor  # (M, N, L)
+    coord: tuple[Int32, Int32, Int32]
+    tile: tuple[int, int]
+    operands: tuple
+    epilogue: Any
+    panel: Any = None
+    """None, or (columns, elements): mD is in panels of so many columns, so many elements apart in memory."""
+
+
+@cute.jit
+def store_tile(
+    tCrC: cute.Tensor,
+    tiled_mma: cute.TiledMma,
+    smem: cute.Pointer,
+    out: OutputTile,
+    plan: cutlass.Constexpr,
+    tidx: Int32,
+) -> None:
+    """Write epilogue(acc, *operands) to the tile of D, from accumulator tCrC ((2, 2), MMA_M, MMA_N).
+
+    `smem` points to as much shared memory as plan.smem_layout takes, which nobody else uses. Elements
+    beyond D are not written. Every thread of the CTA takes part.
+    """
+    out = replace(out, operands=running_maxima(out.operands))
+    sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
+    tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
+    cD = cute.local_tile(
+        cute.make_identity_tensor(out.mD.shape), (*out.tile, 1), out.coord
+    )  # (bM, bN, 1) of (m, n, l)
+    slab = (plan.slab_rows, out.tile[1])
+    cD_slabs = cute.local_tile(cD[None, None, 0], slab, (None, 0))  # (slab_rows, bN, slabs of the tile)
+    sC_slabs = cute.local_tile(sC, slab, (None, 0))  # (slab_rows, bN, slabs of the chunk)
+    for first in range_constexpr(0, cute.size(tCrC, mode=[1]), plan.chunk_slabs):
+        if const_expr(first > 0):
+            cute.arch.sync_threads()
+        for i in range_constexpr(plan.chunk_slabs):
+            cute.autovec_copy(tCrC[None, first + i, None], tCsC[None, i, None])
+        cute.arch.sync_threads()
+        for i in cutlass.range(plan.chunk_slabs, unroll=1):
+            _finish_slab(sC_slabs[None, None, i], cD_slabs[None, None, first + i], out, plan, tidx)
+    publish_maxima(out.operands)
+
+
+@cute.jit
+def _finish_slab(
+    sC: cute.Tensor, cD: cute.Tensor, out: OutputTile, plan: cutlass.Constexpr, tidx: Int32
+) -> None:
+    """Epilogue function and store of one slab sC (slab_rows, bN) at the coordinates cD."""
+    thr_copy = plan.tiled_copy().get_slice(tidx)
+    tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
+    tDcD = thr_copy.partition_D(cD)  # ((1, V), CPY_M, CPY_N)
+    values = load_operands(out.operands, tDcD, out.mD.shape)
+    tDrC = cute.make_rmem_tensor(tDcD.shape, Float32)
+    cute.autovec_copy(tDsC, tDrC)
+    tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
+    tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
+    store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panel)
+
+
+@cute.jit
+def store_vectors(
+    tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr, panel: Any = None
+) -> None:
+    """Registers ((1, V), CPY_M, CPY_N) to D: a vector that lies within D at once, any other in part.
+
+    `panel`: as in `OutputTile`; its columns are a multiple of `vector`.
+    """
+    M, N = mD.shape[0], mD.shape[1]
+    for j in range_constexpr(cute.size(tDcD, mode=[2])):
+        for i in range_constexpr(cute.size(tDcD, mode=[1])):
+            m, n, l = tDcD[(0, 0), i, j]
+            row = mD[m, None, l]  # (N)
+            if const_expr(panel is not None):
+                skipped = n // panel[0] * (panel[1] - panel[0])
+                row = cute.make_tensor(row.iterator + skipped, row.layout)
+            value = tDrD[(0, None), i, j]  # (V)
+            if m < M:
+                if const_expr(vector == 1):
+                    if n < N:
+                        row[n] = value[0]
+                else:
+                    if n + vector <= N:
+                        ptr = (row.iterator + n).align(vector * mD.element_type.width // 8)
+                        cute.autovec_copy(value, cute.make_tensor(ptr, cute.make_layout(vector)))
+                    else:
+                        for v in range_constexpr(vector):
+                            if n + v < N:
+                                row[n + v] = value[v]

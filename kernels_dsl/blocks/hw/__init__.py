@@ -1,0 +1,1 @@
+"""The hardware: copies, matrix units, barriers, shared-memory layouts, and seams to the DSL."""

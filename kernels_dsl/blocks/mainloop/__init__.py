@@ -1,0 +1,1 @@
+"""Main loops: operands through shared memory into the matrix units, sums of one or two levels."""

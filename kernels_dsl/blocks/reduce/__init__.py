@@ -1,0 +1,1 @@
+"""Sums and maxima that several CTAs share."""

@@ -1,0 +1,1 @@
+"""Work for each CTA: rasters, groups, queues, lists of blocks."""
