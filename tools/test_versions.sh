@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 tests=(
   tests/cli/test_packages.py tests/cli/test_ecosystem.py tests/lowering/test_dsl_import.py
   tests/lowering/test_jit.py tests/lowering/test_link.py tests/lowering/test_inspect.py
-  tests/lowering/test_bundle.py tests/blocks/test_online_softmax.py tests/ops/test_first_use.py
-  tests/ops/test_gemm_compiled.py tests/ops/test_tile_counter.py
+  tests/lowering/test_bundle.py tests/blocks/attention/test_online_softmax.py tests/ops/test_first_use.py
+  tests/ops/gemm/test_gemm_compiled.py tests/ops/test_tile_counter.py
 )
 versions=() venv=""
 while (($#)); do

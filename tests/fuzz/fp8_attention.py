@@ -26,7 +26,7 @@ from tests.fuzz.fp8_forced import attention_name
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler
-from tests.ops import attention_fp8_cases as cases
+from tests.ops.attention import attention_fp8_cases as cases
 
 NAMES = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "causal", "window", "alignment", "scale",
          "softcap", "sinks", "blocks", "return_lse", "out", "config")  # fmt: skip

@@ -16,7 +16,7 @@ from reference.scaled_gemm import aligned_sums
 from tests.fuzz.draw import Draw
 from tests.fuzz.fp8_values import E4M3, Fill
 from tests.fuzz.memory import Arena
-from tests.ops import attention_fp8_cases as cases
+from tests.ops.attention import attention_fp8_cases as cases
 
 GAIN = 100.0
 """What N(0, 1) is multiplied by, so that e4m3 has its digits; factors undo it."""

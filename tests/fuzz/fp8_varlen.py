@@ -26,7 +26,7 @@ from tests.fuzz.fp8_values import Fill
 from tests.fuzz.memory import Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.values import filler
-from tests.ops import attention_fp8_cases as cases
+from tests.ops.attention import attention_fp8_cases as cases
 
 _NAMES = (*NAMES, "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "seqused_k")
 _LENGTHS = (0, 0, 1, 2, 17, 63, 64, 65, 100, 128, 129, 200, 333, 513)

@@ -22,12 +22,11 @@ def model_kernels_sm89(monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
 
 def _with_device(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator:
-    from model_kernels import ModelKernels
-
     from kernels_dsl.ops.gemm import autotune
     from kernels_dsl.ops.gemm import gemm as gemm_module
     from kernels_dsl.ops.gemm import kernels as gemm_kernels
     from kernels_dsl.ops.target import Target
+    from tests.ops.gemm.model_kernels import ModelKernels
 
     model = ModelKernels()
     monkeypatch.setattr(gemm_kernels, "launcher", model.launcher)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import bsr_cases
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import kernels_dsl
 from reference.bsr import random_bsr
+from tests.ops.bsr import bsr_cases
 
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from public_operations import BF16, E4M3, OPERATIONS, Operation, parameters
 from test_repeated_calls import launched as launches  # noqa: F401  (a fixture)
 
 import kernels_dsl
@@ -20,6 +19,7 @@ from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.gemm import gemm as gemm_module
 from kernels_dsl.ops.target import Target
 from lowering import emulator, recording
+from tests.ops.public_operations import BF16, E4M3, OPERATIONS, Operation, parameters
 
 _NUMBERS = ("x", None, [1.0], torch.ones(1), torch.ones(2), True, 1j, 10**400, 1e39)
 _FLAGS = ("no", 0, None, [], torch.tensor(True))

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from public_operations import (
+
+import kernels_dsl
+from lowering import recording
+from lowering.address import Address
+from tests.ops.public_operations import (
     ELSEWHERE,
     NO_TENSORS,
     OPERATIONS,
@@ -16,10 +20,6 @@ from public_operations import (
     value_at,
     with_value,
 )
-
-import kernels_dsl
-from lowering import recording
-from lowering.address import Address
 
 ARCHES = ("sm_89", "sm_90a")
 _TENSORS = ("Tensor", "Made", "BlockLists")

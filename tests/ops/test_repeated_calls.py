@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bsr_cases
 import pytest
 import torch
 
@@ -19,6 +18,7 @@ from kernels_dsl.ops.quantize.arguments import SCALINGS
 from kernels_dsl.ops.scaled import scaled_gemm
 from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
+from tests.ops.bsr import bsr_cases
 
 FP8 = torch.float8_e4m3fn
 ADDRESS = 1 << 32

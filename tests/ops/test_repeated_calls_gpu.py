@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import bsr_cases
 import pytest
 import torch
 
 import kernels_dsl
 from reference.bsr import random_bsr
+from tests.ops.bsr import bsr_cases
 
 pytestmark = pytest.mark.gpu
 FP8 = torch.float8_e4m3fn

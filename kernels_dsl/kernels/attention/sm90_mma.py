@@ -26,8 +26,8 @@ from kernels_dsl.blocks.attention.score_tile import (
 )
 from kernels_dsl.blocks.attention.seqlen import V_STEP, seq_info
 from kernels_dsl.blocks.attention.work import Work
-from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
     NamedBarrier,
