@@ -145,8 +145,10 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, int] | str:
         return "no compute-sanitizer on the PATH: it comes with the CUDA toolkit"
     major, minor = torch.cuda.get_device_capability()
     arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
-    # Without the caching allocator, which the sanitizer is run without, nothing can be captured.
-    return Settings(seed=options.seed, arch=arch, graphs=not options.sanitize), torch.cuda.device_count()
+    # Without the caching allocator, which the sanitizer is run without, nothing can be captured; and it slows
+    # down products in float64 to seconds.
+    plain = not options.sanitize
+    return Settings(seed=options.seed, arch=arch, graphs=plain, values=plain), torch.cuda.device_count()
 
 
 def _one(family: str, options: argparse.Namespace, settings: Settings) -> int:

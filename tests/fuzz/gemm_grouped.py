@@ -126,6 +126,7 @@ class GroupedCase:
     ) -> None:
         assert tuple(result.shape) == (self.m, self.n) and result.dtype == self.out_dtype
         a, b, start = a.resolve_neg(), b.resolve_neg(), 0
+        exact, like = [], []
         for group, stop in enumerate(offs.tolist()):
             rows = slice(start, max(start, min(stop, self.m)))
             start = rows.stop
@@ -136,12 +137,12 @@ class GroupedCase:
                 own["bias"] = options["bias"][group]
             if self.residual:
                 own["residual"] = options["residual"][rows]
-            exact = reference.gemm(a[rows], b[group], **own)
-            if self.exact:
-                tolerance.check_exact(result[rows], exact, case=f"group {group}")
-            else:
-                like = peer(a[rows], b[group], self.out_dtype, **own)
-                tolerance.check(result[rows], exact, like, case=f"group {group}")
+            exact.append(reference.gemm(a[rows], b[group], **own))
+            like += [] if self.exact else [peer(a[rows], b[group], self.out_dtype, **own)]
+        if self.exact and exact:
+            tolerance.check_exact(result[:start], torch.cat(exact))
+        elif exact:  # together: the few elements of a small group say little about the error to expect
+            tolerance.check(result[:start], torch.cat(exact), torch.cat(like))
 
 
 def draw_grouped(draw: Draw) -> GroupedCase:
