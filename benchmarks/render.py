@@ -24,8 +24,8 @@ from benchmarks.short_tables import cell
 
 _ROOT = Path(__file__).resolve().parents[1]
 
-NOT_TIMED = ("emulator_vs_gpu", "instructions")
-"""Results of comparisons, which docs/how_the_emulator_works.md describes."""
+NOT_TIMED = ("emulator_vs_gpu", "instructions", "fuzz")
+"""Results of comparisons, which docs/how_the_emulator_works.md and docs/reliability.md describe."""
 
 
 def rate_table(facts: dict[str, Any], rows: list[Row], case: str = "M×N×K") -> str:

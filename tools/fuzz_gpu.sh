@@ -27,5 +27,5 @@ side_by_side() {  # side_by_side NAME CASES [OPTION...]
 }
 
 ((cases)) && side_by_side "" "$cases" --seed 0
-((sanitized)) && side_by_side sanitized_ "$sanitized" --seed 1 --sanitize
+((sanitized)) && side_by_side sanitized_ "$sanitized" --seed 0 --sanitize
 exit $status

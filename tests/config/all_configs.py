@@ -139,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks: Iterator[Task] = iter(sample(options.sample or 0, options.seed, spaces))
     total = options.sample
     if total is None:
-        seconds = min(120.0, COVER_SHARE * options.limit_seconds)
+        at_once = min(options.jobs, len(spaces)) / len(spaces)
+        seconds = min(120.0, COVER_SHARE * options.limit_seconds * at_once)
         covering = _covering_tasks(spaces, options.jobs, options.seed, seconds)
         further = sample(1_000_000 if math.isfinite(end) else 0, options.seed, spaces)
         tasks, total = itertools.chain(covering, further), None if further else len(covering)
