@@ -1,8 +1,8 @@
-"""The activations of products: one row each, from which all else follows.
+"""The activations of products, one row each.
 
-A row is what kernels compute, what that should be, by PyTorch, and its derivative. Options, gradients, the
-references, the tests' cases and the table of docs/gemm.md are made of the rows, so a new activation is a new
-row. This module imports the compiler and PyTorch only inside the functions.
+A row has what kernels compute, PyTorch's definition, and the derivative. Options, gradients, references, test
+cases and the table of docs/gemm.md are made from the rows, so a new activation is a new row. This module
+imports the compiler and PyTorch only inside functions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LOG2_E = math.log2(math.e)
 class Activation(NamedTuple):
     """One activation f.
 
-    traced: f of the DSL's values, good to float32. exact: f of a torch.Tensor in its own dtype, the
-    definition. backward: (gradient, z), both float32 -> gradient · f'(z); None: there are no gradients
-    through it, and asking for one is an error. says: f, in the documentation's words.
+    traced: f of the DSL's values, accurate to float32. exact: the definition, f of a torch.Tensor in its own
+    dtype. backward: (gradient, z), both float32 -> gradient · f'(z); None: asking for a gradient is an error.
+    says: the documentation's formula of f.
     """
 
     traced: Callable[[Any], Any]
@@ -32,15 +32,15 @@ def relu(x: Any) -> Any:
     """max(x, 0), elementwise; NaN stays NaN, as in PyTorch."""
     import cutlass.cute as cute
 
-    # Comparing with < keeps NaN: the comparison is false and x itself is chosen.
+    # Comparing with < keeps NaN: the comparison is false, and x itself is chosen.
     return cute.where(x < 0.0, cute.zeros_like(x), x)
 
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)), elementwise, to about 2 ulp of float32.
 
-    exp2 and the reciprocal are the hardware's approximations (2 ulp and 1 ulp): an exact division costs
-    some twenty instructions an element and its error would vanish in any output dtype but float32.
+    exp2 and the reciprocal are the hardware's approximations (2 ulp and 1 ulp). An exact division takes some
+    twenty instructions an element, and the gain would vanish in any output dtype but float32.
     """
     import cutlass.cute as cute
 
@@ -63,14 +63,14 @@ def gelu(x: Any) -> Any:
 def gelu_tanh(x: Any) -> Any:
     """0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3): PyTorch's `gelu(approximate="tanh")`.
 
-    Written as x * sigmoid(2u), the same number: the hardware's tanh is good to 11 bits only.
+    Computed as the equal x * sigmoid(2u), because the hardware's tanh is accurate to 11 bits only.
     """
     two_u = x * (x * x * (2.0 * math.sqrt(2.0 / math.pi) * 0.044715) + 2.0 * math.sqrt(2.0 / math.pi))
     return x * sigmoid(two_u)
 
 
 def _of_torch(name: str, **options: Any) -> Callable[[Any], Any]:
-    """torch.nn.functional's function of that name."""
+    """The function of torch.nn.functional of that name."""
 
     def function(x: Any) -> Any:
         import torch

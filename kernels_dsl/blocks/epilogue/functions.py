@@ -1,15 +1,15 @@
-"""Epilogue functions: what is done to the float32 accumulator before it is stored.
+"""Epilogue functions: applied to the float32 accumulator before it is stored.
 
-An epilogue is a function `f(acc, *operands) -> value`, called once for each piece of the accumulator
-that a thread holds. `acc` and the tensor operands are float32 `TensorSSA` of one shape, scalar operands
-are `Float32`; the value has acc's shape and is rounded to the output's dtype by the kernel. Any Python
-function of that form will do:
+An epilogue is a function `f(acc, *operands) -> value`, called once for each piece of the accumulator that a
+thread holds. `acc` and the tensor operands are float32 `TensorSSA` of one shape, and scalar operands are
+`Float32`. The value has acc's shape, and the kernel rounds it to the output's dtype. Any Python function of
+that form will do:
 
     def bias_gelu(acc, bias):
         return gelu(acc + bias)
 
-`LinearEpilogue` is the ready-made one. This module imports the compiler only inside the functions that
-are traced, so that an epilogue can be named, hashed and looked up in a cache without it.
+`LinearEpilogue` is the ready-made one. This module imports the compiler only in functions that are traced, so
+that an epilogue can be named, hashed and looked up in a cache without it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ __all__ = [
 
 
 def identity(acc: Any) -> Any:
-    """The accumulator as it is."""
+    """Returns the accumulator unchanged."""
     return acc
 
 
 @frozen
 class LinearEpilogue:
-    """activation(alpha * acc + beta * C + bias) + residual, each part present or not.
+    """activation(alpha * acc + beta * C + bias) + residual, each part optional.
 
-    The operands follow the accumulator in this order, those that are absent left out:
+    The operands of the parts that are present follow the accumulator in this order:
 
     - `alpha`: Float32 scalar. Absent: 1.
     - `beta`: two operands, the Float32 scalar beta and then the tensor C.
     - `bias`: tensor; a row or a column is a view whose other stride is 0.
     - `residual`: tensor, added after the activation.
 
-    `activation` is None or a key of `ACTIVATIONS`. Raises ValueError for another name, and TypeError at
-    trace time where the number of operands is not what the flags say.
+    `activation` is None or a key of `ACTIVATIONS`; ValueError for another name. TypeError at trace time if
+    the number of operands does not match the flags.
     """
 
     alpha: bool = False
@@ -58,34 +58,34 @@ class LinearEpilogue:
 
     @property
     def num_operands(self) -> int:
-        """How many operands follow the accumulator."""
+        """Operands that follow the accumulator."""
         return self.alpha + 2 * self.beta + self.bias + self.residual
 
     def __call__(self, acc: Any, *operands: Any) -> Any:
-        """Apply to `acc`; operands as the class says."""
+        """Applies to `acc`; operands as documented for the class."""
         if len(operands) != self.num_operands:
             raise TypeError(f"{self} takes {self.num_operands} operands, got {len(operands)}")
-        rest = list(operands)
-        value = acc * rest.pop(0) if self.alpha else acc
+        remaining = iter(operands)
+        value = acc * next(remaining) if self.alpha else acc
         if self.beta:
-            beta, c = rest.pop(0), rest.pop(0)
+            beta, c = next(remaining), next(remaining)
             value = value + c * beta
         if self.bias:
-            value = value + rest.pop(0)
+            value = value + next(remaining)
         if self.activation is not None:
             value = ACTIVATIONS[self.activation].traced(value)
         if self.residual:
-            value = value + rest.pop(0)
+            value = value + next(remaining)
         return value
 
 
 @frozen
 class ScaledEpilogue:
-    """inner(acc * scale_a * scale_b, *operands) * scale_result: any other epilogue between the scales of
-    quantised operands and that of a quantised result.
+    """inner(acc * scale_a * scale_b, *operands) * scale_result: an epilogue between the scales of quantised
+    operands and that of a quantised result.
 
-    The first `scales` operands are those of A and B; with `result`, that of the result comes next; with
-    `amax` the maximum that the values before that scale are reported to; those of `inner` follow.
+    The first `scales` operands are the scales of A and B. With `result` that of the result comes next, and
+    with `amax` the maximum to which values before that scale are reported. The operands of `inner` follow.
     """
 
     inner: Any
@@ -94,7 +94,7 @@ class ScaledEpilogue:
     amax: bool = False
 
     def __call__(self, acc: Any, *operands: Any) -> Any:
-        """Apply to `acc`; operands as the class says."""
+        """Applies to `acc`; operands as documented for the class."""
         for scale in operands[: self.scales]:
             acc = acc * scale
         value = run_epilogue(self.inner, acc, operands[self.scales + self.result + self.amax :])
@@ -104,7 +104,7 @@ class ScaledEpilogue:
 
 
 def run_epilogue(epilogue: Any, acc: Any, operands: tuple[Any, ...]) -> Any:
-    """epilogue(acc, *operands). TypeError that names a user's function which cannot be traced."""
+    """Calls epilogue(acc, *operands). TypeError that names a user's function that cannot be traced."""
     if isinstance(epilogue, (LinearEpilogue, ScaledEpilogue)):
         return epilogue(acc, *operands)
     from kernels_dsl.blocks.hw.user_functions import call_epilogue

@@ -1,8 +1,8 @@
-"""Extra tensors of an epilogue, gathered at the coordinates of a thread's output elements.
+"""Operands of an epilogue, gathered at the coordinates of a thread's output elements.
 
-A kernel hands over the coordinate fragment that goes with a piece of its accumulator; what comes back
-has the piece's shape, so that an epilogue function works on both alike. Nothing is assumed about how the
-piece is spread over threads: registers of an MMA, or rows of a staged tile, MMA- or copy-partitioned.
+A kernel passes the coordinate fragment of a piece of its accumulator and gets values of the piece's shape, so
+that an epilogue function works on both alike. The piece may be spread over threads in any way: registers of
+an MMA, or rows of a staged tile, MMA- or copy-partitioned.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.epilogue.functions import run_epilogue
-from kernels_dsl.blocks.reduce.maximum import RunningMaximum
+from kernels_dsl.blocks.reduce.maximum import Coord, RunningMaximum
 
 MAX_VECTOR_BYTES = 16
+Operand: TypeAlias = cute.Tensor | Float32 | cute.Pointer | RunningMaximum
+"""A tensor (M, N, L), a scalar, or a maximum: its address, or its record while a tile is at work."""
+Operands: TypeAlias = tuple[Operand, ...]
+"""Operands of an epilogue, in the order of its parameters after the accumulator."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class CoordMode:
 def coord_modes(tCcD: cute.Tensor) -> tuple[CoordMode, ...]:
     """The flat modes of a coordinate fragment, in the order of its elements.
 
-    Raises ValueError where a mode's extent is dynamic, or where it moves along more than one coordinate.
+    ValueError for a mode of dynamic extent, or one that moves along more than one coordinate.
     """
     modes = []
     for size, stride in zip(cute.flatten_to_tuple(tCcD.shape), cute.flatten_to_tuple(tCcD.stride)):
@@ -50,20 +54,20 @@ def coord_modes(tCcD: cute.Tensor) -> tuple[CoordMode, ...]:
 
 
 def _divisor(x: Any) -> int:
-    """A number that divides x for certain; 0 where x is the constant 0, which all numbers divide."""
+    """A number known to divide x; 0 for the constant 0, which all numbers divide."""
     return x if isinstance(x, int) else cute.get_divisibility(x)
 
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """How a thread reads one operand: which modes hold distinct elements, and how many go in one load."""
+    """A thread's loads of one operand: the modes with distinct elements, and the elements of one load."""
 
     distinct: tuple[CoordMode, ...]
     vector: int
 
     @property
     def offsets(self) -> list[tuple[int, int, int]]:
-        """(m, n, l) of every distinct element, from the fragment's first, in the fragment's order."""
+        """(m, n, l) of every distinct element relative to the fragment's first, in the fragment's order."""
         steps = [range(mode.size) for mode in reversed(self.distinct)]
         result = []
         for index in itertools.product(*steps):
@@ -75,10 +79,10 @@ class GatherPlan:
 
 
 def gather_plan(mC: cute.Tensor, tCcD: cute.Tensor) -> GatherPlan:
-    """Plan the loads of operand mC (M, N, L) at the coordinates tCcD.
+    """Plans the loads of operand mC (M, N, L) at the coordinates tCcD.
 
-    Modes along which mC has the static stride 0 are read once. A load takes several elements where the
-    fragment's first distinct mode runs along mC's contiguous mode and pointer, strides and the thread's
+    Modes along which mC has the static stride 0 are read once. A load takes several elements if the
+    fragment's first distinct mode runs along mC's contiguous mode, and pointer, strides and the thread's
     first coordinate are all known to be aligned to it.
     """
     distinct = tuple(
@@ -88,26 +92,26 @@ def gather_plan(mC: cute.Tensor, tCcD: cute.Tensor) -> GatherPlan:
 
 
 def is_broadcast(stride: Any) -> bool:
-    """Whether a mode of this stride holds one element."""
+    """True for the stride of a mode that holds one element."""
     return isinstance(stride, int) and stride == 0
 
 
-def _vector_width(mC: cute.Tensor, distinct: tuple[CoordMode, ...], first: tuple) -> int:
+def _vector_width(mC: cute.Tensor, distinct: tuple[CoordMode, ...], first: Coord) -> int:
     if not distinct or distinct[0].step != 1 or not isinstance(mC.stride[distinct[0].axis], int):
         return 1
-    lead, rest = distinct[0], distinct[1:]
+    lead, *outer = distinct
     if mC.stride[lead.axis] != 1:
         return 1
     width_bytes = mC.element_type.width // 8
     factors = [MAX_VECTOR_BYTES // width_bytes, mC.iterator.alignment // width_bytes, lead.size]
     factors.append(_divisor(first[lead.axis]))
-    factors.extend(mode.step for mode in rest if mode.axis == lead.axis)
+    factors.extend(mode.step for mode in outer if mode.axis == lead.axis)
     factors.extend(_divisor(mC.stride[axis]) for axis in range(3) if axis != lead.axis)
     return math.gcd(*factors)
 
 
 def fragment_layout(mC: cute.Tensor, tCcD: cute.Tensor) -> tuple[cute.Layout, int]:
-    """Register layout of the operand in the fragment's shape, and the number of registers behind it."""
+    """(register layout of the operand in the fragment's shape, registers that it takes)."""
     strides, registers = [], 1
     for mode in coord_modes(tCcD):
         if mode.size == 1 or mode.step == 0 or is_broadcast(mC.stride[mode.axis]):
@@ -119,12 +123,12 @@ def fragment_layout(mC: cute.Tensor, tCcD: cute.Tensor) -> tuple[cute.Layout, in
 
 
 @cute.jit
-def load_operand(mC: cute.Tensor, tCcD: cute.Tensor, limits: tuple) -> cute.Tensor:
+def load_operand(mC: cute.Tensor, tCcD: cute.Tensor, limits: Coord) -> cute.Tensor:
     """Values of mC (M, N, L) at the coordinates tCcD: a float32 register fragment of tCcD's shape.
 
-    `limits` is (M, N, L) of the output; an element outside it along a mode that mC varies in is not read
-    and is 0. A thread whose elements are all inside reads them in vectors with no predicate: the common
-    case, and many loads in flight. Any other thread reads element by element.
+    `limits`: (M, N, L) of the output; an element outside along a mode that mC varies in is 0 and not read. A
+    thread whose elements are all inside, the common case, reads vectors without predicates, with many loads
+    in flight. Any other thread reads element by element.
     """
     plan = gather_plan(mC, tCcD)
     layout, registers = fragment_layout(mC, tCcD)
@@ -144,7 +148,7 @@ def load_operand(mC: cute.Tensor, tCcD: cute.Tensor, limits: tuple) -> cute.Tens
     return cute.make_tensor(values.iterator, layout)
 
 
-def _element(mC: cute.Tensor, first: tuple, offset: tuple[int, int, int]) -> cute.Pointer:
+def _element(mC: cute.Tensor, first: Coord, offset: tuple[int, int, int]) -> cute.Pointer:
     """Address of mC at the coordinate first + offset."""
     ptr = mC.iterator
     for axis in range(3):
@@ -154,7 +158,7 @@ def _element(mC: cute.Tensor, first: tuple, offset: tuple[int, int, int]) -> cut
 
 
 def _load_vector(
-    mC: cute.Tensor, first: tuple, offset: tuple, values: cute.Tensor, i: int, vector: int
+    mC: cute.Tensor, first: Coord, offset: tuple[int, int, int], values: cute.Tensor, i: int, vector: int
 ) -> None:
     ptr = _element(mC, first, offset).align(vector * mC.element_type.width // 8)
     loaded = cute.make_tensor(ptr, cute.make_layout(vector)).load().to(Float32)
@@ -164,9 +168,14 @@ def _load_vector(
 
 @cute.jit
 def load_guarded(
-    mC: cute.Tensor, first: tuple, offset: tuple, limits: tuple, values: cute.Tensor, i: int
+    mC: cute.Tensor,
+    first: Coord,
+    offset: tuple[int, int, int],
+    limits: Coord,
+    values: cute.Tensor,
+    i: int,
 ) -> None:
-    """values[i] = mC at first + offset, or 0 beyond `limits` along a mode that mC varies in."""
+    """Loads values[i] from mC at first + offset; 0 beyond `limits` along a mode that mC varies in."""
     valid = Boolean(True)
     for axis in range_constexpr(3):
         if const_expr(not is_broadcast(mC.stride[axis])):
@@ -177,31 +186,30 @@ def load_guarded(
         values[i] = element[0].to(Float32)
 
 
-def operand_registers(operands: tuple, tCcD: cute.Tensor) -> int:
+def operand_registers(operands: Operands, tCcD: cute.Tensor) -> int:
     """Registers that the tensors among `operands` take at the coordinates of one piece."""
     return sum(fragment_layout(op, tCcD)[1] for op in operands if isinstance(op, cute.Tensor))
 
 
-def load_operands(operands: tuple, tCcD: cute.Tensor, limits: tuple) -> tuple:
-    """All operands of an epilogue at the coordinates tCcD (m, n, l) of one piece of the accumulator.
+def load_operands(operands: Operands, tCcD: cute.Tensor, limits: Coord) -> tuple[Any, ...]:
+    """An epilogue's operands at the coordinates tCcD (m, n, l) of one piece of the accumulator.
 
-    operands: tensors (M, N, L), broadcast modes with static stride 0, scalars, and maxima, in any order.
-    tCcD: fragment of an identity tensor over (M, N, L), of the same shape as the piece.
-    limits: (M, N, L); beyond them nothing is read.
-    Returns tensors as float32 register fragments of tCcD's shape, scalars as they are, and of maxima what the
-    piece's values are reported to.
+    Broadcast modes of a tensor have the static stride 0. tCcD: fragment of an identity tensor over (M, N, L),
+    of the piece's shape. Beyond limits (M, N, L) nothing is read.
+    Returns float32 register fragments of tCcD's shape for tensors, scalars as they are, and for maxima a
+    `SeenPiece` to which the piece's values are reported.
     """
     return tuple(_at_piece(op, tCcD, limits) for op in operands)
 
 
-def _at_piece(operand: Any, tCcD: cute.Tensor, limits: tuple) -> Any:
+def _at_piece(operand: Operand, tCcD: cute.Tensor, limits: Coord) -> Any:
     if isinstance(operand, RunningMaximum):
         modes = tuple(mode for mode in coord_modes(tCcD) if mode.size > 1)
         return operand.at(tuple(GatherPlan(modes, 1).offsets), tCcD[0], limits)
     return load_operand(operand, tCcD, limits) if isinstance(operand, cute.Tensor) else operand
 
 
-def apply_epilogue(epilogue: Any, acc: cute.TensorSSA, operands: tuple) -> cute.TensorSSA:
-    """epilogue(acc, *operands), with `operands` as `load_operands` returned them."""
+def apply_epilogue(epilogue: Any, acc: cute.TensorSSA, operands: tuple[Any, ...]) -> cute.TensorSSA:
+    """Calls epilogue(acc, *operands) with `operands` as `load_operands` returned them."""
     values = tuple([op.load() if isinstance(op, cute.Tensor) else op for op in operands])
     return run_epilogue(epilogue, acc, values)

@@ -1,24 +1,24 @@
-"""Epilogue of the SM80-class GEMM: accumulator -> shared memory -> epilogue function -> output.
+"""Epilogue of the SM80-class products: accumulator -> shared memory -> epilogue function -> output.
 
-An MMA accumulator gives a thread pairs of elements from many rows, which makes narrow, scattered
-accesses. Staged through shared memory, a thread gets whole vectors along N instead, both for the extra
-operands that it reads and for the output that it writes; so the staging is in float32, before the
-epilogue function. The tile is staged in as few chunks as shared memory allows, and a chunk is finished
-slab by slab in a loop: accumulators need static indices, which would unroll the epilogue function for
-every one of them, and staged they are out of the registers that the epilogue's operands need.
+An MMA accumulator gives a thread pairs of elements from many rows, which makes narrow, scattered accesses.
+Staged through shared memory, a thread gets whole vectors along N, both for the operands that it reads and for
+the output that it writes, so the staging is in float32, before the epilogue function. The tile is staged in
+as few chunks as shared memory allows, and a chunk is finished slab by slab in a loop: accumulators need
+static indices, which would unroll the epilogue function for each of them, and once staged they leave their
+registers to the epilogue's operands.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.epilogue.operands import MAX_VECTOR_BYTES, apply_epilogue, load_operands
+from kernels_dsl.blocks.epilogue.operands import MAX_VECTOR_BYTES, Operands, apply_epilogue, load_operands
 from kernels_dsl.blocks.hw.mma_sync import MMA_M
 from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
 from kernels_dsl.config.gemm import SM80_STAGING_PADDING
@@ -26,15 +26,15 @@ from kernels_dsl.config.gemm import SM80_STAGING_PADDING
 
 @dataclass(frozen=True)
 class StagedStorePlan:
-    """How a CTA's threads share its output tile of tile_n columns, chunk by chunk and slab by slab."""
+    """Partition of an output tile of tile_n columns among a CTA's threads, by chunks and slabs."""
 
     tile_n: int
     warps_m: int
     threads: int
     vector: int
-    """Elements of a thread's access along N."""
+    """Elements along N that a thread accesses at once."""
     chunk_slabs: int
-    """Slabs that are staged at a time."""
+    """Slabs staged at a time."""
 
     @property
     def slab_rows(self) -> int:
@@ -43,15 +43,15 @@ class StagedStorePlan:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that are staged at a time."""
+        """Rows staged at a time."""
         return self.chunk_slabs * self.slab_rows
 
     @property
     def smem_layout(self) -> cute.Layout:
         """(chunk_rows, tile_n) float32.
 
-        A warp stores 8 bytes a lane, four lanes in each of eight rows: rows that the padding puts 32 bytes
-        apart in the banks make each half of that conflict-free.
+        A warp stores 8 bytes a lane, four lanes in each of eight rows. The padding puts rows 32 bytes apart
+        in the banks, so each half of the warp is free of conflicts.
         """
         row = self.tile_n + SM80_STAGING_PADDING
         return cute.make_layout((self.chunk_rows, self.tile_n), stride=(row, 1))
@@ -63,16 +63,16 @@ class StagedStorePlan:
 
 
 def row_vectors(threads: tuple[int, int], vector: int) -> cute.TiledCopy:
-    """A partition of (M, N) in which neighbouring threads take `vector` neighbours along N each."""
+    """A partition of (M, N) in which neighbouring threads take neighbouring vectors along N."""
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=32)
     layout = cute.make_ordered_layout(threads, order=(1, 0))
     return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, vector)))
 
 
 def output_vector(mD: cute.Tensor, per_thread: int) -> int:
-    """Elements of D (M, N, L) that one store may take: 16 bytes where N is contiguous and all is aligned.
+    """Elements of D (M, N, L) that one store may take: 16 bytes if N is contiguous and everything is aligned.
 
-    A divisor of `per_thread`, the elements that a thread has to store.
+    Divides `per_thread`, the elements that a thread has to store.
     """
     if not isinstance(mD.stride[1], int) or mD.stride[1] != 1:
         return 1
@@ -83,17 +83,24 @@ def output_vector(mD: cute.Tensor, per_thread: int) -> int:
     return math.gcd(*factors)
 
 
+class Panels(NamedTuple):
+    """Division of D's columns into panels that are not next to each other in memory."""
+
+    columns: int
+    stride: Int32  # elements from one panel to the next
+
+
 @dataclass(frozen=True)
 class OutputTile:
-    """Where a CTA's tile goes: the tensor, the tile's coordinates in tiles, and the epilogue."""
+    """Destination of a CTA's tile, and the epilogue."""
 
     mD: cute.Tensor  # (M, N, L)
     coord: tuple[Int32, Int32, Int32]
+    """Along M, N and L, in tiles."""
     tile: tuple[int, int]
-    operands: tuple
+    operands: Operands
     epilogue: Any
-    panel: Any = None
-    """None, or (columns, elements): mD is in panels of so many columns, so many elements apart in memory."""
+    panels: Panels | None = None
 
 
 @cute.jit
@@ -105,17 +112,16 @@ def store_tile(
     plan: cutlass.Constexpr,
     tidx: Int32,
 ) -> None:
-    """Write epilogue(acc, *operands) to the tile of D, from accumulator tCrC ((2, 2), MMA_M, MMA_N).
+    """Writes epilogue(acc, *operands) to the tile of D, from accumulators tCrC ((2, 2), MMA_M, MMA_N).
 
-    `smem` points to as much shared memory as plan.smem_layout takes, which nobody else uses. Elements
-    beyond D are not written. Every thread of the CTA takes part.
+    `smem`: shared memory of plan.smem_layout's size, not otherwise in use. Elements beyond D are not written.
+    Every thread of the CTA takes part.
     """
     out = replace(out, operands=running_maxima(out.operands))
     sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
     tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
-    cD = cute.local_tile(
-        cute.make_identity_tensor(out.mD.shape), (*out.tile, 1), out.coord
-    )  # (bM, bN, 1) of (m, n, l)
+    # (bM, bN, 1) of (m, n, l)
+    cD = cute.local_tile(cute.make_identity_tensor(out.mD.shape), (*out.tile, 1), out.coord)
     slab = (plan.slab_rows, out.tile[1])
     cD_slabs = cute.local_tile(cD[None, None, 0], slab, (None, 0))  # (slab_rows, bN, slabs of the tile)
     sC_slabs = cute.local_tile(sC, slab, (None, 0))  # (slab_rows, bN, slabs of the chunk)
@@ -134,7 +140,7 @@ def store_tile(
 def _finish_slab(
     sC: cute.Tensor, cD: cute.Tensor, out: OutputTile, plan: cutlass.Constexpr, tidx: Int32
 ) -> None:
-    """Epilogue function and store of one slab sC (slab_rows, bN) at the coordinates cD."""
+    """Applies the epilogue function to one slab sC (slab_rows, bN) at the coordinates cD, and stores it."""
     thr_copy = plan.tiled_copy().get_slice(tidx)
     tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
     tDcD = thr_copy.partition_D(cD)  # ((1, V), CPY_M, CPY_N)
@@ -143,24 +149,28 @@ def _finish_slab(
     cute.autovec_copy(tDsC, tDrC)
     tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
     tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
-    store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panel)
+    store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panels)
 
 
 @cute.jit
 def store_vectors(
-    tDrD: cute.Tensor, tDcD: cute.Tensor, mD: cute.Tensor, vector: cutlass.Constexpr, panel: Any = None
+    tDrD: cute.Tensor,
+    tDcD: cute.Tensor,
+    mD: cute.Tensor,
+    vector: cutlass.Constexpr,
+    panels: Panels | None = None,
 ) -> None:
-    """Registers ((1, V), CPY_M, CPY_N) to D: a vector that lies within D at once, any other in part.
+    """Stores registers ((1, V), CPY_M, CPY_N) to D: a vector within D at once, any other in part.
 
-    `panel`: as in `OutputTile`; its columns are a multiple of `vector`.
+    The columns of a panel are a multiple of `vector`.
     """
     M, N = mD.shape[0], mD.shape[1]
     for j in range_constexpr(cute.size(tDcD, mode=[2])):
         for i in range_constexpr(cute.size(tDcD, mode=[1])):
             m, n, l = tDcD[(0, 0), i, j]
             row = mD[m, None, l]  # (N)
-            if const_expr(panel is not None):
-                skipped = n // panel[0] * (panel[1] - panel[0])
+            if const_expr(panels is not None):
+                skipped = n // panels.columns * (panels.stride - panels.columns)
                 row = cute.make_tensor(row.iterator + skipped, row.layout)
             value = tDrD[(0, None), i, j]  # (V)
             if m < M:

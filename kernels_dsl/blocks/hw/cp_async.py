@@ -1,20 +1,20 @@
 """Global to shared memory without TMA: cp.async with zero fill, for any extent and any alignment.
 
-A tile of an operand is (MN, K) elements, K-major (K contiguous) or MN-major. Every thread owns a fixed
-set of vectors of it. A vector that ends beyond the tensor is copied in part and the rest of it is filled
-with zeros by the instruction itself (`cp-size`, `src-size` of PTX cp.async), so nothing outside the
-tensor is ever read, and nothing but zeros stands in for it: NaN beyond K cannot reach a product.
+A tile of an operand is (MN, K) elements, K-major (K contiguous) or MN-major. Every thread owns a fixed set
+of its vectors. A vector that ends beyond the tensor is copied in part, and the instruction itself fills the
+rest with zeros (`cp-size` and `src-size` of PTX cp.async). Nothing outside the tensor is read, and a NaN
+beyond K cannot reach a product.
 
-cp.async copies 4, 8 or 16 bytes that are aligned to their size. An operand of 2-byte elements which is
-aligned to 2 bytes only goes through registers: `fetch` loads, `put` stores to shared memory later, with
-a K tile's worth of matrix instructions between the two to hide the latency.
+cp.async copies 4, 8 or 16 bytes aligned to their size. An operand of 2-byte elements that is aligned to
+2 bytes only goes through registers: `fetch` loads, and `put` stores to shared memory a K tile later, so that
+matrix instructions hide the latency.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -30,9 +30,9 @@ SHARED_BANK_BYTES = 128
 def cp_async(
     dst: cute.Pointer, src: cute.Pointer, copy_bytes: int, valid_bytes: Int32, *, loc=None, ip=None
 ) -> None:
-    """Copy `valid_bytes` of `copy_bytes` (4, 8 or 16, and both aligned to it), zero the rest of dst.
+    """Copies `valid_bytes` of `copy_bytes` (4, 8 or 16, to which both pointers are aligned); zeroes the rest.
 
-    16-byte copies bypass L1, narrower ones cannot: the PTX ISA has .cg for 16 bytes alone.
+    16-byte copies bypass L1. Narrower ones cannot: the PTX ISA has .cg for 16 bytes only.
     """
     kinds = nvvm.LoadCacheModifierKind
     nvvm.cp_async_shared_global(
@@ -47,50 +47,57 @@ def cp_async(
 
 
 def row_bytes_of(dtype: type[cutlass.Numeric], contiguous: int) -> int:
-    """Bytes of a shared-memory row: the tile's contiguous extent, 128 at most, or ValueError."""
+    """Bytes of a shared-memory row: the tile's contiguous extent, at most 128. ValueError below 32."""
     row_bytes = math.gcd(SHARED_BANK_BYTES, contiguous * dtype.width // 8)
     if row_bytes < 32:
         raise ValueError(f"tile extent {contiguous} is {row_bytes}-byte rows; it must be 32 bytes at least")
     return row_bytes
 
 
-def swizzle_of(dtype: type[cutlass.Numeric], tile: tuple[int, int], k_major: bool) -> tuple[int, int, int]:
-    """(bits, base, shift) of the byte-address swizzle that makes fragment loads free of bank conflicts.
+class Swizzle(NamedTuple):
+    """Permutation of byte addresses: `bits` bits from `base` on are xored with those `shift` places above."""
 
-    ldmatrix reads 16 bytes from each of eight neighbouring rows: 16-byte chunks are permuted by the
-    row's number. The MN-major 32-bit case is read by plain 4-byte loads instead, eight neighbours along
-    MN from each of four rows: there, 32-byte chunks are permuted.
+    bits: int
+    base: int
+    shift: int
+
+
+def swizzle_of(dtype: type[cutlass.Numeric], tile: tuple[int, int], k_major: bool) -> Swizzle:
+    """The swizzle that makes fragment loads free of bank conflicts.
+
+    ldmatrix reads 16 bytes from each of eight neighbouring rows, so 16-byte chunks are permuted by row
+    number. MN-major 32-bit elements are read by plain 4-byte loads, eight neighbours along MN from each of
+    four rows, so 32-byte chunks are permuted.
     """
     row_bytes = row_bytes_of(dtype, tile[1] if k_major else tile[0])
     chunk_bytes = 32 if dtype.width == 32 and not k_major else 16
     base = int(math.log2(chunk_bytes))
-    return int(math.log2(row_bytes // chunk_bytes)), base, int(math.log2(SHARED_BANK_BYTES)) - base
+    return Swizzle(int(math.log2(row_bytes // chunk_bytes)), base, int(math.log2(SHARED_BANK_BYTES)) - base)
 
 
 def staged_tile_layout(
     dtype: type[cutlass.Numeric], tile: tuple[int, int], stages: int, k_major: bool
 ) -> cute.Layout:
-    """Layout (MN, K, stages) in elements, before the swizzle: blocks of 8 rows, at most 128 bytes wide."""
+    """Layout (MN, K, stages) in elements, before the swizzle: blocks of 8 rows of at most 128 bytes."""
     row = row_bytes_of(dtype, tile[1] if k_major else tile[0]) * 8 // dtype.width
     atom = cute.make_layout((8, row), stride=(row, 1)) if k_major else cute.make_layout((row, 8))
     return cute.tile_to_shape(atom, (*tile, stages), order=(0, 1, 2))
 
 
-def swizzled_pointer(ptr: cute.Pointer, swizzle: tuple[int, int, int]) -> cute.Pointer:
-    """The address that a swizzled shared-memory pointer stands for, for instructions that take it raw."""
-    bits, base, shift = swizzle
+def swizzled_pointer(ptr: cute.Pointer, swizzle: Swizzle) -> cute.Pointer:
+    """The raw address of a swizzled shared-memory pointer, for instructions that need it."""
     address = ptr.toint()
-    permuted = address ^ ((address >> shift) & (((1 << bits) - 1) << base))
-    return cute.make_ptr(ptr.dtype, permuted, ptr.memspace, assumed_align=2**base)
+    permuted = address ^ ((address >> swizzle.shift) & (((1 << swizzle.bits) - 1) << swizzle.base))
+    return cute.make_ptr(ptr.dtype, permuted, ptr.memspace, assumed_align=2**swizzle.base)
 
 
 def contiguous_mode(mX: cute.Tensor) -> int | None:
-    """The mode of mX (MN, K, L) with the static stride 1: 1, 0, or None where it is neither of the two."""
+    """The mode of mX (MN, K, L) with static stride 1: 1 or 0, or None if neither has it."""
     return next((mode for mode in (1, 0) if isinstance(mX.stride[mode], int) and mX.stride[mode] == 1), None)
 
 
 def vector_alignment(mX: cute.Tensor) -> int:
-    """Bytes that a load along mX's (MN, K, L) contiguous mode may take; an element where there is none."""
+    """Bytes of a load along the contiguous mode of mX (MN, K, L); an element's, if there is no such mode."""
     width = mX.element_type.width // 8
     lead = contiguous_mode(mX)
     if lead is None:
@@ -101,14 +108,14 @@ def vector_alignment(mX: cute.Tensor) -> int:
 
 @dataclass(frozen=True)
 class TileLoadPlan:
-    """How the threads of a CTA load one operand's tiles: all of it known at trace time."""
+    """Partition of one operand's tiles among the threads of a CTA, known at trace time."""
 
     tile: tuple[int, int]
     """(MN, K) elements."""
     threads: int
     element_bytes: int
     copy_bytes: int
-    """Alignment class of the operand: 16, 8, 4 or 2."""
+    """The operand's alignment: 16, 8, 4 or 2."""
     k_major: bool
 
     def __post_init__(self) -> None:
@@ -126,17 +133,17 @@ class TileLoadPlan:
 
     @property
     def through_registers(self) -> bool:
-        """cp.async needs 4 bytes of alignment."""
+        """True below the 4 bytes of alignment that cp.async needs."""
         return self.copy_bytes < 4
 
     @property
     def vector(self) -> int:
-        """Elements a thread handles together; a pair where a register is the smallest unit."""
+        """Elements that a thread handles together: at least one register's worth."""
         return max(self.copy_bytes, 4) // self.element_bytes
 
     @property
     def thread_shape(self) -> tuple[int, int]:
-        """Threads along MN and K: neighbours go along the contiguous mode, for coalesced loads."""
+        """Threads along MN and K; neighbours lie along the contiguous mode, for coalesced loads."""
         lead = 1 if self.k_major else 0
         along = math.gcd(self.tile[lead] // self.vector, self.threads)
         across = self.threads // along
@@ -158,21 +165,38 @@ class TileLoadPlan:
 
 
 @dataclass(frozen=True)
-class TileLoader:
-    """One thread's share of one operand: `fetch` starts the copy of a K tile, `put` completes it."""
+class Loader:
+    """One thread's share of the copies of one operand. Subclasses know where in global memory a tile lies."""
 
     plan: TileLoadPlan
-    swizzle: tuple[int, int, int]
-    tXgX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, k_tiles)
+    swizzle: Swizzle
     tXsX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, stages)
-    tXcX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K): (mn, k) in K tile 0
-    tXrX: Any  # (V, CPY_MN, CPY_K): registers between fetch and put; None where cp.async does it all
+    tXcX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K): (mn, k), k counted from the tile's first
+
+    def fetch(self, k_tile: Int32, stage: Int32, guard_k: bool) -> None:
+        """Starts copying K tile `k_tile` to `stage`. Without `guard_k` the tile must lie within K."""
+        raise NotImplementedError
+
+    def put(self, stage: Int32) -> None:
+        """Completes what `fetch` started; cp.async leaves nothing to do."""
+
+    def slot(self, i: int, j: int, stage: Int32) -> cute.Pointer:
+        """The address in shared memory of this thread's vector (i, j) of a tile."""
+        return swizzled_pointer(self.tXsX[(None, 0), i, j, stage].iterator, self.swizzle)
+
+
+@dataclass(frozen=True)
+class TileLoader(Loader):
+    """Loads the tiles of a dense operand, one after the other along K."""
+
+    tXgX: cute.Tensor  # ((V, 1), CPY_MN, CPY_K, k_tiles)
+    tXrX: cute.Tensor | None  # (V, CPY_MN, CPY_K): registers between fetch and put; None with cp.async
     extent: tuple[Int32, Int32]
     """(MN, K) of the tensor."""
 
     @cute.jit
     def fetch(self, k_tile: Int32, stage: Int32, guard_k: cutlass.Constexpr) -> None:
-        """Start copying K tile `k_tile` to `stage`. Without `guard_k` the tile must lie within K."""
+        """Starts copying K tile `k_tile` to `stage`. Without `guard_k` the tile must lie within K."""
         plan = const_expr(self.plan)
         k_offset = k_tile * plan.tile[1]
         for j in range_constexpr(cute.size(self.tXgX, mode=[2])):
@@ -183,19 +207,16 @@ class TileLoader:
                     self._fetch_elements(src, self.tXrX[None, i, j], mn, k_local + k_offset, guard_k)
                 else:
                     valid = self._valid_bytes(mn, k_local + k_offset, guard_k)
-                    dst = swizzled_pointer(self.tXsX[(None, 0), i, j, stage].iterator, self.swizzle)
-                    cp_async(dst, src.iterator, plan.copy_bytes, valid)
+                    cp_async(self.slot(i, j, stage), src.iterator, plan.copy_bytes, valid)
 
     @cute.jit
     def put(self, stage: Int32) -> None:
-        """Complete what `fetch` started, for the operand that goes through registers."""
+        """Stores what `fetch` loaded of an operand that goes through registers."""
         if const_expr(self.plan.through_registers):
             for j in range_constexpr(cute.size(self.tXgX, mode=[2])):
                 for i in range_constexpr(cute.size(self.tXgX, mode=[1])):
-                    dst = swizzled_pointer(self.tXsX[(None, 0), i, j, stage].iterator, self.swizzle)
-                    cute.autovec_copy(
-                        self.tXrX[None, i, j], cute.make_tensor(dst, cute.make_layout(self.plan.vector))
-                    )
+                    vector = cute.make_tensor(self.slot(i, j, stage), cute.make_layout(self.plan.vector))
+                    cute.autovec_copy(self.tXrX[None, i, j], vector)
 
     @cute.jit
     def _valid_bytes(self, mn: Int32, k: Int32, guard_k: cutlass.Constexpr) -> Int32:
@@ -215,7 +236,7 @@ class TileLoader:
     def _fetch_elements(
         self, src: cute.Tensor, dst: cute.Tensor, mn: Int32, k: Int32, guard_k: cutlass.Constexpr
     ) -> None:
-        """Load a vector element by element; what lies outside becomes 0."""
+        """Loads a vector element by element, 0 outside the tensor."""
         for v in range_constexpr(self.plan.vector):
             mn_v, k_v = (mn, k + v) if const_expr(self.plan.k_major) else (mn + v, k)
             valid = mn_v < self.extent[0]
@@ -226,36 +247,22 @@ class TileLoader:
                 dst[v] = src[v]
 
 
-def make_tile_loader(
-    plan: TileLoadPlan, gX: cute.Tensor, sX: cute.Tensor, cX: cute.Tensor, extent: tuple, tidx: Int32
+def tile_loader(
+    mX: cute.Tensor, sX: cute.Tensor, plan: TileLoadPlan, tile_mn: Int32, batch: Int32, tidx: Int32
 ) -> TileLoader:
-    """Partition an operand among threads.
+    """The loader of row tile `tile_mn` of batch `batch` of an operand mX (MN, K, L).
 
-    gX (MN, K, k_tiles) in global memory, sX (MN, K, stages) in swizzled shared memory, cX (MN, K) the
-    coordinates of K tile 0, `extent` (MN, K) of the whole tensor.
+    sX (MN, K, stages) in swizzled shared memory.
     """
+    extent = (mX.shape[0], mX.shape[1])
+    gX = cute.local_tile(mX[None, None, batch], plan.tile, (tile_mn, None))  # (bMN, bK, k_tiles)
+    cX = cute.local_tile(cute.make_identity_tensor(extent), plan.tile, (tile_mn, 0))  # (bMN, bK)
     thr_copy = plan.tiled_copy(gX.element_type).get_slice(tidx)
     tXgX = thr_copy.partition_S(gX)
     tXrX = None
     if plan.through_registers:
         shape = (plan.vector, cute.size(tXgX, mode=[1]), cute.size(tXgX, mode=[2]))
         tXrX = cute.make_rmem_tensor(shape, gX.element_type)
-    return TileLoader(
-        plan,
-        swizzle_of(gX.element_type, plan.tile, plan.k_major),
-        tXgX,
-        thr_copy.partition_D(sX),
-        thr_copy.partition_S(cX),
-        tXrX,
-        extent,
-    )
-
-
-def tile_loader(
-    mX: cute.Tensor, sX: cute.Tensor, plan: TileLoadPlan, tile_mn: Int32, batch: Int32, tidx: Int32
-) -> TileLoader:
-    """The loader of row tile `tile_mn` of batch `batch` of an operand mX (MN, K, L)."""
-    extent = (mX.shape[0], mX.shape[1])
-    gX = cute.local_tile(mX[None, None, batch], plan.tile, (tile_mn, None))  # (bMN, bK, k_tiles)
-    cX = cute.local_tile(cute.make_identity_tensor(extent), plan.tile, (tile_mn, 0))  # (bMN, bK)
-    return make_tile_loader(plan, gX, sX, cX, extent, tidx)
+    swizzle = swizzle_of(gX.element_type, plan.tile, plan.k_major)
+    tXsX, tXcX = thr_copy.partition_D(sX), thr_copy.partition_S(cX)
+    return TileLoader(plan, swizzle, tXsX, tXcX, tXgX, tXrX, extent)

@@ -1,4 +1,4 @@
-"""Seams to the DSL: names of kernels; PTX instructions that it has no function for."""
+"""Extensions of the DSL: names of kernels, and PTX instructions for which it has no function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 
 def entry_name(name: str) -> Callable[[Any], Any]:
-    """Decorator of a `@cute.kernel`: its entry is called `name` and the number of the launch, `gemm_sm90_0`.
+    """Decorator of a `@cute.kernel` that names its entry `name` and the number of the launch: `gemm_sm90_0`.
 
-    The DSL's own names hold every trace-time argument, cut off at some length, and the word cutlass.
+    The DSL's own names have every trace-time argument, truncated, and the word cutlass.
     """
 
     def rename(kernel: Any) -> Any:
@@ -32,10 +32,11 @@ def inline_ptx(
     loc: Any = None,
     ip: Any = None,
 ) -> Any:
-    """`text` with its result as $0, if it has one, and the DSL numbers `values` after it.
+    """Emits `text`, whose $0 is its result, if it has one, followed by the DSL numbers `values`.
 
-    `constraints` as for LLVM's inline assembly: "=r,f" is an int32 from a float32. `effects`: it is not left
-    out, repeated or moved across others that have some. To be called in a function with @dsl_user_op.
+    `constraints` as in LLVM's inline assembly: "=r,f" makes an int32 from a float32. `effects`: the compiler
+    does not drop or repeat it, or move it across others with effects. Call it in a function with
+    @dsl_user_op.
     """
     found = llvm.inline_asm(
         None if result is None else result.mlir_type,
@@ -53,12 +54,12 @@ def inline_ptx(
 
 @dsl_user_op
 def permuted(low: Int32, high: Int32, selector: int, *, loc=None, ip=None) -> Int32:
-    """The bytes of a pair of words that the digits of `selector` name."""
+    """The bytes of two words that the digits of `selector` name."""
     text = f"prmt.b32 $0, $1, $2, {selector};"
     return inline_ptx(Int32, (Int32(low), Int32(high)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
 
 
 def transposed(rows: Sequence[Int32]) -> list[Int32]:
-    """The columns of four rows of four bytes: word n has byte n of each."""
+    """The columns of four rows of four bytes: word n has byte n of each row."""
     pairs = [[permuted(rows[e], rows[e + 1], order) for e in (0, 2)] for order in (0x5140, 0x7362)]
     return [permuted(*pair, order) for pair in pairs for order in (0x5410, 0x7632)]

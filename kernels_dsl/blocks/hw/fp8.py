@@ -1,10 +1,12 @@
 """fp8: scales of groups, and conversion of float32 registers to e4m3 and e5m2.
 
 Conversions of whole fragments with `.to(dtype)` become `cvt.rn.satfinite.e4m3x2.f32` (or e5m2x2), which exist
-from sm_89 on: to nearest even; overflow and infinities become the largest finite value, NaN stays NaN.
+from sm_89 on. They round to nearest even; overflow and infinities become the largest finite value, and NaN
+stays NaN.
 """
 
 import math
+from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -21,7 +23,7 @@ _PAIRS = {cutlass.BFloat16: ("bf16x2", 0x7F80), cutlass.Float16: ("f16x2", 0x7C0
 
 
 def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
-    """`yes` where the condition holds, else `no`: a select, never a branch."""
+    """`yes` if the condition holds, else `no`: a select, never a branch."""
     return Float32(cutlass.select_(condition, Float32(yes).ir_value(), Float32(no).ir_value()))
 
 
@@ -31,12 +33,12 @@ def magnitude(value: Float32) -> Float32:
 
 
 def finite_magnitude(value: Float32) -> Float32:
-    """|value|, and 0 for infinities and NaN."""
+    """|value|; 0 for infinities and NaN."""
     size = magnitude(value)
     return choose(size < Float32(math.inf), size, Float32(0.0))
 
 
-def largest_magnitudes(elements: cute.Tensor, measure) -> cute.Tensor:
+def largest_magnitudes(elements: cute.Tensor, measure: Callable[[Float32], Float32]) -> cute.Tensor:
     """The maximum of `measure` along mode 1 of elements (groups, members) float32: (groups,)."""
     groups, members = cute.size(elements, mode=[0]), cute.size(elements, mode=[1])
     found = cute.make_rmem_tensor(groups, Float32)
@@ -50,10 +52,10 @@ def largest_magnitudes(elements: cute.Tensor, measure) -> cute.Tensor:
 
 @cute.jit
 def largest_finite(elements: cute.Tensor, found: cute.Tensor):
-    """found (groups,) = the largest finite magnitude along mode 1 of elements (groups, members) float32.
+    """Finds the largest finite magnitude along mode 1 of elements (groups, members) float32: found (groups,).
 
-    Maxima ignore NaN by themselves. Infinities are so rare that they are looked for only where a maximum is
-    one: a third of the instructions.
+    Maxima ignore NaN. Infinities are rare, so they are filtered only after a maximum turned out to be one,
+    which takes a third of the instructions.
     """
     found.store(largest_magnitudes(elements, magnitude).load())
     over = found[0]
@@ -64,14 +66,14 @@ def largest_finite(elements: cute.Tensor, found: cute.Tensor):
 
 
 @dsl_user_op
-def pair_max(a: Int32, b: Int32, dtype, *, loc=None, ip=None) -> Int32:
-    """The larger of two numbers, for two pairs of 16-bit floats; a number where the other one is NaN."""
+def pair_max(a: Int32, b: Int32, dtype: type[cutlass.Numeric], *, loc=None, ip=None) -> Int32:
+    """Maxima of two pairs of 16-bit floats; a number, not NaN, if one of the two is a number."""
     text = f"max.{_PAIRS[dtype][0]} $0, $1, $2;"
     return inline_ptx(Int32, (Int32(a), Int32(b)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
 
 
 def _finite_halves(word: Int32, infinity: int) -> Int32:
-    """Magnitudes of a pair, 0 for those that are not finite."""
+    """Magnitudes of a pair; 0 for those that are not finite."""
     low, high = word & 0x7FFF, word & 0x7FFF0000
     zero = Int32(0)
     low = Int32(cutlass.select_(low < infinity, low.ir_value(), zero.ir_value()))
@@ -79,7 +81,9 @@ def _finite_halves(word: Int32, infinity: int) -> Int32:
     return low | high
 
 
-def _largest_pairs(words: cute.Tensor, dtype, measure) -> cute.Tensor:
+def _largest_pairs(
+    words: cute.Tensor, dtype: type[cutlass.Numeric], measure: Callable[[Int32], Int32]
+) -> cute.Tensor:
     """Maxima of pairs along mode 1 of words (groups, members), never NaN: (groups,)."""
     groups, members = cute.size(words, mode=[0]), cute.size(words, mode=[1])
     found = cute.make_rmem_tensor(groups, Int32)
@@ -93,8 +97,9 @@ def _largest_pairs(words: cute.Tensor, dtype, measure) -> cute.Tensor:
 
 @cute.jit
 def largest_finite_pairs(words: cute.Tensor, found: cute.Tensor, dtype: cutlass.Constexpr):
-    """found (groups,) = the largest finite magnitudes along mode 1 of words (groups, members), Int32: pairs
-    of bf16 or fp16. Half the instructions of `largest_finite`, and no registers for conversions."""
+    """Finds the largest finite magnitudes along mode 1 of words (groups, members), Int32 pairs of bf16 or
+    fp16: found (groups,). Takes half the instructions of `largest_finite`, and no registers for
+    conversions."""
     infinity = const_expr(_PAIRS[dtype][1])
     found.store(_largest_pairs(words, dtype, lambda word: word & 0x7FFF7FFF).load())
     over = found[0]
@@ -106,8 +111,8 @@ def largest_finite_pairs(words: cute.Tensor, found: cute.Tensor, dtype: cutlass.
 
 @cute.jit
 def largest_finite_both(words: cute.Tensor, most: cute.Tensor, dtype: cutlass.Constexpr) -> Float32:
-    """The largest finite magnitude of all pairs of words (n,), as `largest_finite_pairs`. most (n,), without
-    NaN, becomes the larger of itself and each pair's finite magnitudes."""
+    """The largest finite magnitude of all pairs of words (n,), as `largest_finite_pairs` finds it. Also
+    raises most (n,), which holds no NaN, to each pair's finite magnitudes."""
     infinity = const_expr(_PAIRS[dtype][1])
     found = cute.make_rmem_tensor(1, Int32)
     group = cute.make_tensor(words.iterator, cute.make_layout((1, cute.size(words)), stride=(0, 1)))
@@ -124,15 +129,15 @@ def largest_finite_both(words: cute.Tensor, most: cute.Tensor, dtype: cutlass.Co
 
 
 def widened(elements: cute.Tensor, n: int) -> Float32:
-    """Element n of registers, `n` static, as float32. A bf16 of the upper half takes one instruction, where
-    its conversion takes two."""
+    """Element n of registers, `n` static, as float32. A bf16 in the upper half takes one instruction instead
+    of the two of a conversion."""
     if elements.element_type is not cutlass.BFloat16:
         return elements[n].to(Float32)
     word = cute.recast_tensor(elements, Int32)[n // 2]
     return (word & -65536 if n % 2 else word << 16).bitcast(Float32)
 
 
-def halves(words: cute.Tensor, dtype) -> cute.Tensor:
+def halves(words: cute.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
     """Pairs of 16-bit floats (n,) Int32 as float32 (2 n,)."""
     layout = cute.make_layout(2 * cute.size(words))
     found = cute.make_rmem_tensor(layout, Float32)
@@ -141,8 +146,8 @@ def halves(words: cute.Tensor, dtype) -> cute.Tensor:
 
 
 def group_scale(amax: Float32, format: str) -> Float32:
-    """The scale of a group whose largest finite magnitude is `amax`: amax / largest, 1 for 0 and for NaN,
-    which `largest_finite` leaves where there is nothing else."""
+    """The scale of a group whose largest finite magnitude is `amax`: amax / largest; 1 for 0, and for NaN,
+    which `largest_finite` gives for a group of nothing else."""
     scale = cute.arch.fmax(amax * Float32(1.0 / FORMATS[format]), Float32(SMALLEST_SCALE))
     return choose(amax > Float32(0.0), scale, Float32(1.0))
 
@@ -155,7 +160,7 @@ def reciprocal(scale: Float32) -> Float32:
 def block_max(value: Float32, scratch: cute.Tensor, thread: cutlass.Int32, warps: int) -> Float32:
     """The maximum of `value` over all threads of a CTA of `warps` warps; scratch: (warps,) shared float32.
 
-    The caller synchronises before `scratch` is used for something else.
+    The caller synchronises before it reuses `scratch`.
     """
     value = cute.arch.warp_reduction_max(value)
     scratch[thread // 32] = value  # every lane has the same

@@ -1,7 +1,7 @@
 """Warp-level matrix instructions (mma.sync) and the loads of their fragments from shared memory.
 
-bf16 and fp16 use m16n8k16, float32 is rounded to tf32 and uses m16n8k8, e4m3 and e5m2, in any mixture, use
-m16n8k32 (sm_89 and later); all accumulate in float32.
+bf16 and fp16 use m16n8k16; float32 is rounded to tf32 and uses m16n8k8; e4m3 and e5m2, in any mixture, use
+m16n8k32 (sm_89 and later). All accumulate in float32.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from cutlass.cute.core import _pack_shape
 from cutlass.cute.nvgpu import warp
 
 MMA_M, MMA_N = 16, 16
-"""Rows and columns of the output that one warp step covers: two n8 instructions side by side, because
-ldmatrix brings four 8x8 matrices, B fragments for both, at once."""
+"""Rows and columns of the output that a step of one warp covers: two n8 instructions side by side, because
+one ldmatrix of four 8x8 matrices has the B fragments of both."""
 
 
 def mma_k(dtype: type[cutlass.Numeric]) -> int:
-    """K elements of one instruction: 32 bytes."""
+    """Elements of K that one instruction takes: 32 bytes."""
     return 256 // dtype.width
 
 
 def fragment_dtype(dtype: type[cutlass.Numeric]) -> type[cutlass.Numeric]:
-    """The type that operands have in shared memory and fragments: float32 is taken as tf32."""
+    """The operands' type in shared memory and fragments: tf32 for float32."""
     return TFloat32 if dtype is Float32 else dtype
 
 
 def is_fp8(dtype: type[cutlass.Numeric]) -> bool:
-    """Whether `dtype` is e4m3 or e5m2."""
+    """True for e4m3 and e5m2."""
     return dtype in (Float8E4M3FN, Float8E5M2)
 
 
@@ -41,7 +41,7 @@ def is_fp8(dtype: type[cutlass.Numeric]) -> bool:
 class MixedFp8Op(warp.mma.WarpMmaOp):
     """mma.sync.m16n8k32 of e4m3 and e5m2, accumulating in float32.
 
-    The DSL's own MmaFP8Op has one dtype for both operands; the atom that it makes has two.
+    The DSL's MmaFP8Op takes one dtype for both operands; the atom beneath it takes two.
     """
 
     a_dtype: type[cutlass.Numeric]
@@ -54,10 +54,10 @@ class MixedFp8Op(warp.mma.WarpMmaOp):
         return warp.mma.MmaFP8Trait(make_atom(atom, loc=loc, ip=ip))
 
     def _verify_fragment_A(self, input, *, loc=None, ip=None) -> None:
-        """Any fragment that the atom's layout makes will do."""
+        """Accepts every fragment that the atom's layout makes."""
 
     def _verify_fragment_B(self, input, *, loc=None, ip=None) -> None:
-        """Any fragment that the atom's layout makes will do."""
+        """Accepts every fragment that the atom's layout makes."""
 
 
 def _mma_op(dtype: type[cutlass.Numeric], b_dtype: type[cutlass.Numeric]) -> warp.mma.WarpMmaOp:
@@ -81,8 +81,8 @@ def make_tiled_mma(
 ) -> cute.TiledMma:
     """mma.sync over warps_m x warps_n warps, for A and B of `dtype` (bf16, fp16, fp8, float32 as tf32).
 
-    `b_dtype`: B's where it is another, which only e4m3 and e5m2 may. One step of the tiled instruction is
-    (16 warps_m, 16 warps_n, 32 bytes of K). Raises ValueError for other dtypes.
+    `b_dtype`: B's, if it differs from A's; only e4m3 and e5m2 may. One step of the tiled instruction is
+    (16 warps_m, 16 warps_n, 32 bytes of K). ValueError for other dtypes.
     """
     return cute.make_tiled_mma(
         _mma_op(dtype, b_dtype or dtype),
@@ -92,10 +92,10 @@ def make_tiled_mma(
 
 
 def fragment_copy_atom(dtype: type[cutlass.Numeric], k_major: bool) -> cute.CopyAtom:
-    """How a fragment is read: ldmatrix, transposing where MN is contiguous.
+    """The load of a fragment: ldmatrix, transposing where MN is contiguous.
 
-    ldmatrix moves 16-bit halves: it cannot transpose 32-bit elements, which take plain loads instead, nor
-    8-bit ones, which must have K contiguous (ValueError).
+    ldmatrix moves 16-bit units. It cannot transpose 32-bit elements, which take plain loads instead, or 8-bit
+    ones, which must have K contiguous (ValueError).
     """
     if dtype.width == 8 and not k_major:
         raise ValueError(f"an operand of {dtype} has MN contiguous; 8-bit operands must have K contiguous")
@@ -106,7 +106,7 @@ def fragment_copy_atom(dtype: type[cutlass.Numeric], k_major: bool) -> cute.Copy
 
 @dataclass(frozen=True)
 class Fragments:
-    """One operand's fragments of a K tile and the copy that fills them from a stage."""
+    """One operand's fragments of a K tile, and the copy that fills them from a stage."""
 
     tiled_copy: cute.TiledCopy
     tXsX: cute.Tensor  # ((CPY), CPY_MN, k_blocks, stages)
@@ -114,15 +114,15 @@ class Fragments:
     tCrX: cute.Tensor  # ((MMA), MMA_MN, k_blocks)
 
     def load(self, k_block: int, stage: cutlass.Int32) -> None:
-        """Shared memory to registers: K block `k_block` of `stage`."""
+        """Loads K block `k_block` of `stage` from shared memory."""
         cute.copy(self.tiled_copy, self.tXsX[None, None, k_block, stage], self.tXrX[None, None, k_block])
 
     def round_to_tf32(self, k_block: int) -> None:
-        """Round float32 to tf32, to nearest with ties away from zero; no-op for 16-bit types.
+        """Rounds float32 to tf32, to nearest with ties away from zero; does nothing for other types.
 
-        The instruction would drop the low 13 bits, which makes the error nearly three times as large.
+        The instruction would drop the low 13 bits, which nearly triples the error.
         """
-        # The stage tells the type: fragments of tf32 are made of Int32, the registers of the instruction.
+        # The stage has the type: fragments of tf32 are Int32, the instruction's registers.
         if self.tXsX.element_type is TFloat32:
             bits = cute.recast_tensor(self.tCrX[None, None, k_block], Int32)
             values = cute.recast_tensor(bits, Float32)
@@ -147,16 +147,16 @@ def make_fragments_b(tiled_mma: cute.TiledMma, sB: cute.Tensor, k_major: bool, t
 
 
 def mma_k_block(tiled_mma: cute.TiledMma, acc: cute.Tensor, a: Fragments, b: Fragments, k_block: int) -> None:
-    """acc += A[:, k_block] @ B[:, k_block].T on fragments."""
+    """Adds A[:, k_block] @ B[:, k_block].T to acc."""
     a.round_to_tf32(k_block)
     b.round_to_tf32(k_block)
     cute.gemm(tiled_mma, acc, a.tCrX[None, None, k_block], b.tCrX[None, None, k_block], acc)
 
 
 def warp_accumulators(rows: int, columns: int) -> cute.Tensor:
-    """float32 accumulators ((2, 2), M, N) of one warp's rows x columns, multiples of 16, not yet filled.
+    """Uninitialised float32 accumulators ((2, 2), M, N) of one warp's rows x columns, multiples of 16.
 
-    N is the faster mode: 16 x 16 elements are eight registers in a row, in the order of an operand A.
+    N is the faster mode, so 16 x 16 elements are eight consecutive registers in the order of an operand A.
     """
     m, n = rows // MMA_M, columns // 8
     layout = cute.make_layout(((2, 2), m, n), stride=((1, 2), 4 * n, 4))
@@ -166,7 +166,7 @@ def warp_accumulators(rows: int, columns: int) -> cute.Tensor:
 def warp_operand_a(rows: int, k: int, dtype: type[cutlass.Numeric]) -> cute.Tensor:
     """Registers ((2, 2, 2), M, K) of an operand A of one warp's rows x k, multiples of 16 and of 32 bytes.
 
-    8-bit types have ((4, 2, 2), M, K): four elements a register in place of two.
+    8-bit types have ((4, 2, 2), M, K): four elements a register instead of two.
     """
     m, k_steps, of_register = rows // MMA_M, k // mma_k(dtype), 32 // dtype.width
     shape = ((of_register, 2, 2), m, k_steps)
@@ -183,8 +183,7 @@ def warp_product(
     ahead: int,
     dtype: type[cutlass.Numeric],
 ) -> None:
-    """acc += A @ B.T of one warp in 16- or 8-bit `dtype`; B's fragments are read `ahead` steps before their
-    use."""
+    """Adds A @ B.T of one warp to acc, in 16- or 8-bit `dtype`, reading B's fragments `ahead` steps early."""
     of_register = 32 // dtype.width
     b_layout = cute.make_layout(((of_register, 2), 2), stride=((1, of_register), 2 * of_register))
     order = [(k, n) for k in range(steps[0]) for n in range(steps[1])]

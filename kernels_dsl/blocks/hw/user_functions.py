@@ -1,8 +1,8 @@
 """Calls of users' functions while a kernel is traced: epilogues, score and mask functions.
 
-Such a function runs once, on values that stand for what each thread will have. What needs a value itself,
-such as a branch, has none to go by: it is an error, which names the function and its line. Without these
-checks a traced vector is true as any Python object is, so that one branch would be compiled for all elements.
+Such a function runs once, on values that stand for those of each thread. An operation that needs an actual
+value, such as a branch, has none: it is an error that names the function and its line. Without these checks a
+traced vector would be true like any Python object, and one branch would be compiled for all elements.
 
 This module imports the compiler only where a function is traced.
 """
@@ -17,22 +17,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _BRANCHES = ("DYNAMIC_TO_STATIC_BOOL", "Unsupported DSL type: vector")
-"""Words of the DSL where it needs a truth: of a number, and of a vector in a function that it rewrites."""
+"""Messages of the DSL for a missing truth value: of a number, and of a vector in a rewritten function."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = frozenset({"kernels_dsl", "cutlass"})
-"""Packages whose frames are not a user's."""
+"""Packages whose frames are not the user's."""
 
 
 class UserFunctionError(TypeError):
-    """A function that a caller gave for a kernel cannot be traced."""
+    """A caller's function for a kernel cannot be traced."""
 
 
 class _NeedsValue(Exception):
-    """Something asked for what a traced vector does not have."""
+    """An operation needs a value that a traced vector does not have."""
 
 
 def call_epilogue(epilogue: Callable[..., Any], acc: Any, operands: tuple[Any, ...]) -> Any:
-    """epilogue(acc, *operands) of a user's function. UserFunctionError where it is none of elements."""
+    """Calls a user's epilogue. UserFunctionError unless it returns a value for each element."""
     import cutlass.cute as cute
 
     if not isinstance(acc, cute.TensorSSA):  # a model of the kernels, on PyTorch's tensors
@@ -52,8 +52,8 @@ def call_epilogue(epilogue: Callable[..., Any], acc: Any, operands: tuple[Any, .
 
 
 def call_of_score(argument: str, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-    """function(*values) of a user's `argument`, "score_mod" or "mask_mod". UserFunctionError where that is no
-    number, or true or false."""
+    """Calls a user's function(*values), argument "score_mod" or "mask_mod". UserFunctionError unless it
+    returns a number, or true or false."""
     from cutlass import Numeric
 
     value = _called(argument, function, values)
@@ -78,7 +78,7 @@ def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]
 
 
 def _reason(error: Exception) -> str:
-    """The cause, and what to do instead."""
+    """The cause of an error, and the remedy."""
     text = _ESCAPES.sub("", str(error))
     if isinstance(error, _NeedsValue) or any(sign in text for sign in _BRANCHES):
         return (
@@ -96,7 +96,7 @@ def _reason(error: Exception) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The place in the user's code that an error came from; the call of it where that cannot be said."""
+    """The place in the user's code that raised an error; "its call" if it cannot be determined."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if frame.f_globals.get("__name__", "").split(".")[0] not in _OURS:
             return f"{frame.f_code.co_filename}:{line}"
@@ -108,8 +108,8 @@ def _named(argument: str, function: Callable[..., Any]) -> str:
     function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
-    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    return f"{argument} {name}{where}"
+    place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return f"{argument} {name}{place}"
 
 
 def _shown(value: Any) -> str:
@@ -122,10 +122,10 @@ def _refuse(*_: Any) -> NoReturn:
 
 @contextlib.contextmanager
 def _values_refused() -> Iterator[None]:
-    """Inside of it a traced vector has no truth, and nothing that Python could iterate over.
+    """Makes the truth value and iteration of traced vectors errors.
 
-    The DSL's class has neither method: an object without the first is true, and one with elements but without
-    the second never ends. Compiles run one at a time, so the class is changed for no one else.
+    The DSL's class has neither method: without the first any object is true, and without the second an
+    iteration over its elements never ends. Compiles run one at a time, so nobody else sees the change.
     """
     import cutlass.cute as cute
 

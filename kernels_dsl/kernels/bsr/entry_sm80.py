@@ -3,6 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
@@ -16,7 +17,7 @@ def bsr_sm80_entry(
     lists: cute.Tensor,
     counter: None,
     workspace: None,
-    operands: tuple | None,
+    operands: Operands | None,
     max_ctas: cutlass.Int32,
     stream,
     config: cutlass.Constexpr[Sm80GemmConfig],
@@ -25,14 +26,13 @@ def bsr_sm80_entry(
 ):
     """Launch the cp.async + mma.sync kernel. `lists`: int32, see `block_lists.unpack_lists`.
 
-    With `layout.scaled` the first of the operands are the scales, as in `bsr_sm90_entry`.
+    With `layout.scaled` the first operand is the scales, as in `bsr_sm90_entry`. `counter`, `workspace` and
+    `max_ctas` are the SM90 family's.
     """
     scales = None
     if layout.scaled:
         scales, operands = operands[0], operands[1:]
     views = views_of(values, b, d, operands, layout)
-    bsr_sm80(
-        views.s, views.x, views.d, views.lists(lists, layout), views.operands, stream, config=config,
-        epilogue=epilogue, dense_left=layout.dense_left,
-        scales=scales_view(scales, views.d.shape[2]) if layout.scaled else None,
-    )  # fmt: skip
+    if scales is not None:
+        scales = scales_view(scales, views.d.shape[2])
+    bsr_sm80(views, views.lists(lists, layout), scales, stream, config, epilogue, layout.dense_left)

@@ -1,90 +1,87 @@
-"""Block-sparse GEMM for SM80-class GPUs: the dense kernel's main loop over lists of kept blocks.
+"""Block-sparse GEMM for SM80-class GPUs: the dense kernel's skeleton over lists of kept blocks.
 
-One CTA computes one tile of D: all or part of a block row (or, with the dense matrix on the left, of a
-block column) by a tile of the dense mode. Its K axis is the row's kept blocks put end to end. CTAs of one
-tile of the dense mode are neighbours, longest rows first: a wave shares few panels of the dense matrix in
-L2, and the end of the launch has the short rows.
+One CTA computes one tile of D: all or part of a block row (with the dense matrix on the left, of a block
+column) by a tile of the dense mode. Its K axis is the row's kept blocks put end to end. CTAs of one tile of
+the dense mode are neighbours, longest rows first: a wave shares few panels of the dense matrix in L2, and the
+end of the launch has the short rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
-from kernels_dsl.blocks.epilogue.staged_store import OutputTile, store_tile
+from kernels_dsl.blocks.epilogue.operands import Operands
+from kernels_dsl.blocks.epilogue.staged_store import OutputTile
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.mma_sync import mma_k
-from kernels_dsl.blocks.mainloop.list_loader import make_list_loader
+from kernels_dsl.blocks.mainloop.list_loader import ListOperand, make_list_loader
 from kernels_dsl.blocks.mainloop.multistage import (
-    SMEM_ALIGN,
+    KRange,
+    Loads,
     MultistagePlan,
     OperandFacts,
-    accumulate,
+    launch,
     make_multistage_plan,
-    stages_of,
+    product,
 )
 from kernels_dsl.blocks.mainloop.operand_views import mode_panel
 from kernels_dsl.blocks.mainloop.promotion import list_sum
 from kernels_dsl.blocks.schedule.block_lists import BlockLists
 from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.kernels.bsr.entry_views import Views
 
 
 @dataclass(frozen=True)
-class BsrPlan:
-    """What of an instance is known at trace time beside the pipeline's plan."""
+class BsrSpec:
+    """Trace-time facts of an instance."""
 
     pipeline: MultistagePlan
     block_mn: int
     sub_tiles: int
-    """Tiles that a block row takes."""
+    """Tiles of a block row."""
     dense_left: bool
+    epilogue: Any
 
 
 def bsr_sm80(
-    mS: cute.Tensor,
-    mX: cute.Tensor,
-    mD: cute.Tensor,
+    views: Views,
     lists: BlockLists,
-    operands: tuple,
+    scales: cute.Tensor | None,
     stream,
     config: Sm80GemmConfig,
-    epilogue,
+    epilogue: Any,
     dense_left: bool,
-    scales: cute.Tensor | None = None,
-):  # fmt: skip
+) -> None:
     """Launch D = epilogue(sum of products, *operands) over lists of kept blocks.
 
-    mS (block_mn, block_k, blocks, L): the kept blocks, extents of a block static multiples of 16. mX
-    (X, block_k, K / block_k, L): the dense matrix, seen as blocks along K. Both bf16 or fp16, one mode
-    contiguous, aligned to 16 bytes; or each e4m3 or e5m2, K contiguous and block_k a multiple of 32, with
-    `scales` (blocks, L) float32, what each kept block is multiplied by (sm_89 and later). mD (M, N, L) bf16,
-    fp16 or float32: rows of list r are the kept blocks' (columns, with dense_left) r * block_mn upwards.
-    `operands` as in `kernels_dsl.blocks.epilogue.operands`. ValueError while tracing where the configuration
-    does not fit.
+    views.s (block_mn, block_k, blocks, L): the kept blocks, extents of a block static multiples of 16.
+    views.x (X, block_k, K / block_k, L): the dense matrix, seen as blocks along K. Both bf16 or fp16, one
+    mode contiguous, aligned to 16 bytes; or each e4m3 or e5m2, K contiguous and block_k a multiple of 32,
+    with `scales` (blocks, L) float32, a factor of each kept block (sm_89 and later). views.d (M, N, L) bf16,
+    fp16 or float32: rows of list r are the kept blocks' (columns, with dense_left) from r * block_mn on.
+    Operands as in `kernels_dsl.blocks.epilogue.operands`. ValueError while tracing if the configuration does
+    not fit.
     """
-    block_mn = mS.shape[0]
+    mS, mX, mD = views.s, views.x, views.d
     sparse = OperandFacts("values", 16, k_major=_is_one(mS.stride[1]))
     dense = OperandFacts("b", 16, k_major=_is_one(mX.stride[1]))
     pair = (dense, sparse) if dense_left else (sparse, dense)
     dtypes = (mX.element_type, mS.element_type) if dense_left else (mS.element_type, mX.element_type)
-    pipeline = make_multistage_plan(config, dtypes[0], pair, mD, dtypes[1])
+    plan = make_multistage_plan(config, dtypes[0], pair, mD, dtypes[1])
     blocked, other = (config.tile_n, config.tile_m) if dense_left else (config.tile_m, config.tile_n)
-    plan = BsrPlan(pipeline, block_mn, -(-block_mn // blocked), dense_left)
-    rows = cute.size(lists.table, mode=[0]) * plan.sub_tiles
+    spec = BsrSpec(plan, mS.shape[0], -(-mS.shape[0] // blocked), dense_left, epilogue)
+    rows = cute.size(lists.table, mode=[0]) * spec.sub_tiles
     tiles = cute.ceil_div(mX.shape[0], other)
-    bsr_sm80_kernel(mS, mX, mD, (lists, scales), operands, rows, plan, epilogue).launch(
-        grid=[rows, tiles, mD.shape[2]],
-        block=[config.threads, 1, 1],
-        smem=pipeline.smem_bytes,
-        stream=stream,
-        min_blocks_per_mp=1,
-    )
+    kernel = bsr_sm80_kernel(mS, mX, mD, lists, scales, views.operands, rows, spec)
+    launch(kernel, plan, [rows, tiles, mD.shape[2]], stream)
 
 
-def _is_one(stride) -> bool:
+def _is_one(stride: Int32 | int) -> bool:
     return isinstance(stride, int) and stride == 1
 
 
@@ -94,53 +91,44 @@ def bsr_sm80_kernel(
     mS: cute.Tensor,
     mX: cute.Tensor,
     mD: cute.Tensor,
-    pattern: tuple,  # (BlockLists, scales or None)
-    operands: tuple,
+    lists: BlockLists,
+    scales: cute.Tensor | None,
+    operands: Operands,
     rows: Int32,
-    plan: cutlass.Constexpr,
-    epilogue: cutlass.Constexpr,
+    spec: cutlass.Constexpr[BsrSpec],
 ):
     """Device side of `bsr_sm80`."""
-    pipeline = plan.pipeline
-    config = pipeline.config
-    lists, scales = pattern
+    plan = spec.pipeline
+    mode = cutlass.const_expr(1 if spec.dense_left else 0)
     tidx, _, _ = cute.arch.thread_idx()
-    place, x_tile, batch = cute.arch.block_idx()
-    number = place // plan.sub_tiles
-    sub = place % plan.sub_tiles
+    index, x_tile, batch = cute.arch.block_idx()
+    number = index // spec.sub_tiles
+    sub = index % spec.sub_tiles
     row, first = lists.table[number, 0], lists.table[number, 1]
     entries = lists.table[number, 2] - first
-
-    smem = cutlass.memory.SmemAllocator().allocate(pipeline.smem_bytes, byte_alignment=SMEM_ALIGN)
-    sA, sB = stages_of(smem, pipeline)
     kept = cute.make_tensor(lists.kept.iterator + first, cute.make_layout(entries))
-    where = cute.make_tensor(lists.dense.iterator + first, cute.make_layout(entries))
-    mSl, mXl = mS[None, None, None, batch], mX[None, None, None, batch]
-    if cutlass.const_expr(plan.dense_left):
-        loaders = (
-            make_list_loader(pipeline.a, mXl, sA, x_tile, where, tidx),
-            make_list_loader(pipeline.b, mSl, sB, sub, kept, tidx),
-        )
-        coord = (x_tile, sub, batch)
-    else:
-        loaders = (
-            make_list_loader(pipeline.a, mSl, sA, sub, kept, tidx),
-            make_list_loader(pipeline.b, mXl, sB, x_tile, where, tidx),
-        )
-        coord = (sub, x_tile, batch)
-    k_tiles = cute.ceil_div(entries * mS.shape[1], config.tile_k)
-    promoted = None
-    if cutlass.const_expr(scales is not None):
-        tile = (config.tile_m, config.tile_n, config.tile_k)
-        promoted = list_sum(
-            pipeline.tiled_mma(), tile, kept, scales[None, batch], mS.shape[1], mma_k(pipeline.dtype)
-        )
-    acc, tiled_mma = accumulate(pipeline, (sA, sB), loaders, (Int32(0), k_tiles), tidx, promoted)
+    columns = cute.make_tensor(lists.dense.iterator + first, cute.make_layout(entries))
+    sparse = ListOperand(mS[None, None, None, batch], sub, kept)
+    dense = ListOperand(mX[None, None, None, batch], x_tile, columns)
+    a, b = (dense, sparse) if cutlass.const_expr(spec.dense_left) else (sparse, dense)
 
-    mode = 1 if cutlass.const_expr(plan.dense_left) else 0
-    mDr = mode_panel(mD, mode, plan.block_mn, row)
-    parts = tuple(
-        mode_panel(op, mode, plan.block_mn, row) if isinstance(op, cute.Tensor) else op for op in operands
-    )
-    out = OutputTile(mDr, coord, (config.tile_m, config.tile_n), parts, epilogue)
-    store_tile(acc, tiled_mma, cute.recast_ptr(smem, dtype=Float32), out, pipeline.store, tidx)
+    def load(tiles):
+        load_a = make_list_loader(plan.a, a, tiles.a, tidx)
+        load_b = make_list_loader(plan.b, b, tiles.b, tidx)
+        return Loads(load_a, load_b, KRange(Int32(0), cute.ceil_div(entries * mS.shape[1], plan.tile[2])))
+
+    def promote():
+        found = None
+        if cutlass.const_expr(scales is not None):
+            block_k, step_k = mS.shape[1], mma_k(plan.dtype)
+            found = list_sum(plan.tiled_mma(), plan.tile, kept, scales[None, batch], block_k, step_k)
+        return found
+
+    def finish():
+        mDr = mode_panel(mD, mode, spec.block_mn, row)
+        own = tuple(
+            mode_panel(op, mode, spec.block_mn, row) if isinstance(op, cute.Tensor) else op for op in operands
+        )
+        return OutputTile(mDr, (a.tile, b.tile, batch), plan.tile[:2], own, spec.epilogue)
+
+    product(plan, load, finish, tidx, promote)

@@ -1,16 +1,19 @@
-"""Second kernel of a split-K GEMM: sum the partial results in a fixed order and apply the epilogue.
+"""Second kernel of a split-K GEMM: sums the partial results in a fixed order and applies the epilogue.
 
-One thread computes one vector of D. The partial sums are read as if they were operands of the epilogue,
-all of them before the first addition, so that their latencies overlap.
+One thread computes one vector of D. The partial sums are read like operands of the epilogue, all of them
+before the first addition, so that their latencies overlap.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import range_constexpr
+from cutlass import Int32, range_constexpr
 
-from kernels_dsl.blocks.epilogue.operands import apply_epilogue, load_operand, load_operands
+from kernels_dsl.blocks.epilogue.operands import Operands, apply_epilogue, load_operand, load_operands
 from kernels_dsl.blocks.epilogue.staged_store import output_vector, row_vectors, store_vectors
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
@@ -19,10 +22,27 @@ THREADS = (16, 16)
 MAX_VECTOR = 8
 
 
+class Tiles(NamedTuple):
+    """Tiles of D along M and N."""
+
+    m: Int32
+    n: Int32
+
+
+@dataclass(frozen=True)
+class ReduceSpec:
+    """Trace-time facts of an instance. `vector`: elements of D that a thread computes."""
+
+    vector: int
+    split_k: int
+    epilogue: Any
+    early: bool
+
+
 def splitk_reduce(
     mW: cute.Tensor,
     mD: cute.Tensor,
-    operands: tuple,
+    operands: Operands,
     stream,
     split_k: cutlass.Constexpr[int],
     epilogue: cutlass.Constexpr,
@@ -32,13 +52,14 @@ def splitk_reduce(
 
     mW (M, N, L * split_k) float32, mD (M, N, L) bf16, fp16 or float32, operands as in
     `kernels_dsl.blocks.epilogue.operands`. The sum runs over s upwards. `early` starts the kernel while the
-    GEMM before it still runs (programmatic dependent launch, SM90 and later) and waits for its results there.
+    GEMM before it still runs (programmatic dependent launch, SM90 and later), and waits there for its
+    results.
     """
-    vector = output_vector(mD, MAX_VECTOR)
-    tile = (THREADS[0], THREADS[1] * vector)
-    tiles = (cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
-    splitk_reduce_kernel(mW, mD, operands, tiles, vector, split_k, epilogue, early).launch(
-        grid=[tiles[0] * tiles[1] * mD.shape[2], 1, 1],
+    spec = ReduceSpec(output_vector(mD, MAX_VECTOR), split_k, epilogue, early)
+    tile = (THREADS[0], THREADS[1] * spec.vector)
+    tiles = Tiles(cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
+    splitk_reduce_kernel(mW, mD, operands, tiles, spec).launch(
+        grid=[tiles.m * tiles.n * mD.shape[2], 1, 1],
         block=[THREADS[0] * THREADS[1], 1, 1],
         stream=stream,
         use_pdl=early,
@@ -46,7 +67,7 @@ def splitk_reduce(
 
 
 def split_views(mW: cute.Tensor, mD: cute.Tensor, split_k: int) -> tuple[cute.Tensor, ...]:
-    """The partial results of each split as tensors of D's shape (M, N, L)."""
+    """The partial results of each split, as tensors of D's shape (M, N, L)."""
     stride = (mW.stride[0], mW.stride[1], mW.stride[2] * split_k)
     layout = cute.make_layout(mD.shape, stride=stride)
     return tuple(cute.make_tensor(mW.iterator + s * mW.stride[2], layout) for s in range(split_k))
@@ -57,31 +78,28 @@ def split_views(mW: cute.Tensor, mD: cute.Tensor, split_k: int) -> tuple[cute.Te
 def splitk_reduce_kernel(
     mW: cute.Tensor,
     mD: cute.Tensor,
-    operands: tuple,
-    tiles: tuple,
-    vector: cutlass.Constexpr,
-    split_k: cutlass.Constexpr,
-    epilogue: cutlass.Constexpr,
-    early: cutlass.Constexpr,
+    operands: Operands,
+    tiles: Tiles,
+    spec: cutlass.Constexpr[ReduceSpec],
 ):
     """Device side of `splitk_reduce`: a CTA computes a tile of 16 rows and 16 vectors."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    row, n = bidx // tiles[1], bidx % tiles[1]
-    l, m = row // tiles[0], row % tiles[0]
-    tile = (THREADS[0], THREADS[1] * vector, 1)
+    row, n = bidx // tiles.n, bidx % tiles.n
+    l, m = row // tiles.m, row % tiles.m
+    tile = (THREADS[0], THREADS[1] * spec.vector, 1)
     cD = cute.local_tile(cute.make_identity_tensor(mD.shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
-    tDcD = row_vectors(THREADS, vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
+    tDcD = row_vectors(THREADS, spec.vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
 
-    if cutlass.const_expr(early):
+    if cutlass.const_expr(spec.early):
         cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
-    partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, split_k)]
+    partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, spec.split_k)]
     operands = running_maxima(operands)
     values = load_operands(operands, tDcD, mD.shape)
     total = partials[0].load()
-    for s in range_constexpr(1, split_k):
+    for s in range_constexpr(1, spec.split_k):
         total = total + partials[s].load()
     tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
-    tDrD.store(apply_epilogue(epilogue, total, values).to(mD.element_type))
-    store_vectors(tDrD, tDcD, mD, vector)
+    tDrD.store(apply_epilogue(spec.epilogue, total, values).to(mD.element_type))
+    store_vectors(tDrD, tDcD, mD, spec.vector)
     publish_maxima(operands)
