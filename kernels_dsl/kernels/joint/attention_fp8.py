@@ -13,6 +13,7 @@ from kernels_dsl.kernels.attention.sm90_fp8 import attention_sm90_fp8
 from kernels_dsl.kernels.attention.sm90_later import first_heads
 from kernels_dsl.kernels.quantize.packed import transpose_packed
 from kernels_dsl.kernels.quantize.tile import launch_tiles
+from kernels_dsl.kernels.quantize.views import Outputs
 
 TRANSPOSE = TileQuantization("e4m3", None, "one", key_order=True)
 
@@ -104,7 +105,8 @@ def _transpose(
     heads_first = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[0, 2, 1, 3]))
     matrices = first_heads(v.shape[0] * v.shape[2], later_v) if later_v else None
     spec = replace(TRANSPOSE, lets_start=later_v > 0)
-    launch_tiles((heads_first, None, None, turned, None), None, stream, spec, matrices)
+    outputs = Outputs(None, None, turned, None)
+    launch_tiles(heads_first, outputs, None, stream, spec, matrices)
 
 
 def _counted_modes(descales: tuple, modes: tuple) -> tuple:

@@ -1,6 +1,6 @@
 """Maxima of parts of matrices and of columns, from which the pass that converts makes its scales.
 
-Parts are written once and read once, so there is nothing to clear before, and no atomics.
+Parts are written once and read once, so nothing needs to be cleared, and there are no atomics.
 """
 
 import cutlass
@@ -14,7 +14,9 @@ from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, TILE, VECTOR, WARP
 from .views import (
     LANES,
     ROWS,
-    clear,
+    MatrixIndex,
+    Site,
+    empty_columns,
     four_modes,
     larger_pairs,
     load_tile,
@@ -32,8 +34,8 @@ def amax_parts(
 ):
     """Launch maxima of finite magnitudes of x (…, M, K), up to four modes, L matrices, K contiguous.
 
-    parts, float32: (L, P), any P, a part of each matrix; with `columns` (L, P, K), a part of each column. A
-    part is every Pth tile. early: as in `TileQuantization`.
+    parts, float32: (L, P), any P, for parts of each matrix; with `columns` (L, P, K), for parts of each
+    column. A part is every Pth tile. early: as in `TileQuantization`.
     """
     x = four_modes(x)
     tiles_k = cute.ceil_div(x.shape[3], TILE) if columns else 1
@@ -68,16 +70,14 @@ def amax_parts_kernel(
         cute.arch.griddepcontrol_launch_dependents()
     if const_expr(columns):
         # All parts of all columns walk down x together.
-        band, rest = number % tiles_k, number // tiles_k
-        part, matrix = rest % parts.shape[1], rest // parts.shape[1]
-        at, k0 = (matrix // x.shape[1], matrix % x.shape[1]), band * TILE
-        narrow = const_expr(x.element_type is not Float32)
-        most = cute.make_rmem_tensor(VECTOR // (1 + narrow), Int32 if narrow else Float32)
-        clear(most)
+        band, item = number % tiles_k, number // tiles_k
+        part, matrix = item % parts.shape[1], item // parts.shape[1]
+        index, k0 = MatrixIndex(matrix // x.shape[1], matrix % x.shape[1]), band * TILE
+        most = empty_columns(x.element_type)
         for m in cutlass.range(part, tiles_m, parts.shape[1], unroll=1):
-            load_tile(x, at, (m * TILE, k0), (word, lane * VECTOR), elements, False)
+            load_tile(x, Site(index, m * TILE, k0, word, lane), elements, False)
             larger_pairs(most, pairs_of_columns(elements), x.element_type)
-        largest = halves(most, x.element_type) if const_expr(narrow) else most
+        largest = halves(most, x.element_type) if const_expr(most.element_type is Int32) else most
         for v in range_constexpr(VECTOR):
             other = cute.arch.shuffle_sync_bfly(largest[v], offset=LANES)
             maxima[lane * VECTOR + v, word // 2] = cute.arch.fmax(largest[v], other)
@@ -90,11 +90,11 @@ def amax_parts_kernel(
                 parts[matrix, part, k0 + thread] = amax
     else:
         part, matrix = number % parts.shape[1], number // parts.shape[1]
-        at = (matrix // x.shape[1], matrix % x.shape[1])
+        index = MatrixIndex(matrix // x.shape[1], matrix % x.shape[1])
         amax = Float32(0.0)
         for tile in cutlass.range(part, tiles_m * tiles_k, parts.shape[1], unroll=1):
-            origin = (tile // tiles_k * TILE, tile % tiles_k * TILE)
-            load_tile(x, at, origin, (word, lane * VECTOR), elements, False)
+            site = Site(index, tile // tiles_k * TILE, tile % tiles_k * TILE, word, lane)
+            load_tile(x, site, elements, False)
             amax = cute.arch.fmax(amax, maximum(elements))
         amax = block_max(amax, maxima[None, 0], thread, WARPS)
         if thread == 0:

@@ -1,9 +1,14 @@
-"""Quantisation with scales of all, of matrices or of lines, which come first: two passes in one launch.
+"""Quantisation with scales of all, of matrices or of lines, which must be known first: two passes in one
+launch.
 
-All CTAs are there at the same time. They take maxima of their tiles, wait for each other, and convert the
-same tiles in the opposite order: the last one is still in registers, those before it are in L2. Those of one
-cluster meet at its barrier, more at a counter.
+All CTAs run at the same time. They take the maxima of their tiles, wait for each other, and convert the same
+tiles in the opposite order: the last one is still in registers, those before it are in L2. CTAs of one
+cluster meet at its barrier, others at a counter.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -12,13 +17,17 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.fp8 import block_max, group_scale, halves
 from kernels_dsl.blocks.hw.grid_barrier import arrive, leave, wait
-from kernels_dsl.config.quantize import THREADS, TILE, VECTOR, WARPS
+from kernels_dsl.config.quantize import THREADS, TILE, VECTOR, WARPS, TileQuantization
 
-from .tile import convert_tile
+from .tile import LineMaxima, Scratch, convert_tile
 from .views import (
     LANES,
     ROWS,
+    MatrixIndex,
+    Outputs,
+    Site,
     clear,
+    empty_columns,
     four_modes,
     larger_pairs,
     load_tile,
@@ -27,11 +36,26 @@ from .views import (
     maximum,
     maximum_of_row,
     memory_at,
+    outputs_of,
     pairs_of_columns,
     raise_to,
     row_of_tile,
-    scale_of_all,
 )
+
+
+class Division(NamedTuple):
+    """CTAs among which the tiles of a matrix are dealt."""
+
+    along_m: Int32
+    along_k: Int32
+
+
+class GridMaxima(NamedTuple):
+    """Maxima in global memory, float32."""
+
+    workspace: cute.Tensor  # all of them, or one for each scale
+    columns: cute.Tensor | None  # (matrices, 1, K), of "lines"
+    rows: cute.Tensor | None  # (matrices, 1, M), of "lines" of x
 
 
 def quantize_grid(
@@ -47,22 +71,18 @@ def quantize_grid(
     along_k: Int32,
     scale: Int64,
     stream,
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
 ):
     """Launch on x (…, M, K), up to four modes, K contiguous; the outputs are those of `launch_tiles`.
 
-    spec: a `TileQuantization` of kinds "whole", "matrix" or "lines". workspace: the address of float32,
-    of `config.quantize.grid_elements` or more, written. counter: that of an int32, 0, and 0 again afterwards;
-    a cluster has no use for it. ctas, along_m, along_k: all CTAs, those along M, along K, of
-    `config.quantize.division_of`; there are no more than the GPU runs at the same time. scale: the address of
-    the one scale of "whole", with which there are no scales' tensors; otherwise 0.
+    spec: of kinds "whole", "matrix" or "lines". workspace: the address of float32, at least
+    `config.quantize.grid_elements`, written. counter: the address of an int32, 0 before and after; not used
+    by a cluster. ctas, along_m, along_k: `config.quantize.division_of`; the GPU must be able to run all CTAs
+    at the same time. scale: the address of the one scale of "whole", with which scales and turned_scales are
+    None; otherwise 0.
     """
     x = four_modes(x)
-    if "whole" in (spec.plain, spec.turned):
-        scales, turned_scales = scale_of_all(scale, spec)
-    outputs = tuple(
-        None if t is None else four_modes(t) for t in (values, scales, turned_values, turned_scales)
-    )
+    outputs = outputs_of(values, scales, turned_values, turned_scales, scale, spec).with_four_modes()
     memory = memory_at(workspace, Float32)
     counted = None
     if not spec.grid.cluster:
@@ -75,7 +95,8 @@ def quantize_grid(
         if spec.plain == "lines":
             rows, used = maxima_at(memory, used, (matrices, 1, x.shape[2]))
     cleared = cute.make_tensor(memory, cute.make_layout(Int32(used)))
-    quantize_grid_kernel(x, outputs, (cleared, columns, rows), counted, (along_m, along_k), spec).launch(
+    maxima, along = GridMaxima(cleared, columns, rows), Division(along_m, along_k)
+    quantize_grid_kernel(x, outputs, maxima, counted, along, spec).launch(
         grid=[ctas, 1, 1],
         block=[THREADS, 1, 1],
         cluster=[ctas, 1, 1] if spec.grid.cluster else None,
@@ -91,18 +112,18 @@ def quantize_grid(
 @cute.kernel
 def quantize_grid_kernel(
     x: cute.Tensor,
-    outputs: tuple,
-    maxima_of: tuple,
+    outputs: Outputs,
+    maxima: GridMaxima,
     counter: cute.Tensor | None,
-    along: tuple,
-    spec: cutlass.Constexpr,
+    along: Division,
+    spec: cutlass.Constexpr[TileQuantization],
 ):
     """Device side of `quantize_grid`; counter: None for a cluster.
 
-    The tiles of a matrix are dealt to along[0] x along[1] CTAs, which walk over them side by side, down the
-    columns. Matrices beyond those that fit the grid follow in further rounds.
+    The CTAs of a matrix walk over its tiles side by side, down the columns. Matrices beyond those that fit
+    the grid follow in further rounds.
     """
-    workspace, columns, rows = maxima_of  # the first has the other two in it
+    workspace, columns, rows = maxima
     thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     ctas = cute.arch.grid_dim()[0]
     word, lane = thread // LANES, thread % LANES
@@ -111,13 +132,14 @@ def quantize_grid_kernel(
         cute.arch.griddepcontrol_launch_dependents()  # they begin when all CTAs of this launch run
     for i in cutlass.range(cta * THREADS + thread, cute.size(workspace), ctas * THREADS, unroll=1):
         workspace[i] = Float32(0.0)
-    come_by(counter, thread)
+    arrive_at(counter, thread)
 
     allocator = cutlass.memory.SmemAllocator()
-    scratch = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
+    own_maxima = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
     tile = None
     if const_expr(spec.turned is not None):
         tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
+    scratch = Scratch(own_maxima, tile)
     elements = cute.make_rmem_tensor(ROWS * VECTOR, x.element_type)
     kept = None
     if const_expr(spec.grid.kept > 0):
@@ -125,16 +147,16 @@ def quantize_grid_kernel(
     tiles_m, tiles_k = cute.ceil_div(x.shape[2], TILE), cute.ceil_div(x.shape[3], TILE)
     rounds = Int32(1)
     if const_expr(spec.grid.rounds):
-        rounds = (x.shape[0] * x.shape[1] * along[0] * along[1] - cta + ctas - 1) // ctas
-    most = no_columns(x.element_type)
+        rounds = (x.shape[0] * x.shape[1] * along.along_m * along.along_k - cta + ctas - 1) // ctas
+    most = empty_columns(x.element_type)
 
     for round in cutlass.range(rounds, unroll=1):
         matrix, i, j = part_of(cta + round * ctas, along)
-        at = (matrix // x.shape[1], matrix % x.shape[1])
-        steps = steps_to(i, along[0], tiles_m) * steps_to(j, along[1], tiles_k)
+        index = MatrixIndex(matrix // x.shape[1], matrix % x.shape[1])
+        steps = steps_to(i, along.along_m, tiles_m) * steps_to(j, along.along_k, tiles_k)
         amax, m, k = Float32(0.0), i, j
         for n in cutlass.range(steps, unroll=1):
-            load_tile(x, at, (m * TILE, k * TILE), (word, lane * VECTOR), elements, False)
+            load_tile(x, Site(index, m * TILE, k * TILE, word, lane), elements, False)
             if const_expr(spec.grid.kept > 0):
                 if (round == 0) & (n < spec.grid.kept):
                     copy_vectors(elements, kept[None, None, thread, n])
@@ -149,50 +171,50 @@ def quantize_grid_kernel(
                     row = m * TILE + row_of_tile(word, lane // 2, False)
                     if (lane % 2 == 0) & (row < x.shape[2]):
                         raise_to(rows[matrix, 0, None].iterator + row, own)
-                if m + along[0] >= tiles_m:
-                    place = (matrix, k * TILE, x.shape[3], thread)
-                    publish_columns(columns, most, scratch, place, x.element_type)
+                if m + along.along_m >= tiles_m:
+                    band = Band(matrix, k * TILE, x.shape[3])
+                    publish_columns(columns, band, most, own_maxima, thread, x.element_type)
                     clear(most)
-            m += along[0]
+            m += along.along_m
             if m >= tiles_m:
-                m, k = i, k + along[1]
+                m, k = i, k + along.along_k
         if const_expr(columns is None):
-            amax = block_max(amax, scratch[0, None], thread, WARPS)
+            amax = block_max(amax, own_maxima[0, None], thread, WARPS)
             if round == 0:
                 wait_for_all(counter, ctas, Int32(1), thread)
             cute.arch.sync_threads()
             if thread == 0:
                 raise_to(workspace.iterator + number_of_scale(spec, matrix), amax)
 
-    come_by(counter, thread)
+    arrive_at(counter, thread)
     wait_for_all(counter, ctas, Int32(2), thread)
     if const_expr(counter is not None):
         leave(counter, ctas, Int32(2), thread)
 
     for back in cutlass.range(rounds, unroll=1):
         matrix, i, j = part_of(cta + (rounds - 1 - back) * ctas, along)
-        at = (matrix // x.shape[1], matrix % x.shape[1])
+        index = MatrixIndex(matrix // x.shape[1], matrix % x.shape[1])
         scale = Float32(0.0)
         if const_expr(columns is None):
             scale = group_scale(workspace[number_of_scale(spec, matrix)], spec.format)
-        steps_m, steps_k = steps_to(i, along[0], tiles_m), steps_to(j, along[1], tiles_k)
-        last_m = i + (steps_m - 1) * along[0]
-        steps, m, k = steps_m * steps_k, last_m, j + (steps_k - 1) * along[1]
+        steps_m, steps_k = steps_to(i, along.along_m, tiles_m), steps_to(j, along.along_k, tiles_k)
+        last_m = i + (steps_m - 1) * along.along_m
+        steps, m, k = steps_m * steps_k, last_m, j + (steps_k - 1) * along.along_k
         first_round = back == rounds - 1
         for forth in cutlass.range(steps, unroll=1):
-            place = (at, (m * TILE, k * TILE), word, lane)
+            site = Site(index, m * TILE, k * TILE, word, lane)
             if (back > 0) | (forth > 0):
-                take_tile(spec, x, place, elements, kept, (first_round, steps - 1 - forth))
+                take_tile(spec, x, site, elements, kept, first_round, steps - 1 - forth)
                 cute.arch.sync_threads()  # shared memory is used again
-            convert_tile(spec, x, outputs, elements, (scale, scratch, tile), (columns, rows), place)
-            m -= along[0]
+            convert_tile(spec, x, outputs, elements, scale, scratch, LineMaxima(columns, rows), site)
+            m -= along.along_m
             if m < 0:
-                m, k = last_m, k - along[1]
+                m, k = last_m, k - along.along_k
 
 
 @cute.jit
-def come_by(counter, thread: Int32):
-    """What this CTA has written to global memory is there for who waits. counter: None for a cluster."""
+def arrive_at(counter: cute.Tensor | None, thread: Int32):
+    """Publishes this CTA's writes to global memory to those that wait. counter: None for a cluster."""
     if const_expr(counter is None):
         cute.arch.cluster_arrive()
     else:
@@ -200,8 +222,8 @@ def come_by(counter, thread: Int32):
 
 
 @cute.jit
-def wait_for_all(counter, ctas: Int32, point: Int32, thread: Int32):
-    """Until all have come by `point` times."""
+def wait_for_all(counter: cute.Tensor | None, ctas: Int32, point: Int32, thread: Int32):
+    """Waits until all CTAs have arrived `point` times."""
     if const_expr(counter is None):
         cute.arch.cluster_wait()
     else:
@@ -210,28 +232,32 @@ def wait_for_all(counter, ctas: Int32, point: Int32, thread: Int32):
 
 @cute.jit
 def take_tile(
-    spec: cutlass.Constexpr, x: cute.Tensor, place: tuple, elements: cute.Tensor, kept, which: tuple
+    spec: cutlass.Constexpr[TileQuantization],
+    x: cute.Tensor,
+    site: Site,
+    elements: cute.Tensor,
+    kept: cute.Tensor | None,
+    first_round: cutlass.Boolean,
+    number: Int32,
 ):
-    """A tile for the second time: from shared memory, where it is one of the first round's first."""
-    at, origin, word, lane = place
-    first_round, number = which
+    """Loads a tile again; the first ones of the first round from shared memory."""
     if const_expr(spec.grid.kept > 0):
         if first_round & (number < spec.grid.kept):
-            copy_vectors(kept[None, None, word * LANES + lane, number], elements)
+            copy_vectors(kept[None, None, site.thread, number], elements)
         else:
-            load_tile(x, at, origin, (word, lane * VECTOR), elements, False)
+            load_tile(x, site, elements, False)
     else:
-        load_tile(x, at, origin, (word, lane * VECTOR), elements, False)
+        load_tile(x, site, elements, False)
 
 
 def kept_layout(tiles: int) -> cute.Layout:
-    """(VECTOR, ROWS, THREADS, tiles): a thread's vectors beside its neighbours', for itself alone."""
+    """(VECTOR, ROWS, THREADS, tiles): neighbouring threads have neighbouring vectors."""
     strides = (1, THREADS * VECTOR, VECTOR, TILE * TILE)
     return cute.make_layout((VECTOR, ROWS, THREADS, tiles), stride=strides)
 
 
 def copy_vectors(source: cute.Tensor, target: cute.Tensor) -> None:
-    """A thread's elements of a tile from registers to shared memory, or back."""
+    """Copies a thread's elements of a tile from registers to shared memory, or back."""
     for i in range(ROWS):
         pair = [
             cute.make_tensor((t.iterator + offset).align(16), cute.make_layout(VECTOR))
@@ -244,35 +270,49 @@ def _offset(vectors: cute.Tensor, i: int) -> int:
     return i * (VECTOR if cute.rank(vectors) == 1 else THREADS * VECTOR)
 
 
-def part_of(item: Int32, along: tuple) -> tuple:
-    """(matrix, first tile along M, along K) of part `item` of all."""
-    across = along[0] * along[1]
-    rest = item % across
-    return item // across, rest // along[1], rest % along[1]
+class Part(NamedTuple):
+    """A CTA's share of a matrix: every so many tiles from its first one on."""
+
+    matrix: Int32
+    first_m: Int32
+    first_k: Int32
+
+
+def part_of(item: Int32, along: Division) -> Part:
+    """Part `item` of all matrices."""
+    across = along.along_m * along.along_k
+    within = item % across
+    return Part(item // across, within // along.along_k, within % along.along_k)
 
 
 def steps_to(first: Int32, step: Int32, end: Int32) -> Int32:
-    """How many of first, first + step, … come before `end`."""
+    """Count of first, first + step, … before `end`."""
     return (end - 1 - first) // step + 1
 
 
-def number_of_scale(spec: cutlass.Constexpr, matrix: Int32) -> Int32:
-    """Which of all scales a matrix has."""
+def number_of_scale(spec: TileQuantization, matrix: Int32) -> Int32:
+    """Number of a matrix's scale."""
     return Int32(0) if const_expr("whole" in (spec.plain, spec.turned)) else matrix
 
 
-def no_columns(dtype) -> cute.Tensor:
-    """What `larger_pairs` gathers maxima of a thread's columns in."""
-    narrow = dtype is not Float32
-    most = cute.make_rmem_tensor(VECTOR // (1 + narrow), Int32 if narrow else Float32)
-    clear(most)
-    return most
+class Band(NamedTuple):
+    """The columns of a tile, from `first` on, before `end`."""
+
+    matrix: Int32
+    first: Int32
+    end: Int32
 
 
 @cute.jit
-def publish_columns(columns: cute.Tensor, most: cute.Tensor, scratch: cute.Tensor, place: tuple, dtype):
-    """The maxima of a band of columns of which each thread has its own; dtype: x's. Synchronises."""
-    matrix, first, end, thread = place
+def publish_columns(
+    columns: cute.Tensor,
+    band: Band,
+    most: cute.Tensor,
+    scratch: cute.Tensor,
+    thread: Int32,
+    dtype: cutlass.Constexpr,
+):
+    """Raises columns (matrices, 1, K) to the maxima in all threads' `most`; dtype: x's. Synchronises."""
     word, lane = thread // LANES, thread % LANES
     found = halves(most, dtype) if const_expr(most.element_type is not Float32) else most
     for v in range_constexpr(VECTOR):
@@ -280,9 +320,9 @@ def publish_columns(columns: cute.Tensor, most: cute.Tensor, scratch: cute.Tenso
         scratch[word // 2, lane * VECTOR + v] = cute.arch.fmax(found[v], other)
     cute.arch.sync_threads()
     if thread < TILE:
-        if first + thread < end:
+        if band.first + thread < band.end:
             amax = scratch[0, thread]
             for warp in range_constexpr(1, WARPS):
                 amax = cute.arch.fmax(amax, scratch[warp, thread])
-            raise_to(columns[matrix, 0, None].iterator + first + thread, amax)
+            raise_to(columns[band.matrix, 0, None].iterator + band.first + thread, amax)
     cute.arch.sync_threads()

@@ -1,8 +1,12 @@
 """Rows of x and rows of its transpose as fp8 with a scale each, of a tensor much larger than L2.
 
-x is read twice, as it has to be: first by rows, which become fp8 at once and leave the maxima of columns,
+x is read twice, which is the least: first by rows, which become fp8 at once and leave the maxima of columns,
 then by tiles, whose transpose becomes fp8. Each pass writes one of the outputs.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -10,14 +14,22 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.fp8 import block_max, group_scale, halves, largest_finite_both, reciprocal
-from kernels_dsl.config.quantize import THREADS, VECTOR
+from kernels_dsl.config.quantize import THREADS, VECTOR, LineQuantization
 
-from .rows import load_row, store_row
+from .rows import Conversion, RowShare, load_row, store_row
 from .tile import launch_tiles
-from .views import aligned, clear, four_modes, maxima_at, memory_at, raise_to
+from .views import MatrixIndex, Outputs, aligned, clear, four_modes, maxima_at, memory_at, raise_to
 
 CLEARED = THREADS * VECTOR
 """Numbers that a CTA of `clear_maxima_kernel` clears."""
+
+
+class RowPass(NamedTuple):
+    """Results of the pass over rows."""
+
+    values: cute.Tensor  # fp8 (L1, L2, M, K)
+    scales: cute.Tensor  # (L1, L2, M, 1)
+    columns: cute.Tensor  # (L, 1, K): maxima of columns, 0 before
 
 
 def quantize_lines(
@@ -29,13 +41,13 @@ def quantize_lines(
     workspace: Int64,
     rows_each: Int32,
     stream,
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[LineQuantization],
 ):
-    """Launch on x (…, M, K) of 16 bits, up to four modes, K contiguous; spec: a `LineQuantization`.
+    """Launch on x (…, M, K) of 16 bits, up to four modes, K contiguous.
 
     values (…, M, K) and turned_values (…, K, M) fp8, scales (…, M, 1) and (…, K, 1) float32: as in
-    `launch_tiles`. workspace: the address of float32, of `config.quantize.line_elements`, written.
-    rows_each: of a CTA.
+    `launch_tiles`. workspace: the address of float32, of `config.quantize.line_elements`, written. rows_each:
+    rows of a CTA.
     """
     rows = four_modes(x)
     matrices = rows.shape[0] * rows.shape[1]
@@ -47,7 +59,7 @@ def quantize_lines(
         stream=stream,
         use_pdl=spec.early,
     )
-    outputs = (four_modes(values), four_modes(scales), columns)
+    outputs = RowPass(four_modes(values), four_modes(scales), columns)
     quantize_lines_kernel(rows, outputs, rows_each, spec).launch(
         grid=[cute.ceil_div(rows.shape[2], rows_each) * matrices, 1, 1],
         block=[spec.threads, 1, 1],
@@ -56,13 +68,13 @@ def quantize_lines(
         stream=stream,
         use_pdl=spec.early,
     )
-    launch_tiles((x, None, None, turned_values, turned_scales), columns, stream, spec.turned)
+    launch_tiles(x, Outputs(None, None, turned_values, turned_scales), columns, stream, spec.turned)
 
 
 @entry_name("quantize_clear")
 @cute.kernel
-def clear_maxima_kernel(maxima: cute.Tensor, spec: cutlass.Constexpr):
-    """maxima (n,) = 0."""
+def clear_maxima_kernel(maxima: cute.Tensor, spec: cutlass.Constexpr[LineQuantization]):
+    """Sets maxima (n,) to 0."""
     if const_expr(spec.early):
         # In this order: the kernel after this one may read x as soon as it starts.
         cute.arch.griddepcontrol_wait()
@@ -75,8 +87,10 @@ def clear_maxima_kernel(maxima: cute.Tensor, spec: cutlass.Constexpr):
 
 @entry_name("quantize_lines")
 @cute.kernel
-def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec: cutlass.Constexpr):
-    """Rows of x, and the maxima of their columns: a CTA takes `rows_each` rows, `spec.rows` at a time."""
+def quantize_lines_kernel(
+    x: cute.Tensor, outputs: RowPass, rows_each: Int32, spec: cutlass.Constexpr[LineQuantization]
+):
+    """Converts rows of x and takes the maxima of columns: `rows_each` rows a CTA, `spec.rows` at a time."""
     values, scales, columns = outputs
     thread, number = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     if const_expr(spec.early):
@@ -84,7 +98,7 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
     parts = cute.ceil_div(x.shape[2], rows_each)
     matrix, start = number // parts, number % parts * rows_each
     end = cutlass.min(start + rows_each, x.shape[2])
-    at = (matrix // x.shape[1], matrix % x.shape[1])
+    index = MatrixIndex(matrix // x.shape[1], matrix % x.shape[1])
     step, warps = const_expr(spec.threads * VECTOR), const_expr(spec.threads // 32)
     columns_each = const_expr(spec.vectors * VECTOR)
     allocator = cutlass.memory.SmemAllocator()
@@ -95,20 +109,21 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
     clear(most)
     following = cute.make_rmem_tensor((columns_each, spec.rows), x.element_type)
     if const_expr(spec.ahead):
-        load_rows(x, (at, start, end), (thread * VECTOR, step), elements)
+        load_rows(x, RowShare(index, start, thread * VECTOR, step), end, elements)
     for first in cutlass.range(start, end, spec.rows, unroll=1):
         if const_expr(spec.ahead):
-            load_rows(x, (at, first + spec.rows, end), (thread * VECTOR, step), following)
+            load_rows(x, RowShare(index, first + spec.rows, thread * VECTOR, step), end, following)
         else:
-            load_rows(x, (at, first, end), (thread * VECTOR, step), elements)
+            load_rows(x, RowShare(index, first, thread * VECTOR, step), end, elements)
         for n in range_constexpr(spec.rows):
             row, own = cutlass.min(first + n, end - 1), elements[None, n]
             amax = largest_finite_both(cute.recast_tensor(own, Int32), most, x.element_type)
-            # Two sets in turn: whoever reads one has left the barrier before the one that this row waits at.
+            # Two sets in turn: a thread that reads one has left the barrier before the one of this row.
             scale = group_scale(block_max(amax, scratch[None, (first + n) % 2], thread, warps), spec.format)
             if thread == 0:
-                scales[at[0], at[1], row, 0] = scale
-            store_row(values, (at, row), (thread * VECTOR, step), own, (reciprocal(scale), spec.format))
+                scales[index.outer, index.inner, row, 0] = scale
+            share = RowShare(index, row, thread * VECTOR, step)
+            store_row(values, share, own, Conversion(reciprocal(scale), spec.format))
         if const_expr(spec.ahead):
             elements.store(following.load())
     if const_expr(spec.early):
@@ -123,19 +138,19 @@ def quantize_lines_kernel(x: cute.Tensor, outputs: tuple, rows_each: Int32, spec
 
 
 @cute.jit
-def load_rows(x: cute.Tensor, rows: tuple, columns: tuple, elements: cute.Tensor):
-    """Rows first, first + 1, … of a matrix to elements (…, rows), behind its end the last one again. rows:
-    (matrix, first, end); columns: (first, step) of a thread's vectors."""
-    at, first, end = rows
+def load_rows(x: cute.Tensor, share: RowShare, end: Int32, elements: cute.Tensor):
+    """Loads the share of rows share.row, share.row + 1, … to elements (…, rows); from `end` on, the last
+    again."""
     for n in range_constexpr(cute.size(elements, mode=[1])):
-        load_row(x, (at, cutlass.min(first + n, end - 1)), *columns, elements[None, n])
+        load_row(x, share._replace(row=cutlass.min(share.row + n, end - 1)), elements[None, n])
 
 
 @cute.jit
 def publish(columns: cute.Tensor, found: cute.Tensor, first: cutlass.Constexpr, thread: Int32):
-    """The maxima of columns from `first` on become the larger of themselves and those that this CTA found.
+    """Raises the maxima of columns from `first` on to those that this CTA found.
 
-    Neighbours in a warp are neighbours in memory. What is larger already needs no atomic operation: most are.
+    Neighbours in a warp are neighbours in memory. Maxima that are already larger, as most are, need no atomic
+    operation.
     """
     threads = const_expr(cute.size(found) // VECTOR)
     before = cute.make_rmem_tensor(VECTOR, Float32)

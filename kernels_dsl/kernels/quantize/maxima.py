@@ -1,14 +1,16 @@
-"""Quantisation with scales that must be known before, of all, matrices or lines: its kernels together."""
+"""Quantisation by maxima that are made first, of all of x, matrices or lines: two launches, or three."""
+
+from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from kernels_dsl.config.quantize import FEW_PARTS
+from kernels_dsl.config.quantize import FEW_PARTS, TileQuantization
 
 from .amax import amax_parts
 from .tile import launch_tiles
-from .views import four_modes, maxima_at, memory_at, scale_of_all
+from .views import four_modes, maxima_at, memory_at, outputs_of
 
 
 def quantize_by_maxima(
@@ -21,18 +23,17 @@ def quantize_by_maxima(
     parts: Int32,
     scale: Int64,
     stream,
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     many: cutlass.Constexpr[bool],
 ):
     """Launch `amax_parts` and `launch_tiles` of the same x, by `spec`; the tensors are theirs. Lines of both
     outputs are for `quantize_grid`.
 
     workspace: the address of float32, of `config.quantize.maxima_elements`, written. parts: maxima of each
-    matrix, or of each of its columns. With `many` there are so many that `launch_tiles` reads maxima of
-    those. scale: as in `quantize_grid`.
+    matrix, or of each of its columns. With `many`, a second `amax_parts` makes fewer maxima of them. scale:
+    as in `quantize_grid`.
     """
-    if "whole" in (spec.plain, spec.turned):
-        scales, turned_scales = scale_of_all(scale, spec)
+    outputs = outputs_of(values, scales, turned_values, turned_scales, scale, spec)
     columns = "lines" in (spec.plain, spec.turned)
     whole = four_modes(x)
     matrices = whole.shape[0] * whole.shape[1]
@@ -44,4 +45,4 @@ def quantize_by_maxima(
         fewer, _ = maxima_at(memory, end, (1, FEW_PARTS))
         amax_parts(maxima, fewer, stream, False, spec.early)
         maxima = fewer
-    launch_tiles((x, values, scales, turned_values, turned_scales), maxima, stream, spec)
+    launch_tiles(x, outputs, maxima, stream, spec)

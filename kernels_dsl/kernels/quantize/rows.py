@@ -1,8 +1,12 @@
 """Rows of x as fp8 with a scale each: a row stays in registers between maximum and scaling.
 
-Rows that one CTA's registers cannot hold are held by a cluster, whose CTAs tell each other their maxima
-through shared memory.
+Rows that one CTA's registers cannot hold are held by a cluster, whose CTAs exchange their maxima through
+shared memory.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -11,9 +15,10 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.hw.dsl import entry_name, inline_ptx
 from kernels_dsl.blocks.hw.fp8 import DTYPES, block_max, group_scale, reciprocal
-from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR
+from kernels_dsl.config.quantize import CTAS_PER_SM, THREADS, VECTOR, RowQuantization
 
 from .views import (
+    MatrixIndex,
     address,
     aligned,
     clear,
@@ -29,7 +34,30 @@ from .views import (
 
 WARPS = THREADS // 32
 VECTORS_AT_ONCE = 4
-"""Vectors that a thread has under way where a row is read twice."""
+"""Vectors that a thread has under way if a row is read twice."""
+
+
+class RowDivisors(NamedTuple):
+    """Divisors that turn a row's number into its indices."""
+
+    rows: cute.FastDivmodDivisorV2  # of a matrix
+    inner: cute.FastDivmodDivisorV2  # matrices of the second mode
+
+
+class RowShare(NamedTuple):
+    """A thread's share of a row: vectors from column `first` on, every `step` columns."""
+
+    matrix: MatrixIndex
+    row: Int32
+    first: Int32
+    step: int
+
+
+class Conversion(NamedTuple):
+    """From elements to fp8."""
+
+    factor: Float32
+    format: str
 
 
 def quantize_rows(
@@ -38,19 +66,19 @@ def quantize_rows(
     scales: cute.Tensor | None,
     scale: Int64,
     stream,
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[RowQuantization],
 ):
-    """Launch for x (…, M, K) of up to four modes, K contiguous; spec: a `RowQuantization`.
+    """Launch on x (…, M, K), up to four modes, K contiguous.
 
     values (…, M, K) fp8, rows at multiples of 16 bytes; scales (…, M, 1) float32. Both are written. With
-    `spec.whole` one scale, of all of x, at address `scale`, and no `scales`; x and values are contiguous, K
-    is a multiple of 16. Otherwise `scale` is 0.
+    `spec.whole` there is one scale, of all of x, at address `scale`, and scales is None; x and values are
+    contiguous, and K is a multiple of 16. Otherwise `scale` is 0.
     """
     if const_expr(spec.whole):
         x, values, scales = one_row(x), one_row(values), one_scale(scale)
     x, values, scales = four_modes(x), four_modes(values), four_modes(scales)
     rows = x.shape[0] * x.shape[1] * x.shape[2]
-    divisors = (divisor(x.shape[2]), divisor(x.shape[1]))
+    divisors = RowDivisors(divisor(x.shape[2]), divisor(x.shape[1]))
     quantize_rows_kernel(x, values, scales, divisors, spec).launch(
         grid=[cute.ceil_div(rows, spec.rows) * spec.cluster, 1, 1],
         block=[THREADS, 1, 1],
@@ -65,13 +93,16 @@ def quantize_rows(
 @entry_name("quantize_rows")
 @cute.kernel
 def quantize_rows_kernel(
-    x: cute.Tensor, values: cute.Tensor, scales: cute.Tensor, divisors: tuple, spec: cutlass.Constexpr
+    x: cute.Tensor,
+    values: cute.Tensor,
+    scales: cute.Tensor,
+    divisors: RowDivisors,
+    spec: cutlass.Constexpr[RowQuantization],
 ):
-    """Device side of `quantize_rows`. Threads of a row that does not exist work on the last one. divisors: by
-    the rows of a matrix, by the matrices of the second mode."""
+    """Device side of `quantize_rows`. Threads of a row that does not exist work on the last one."""
     thread = cute.arch.thread_idx()[0]
     if const_expr(spec.cluster > 1):
-        cute.arch.cluster_arrive_relaxed()  # the others' shared memory is there once all have come by
+        cute.arch.cluster_arrive_relaxed()  # all CTAs' shared memory exists once all have arrived
     if const_expr(spec.early):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
@@ -80,19 +111,20 @@ def quantize_rows_kernel(
     rows = x.shape[0] * x.shape[1] * x.shape[2]
     exists = number < rows
     number = cutlass.min(number, rows - 1)
-    matrix, row = divmod(number, divisors[0])
-    at = divmod(matrix, divisors[1])
+    matrix, row = divmod(number, divisors.rows)
+    index = MatrixIndex(*divmod(matrix, divisors.inner))
     first = (rank * spec.threads + thread % spec.threads) * VECTOR
     count = spec.vectors or VECTORS_AT_ONCE
     elements = cute.make_rmem_tensor(count * VECTOR, x.element_type)
     step = spec.cluster * spec.threads * VECTOR
+    share = RowShare(index, row, first, step)
     amax = Float32(0.0)
     if const_expr(spec.vectors > 0):
-        load_row(x, (at, row), first, step, elements)
+        load_row(x, share, elements)
         amax = maximum(elements)
     else:
         for start in cutlass.range(first, x.shape[3], step * count, unroll=1):
-            load_row(x, (at, row), start, step, elements)
+            load_row(x, share._replace(first=start), elements)
             amax = cute.arch.fmax(amax, maximum(elements))
     if const_expr(spec.threads == 32):
         amax = cute.arch.warp_reduction_max(amax)
@@ -106,13 +138,14 @@ def quantize_rows_kernel(
     scale = group_scale(amax, spec.format)
     if exists:
         if first == 0:
-            scales[at[0], at[1], row, 0] = scale
+            scales[index.outer, index.inner, row, 0] = scale
         if const_expr(spec.vectors > 0):
-            store_row(values, (at, row), (first, step), elements, (reciprocal(scale), spec.format))
+            store_row(values, share, elements, Conversion(reciprocal(scale), spec.format))
         else:
             for start in cutlass.range(first, x.shape[3], step * count, unroll=1):
-                load_row(x, (at, row), start, step, elements)
-                store_row(values, (at, row), (start, step), elements, (reciprocal(scale), spec.format))
+                load_row(x, share._replace(first=start), elements)
+                conversion = Conversion(reciprocal(scale), spec.format)
+                store_row(values, share._replace(first=start), elements, conversion)
 
 
 def one_row(tensor: cute.Tensor) -> cute.Tensor:
@@ -122,7 +155,7 @@ def one_row(tensor: cute.Tensor) -> cute.Tensor:
 
 @dsl_user_op
 def store_to_peer(pointer: cute.Pointer, peer: Int32, value: Float32, *, loc=None, ip=None) -> None:
-    """`value` to where `pointer` would point in CTA `peer` of the cluster."""
+    """Stores `value` at `pointer` in the shared memory of CTA `peer` of the cluster."""
     theirs = Int32(cute.arch.map_dsmem_ptr(pointer, peer, loc=loc, ip=ip).toint(loc=loc, ip=ip))
     text = "st.shared::cluster.f32 [$0], $1;"
     inline_ptx(None, (theirs, Float32(value)), text, "r,f,~{memory}", effects=True, loc=loc, ip=ip)
@@ -130,7 +163,7 @@ def store_to_peer(pointer: cute.Pointer, peer: Int32, value: Float32, *, loc=Non
 
 @cute.jit
 def cluster_max(value: Float32, maxima: cute.Tensor, rank: Int32, thread: Int32) -> Float32:
-    """The maximum of the CTAs' values, in all of them; maxima: (CTAs,) shared."""
+    """The maximum over the CTAs of a cluster; maxima: (CTAs,) shared."""
     cute.arch.cluster_wait()
     if thread < cute.size(maxima):
         store_to_peer(maxima.iterator + rank, thread, value)
@@ -142,27 +175,26 @@ def cluster_max(value: Float32, maxima: cute.Tensor, rank: Int32, thread: Int32)
 
 
 @cute.jit
-def load_row(x: cute.Tensor, place: tuple, first: Int32, step: cutlass.Constexpr, elements: cute.Tensor):
-    """Vectors first, first + step, … of a row, 0 behind its end. Whole vectors first: their loads overlap."""
-    at, row = place
+def load_row(x: cute.Tensor, share: RowShare, elements: cute.Tensor):
+    """Loads a share of a row, 0 after the row's end. Whole vectors go first, so that their loads overlap."""
+    matrix, row, first, step = share
     K = x.shape[3]
     clear(elements)
     for i in range_constexpr(cute.size(elements) // VECTOR):
         column = first + i * step
         if column + VECTOR <= K:
-            load_whole(vector_at(x, at, row, column), elements, i * VECTOR)
+            load_whole(vector_at(x, matrix, row, column), elements, i * VECTOR)
     if K % VECTOR != 0:
         for i in range_constexpr(cute.size(elements) // VECTOR):
             column = first + i * step
             if (column < K) & (column + VECTOR > K):
-                load_part(address(x, at, row, column), elements, i * VECTOR, K - column)
+                load_part(address(x, matrix, row, column), elements, i * VECTOR, K - column)
 
 
 @cute.jit
-def store_row(values: cute.Tensor, place: tuple, columns: tuple, elements: cute.Tensor, conversion: tuple):
-    """The same vectors as fp8. One that begins in the row ends in it or in the pitch behind it."""
-    at, row = place
-    first, step = columns
+def store_row(values: cute.Tensor, share: RowShare, elements: cute.Tensor, conversion: Conversion):
+    """Stores a share of a row as fp8. A vector that begins in the row ends in it or in its padding."""
+    matrix, row, first, step = share
     factor, format = conversion
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[format])
     for i in range_constexpr(cute.size(elements) // VECTOR):
@@ -170,4 +202,4 @@ def store_row(values: cute.Tensor, place: tuple, columns: tuple, elements: cute.
         vector = cute.make_tensor(elements.iterator + i * VECTOR, cute.make_layout(VECTOR))
         packed.store((vector.load().to(Float32) * factor).to(DTYPES[format]))
         if column < values.shape[3]:
-            store_vector(packed, aligned(address(values, at, row, column), VECTOR))
+            store_vector(packed, aligned(address(values, matrix, row, column), VECTOR))

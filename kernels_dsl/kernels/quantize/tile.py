@@ -2,8 +2,12 @@
 
 A thread has 8 neighbours in each of 8 rows. Scales of groups come from maxima over the 16 threads of a row,
 over the 16 threads of a column, or over the CTA. The transpose goes through shared memory in words of 4 rows
-of one column; an exclusive or keeps both its writes and its reads free of bank conflicts.
+of one column; an exclusive or keeps writes and reads free of bank conflicts.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -11,12 +15,23 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.hw.dsl import entry_name, transposed
 from kernels_dsl.blocks.hw.fp8 import DTYPES, block_max, group_scale, reciprocal, widened
-from kernels_dsl.config.quantize import CTAS_PER_SM, PITCH, THREADS, TILE, VECTOR, WARPS
+from kernels_dsl.config.quantize import (
+    CTAS_PER_SM,
+    PITCH,
+    THREADS,
+    TILE,
+    VECTOR,
+    WARPS,
+    TileQuantization,
+)
 
 from .views import (
     LANES,
     ROWS,
     WORDS,
+    Outputs,
+    Site,
+    TileDivisors,
     address,
     aligned,
     convert,
@@ -27,16 +42,31 @@ from .views import (
     maxima_of_rows,
     maximum,
     maximum_of_row,
+    outputs_of,
     row_of_tile,
-    scale_of_all,
+    site_of,
     store_vector,
     tile_divisors,
-    tile_place,
     whole_tile,
 )
 
 PARTS_AT_ONCE = 4
 """Loads of maxima that a thread has under way."""
+
+
+class LineMaxima(NamedTuple):
+    """Maxima of parts of lines that an earlier pass made, float32 (matrices, parts, lines); None if not
+    wanted."""
+
+    columns: cute.Tensor | None
+    rows: cute.Tensor | None
+
+
+class Scratch(NamedTuple):
+    """Shared memory of a CTA."""
+
+    maxima: cute.Tensor  # float32 (WARPS, TILE)
+    tile: cute.Tensor | None  # Int32 (TILE * TILE / 4,): the transpose
 
 
 def quantize_tile(
@@ -47,40 +77,40 @@ def quantize_tile(
     turned_scales: cute.Tensor | None,
     scale: Int64,
     stream,
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
 ):
-    """Launch one pass over x (…, M, K), by `spec`, a `TileQuantization` of kinds "given", "group" or "block".
+    """Launch one pass over x (…, M, K), by `spec` of kinds "given", "group" or "block".
 
-    The tensors are those of `launch_tiles`. scale: the address of the one scale of "given", with which there
-    are no scales' tensors; otherwise 0.
+    The tensors are those of `launch_tiles`. scale: the address of the one scale of "given", with which scales
+    and turned_scales are None; otherwise 0.
     """
-    if "given" in (spec.plain, spec.turned):
-        scales, turned_scales = scale_of_all(scale, spec)
-    launch_tiles((x, values, scales, turned_values, turned_scales), None, stream, spec)
+    outputs = outputs_of(values, scales, turned_values, turned_scales, scale, spec)
+    launch_tiles(x, outputs, None, stream, spec)
 
 
 def launch_tiles(
-    tensors: tuple,
+    x: cute.Tensor,
+    outputs: Outputs,
     parts: cute.Tensor | None,
     stream,
-    spec: cutlass.Constexpr,
+    spec: TileQuantization,
     matrices: Int32 | None = None,
 ) -> None:
-    """One pass over the first `matrices` matrices of x, None: all; by `spec`, a `TileQuantization`.
+    """Launch one pass over the first `matrices` matrices of x, or all of them, by `spec`.
 
-    tensors: x (…, M, K), values and scales, those of the transpose, all of up to four modes, K contiguous;
-    None where the spec has no such output. values (…, M, K) and turned_values (…, K, M), fp8: at least so
-    large, in rows of whole 16 bytes, which are written to their ends. Scales, float32, are read where the
-    spec says "given", one element, else written: "whole" one element, "matrix" (…, 1, 1), "lines", of the
-    transpose alone, (…, K, 1), "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block"
-    (…, ceil(M / 128), ceil(K / 128)) and its transpose. parts: what `amax_parts` made of the same x, (L, P),
-    for "lines" (L, P, K); for "whole" any L.
+    x (…, M, K), up to four modes, K contiguous. Outputs have up to four modes, and are None where the spec
+    has no such output. values (…, M, K) and turned_values (…, K, M), fp8, may be larger; their rows have
+    whole 16 bytes, and are written to their ends. Scales, float32, are read if the spec says "given", one
+    element, and written otherwise: "whole" one element, "matrix" (…, 1, 1), "lines", of the transpose alone,
+    (…, K, 1), "group" (…, M, ceil(K / 128)) and (…, K, ceil(M / 128)), "block" (…, ceil(M / 128), ceil(K /
+    128)) and its transpose. parts: the result of `amax_parts` of the same x, (L, P), for "lines" (L, P, K);
+    for "whole" any L.
     """
-    x, *outputs = (None if t is None else four_modes(t) for t in tensors)
+    x, outputs = four_modes(x), outputs.with_four_modes()
     if matrices is None:
         matrices = x.shape[0] * x.shape[1]
     tiles = cute.ceil_div(x.shape[2], TILE) * cute.ceil_div(x.shape[3], TILE)
-    quantize_tile_kernel(x, tuple(outputs), parts, tile_divisors(x), spec).launch(
+    quantize_tile_kernel(x, outputs, parts, tile_divisors(x), spec).launch(
         grid=[tiles * matrices, 1, 1],
         block=[THREADS, 1, 1],
         min_blocks_per_mp=CTAS_PER_SM[x.element_type.width // 8],
@@ -93,19 +123,23 @@ def launch_tiles(
 @entry_name("quantize_tile")
 @cute.kernel
 def quantize_tile_kernel(
-    x: cute.Tensor, outputs: tuple, parts: cute.Tensor, divisors: tuple, spec: cutlass.Constexpr
+    x: cute.Tensor,
+    outputs: Outputs,
+    parts: cute.Tensor | None,
+    divisors: TileDivisors,
+    spec: cutlass.Constexpr[TileQuantization],
 ):
     """Device side of `quantize_tile`.
 
-    The kernel that made `parts` ended with the last tiles, so this one begins with those: L2 still has them.
-    They may be read before that kernel has ended, since it let this one start after the kernels before it.
+    The kernel that made `parts` ended with the last tiles, so this one begins with them: L2 still has them.
+    They may be read before that kernel has ended, because it waited for the kernels before it.
     """
     thread = cute.arch.thread_idx()[0]
     word, lane = thread // LANES, thread % LANES
     number = cute.arch.block_idx()[0]
     if const_expr(spec.of_parts):
         number = cute.arch.grid_dim()[0] - 1 - number
-    at, origin = tile_place(number, divisors)
+    site = site_of(number, divisors, word, lane)
     allocator = cutlass.memory.SmemAllocator()
     maxima = allocator.allocate_tensor(Float32, cute.make_layout((WARPS, TILE), stride=(TILE, 1)), 16)
     elements = cute.make_rmem_tensor(ROWS * VECTOR, x.element_type)
@@ -114,65 +148,59 @@ def quantize_tile_kernel(
         cute.arch.griddepcontrol_wait()
     if const_expr(spec.lets_start):
         cute.arch.griddepcontrol_launch_dependents()
-    load_tile(x, at, origin, (word, lane * VECTOR), elements, spec.key_order)
+    load_tile(x, site, elements, spec.key_order)
     if const_expr(spec.early and spec.of_parts):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
 
-    place = (at, origin, word, lane)
-    shared = Float32(0.0)
+    scale = Float32(0.0)
     if const_expr("block" in (spec.plain, spec.turned)):
-        shared = group_scale(block_max(maximum(elements), maxima[0, None], thread, WARPS), spec.format)
+        scale = group_scale(block_max(maximum(elements), maxima[0, None], thread, WARPS), spec.format)
     if const_expr("whole" in (spec.plain, spec.turned)):
         everything = cute.make_layout((1, cute.size(parts)), stride=(0, 1))
         parts = cute.make_tensor(parts.iterator, everything)
-        shared = scale_of_parts(parts, Int32(0), maxima[0, None], thread, spec.format)
+        scale = scale_of_parts(parts, Int32(0), maxima[0, None], thread, spec.format)
     if const_expr("matrix" in (spec.plain, spec.turned)):
-        shared = scale_of_parts(parts, at[0] * x.shape[1] + at[1], maxima[0, None], thread, spec.format)
+        number = site.matrix.outer * x.shape[1] + site.matrix.inner
+        scale = scale_of_parts(parts, number, maxima[0, None], thread, spec.format)
     tile = None
     if const_expr(spec.turned is not None):
         tile = allocator.allocate_tensor(Int32, cute.make_layout(TILE * TILE // 4), 16)
-    convert_tile(spec, x, outputs, elements, (shared, maxima, tile), (parts, None), place)
+    convert_tile(spec, x, outputs, elements, scale, Scratch(maxima, tile), LineMaxima(parts, None), site)
 
 
 @cute.jit
 def convert_tile(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
-    outputs: tuple,
+    outputs: Outputs,
     elements: cute.Tensor,
-    shared: tuple,
-    maxima_of: tuple,
-    place: tuple,
+    scale: Float32,
+    scratch: Scratch,
+    lines: LineMaxima,
+    site: Site,
 ):
-    """Scales and fp8 values of a tile that lies in registers. `shared`: the scale of all of it, if it has
-    one, and shared memory for maxima of columns and for the transpose."""
-    values, scales, turned_values, turned_scales = outputs
-    scale, maxima, tile = shared
-    parts, row_parts = maxima_of
+    """Makes scales and fp8 values of a tile that lies in registers. `scale`: of the whole tile, if it has
+    one."""
     if const_expr(spec.turned in ("group", "lines")):
         # Before the rows' work, so that nobody waits for it.
-        column_scales(spec, x, turned_scales, elements, (maxima, parts), place)
+        column_scales(spec, x, outputs.turned_scales, elements, scratch.maxima, lines.columns, site)
     if const_expr(spec.plain is not None):
-        factors = row_factors(spec, x, scales, elements, (scale, row_parts), place)
+        factors = row_factors(spec, x, outputs.scales, elements, scale, lines.rows, site)
         if const_expr(spec.plain == spec.turned and spec.plain not in ("group", "lines")):
             elements = converted(spec, elements, factors)  # both outputs have the same numbers
-        store_rows(spec, x, values, elements, factors, place)
+        store_rows(spec, x, outputs.values, elements, factors, site)
     if const_expr(spec.turned is not None):
-        factors = column_factors(spec, turned_scales, (scale, maxima), place)
-        store_turned(spec, x, turned_values, elements, (factors, tile), place)
+        factors = column_factors(spec, outputs.turned_scales, scale, scratch.maxima, site)
+        store_turned(spec, x, outputs.turned_values, elements, factors, scratch.tile, site)
 
 
-def converted(spec: cutlass.Constexpr, elements: cute.Tensor, factors: cute.Tensor) -> cute.Tensor:
+def converted(spec: TileQuantization, elements: cute.Tensor, factors: cute.Tensor) -> cute.Tensor:
     """A thread's elements of a tile as fp8. factors: 1 / scale of each row (ROWS,)."""
     packed = cute.make_rmem_tensor(ROWS * VECTOR, DTYPES[spec.format])
     for i in range(ROWS):
-        convert(
-            elements,
-            i * VECTOR,
-            factors[i],
-            cute.make_tensor(packed.iterator + i * VECTOR, cute.make_layout(VECTOR)),
-        )
+        row = cute.make_tensor(packed.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        convert(elements, i * VECTOR, factors[i], row)
     return packed
 
 
@@ -190,54 +218,56 @@ def scale_of_parts(
 
 
 @cute.jit
-def store_scale(kind: cutlass.Constexpr, scales: cute.Tensor, scale: Float32, block: tuple, place: tuple):
-    """One thread stores the scale of this tile, number `block`; of a matrix, that of its first tile does."""
-    at, _, word, lane = place
-    if (word == 0) & (lane == 0):
+def store_scale(
+    kind: cutlass.Constexpr, scales: cute.Tensor, scale: Float32, block: tuple[Int32, Int32], site: Site
+):
+    """Stores the scale of this tile, number `block`, by one thread; a matrix's by that of its first tile."""
+    outer, inner = site.matrix
+    if (site.word == 0) & (site.lane == 0):
         if const_expr(kind == "block"):
-            scales[at[0], at[1], block[0], block[1]] = scale
+            scales[outer, inner, block[0], block[1]] = scale
         elif (block[0] == 0) & (block[1] == 0):
             if const_expr(kind == "matrix"):
-                scales[at[0], at[1], 0, 0] = scale
-            elif (at[0] == 0) & (at[1] == 0):
+                scales[outer, inner, 0, 0] = scale
+            elif (outer == 0) & (inner == 0):
                 scales[0, 0, 0, 0] = scale
 
 
 @cute.jit
 def row_factors(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
     scales: cute.Tensor,
     elements: cute.Tensor,
-    shared: tuple,
-    place: tuple,
+    scale: Float32,
+    rows: cute.Tensor | None,
+    site: Site,
 ) -> cute.Tensor:
     """1 / scale of each of this thread's rows (ROWS,); stores the scales that are not given."""
-    at, origin, word, lane = place
-    scale, row_parts = shared
+    (outer, inner), lane = site.matrix, site.lane
     factors = cute.make_rmem_tensor(ROWS, Float32)
     if const_expr(spec.plain in ("block", "matrix", "whole")):
-        store_scale(spec.plain, scales, scale, (origin[0] // TILE, origin[1] // TILE), place)
+        store_scale(spec.plain, scales, scale, (site.row // TILE, site.column // TILE), site)
         factors.fill(reciprocal(scale))
     elif const_expr(spec.plain == "given"):
         factors.fill(reciprocal(scales[0, 0, 0, 0]))
     else:
         # A lane has one row, number lane // 2, so that it makes one scale instead of eight.
-        row = origin[0] + row_of_tile(word, lane // 2, spec.key_order)
+        row = site.row + row_of_tile(site.word, lane // 2, spec.key_order)
         largest = Float32(0.0)
         if const_expr(spec.plain == "lines"):
-            matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(row, x.shape[2] - 1)
-            for p in cutlass.range(row_parts.shape[1]):
-                largest = cute.arch.fmax(largest, row_parts[matrix, p, line])
+            matrix, line = outer * x.shape[1] + inner, cutlass.min(row, x.shape[2] - 1)
+            for p in cutlass.range(rows.shape[1]):
+                largest = cute.arch.fmax(largest, rows[matrix, p, line])
         else:
             largest = maximum_of_row(maxima_of_rows(elements), lane)
         mine = group_scale(largest, spec.format)
-        group = origin[1] // TILE
+        group = site.column // TILE
         if (lane % 2 == 0) & (row < x.shape[2]):
             if const_expr(spec.plain == "group"):
-                scales[at[0], at[1], row, group] = mine
+                scales[outer, inner, row, group] = mine
             elif group == 0:
-                scales[at[0], at[1], row, 0] = mine
+                scales[outer, inner, row, 0] = mine
         factor = reciprocal(mine)
         first = cute.arch.lane_idx() // LANES * LANES
         for i in range_constexpr(ROWS):
@@ -247,17 +277,17 @@ def row_factors(
 
 @cute.jit
 def column_scales(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
     scales: cute.Tensor,
     elements: cute.Tensor,
-    shared: tuple,
-    place: tuple,
+    maxima: cute.Tensor,
+    parts: cute.Tensor | None,
+    site: Site,
 ):
-    """A scale for each column of the tile, stored; maxima[0, :] = 1 / scale, for whom synchronises next."""
-    at, origin, word, lane = place
-    maxima, parts = shared
-    thread = word * LANES + lane
+    """Stores a scale for each column of the tile, and 1 / scale to maxima[0, :]. The caller synchronises."""
+    (outer, inner), word, lane = site.matrix, site.word, site.lane
+    thread = site.thread
     if const_expr(spec.turned == "group"):
         amax = maxima_of_columns(elements)
         for v in range_constexpr(VECTOR):
@@ -266,7 +296,7 @@ def column_scales(
             maxima[word // 2, lane * VECTOR + v] = cute.arch.fmax(amax[v], other)
     else:
         column, first = thread % TILE, thread // TILE
-        matrix, line = at[0] * x.shape[1] + at[1], cutlass.min(origin[1] + column, x.shape[3] - 1)
+        matrix, line = outer * x.shape[1] + inner, cutlass.min(site.column + column, x.shape[3] - 1)
         found, last = Float32(0.0), parts.shape[1] - 1
         step = cutlass.const_expr(THREADS // TILE)
         for p in cutlass.range(first, parts.shape[1], step * PARTS_AT_ONCE, unroll=1):
@@ -279,64 +309,66 @@ def column_scales(
         for warp in range_constexpr(1, WARPS if spec.turned == "group" else THREADS // TILE):
             largest = cute.arch.fmax(largest, maxima[warp, thread])
         own = group_scale(largest, spec.format)
-        if origin[1] + thread < x.shape[3]:
+        if site.column + thread < x.shape[3]:
             if const_expr(spec.turned == "group"):
-                scales[at[0], at[1], origin[1] + thread, origin[0] // TILE] = own
-            elif origin[0] == 0:
-                scales[at[0], at[1], origin[1] + thread, 0] = own
+                scales[outer, inner, site.column + thread, site.row // TILE] = own
+            elif site.row == 0:
+                scales[outer, inner, site.column + thread, 0] = own
         maxima[0, thread] = reciprocal(own)
 
 
 @cute.jit
-def column_factors(spec: cutlass.Constexpr, scales: cute.Tensor, shared: tuple, place: tuple) -> cute.Tensor:
+def column_factors(
+    spec: cutlass.Constexpr[TileQuantization],
+    scales: cute.Tensor,
+    scale: Float32,
+    maxima: cute.Tensor,
+    site: Site,
+) -> cute.Tensor:
     """1 / scale of each of this thread's columns (VECTOR,); stores a scale of all of them."""
-    _, origin, _, lane = place
-    scale, maxima = shared
     factors = cute.make_rmem_tensor(VECTOR, Float32)
     factors.fill(1.0)
     if const_expr(spec.turned in ("block", "matrix", "whole")):
-        store_scale(spec.turned, scales, scale, (origin[1] // TILE, origin[0] // TILE), place)
+        store_scale(spec.turned, scales, scale, (site.column // TILE, site.row // TILE), site)
         factors.fill(reciprocal(scale))
     elif const_expr(spec.turned == "given"):
         factors.fill(reciprocal(scales[0, 0, 0, 0]))
     elif const_expr(spec.turned in ("group", "lines")):
         cute.arch.sync_threads()
-        cute.autovec_copy(
-            cute.make_tensor(aligned(maxima.iterator + lane * VECTOR, 16), cute.make_layout(VECTOR)), factors
-        )
+        own = aligned(maxima.iterator + site.lane * VECTOR, 16)
+        cute.autovec_copy(cute.make_tensor(own, cute.make_layout(VECTOR)), factors)
     return factors
 
 
 @cute.jit
 def store_rows(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
     values: cute.Tensor,
     elements: cute.Tensor,
     factors: cute.Tensor,
-    place: tuple,
+    site: Site,
 ):
-    """This thread's vectors of fp8. One that begins in a row ends in it or in the pitch behind it."""
-    if whole_tile(x, place[1]):
-        store_some_rows(spec, x, values, elements, factors, place, True)
+    """Stores this thread's vectors of fp8. A vector that begins in a row ends in it or in its padding."""
+    if whole_tile(x, site):
+        store_some_rows(spec, x, values, elements, factors, site, True)
     else:
-        store_some_rows(spec, x, values, elements, factors, place, False)
+        store_some_rows(spec, x, values, elements, factors, site, False)
 
 
 @cute.jit
 def store_some_rows(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
     values: cute.Tensor,
     elements: cute.Tensor,
     factors: cute.Tensor,
-    place: tuple,
-    all_of_them: cutlass.Constexpr,
+    site: Site,
+    whole: cutlass.Constexpr,
 ):
-    """`store_rows`; all_of_them: the tile is whole."""
-    at, origin, word, lane = place
-    row, column = origin[0] + row_of_tile(word, 0, spec.key_order), origin[1] + lane * VECTOR
-    first = aligned(address(values, at, row, column), VECTOR)
+    """`store_rows`; whole: the tile lies within x."""
+    row, column = site.row + row_of_tile(site.word, 0, spec.key_order), site.column + site.lane * VECTOR
+    first = aligned(address(values, site.matrix, row, column), VECTOR)
     packed = cute.make_rmem_tensor(VECTOR, DTYPES[spec.format])
     for i in range_constexpr(ROWS):
         if const_expr(elements.element_type is packed.element_type):
@@ -344,7 +376,7 @@ def store_some_rows(
         else:
             convert(elements, i * VECTOR, factors[i], packed)
         step = row_of_tile(0, i, spec.key_order)
-        if const_expr(all_of_them):
+        if const_expr(whole):
             store_vector(packed, further(first, values, step))
         elif (row + step < x.shape[2]) & (column < x.shape[3]):
             store_vector(packed, further(first, values, step))
@@ -352,19 +384,20 @@ def store_some_rows(
 
 @cute.jit
 def store_turned(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[TileQuantization],
     x: cute.Tensor,
     values: cute.Tensor,
     elements: cute.Tensor,
-    shared: tuple,
-    place: tuple,
+    factors: cute.Tensor | None,
+    tile: cute.Tensor,
+    site: Site,
 ):
-    """The tile's transpose: words of four rows of a column to shared memory, from there rows of 128 bytes.
+    """Stores the tile's transpose: words of four rows of a column go to shared memory, and from there to rows
+    of 128 bytes. factors: of columns (VECTOR,); None if elements are fp8 already.
 
     Word w of column k lies at k * 32 + (w ^ 2 * (k // 8)).
     """
-    at, origin, word, lane = place
-    factors, tile = shared
+    word, lane = site.word, site.lane
     for half in range_constexpr(ROWS // 4):
         words = words_of_columns(spec, elements, half * 4, factors)
         for v in range_constexpr(VECTOR):
@@ -372,8 +405,8 @@ def store_turned(
             tile[index] = words[v]
     cute.arch.sync_threads()
     end = cute.ceil_div(x.shape[2], PITCH) * PITCH
-    row, column = origin[0] + lane * VECTOR, origin[1] + word
-    first = aligned(address(values, at, column, row), VECTOR)
+    row, column = site.row + lane * VECTOR, site.column + word
+    first = aligned(address(values, site.matrix, column, row), VECTOR)
     words = tile.iterator + word * (TILE // 4)
     pair = (lane * 2) ^ (word // VECTOR * 2)
     moved = cute.make_rmem_tensor(2, Int32)
@@ -387,9 +420,9 @@ def store_turned(
 
 
 def words_of_columns(
-    spec: cutlass.Constexpr, elements: cute.Tensor, first: int, factors: cute.Tensor
+    spec: TileQuantization, elements: cute.Tensor, first: int, factors: cute.Tensor | None
 ) -> list[Int32]:
-    """Each column's four rows from number `first` on, as fp8."""
+    """Four rows of each column, from number `first` on, as fp8 in a word."""
     if elements.element_type is DTYPES[spec.format]:
         rows = cute.recast_tensor(elements, Int32)
         words = [[rows[(first + e) * (VECTOR // 4) + n] for e in range(4)] for n in range(VECTOR // 4)]
