@@ -92,6 +92,13 @@ def test_cases_of_a_block_share_what_the_kernel_depends_on():
     assert len({draw.data.random() for draw in emulated}) == len(emulated)
 
 
+def test_cases_that_a_long_run_found_to_be_wrong():
+    """Factors of two batches that share memory, and NaN that nobody may read in all rows of stride 0."""
+    shared, packed = generate("gemm", 4672, Settings()), generate("fp8", 3082, Settings())
+    assert shared.batches[0] != shared.batches[1] and not shared.shared
+    assert packed.gap and not any(0 in layout.expanded for layout in packed.layouts[1:])
+
+
 @pytest.mark.parametrize(
     "layout",
     [Layout(), Layout((1, 0)), Layout((0, 1), gap=3, offset=1), Layout(step=2), Layout(negated=True),
