@@ -110,7 +110,8 @@ def test_the_other_trees_kernels_are_found_under_other_names():
 
 
 def test_the_kernels_of_this_tree_are_listed():
-    names = machine_code.listed(ROOT, "sm_80")
+    with machine_code.snapshot(ROOT) as tree:
+        names = machine_code.listed(tree, "sm_80")
     assert len(names) > 200
     assert {name.split()[0] for name in names} >= {"gemm", "attention", "bsr", "lists"}
 
@@ -196,3 +197,22 @@ def test_a_kernel_that_does_not_compile_is_reported(project, tmp_path, capfd):
     errors = [json.loads(line)["error"] for line in (tmp_path / "out").read_text().splitlines()]
     assert len(errors) == 2
     assert all("the process ended with 9" in error for error in errors)
+
+
+def test_the_kernels_are_compiled_from_a_copy(project, tmp_path):
+    """An edit while they are compiled would give results of neither version, kept as those of the first."""
+    named = SHIPPED.replace("import torch", "raise RuntimeError(__file__)")
+    (project / "kernels_dsl/cli/kernels.py").write_text(named)
+    options = ["--tree", str(project), "--cache", str(tmp_path / "kept"), "--jobs", "1"]
+    assert machine_code.main(["take", str(tmp_path / "out"), *options]) == 1
+    places = [json.loads(line)["error"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert places
+    assert not any(str(project) in place for place in places)
+    with machine_code.snapshot(project) as copy:
+        job = machine_code.Job(copy, "", "sm_90a", 1, tmp_path)
+        before = job.kept()
+        (project / "kernels_dsl/toy.py").write_text("edited")
+        assert job.kept() == before
+        assert (copy / "kernels_dsl/toy.py").read_text() == KERNELS
+    with machine_code.snapshot(project) as copy:
+        assert job._replace(tree=copy).kept() != before

@@ -15,9 +15,10 @@ key says what a call asks for (operator, tile, dtypes, options) and holds no nam
 Kernels with the same key are compared as a set, and kernels with another key but the same code are reported
 as renamed.
 
-The compiler runs in processes that import the tree in question, with the kernel cache switched off. Results
-are kept in a folder of their own (--cache), named after the digest of all sources of the tree, the compiler's
-version and this file: a repeated run, or another person's run against the same revision, takes seconds.
+The compiler runs in processes that import a copy of the tree in question, so that it may be edited meanwhile,
+with the kernel cache off. Results are kept in a folder of their own (--cache), named after the digest
+of all sources of the tree, the compiler's version and this file: a repeated run, or another person's run
+against the same revision, takes seconds.
 
 Of the tree in question this file uses `kernels_dsl.cli.kernels.shipped` and, of what its `compile` returns,
 `cubin()`, `launches` and `resources()`.
@@ -36,6 +37,7 @@ import math
 import os
 import queue
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -49,6 +51,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("kernels_dsl", "lowering")  # what kernels are made from
+TOOL = Path(__file__).name
 ARCHS = ("sm_90a", "sm_80")  # one of each family
 CHUNK = 40  # kernels a process compiles before it ends: the compiler keeps memory of each
 TYPICAL_SECONDS = 4.0  # that a kernel takes, for the estimate before anything is measured
@@ -157,17 +161,19 @@ class Choice(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Compiles of one tree: its root, the architecture, how many processes, the folder that keeps results."""
+    """Compiles of one tree: a `snapshot` of it, what to call it, the architecture, how many processes, the
+    folder that keeps results."""
 
     tree: Path
+    label: str
     arch: str
     jobs: int
     cache: Path
 
     def kept(self) -> Path:
         """The file of earlier results for exactly these sources, compiler and settings."""
-        state = hashlib.sha256(Path(__file__).read_bytes())
-        for package in ("kernels_dsl", "lowering"):
+        state = hashlib.sha256((self.tree / TOOL).read_bytes())
+        for package in PACKAGES:
             for path in sorted((self.tree / package).rglob("*.py")):
                 state.update(f"\n{path.relative_to(self.tree)}\n".encode() + path.read_bytes())
         for name in SHAPING_PACKAGES:
@@ -222,7 +228,7 @@ def work(tree: Path, arch: str) -> int:
 
 
 def _child(tree: Path, arch: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(__file__).resolve()), "work", str(tree), arch]
+    command = [sys.executable, str(tree / TOOL), "work", str(tree), arch]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, cwd=tree, env=_environment(tree), **pipes)  # type: ignore[call-overload]
 
@@ -275,7 +281,7 @@ def compiled(job: Job, names: Sequence[str]) -> list[dict[str, Any]]:
     missing = [name for name in names if name not in known]
     typical = [result["seconds"] for result in known.values()] or [TYPICAL_SECONDS]
     seconds = len(missing) * sum(typical) / len(typical) / job.jobs
-    _say(f"{job.arch} {job.tree}: {len(names)} kernels, {len(names) - len(missing)} known, "
+    _say(f"{job.arch} {job.label}: {len(names)} kernels, {len(names) - len(missing)} known, "
          f"{len(missing)} to compile: about {_time(seconds)} with {job.jobs} processes")  # fmt: skip
     with path.open("a") as kept:
         for result in _stream(job, missing):
@@ -415,9 +421,10 @@ def _shown(record: dict[str, Any]) -> str:
 def take(args: argparse.Namespace) -> int:
     """Write the records of this tree's kernels."""
     choice, records = Choice(tuple(args.match), args.sample, args.seed), []
-    for arch in args.arch or ARCHS[:1]:
-        names = choice.names(listed(args.tree, arch))
-        records += compiled(Job(args.tree, arch, args.jobs, args.cache), names)
+    with snapshot(args.tree) as tree:
+        for arch in args.arch or ARCHS[:1]:
+            names = choice.names(listed(tree, arch))
+            records += compiled(Job(tree, str(args.tree), arch, args.jobs, args.cache), names)
     _check_some(records, args)
     args.out.write_text("".join(json.dumps(record) + "\n" for record in records))
     failed = [record["key"] for record in records if "error" in record]
@@ -437,15 +444,28 @@ def compare(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def unpacked(revision: str, root: Path = ROOT) -> Iterator[Path]:
-    """A temporary folder with the files of a revision. No worktree: an interrupted run leaves none behind."""
-    archive = subprocess.run(["git", "archive", revision], cwd=root, capture_output=True, check=False)
+def snapshot(tree: Path) -> Iterator[Path]:
+    """A temporary copy of what a tree's kernels are made from, with this file."""
+    with tempfile.TemporaryDirectory(prefix="machine_code_") as folder:
+        copy = Path(folder).resolve()
+        for package in PACKAGES:
+            shutil.copytree(tree / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(__file__, copy / TOOL)
+        yield copy
+
+
+@contextlib.contextmanager
+def committed(revision: str, tree: Path = ROOT) -> Iterator[Path]:
+    """A `snapshot` of a revision. It takes no worktree: an interrupted run leaves none behind."""
+    command = ["git", "archive", revision, *PACKAGES]
+    archive = subprocess.run(command, cwd=tree, capture_output=True, check=False)
     if archive.returncode != 0:
         raise SystemExit(archive.stderr.decode().strip())
     with tempfile.TemporaryDirectory(prefix="machine_code_") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(folder, filter="data")
-        yield Path(folder).resolve()
+        with snapshot(Path(folder)) as copy:
+            yield copy
 
 
 class Counterparts(NamedTuple):
@@ -487,13 +507,13 @@ def against(args: argparse.Namespace) -> int:
     choice = Choice(tuple(args.match), args.sample, args.seed)
     old: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
-    with unpacked(args.revision, args.tree) as other:
+    with snapshot(args.tree) as tree, committed(args.revision, args.tree) as other:
         for arch in args.arch or ARCHS:
-            here, there = listed(args.tree, arch), listed(other, arch)
+            here, there = listed(tree, arch), listed(other, arch)
             names = choice.names(here)
             found = counterparts(names, here, there)
-            new += compiled(Job(args.tree, arch, args.jobs, args.cache), names)
-            old += compiled(Job(other, arch, args.jobs, args.cache), found.names)
+            new += compiled(Job(tree, str(args.tree), arch, args.jobs, args.cache), names)
+            old += compiled(Job(other, args.revision, arch, args.jobs, args.cache), found.names)
             for side, records in ((found.missing, old), (found.new, new)):
                 seen = {record["key"] for record in records}
                 keys = (f"{arch} {key_of(name)}" for name in choice.matching(side))
