@@ -116,7 +116,7 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _refuse(*_: Any) -> NoReturn:
+def _refuse(*_: object) -> NoReturn:
     raise _NeedsValue
 
 
