@@ -128,7 +128,7 @@ LATER_SHARES = 8
 LATER_V = 2
 """The share where it is used."""
 LATER_NUMBERS = 3
-"""int32 of `kernels.attention.sm90_later`, 0 before a launch and after it."""
+"""int32 of `kernels.attention.forward_sm90_deferred`, 0 before a launch and after it."""
 LATER_KEYS_FROM = 2048
 """Keys from which on `later_v` was measured to gain, on an H200."""
 DESCALE_KEYS = 128

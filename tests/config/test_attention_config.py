@@ -183,6 +183,6 @@ def test_what_a_callers_configuration_is_refused_for(changes, element_bytes, rea
 
 def test_the_budget_knows_how_many_warps_transpose_v() -> None:
     pytest.importorskip("cutlass")
-    from kernels_dsl.kernels.attention.sm90_turn import WARPS
+    from kernels_dsl.kernels.attention.forward_sm90_transpose import WARPS
 
     assert WARPS == TURNING_WARPS

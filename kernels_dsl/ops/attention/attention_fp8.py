@@ -53,7 +53,7 @@ from kernels_dsl.ops.plain import (
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
-_JOINT = "kernels_dsl.kernels.joint.attention_fp8"
+_JOINT = "kernels_dsl.kernels.attention.fp8_with_transpose"
 FUNCTIONS = {
     "sm90": lowering.jit(f"{_JOINT}:attention_fp8_with_transpose", name="attention_sm90_fp8"),
     "sm80": lowering.jit(f"{_JOINT}:attention_fp8_sm80_with_transpose", name="attention_sm80_fp8"),

@@ -27,8 +27,8 @@ from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
 
 FUNCTIONS = {
-    "sm90": lowering.jit("kernels_dsl.kernels.attention.sm90:attention_sm90", name="attention_sm90"),
-    "sm80": lowering.jit("kernels_dsl.kernels.attention.sm80:attention_sm80", name="attention_sm80"),
+    "sm90": lowering.jit("kernels_dsl.kernels.attention.forward_sm90:attention_sm90", name="attention_sm90"),
+    "sm80": lowering.jit("kernels_dsl.kernels.attention.forward_sm80:attention_sm80", name="attention_sm80"),
 }
 MAX_TILES = (1 << 31) - (1 << 16)
 """Of a launch: kernels count work tiles, and as many more as there are CTAs, in 32 bits."""

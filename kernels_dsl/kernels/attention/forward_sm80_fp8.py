@@ -15,8 +15,8 @@ from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.swizzled_rows import in_pairs
 
-from .sm80 import launch
-from .sm80_spec import make_spec
+from .forward_sm80 import launch
+from .forward_sm80_spec import make_spec
 
 
 @cute.jit

@@ -21,7 +21,7 @@ from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES
 
-from .sm90_turn import WARPS, turn_block
+from .forward_sm90_transpose import WARPS, turn_block
 
 ROLES = WARPS + 1
 """Warps of a CTA that leave at the end."""

@@ -15,7 +15,7 @@ from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 
-from .sm90 import Call, launch
+from .forward_sm90 import Call, launch
 
 
 @cute.jit

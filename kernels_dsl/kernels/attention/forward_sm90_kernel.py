@@ -11,10 +11,10 @@ from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 
-from . import sm90_turn as turning
-from .sm90_later import turn_later
-from .sm90_load import produce
-from .sm90_mma import consume
+from . import forward_sm90_transpose as turning
+from .forward_sm90_deferred import turn_later
+from .forward_sm90_producer import produce
+from .forward_sm90_consumer import consume
 
 
 @entry_name("attention_sm90")

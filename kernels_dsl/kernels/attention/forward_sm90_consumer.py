@@ -38,7 +38,7 @@ from kernels_dsl.blocks.hw.barriers import (
 from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
-from .sm90_tiles import first_tile, next_tile, tile_at
+from .forward_sm90_tiles import first_tile, next_tile, tile_at
 
 
 class Fragments(NamedTuple):

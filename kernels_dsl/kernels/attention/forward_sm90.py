@@ -34,9 +34,9 @@ from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
-from .sm90_later import describe_later, later_layouts
-from .sm90_roles import attention_kernel
-from .sm90_spec import make_spec
+from .forward_sm90_deferred import describe_later, later_layouts
+from .forward_sm90_kernel import attention_kernel
+from .forward_sm90_spec import make_spec
 
 
 @cute.jit

@@ -11,7 +11,7 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 from kernels_dsl.blocks.mainloop.operand_ring import BARRIER_BYTES, SMEM_BYTES
 from kernels_dsl.config.attention import DESCALE_KEYS, PACKS
 
-from .sm90_turn import WARPS as TURNING_WARPS
+from .forward_sm90_transpose import WARPS as TURNING_WARPS
 
 
 @dataclass(frozen=True)

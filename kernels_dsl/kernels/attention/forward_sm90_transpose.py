@@ -17,7 +17,7 @@ from kernels_dsl.blocks.hw.layouts import SWIZZLES
 from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 
-from .sm90_tiles import first_tile, next_tile, tile_at
+from .forward_sm90_tiles import first_tile, next_tile, tile_at
 
 WARPS = 3
 """Of the producer's warpgroup: all but the one that loads."""

@@ -12,7 +12,7 @@ from kernels_dsl.blocks.attention.work import Work, kv_head
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state
 
-from .sm90_later import await_values, leave
+from .forward_sm90_deferred import await_values, leave
 
 ASK_AHEAD = 2
 """Blocks before the end of a tile where the number of the next one is asked for: in time, and not before, for
