@@ -33,8 +33,8 @@ from kernels_dsl.blocks.attention.work import LAYOUTS, Work, describe_work, rows
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 
-from .forward_sm80_tile import work_tile
 from .forward_sm80_spec import make_spec
+from .forward_sm80_tile import work_tile
 
 
 @cute.jit

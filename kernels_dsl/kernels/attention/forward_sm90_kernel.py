@@ -12,9 +12,9 @@ from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 
 from . import forward_sm90_transpose as turning
+from .forward_sm90_consumer import consume
 from .forward_sm90_deferred import turn_later
 from .forward_sm90_producer import produce
-from .forward_sm90_consumer import consume
 
 
 @entry_name("attention_sm90")

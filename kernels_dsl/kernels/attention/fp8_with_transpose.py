@@ -9,8 +9,8 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.config.quantize import TileQuantization
 from kernels_dsl.kernels.attention.forward_sm80_fp8 import attention_sm80_fp8
-from kernels_dsl.kernels.attention.forward_sm90_fp8 import attention_sm90_fp8
 from kernels_dsl.kernels.attention.forward_sm90_deferred import first_heads
+from kernels_dsl.kernels.attention.forward_sm90_fp8 import attention_sm90_fp8
 from kernels_dsl.kernels.quantize.packed import transpose_packed
 from kernels_dsl.kernels.quantize.tile import launch_tiles
 from kernels_dsl.kernels.quantize.views import Outputs
