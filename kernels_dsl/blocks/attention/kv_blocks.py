@@ -1,4 +1,4 @@
-"""Which key blocks a query tile visits, and which of them need a mask.
+"""Key blocks that a query tile visits, and which of them need a mask.
 
 A visit has three segments: blocks that the right edge of the mask cuts (or the end of the keys), blocks
 in which every query sees every key, and blocks that the left edge cuts. A range is walked from right to
@@ -14,26 +14,45 @@ from cutlass import Int32
 
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.config.attention import AttentionVariant
 
 
 class Window(NamedTuple):
-    """Widths of the mask's edges; which of them count is in `AttentionVariant`."""
+    """Widths of the mask's edges; `AttentionVariant` says which of them count."""
 
     left: Int32
     right: Int32
+
+
+class KeyLists(NamedTuple):
+    """Key blocks that each block of queries visits, int32. Either pair may be None, not both.
+
+    A listed block is `variant.lists` = (query tiles, key tiles) large.
+    """
+
+    counts: cute.Tensor | None
+    """(B, H, query blocks): blocks that need a mask."""
+    indices: cute.Tensor | None
+    """(B, H, query blocks, entries): which those are."""
+    full_counts: cute.Tensor | None
+    """(B, H, query blocks): blocks that need none."""
+    full_indices: cute.Tensor | None
+    """(B, H, query blocks, entries): which those are."""
 
 
 class Visit(NamedTuple):
-    """Key blocks of one query tile: numbers of masked, whole and masked blocks, and the rightmost of a range.
-
-    `k_len` keys count: 0 where the tile sees none at all.
-    """
+    """Key blocks of one query tile, counted by segment."""
 
     right: Int32
+    """Masked blocks at the right edge; of a list all masked ones."""
     whole: Int32
+    """Blocks that need no mask."""
     left: Int32
+    """Masked blocks at the left edge."""
     last: Int32
+    """The rightmost block of a range."""
     k_len: Int32
+    """Keys that count: 0 where the tile sees none at all."""
 
     @property
     def count(self) -> Int32:
@@ -41,8 +60,8 @@ class Visit(NamedTuple):
         return self.right + self.whole + self.left
 
 
-def diagonal_shift(variant, seq: SeqInfo) -> Int32:
-    """What is added to a query's place to get the key on its diagonal."""
+def diagonal_shift(variant: AttentionVariant, seq: SeqInfo) -> Int32:
+    """Distance from a query's number to the key on its diagonal."""
     return Int32(0) if variant.top_left else seq.k_len - seq.q_len
 
 
@@ -77,14 +96,14 @@ def visit_range(
 
 
 @cute.jit
-def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: tuple) -> Visit:
+def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: KeyLists) -> Visit:
     """Visit of a query tile whose key blocks are listed."""
     row = at.m // variant.lists[0]
     right, whole = Int32(0), Int32(0)
-    if cutlass.const_expr(lists[0] is not None):
-        right = lists[0][at.batch, at.head, row] * variant.lists[1]
-    if cutlass.const_expr(lists[2] is not None):
-        whole = lists[2][at.batch, at.head, row] * variant.lists[1]
+    if cutlass.const_expr(lists.counts is not None):
+        right = lists.counts[at.batch, at.head, row] * variant.lists[1]
+    if cutlass.const_expr(lists.full_counts is not None):
+        whole = lists.full_counts[at.batch, at.head, row] * variant.lists[1]
     k_len = seq.k_len
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
@@ -98,14 +117,9 @@ def visit_tile(
     at: QueryTile,
     seq: SeqInfo,
     window: Window,
-    lists: tuple | None,
+    lists: KeyLists | None,
 ) -> Visit:
-    """The key blocks of a query tile.
-
-    `lists` is None or (counts, indices, whole counts, whole indices): int32 (B, H, query blocks) and
-    (B, H, query blocks, entries), the first or the last two None. A listed block is
-    `variant.lists` = (query tiles, key tiles) large.
-    """
+    """The key blocks of a query tile, by range or by list; `tile` is (rows, keys)."""
     if cutlass.const_expr(variant.lists is not None):
         return visit_list(variant, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
@@ -116,7 +130,7 @@ def block_at(
     variant: cutlass.Constexpr,
     visit: Visit,
     at: QueryTile,
-    lists: tuple | None,
+    lists: KeyLists | None,
     position: Int32,
     rising: cutlass.Constexpr = False,
 ) -> Int32:
@@ -136,13 +150,13 @@ def block_at(
         entry = position // split
         within = position - entry * split
         block = Int32(0)
-        if cutlass.const_expr(lists[2] is None):
-            block = lists[1][at.batch, at.head, row, entry]
-        elif cutlass.const_expr(lists[0] is None):
-            block = lists[3][at.batch, at.head, row, entry]
+        if cutlass.const_expr(lists.full_counts is None):
+            block = lists.indices[at.batch, at.head, row, entry]
+        elif cutlass.const_expr(lists.counts is None):
+            block = lists.full_indices[at.batch, at.head, row, entry]
         elif position < visit.right:
-            block = lists[1][at.batch, at.head, row, entry]
+            block = lists.indices[at.batch, at.head, row, entry]
         else:
-            block = lists[3][at.batch, at.head, row, entry - visit.right // split]
+            block = lists.full_indices[at.batch, at.head, row, entry - visit.right // split]
         tile = block * split + within
     return tile

@@ -16,13 +16,14 @@ from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.softmax import choose
 from kernels_dsl.blocks.hw.user_functions import call_of_score
+from kernels_dsl.config.attention import AttentionVariant
 
 HIDDEN = -math.inf
 """The score of a key that a query does not attend to."""
 
 
-class Place(NamedTuple):
-    """Where a thread's scores lie: its first query and key in their sequences, and the head and batch."""
+class ScoreOrigin(NamedTuple):
+    """The first of a thread's scores: its query row and key in their sequences, and their head and batch."""
 
     row: Int32
     column: Int32
@@ -31,16 +32,14 @@ class Place(NamedTuple):
 
 
 class ScoreOperands(NamedTuple):
-    """What masks and score functions read.
-
-    `scale` is that of the scores. `mask` (B, H, Sq, Sk) or None: numbers to add, or bytes that are not 0
-    where a query may attend. `aux` is None or the extra arguments of user functions.
-    """
+    """Operands of the scale, the softcap, masks and score functions."""
 
     scale: Float32
     softcap: Float32
     mask: cute.Tensor | None
-    aux: tuple | None
+    """(B, H, Sq, Sk): numbers to add, or bytes that are not 0 where a query may attend."""
+    aux: tuple[cute.Tensor, ...] | None
+    """Extra arguments of user functions."""
 
 
 def row_offset(r: int) -> int:
@@ -59,13 +58,19 @@ def column_offset(c: int) -> int:
 
 
 def mask_range(
-    variant, scores: cute.Tensor, place: Place, seq: SeqInfo, k_len: Int32, window: Window, pack: int = 1
+    variant: AttentionVariant,
+    scores: cute.Tensor,
+    origin: ScoreOrigin,
+    seq: SeqInfo,
+    k_len: Int32,
+    window: Window,
+    pack: int = 1,
 ) -> None:
     """Sets scores outside of the window or of the first `k_len` keys to -inf. `pack` rows are one query."""
     shift = diagonal_shift(variant, seq)
     for r in range(cute.size(scores, mode=[0])):
-        diagonal = query_of(place.row + row_offset(r), pack) + shift - place.column
-        last = k_len - 1 - place.column
+        diagonal = query_of(origin.row + row_offset(r), pack) + shift - origin.column
+        last = k_len - 1 - origin.column
         if variant.right:
             last = cutlass.min(last, diagonal + window.right)
         for c in range(cute.size(scores, mode=[1])):
@@ -75,49 +80,61 @@ def mask_range(
             scores[r, c] = choose(keep, scores[r, c], HIDDEN)
 
 
-def change_scores(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
+def change_scores(
+    variant: AttentionVariant,
+    scores: cute.Tensor,
+    origin: ScoreOrigin,
+    seq: SeqInfo,
+    operands: ScoreOperands,
+) -> None:
     """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those."""
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
             score = scores[r, c] * operands.scale
             if variant.softcap:
                 score = operands.softcap * cute.math.tanh(score / operands.softcap, fastmath=True)
-            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            i, j = origin.row + row_offset(r), origin.column + column_offset(c)
             if variant.score_mod is not None:
-                at = (place.batch, place.head, *_inside(i, j, seq))
-                values = (score, *at, *(operands.aux or ()))
+                indices = (origin.batch, origin.head, *_inside(i, j, seq))
+                values = (score, *indices, *(operands.aux or ()))
                 score = Float32(call_of_score("score_mod", variant.score_mod, values))
             if variant.mask == "additive":
-                score = score + _read(operands.mask, place, (i, j))
+                score = score + _read(operands.mask, origin, i, j)
             scores[r, c] = score
 
 
-def mask_elements(variant, scores: cute.Tensor, place: Place, seq: SeqInfo, operands: ScoreOperands) -> None:
-    """Sets scores to -inf where the boolean mask or `mask_mod` says so."""
+def mask_elements(
+    variant: AttentionVariant,
+    scores: cute.Tensor,
+    origin: ScoreOrigin,
+    seq: SeqInfo,
+    operands: ScoreOperands,
+) -> None:
+    """Sets scores to -inf where the boolean mask or `mask_mod` hides them."""
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
-            i, j = place.row + row_offset(r), place.column + column_offset(c)
+            i, j = origin.row + row_offset(r), origin.column + column_offset(c)
             score = scores[r, c]
             if variant.mask == "boolean":
-                seen = _read(operands.mask, place, (i, j)) != Float32(0.0)
+                seen = _read(operands.mask, origin, i, j) != Float32(0.0)
                 score = choose(seen, score, HIDDEN)
             if variant.mask_mod is not None:
-                at = (place.batch, place.head, *_inside(i, j, seq))
-                seen = call_of_score("mask_mod", variant.mask_mod, (*at, *(operands.aux or ())))
+                indices = (origin.batch, origin.head, *_inside(i, j, seq))
+                seen = call_of_score("mask_mod", variant.mask_mod, (*indices, *(operands.aux or ())))
                 score = choose(cutlass.Boolean(seen), score, HIDDEN)
             scores[r, c] = score
 
 
 def _inside(i: Int32, j: Int32, seq: SeqInfo) -> tuple[Int32, Int32]:
-    """Places that user functions may index tensors with: tiles reach over the ends of the sequences. Of a
-    sequence without keys it is 0."""
+    """Query and key as user functions may index tensors with them: tiles reach past the ends of sequences.
+    The key of a sequence without keys is 0."""
     return cutlass.min(i, seq.q_len - 1), cutlass.min(j, cutlass.max(seq.k_len - 1, 0))
 
 
 @cute.jit
-def _read(mask: cute.Tensor, place: Place, at: tuple) -> Float32:
+def _read(mask: cute.Tensor, origin: ScoreOrigin, i: Int32, j: Int32) -> Float32:
     """mask[batch, head, i, j] as float32; 0 outside of it."""
     value = Float32(0.0)
-    if at[0] < mask.shape[2] and at[1] < mask.shape[3]:
-        value = Float32(mask[place.batch, place.head, at[0], at[1]])
+    if i < mask.shape[2] and j < mask.shape[3]:
+        value = Float32(mask[origin.batch, origin.head, i, j])
     return value

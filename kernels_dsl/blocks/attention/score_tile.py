@@ -1,23 +1,26 @@
-"""From a tile of scores to probabilities and on to the rows' results: what all attention kernels do between
-and after their two products.
+"""Everything between the two products of attention and after them: from a tile of scores to probabilities,
+and from sums to the rows' results.
 
-The tile lies in the accumulators of WGMMA or mma.sync (see `softmax`). `spec` is a kernel's own
-description: read are `variant`, `tile_n`, `dtype`, `varlen`, `lazy_rescale` and `watch_sums`. `rows` is a
-thread's state of its rows: `row_max`, `row_sum` and `correction`, float32 (rows,).
+The tile lies in the accumulators of WGMMA or mma.sync, see `softmax`. A block of scores passes
+
+    scale, softcap, score function | masks | softmax step | conversion to an operand of the next product
+    change_and_mask                        | softmax_step, or one of its variants | to_operand
+
+fp8 operands may have a factor for every 128 keys. A step multiplies its scores by K's; running maxima are
+kept in units of the last block's scores, the output in units of the last block of V.
 """
 
 from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
-from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention import softmax_no_max as watched_softmax
+from kernels_dsl.blocks.attention import softmax, softmax_no_max
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at
 from kernels_dsl.blocks.attention.mask import (
     HIDDEN,
-    Place,
+    ScoreOrigin,
     change_scores,
     column_offset,
     mask_elements,
@@ -28,24 +31,43 @@ from kernels_dsl.blocks.attention.mask import (
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.work import Work, kv_head
-from kernels_dsl.config.attention import DESCALE_KEYS
+from kernels_dsl.config.attention import DESCALE_KEYS, AttentionVariant
+
+FP8_OFFSET = 8.0
+"""Probabilities as fp8 are 2^8 times as large: up to 256 of e4m3's 448, so that fewer are subnormal."""
+K_NOW, V_NOW, K_NEXT, V_NEXT = range(4)
+"""Elements of `Rows.scales`."""
+
+
+class ScoreSpec(Protocol):
+    """Trace-time facts of a kernel that are read here."""
+
+    variant: AttentionVariant
+    tile_n: int
+    """Keys of a block."""
+    pack: int
+    """Query heads whose rows share a tile."""
+    dtype: type[cutlass.Numeric]
+    """Type of the operands."""
+    varlen: bool
+    """Packed sequences."""
+    lazy_rescale: bool
+    """A row's maximum may lag behind the true one, see `softmax.lazy_step`."""
+    no_max: bool
+    """`softmax_no_max` in place of `softmax`."""
 
 
 class Rows(Protocol):
-    """A thread's rows: running maxima and sums, and what older outputs must be multiplied by.
-
-    `scales`, where fp8 operands have factors a block of keys: those of K and V of the last block and of the
-    next one (4,).
-    """
+    """A thread's state of its rows."""
 
     @property
-    def row_max(self) -> cute.Tensor: ...
+    def row_max(self) -> cute.Tensor: ...  # (rows,) float32: running maxima
     @property
-    def row_sum(self) -> cute.Tensor: ...
+    def row_sum(self) -> cute.Tensor: ...  # (rows,) float32: running sums
     @property
-    def correction(self) -> cute.Tensor: ...
+    def correction(self) -> cute.Tensor: ...  # (rows,) float32: what older outputs must be multiplied by
     @property
-    def scales(self) -> cute.Tensor | None: ...
+    def scales(self) -> cute.Tensor | None: ...  # (4,) float32: factors of the last and the next block
 
 
 class Tile(NamedTuple):
@@ -58,19 +80,24 @@ class Tile(NamedTuple):
     column: Int32
 
 
-FP8_OFFSET = 8.0
-"""Probabilities as fp8 are 2^8 times as large: up to 256 of e4m3's 448, so that fewer are subnormal."""
+class ScoreBlock(NamedTuple):
+    """A block of scores: those of a work tile's queries and one block of keys."""
+
+    tile: Tile
+    work: Work
+    block: Int32
+    """Number of the block of keys."""
 
 
-def probability_offset(spec) -> float:
-    """The exponent of the factor of probabilities."""
-    if spec.watch_sums:
-        return watched_softmax.SUM_LOG2
+def probability_offset(spec: ScoreSpec) -> float:
+    """Exponent of 2 of the factor of probabilities."""
+    if spec.no_max:
+        return softmax_no_max.SUM_LOG2
     return FP8_OFFSET if spec.dtype.width == 8 else 0.0
 
 
-def scale_of_scores(spec, work: Work) -> Float32:
-    """What scores are multiplied by inside of exp2."""
+def scale_of_scores(spec: ScoreSpec, work: Work) -> Float32:
+    """Factor of scores inside of exp2."""
     if spec.variant.changes_scores:
         return Float32(softmax.LOG2_E)
     return work.scores.scale * softmax.LOG2_E
@@ -80,7 +107,7 @@ def descaled(work: Work, at: QueryTile) -> Work:
     """`work` with the scale of a tile's scores, where Q and K are fp8."""
     if work.descales is None:
         return work
-    q_scale, k_scale, _ = work.descales
+    q_scale, k_scale = work.descales.q, work.descales.k
     scale = work.scores.scale
     if q_scale is not None:
         scale = scale * q_scale[at.batch, at.head]
@@ -89,52 +116,52 @@ def descaled(work: Work, at: QueryTile) -> Work:
     return work._replace(scores=work.scores._replace(scale=scale))
 
 
-def fetch_descales(spec, rows: Rows, tile: Tile, work: Work, position: Int32) -> None:
-    """Loads the factors of K and V for the key block at `position` of a visit into rows.scales[2:]; 1 where
-    there is none a block. A step early: in its own step the products would wait for the load."""
+def fetch_descales(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work, position: Int32) -> None:
+    """Loads the factors of K and V for the key block at `position` of a visit as those of the next block; 1
+    where there is none a block. A step early: in its own step the products would wait for the load."""
     position = cutlass.min(position, tile.visit.count - 1)
     block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
-    for i, scale in enumerate(work.descales[1:]):
+    for i, scale in ((K_NEXT, work.descales.k), (V_NEXT, work.descales.v)):
         if scale is None or cute.rank(scale) == 2:
-            rows.scales[2 + i] = Float32(1.0)
+            rows.scales[i] = Float32(1.0)
         else:
             head = kv_head(tile.at.head, work.heads_per_kv)
-            rows.scales[2 + i] = scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS]
+            rows.scales[i] = scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS]
 
 
-def start_descales(spec, rows: Rows, tile: Tile, work: Work) -> Work:
-    """`of_block` for the first block; factors of the second are under way."""
+def start_descales(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work) -> Work:
+    """`in_block_units` of the first block; factors of the second are under way."""
     fetch_descales(spec, rows, tile, work, Int32(0))
-    rows.scales[0], rows.scales[1] = rows.scales[2], rows.scales[3]
+    rows.scales[K_NOW], rows.scales[V_NOW] = rows.scales[K_NEXT], rows.scales[V_NEXT]
     fetch_descales(spec, rows, tile, work, Int32(1))
-    return of_block(work, rows)
+    return in_block_units(work, rows)
 
 
-def of_block(work: Work, rows: Rows) -> Work:
-    """`work` with the scale of the scores of the block that `rows.scales` are of."""
-    return work._replace(scores=work.scores._replace(scale=work.scores.scale * rows.scales[0]))
+def in_block_units(work: Work, rows: Rows) -> Work:
+    """`work` with the scale of the scores of the last block."""
+    return work._replace(scores=work.scores._replace(scale=work.scores.scale * rows.scales[K_NOW]))
 
 
-def enter_block(spec, rows: Rows, work: Work) -> Work:
-    """`of_block` for the next block; maxima so far are taken into its units."""
+def enter_block(spec: ScoreSpec, rows: Rows, work: Work) -> Work:
+    """`in_block_units` of the next block, which becomes the last; maxima are converted to its units."""
     if not spec.variant.changes_scores:
-        ratio = rows.scales[0] * cute.arch.rcp_approx(rows.scales[2])
+        ratio = rows.scales[K_NOW] * cute.arch.rcp_approx(rows.scales[K_NEXT])
         for r in range(cute.size(rows.row_max)):
             rows.row_max[r] = rows.row_max[r] * ratio
-    rows.scales[0] = rows.scales[2]
-    return of_block(work, rows)
+    rows.scales[K_NOW] = rows.scales[K_NEXT]
+    return in_block_units(work, rows)
 
 
-def take_values(rows: Rows) -> None:
-    """Outputs change to units of V's next block with the next correction."""
-    ratio = rows.scales[1] * cute.arch.rcp_approx(rows.scales[3])
+def convert_output_units(rows: Rows) -> None:
+    """Lets the next correction convert outputs to units of V's next block, which becomes the last."""
+    ratio = rows.scales[V_NOW] * cute.arch.rcp_approx(rows.scales[V_NEXT])
     for r in range(cute.size(rows.correction)):
         rows.correction[r] = rows.correction[r] * ratio
-    rows.scales[1] = rows.scales[3]
+    rows.scales[V_NOW] = rows.scales[V_NEXT]
 
 
-def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
-    """No key so far; an attention sink counts as a key with a value of 0, which one lane of a quad adds."""
+def start_rows(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work) -> None:
+    """Takes an attention sink, a key with a value of 0, into the sums; one lane of a quad adds it."""
     if not spec.variant.sinks:
         return
     logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
@@ -143,34 +170,36 @@ def start_rows(spec, rows: Rows, tile: Tile, work: Work) -> None:
         rows.row_max[r], rows.row_sum[r] = logit, once
 
 
-def soften(
-    spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool | cutlass.Boolean, first: bool
+def softmax_step(
+    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool | Boolean, first: bool
 ) -> None:
     """Masks the scores of one block and takes them into the running softmax; they become probabilities.
 
-    `place`: (tile, work, key block). `masked` is known at trace time, or decides by a branch. `first`: there
-    is no maximum yet, `row_max` and `row_sum` may hold anything.
+    `masked` is known at trace time, or decides by a branch. `first`: there is no maximum yet, `row_max` and
+    `row_sum` may hold anything.
     """
-    change_and_mask(spec, scores, place, masked)
-    exponentiate(spec, scores, rows, place[1], masked, first)
+    change_and_mask(spec, scores, scored, masked)
+    exponentiate(spec, scores, rows, scored.work, masked, first)
 
 
-def soften_lazily(spec, scores: cute.Tensor, rows: Rows, place: tuple, masked: bool) -> cutlass.Boolean:
-    """`soften` for blocks after the first, with a maximum that may fall behind. Returns whether a row of this
-    warp has a new one: older outputs must be multiplied by `correction` then, and only then.
+def softmax_step_lazy(
+    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool
+) -> Boolean:
+    """`softmax_step` of blocks after the first, with a maximum that may lag. True where a row of this warp
+    has a new one: older outputs must be multiplied by `correction` then, and only then.
     """
-    change_and_mask(spec, scores, place, masked)
-    view, work = softmax.rows_and_columns(scores), place[1]
-    return softmax.lazy_step(
-        view, rows.row_max, rows.row_sum, rows.correction, scale_of_scores(spec, work), may_hide(spec, masked)
-    )
+    change_and_mask(spec, scores, scored, masked)
+    view = softmax.rows_and_columns(scores)
+    scale = scale_of_scores(spec, scored.work)
+    return softmax.lazy_step(view, rows.row_max, rows.row_sum, rows.correction, scale, may_hide(spec, masked))
 
 
-def soften_watched(
-    spec, scores: cute.Tensor, operand: cute.Tensor, rows: Rows, place: tuple, masked: bool
-) -> cutlass.Boolean:
-    """`soften` and `to_operand` for blocks after the first, with `watched_softmax`; as `soften_lazily`."""
-    change_and_mask(spec, scores, place, masked)
+def softmax_step_no_max(
+    spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool
+) -> Boolean:
+    """`softmax_step` and `to_operand` of blocks after the first, with `softmax_no_max`; result as that of
+    `softmax_step_lazy`. `spec.linear_exps`: one in so many exponentials is linear, 0 for none."""
+    change_and_mask(spec, scores, scored, masked)
 
     def pack(i: int, values: cute.Tensor) -> None:
         ordered = cute.make_rmem_tensor(cute.make_layout((2, (2, 2)), stride=(4, (1, 2))), Float32)
@@ -182,90 +211,90 @@ def soften_watched(
             target = cute.make_tensor(operand.iterator + 8 * i + 4 * r, cute.make_layout(4))
             target.store(source.load().to(spec.dtype))
 
-    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, place[1])
-    exact = masked or place[1].lse is not None  # which shows the sums
+    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, scored.work)
+    exact = masked or scored.work.lse is not None  # which shows the sums
     linear = 0 if exact else spec.linear_exps
-    state = rows.row_max, rows.row_sum, rows.correction
-    return watched_softmax.step(view, *state, scale, pack, linear, masked)
+    return softmax_no_max.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack, linear, masked)
 
 
-def change_and_mask(spec, scores: cute.Tensor, place: tuple, masked: bool | cutlass.Boolean) -> None:
-    """The first half of `soften`: what becomes of the scores."""
-    tile, work, block = place
-    variant = spec.variant
+def change_and_mask(spec: ScoreSpec, scores: cute.Tensor, scored: ScoreBlock, masked: bool | Boolean) -> None:
+    """The first half of `softmax_step`: score functions, softcap and masks."""
+    tile, variant = scored.tile, spec.variant
     view = softmax.rows_and_columns(scores)
-    start = block * spec.tile_n
-    at = Place(tile.row, start + tile.column, tile.at.head, tile.at.batch)
+    start = scored.block * spec.tile_n
+    origin = ScoreOrigin(tile.row, start + tile.column, tile.at.head, tile.at.batch)
     if variant.changes_scores:
-        change_scores(variant, view, at, tile.seq, work.scores)
+        change_scores(variant, view, origin, tile.seq, scored.work.scores)
     if masked is True:
-        mask_block(spec, view, at, tile, work)
+        mask_block(spec, view, origin, scored)
     elif masked is not False:
-        mask_where(spec, view, (at, tile, work, start), masked)
+        mask_where(spec, view, origin, scored, start, masked)
     elif variant.lists is not None:
-        mask_tail(spec, view, at, tile, start)
+        mask_tail(spec, view, origin, start, tile.visit.k_len)
 
 
 def exponentiate(
-    spec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | cutlass.Boolean, first: bool
+    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | Boolean, first: bool
 ) -> None:
-    """The second half of `soften`: scores become probabilities."""
-    if spec.watch_sums:
-        view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
-        empty = may_hide(spec, masked)
-        watched_softmax.first_step(view, rows.row_max, rows.row_sum, scale, empty, masked)
+    """The second half of `softmax_step`: scores become probabilities."""
+    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
+    may_be_empty = may_hide(spec, masked)
+    if spec.no_max:
+        softmax_no_max.first_step(view, rows.row_max, rows.row_sum, scale, may_be_empty, masked)
         return
+    correction = None if first and not spec.variant.sinks else rows.correction
     softmax.online_step(
-        softmax.rows_and_columns(scores),
-        rows.row_max,
-        rows.row_sum,
-        None if first and not spec.variant.sinks else rows.correction,
-        scale_of_scores(spec, work),
-        may_hide(spec, masked),
-        spec.lazy_rescale,
+        view, rows.row_max, rows.row_sum, correction, scale, may_be_empty, spec.lazy_rescale,
         offset=probability_offset(spec),
-    )
+    )  # fmt: skip
 
 
-def may_hide(spec, masked: bool | cutlass.Boolean) -> bool:
-    """Whether all scores of a row may be -inf.
+def may_hide(spec: ScoreSpec, masked: bool | Boolean) -> bool:
+    """True where all scores of a row may be -inf.
 
-    Of a packed sequence a listed whole block may lie behind all keys.
+    A listed whole block of a packed sequence may lie after all of its keys.
     """
     variant = spec.variant
     return masked is not False or variant.hides_anywhere or (spec.varlen and variant.lists is not None)
 
 
-def mask_block(spec, view: cute.Tensor, at: Place, tile: Tile, work: Work) -> None:
-    """Every mask that the variant has, on a block that needs it."""
-    variant = spec.variant
+def mask_block(spec: ScoreSpec, view: cute.Tensor, origin: ScoreOrigin, scored: ScoreBlock) -> None:
+    """Applies every mask that the variant has, to a block that needs it."""
+    variant, tile, work = spec.variant, scored.tile, scored.work
     if variant.mask == "boolean" or variant.mask_mod is not None:
-        mask_elements(variant, view, at, tile.seq, work.scores)
-    mask_range(variant, view, at, tile.seq, tile.visit.k_len, work.window, spec.pack)
+        mask_elements(variant, view, origin, tile.seq, work.scores)
+    mask_range(variant, view, origin, tile.seq, tile.visit.k_len, work.window, spec.pack)
 
 
 @cute.jit
-def mask_where(spec: cutlass.Constexpr, view: cute.Tensor, place: tuple, masked: cutlass.Boolean):
-    """`mask_block` where `masked`, or else the end of the keys where blocks are listed."""
-    at, tile, work, start = place
+def mask_where(
+    spec: cutlass.Constexpr,
+    view: cute.Tensor,
+    origin: ScoreOrigin,
+    scored: ScoreBlock,
+    start: Int32,
+    masked: Boolean,
+):
+    """`mask_block` where `masked`, or else `mask_tail` where blocks are listed."""
     if masked:
-        mask_block(spec, view, at, tile, work)
+        mask_block(spec, view, origin, scored)
     elif cutlass.const_expr(spec.variant.lists is not None):
-        mask_tail(spec, view, at, tile, start)
+        mask_tail(spec, view, origin, start, scored.tile.visit.k_len)
 
 
 @cute.jit
-def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, at: Place, tile: Tile, start: Int32):
-    """A listed whole block may be the last one, and reach past the end of the keys."""
-    if start + spec.tile_n > tile.visit.k_len:
+def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, origin: ScoreOrigin, start: Int32, k_len: Int32):
+    """Masks the end of the keys in a whole block, whose first key is `start`: the last block of a list may
+    reach past it."""
+    if start + spec.tile_n > k_len:
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
-                keep = at.column + column_offset(c) < tile.visit.k_len
+                keep = origin.column + column_offset(c) < k_len
                 view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
 
 
-def to_operand(spec, scores: cute.Tensor, operand: cute.Tensor) -> None:
-    """Probabilities as operand A of the second product.
+def to_operand(spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor) -> None:
+    """Converts probabilities to operand A of the second product.
 
     An accumulator of 16 rows x 16 keys has the same elements in the same order as a 16-bit operand. An 8-bit
     one has four neighbouring keys of a row where the accumulator has two of each row: what the operand takes
@@ -283,16 +312,19 @@ def to_operand(spec, scores: cute.Tensor, operand: cute.Tensor) -> None:
         target.store(source.load().to(spec.dtype))
 
 
+def output_factor(rows: Rows, tile: Tile, work: Work) -> Float32 | None:
+    """Factor that takes outputs from units of fp8 V to theirs, or None."""
+    if work.descales is None or work.descales.v is None:
+        return None
+    if cute.rank(work.descales.v) == 3:
+        return rows.scales[V_NOW]
+    return work.descales.v[tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)]
+
+
 @cute.jit
 def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: Tile, work: Work):
     """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
-    view = softmax.rows_and_columns(output)
-    factor = None
-    if cutlass.const_expr(work.descales is not None and work.descales[2] is not None):
-        if cutlass.const_expr(cute.rank(work.descales[2]) == 3):
-            factor = rows.scales[1]
-        else:
-            factor = work.descales[2][tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)]
+    view, factor = softmax.rows_and_columns(output), output_factor(rows, tile, work)
     scale, offset = scale_of_scores(spec, work), probability_offset(spec)
     softmax.finish(view, rows.row_max, rows.row_sum, scale, offset, factor)
     if cutlass.const_expr(work.lse is not None):

@@ -1,21 +1,22 @@
-"""Online softmax for 8-bit probabilities that looks for no maximum: it watches the sums.
+"""Online softmax for 8-bit probabilities without running maxima: sums show where a row needs a new reference.
 
-A row has a reference instead of a maximum: the largest score of the block that it was taken from, and as
-many powers of two above it that a thread's sum over that block is at most 2^SUM_LOG2. Probabilities of a
-block are taken against the reference of the blocks before, so that nothing is waited for, and are packed as
-they come. A thread needs their sum in any case, and none of them is larger than it: as long as the sum does
-not pass e4m3's largest value, no probability does. Where one does, the warp takes a new reference and the
-block again: its scores are still there.
+A row has a reference in place of a maximum: the largest score of the block that it was taken from, raised by
+as many powers of two as keep a thread's sum over that block at or below 2^SUM_LOG2. Probabilities of a
+block are taken relative to the reference of the blocks before, so that nothing is waited for, and are packed
+as they are computed. A thread needs their sum in any case, and none of them is larger than it: as long as the
+sum does not exceed e4m3's largest value, no probability does. Where one does, the warp takes a new reference
+and the block again: its scores are still in registers.
 
-Of a block, after the first and without a mask, a part of the exponentials may be linear between powers of
-two, without MUFU, whose 16 a clock bound the kernel. In the two rows of a thread these are of other keys, so
-that a key of NaN shows in one of the two, and the warp takes the block again, exactly.
+In blocks after the first that have no mask, some of the exponentials may be linear between powers of two.
+They need no MUFU, whose 16 results a clock bound the kernel. The two rows of a thread have them at different
+keys, so that a key of NaN shows in one of the two, and the warp takes the block again, exactly.
 
 The steps between references are whole powers of two, so that the largest weight of a row, which may be most
 of it, is one as well and is not rounded.
 """
 
 import struct
+from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -25,6 +26,8 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 
+Pack = Callable[[int, cute.Tensor], None]
+"""`pack(i, values)` takes the probabilities (2, COLUMNS) of columns 4 i … 4 i + 3 of both rows."""
 LARGEST_SUM = 448.0
 """The largest e4m3."""
 SUM_LOG2 = 7.0
@@ -35,6 +38,7 @@ one key of it, and sums of whole blocks follow."""
 COLUMNS = 4
 """Columns of both rows that are packed at a time."""
 SMALLEST_SCALE = 2.0**-60
+"""With a smaller one all weights are alike, and references are not raised."""
 RANGE = 256.0
 """Exponents that a float has."""
 STEPS_LOG2 = 22
@@ -53,7 +57,7 @@ def first_step(
 ) -> None:
     """Takes the first block of a row and its reference; exp(scale * s) as exp2(scale_log2 * s).
 
-    `may_be_empty` says that a row can have no key so far, its reference then being -inf.
+    `may_be_empty`: a row can have no key so far; its reference is -inf then.
     """
     columns = range(cute.size(scores, mode=[1]))
     for r in range(cute.size(scores, mode=[0])):
@@ -62,7 +66,7 @@ def first_step(
             scores[r, c] = _exponential(scores[r, c], scale_log2, shift)
         total = softmax.fold(scores, r, softmax.plus)
         largest = softmax.quad_max(total)
-        reference[r] = _raised(highest, largest, scale_log2, masked)
+        reference[r] = _raised_reference(highest, largest, scale_log2, masked)
         factor = cute.math.exp2((highest - reference[r]) * scale_log2 + Float32(SUM_LOG2), fastmath=True)
         factor = softmax.choose(largest > Float32(0.0), factor, Float32(0.0))
         for c in columns:
@@ -77,18 +81,18 @@ def step(
     row_sum: cute.Tensor,  # (2,)
     correction: cute.Tensor,  # (2,)
     scale_log2: Float32,
-    pack: cutlass.Constexpr,  # pack(i, values): takes the probabilities of columns 4 i … 4 i + 3, (2, 4)
-    linear: cutlass.Constexpr,  # of so many exponentials one is taken by `_linear`; 0: none
+    pack: cutlass.Constexpr,  # a `Pack`
+    linear: cutlass.Constexpr,  # one in so many exponentials is taken by `_linear`; 0: none
     masked: cutlass.Constexpr,
 ) -> Boolean:
-    """Takes a further block. Returns whether this warp has new references; `correction`, what older outputs
-    must be multiplied by, is set in that case alone.
+    """Takes a further block. True where this warp has new references; `correction`, what older outputs must
+    be multiplied by, is set in that case alone.
 
     A row without any key so far has the reference -inf: its sum is infinite, or NaN where it still has none.
     """
     totals = cute.make_rmem_tensor(2, Float32)
     shifts = [reference[r] * scale_log2 - SUM_LOG2 for r in range(2)]
-    _take(scores, totals, shifts, scale_log2, pack, linear)
+    _pack_and_sum(scores, totals, shifts, scale_log2, pack, linear)
     fits = (totals[0] <= Float32(LARGEST_SUM)) & (totals[1] <= Float32(LARGEST_SUM))
     moved = not cute.arch.vote_all_sync(fits)
     if moved:
@@ -99,20 +103,25 @@ def step(
             total = Float32(0.0)
             for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
                 total = total + _exponential(scores[r, c], scale_log2, shift)
-            new = cute.arch.fmax(_raised(highest, softmax.quad_max(total), scale_log2, masked), old)
+            new = cute.arch.fmax(_raised_reference(highest, softmax.quad_max(total), scale_log2, masked), old)
             base = softmax.finite_or_zero(new)
             reference[r] = new
             correction[r] = cute.math.exp2((old - base) * scale_log2, fastmath=True)
             row_sum[r] = row_sum[r] * correction[r]
             shifts.append(base * scale_log2 - SUM_LOG2)
-        _take(scores, totals, shifts, scale_log2, pack, 0)
+        _pack_and_sum(scores, totals, shifts, scale_log2, pack, 0)
     for r in cutlass.range_constexpr(2):
         row_sum[r] = row_sum[r] + totals[r]
     return moved
 
 
-def _take(
-    scores: cute.Tensor, totals: cute.Tensor, shifts: list, scale_log2: Float32, pack, linear: int
+def _pack_and_sum(
+    scores: cute.Tensor,
+    totals: cute.Tensor,
+    shifts: list[Float32],
+    scale_log2: Float32,
+    pack: Pack,
+    linear: int,
 ) -> None:
     """Packs the probabilities and sums them, in two chains a row."""
     share = scale_log2 * Float32(1 / RANGE)
@@ -135,8 +144,10 @@ def _take(
         totals[r] = chains[r][0] + chains[r][1]
 
 
-def _highest(scores: cute.Tensor, row: int, scale_log2: Float32, may_be_empty: bool) -> tuple:
-    """A row's maximum, and what is subtracted from its scaled scores."""
+def _highest(
+    scores: cute.Tensor, row: int, scale_log2: Float32, may_be_empty: bool
+) -> tuple[Float32, Float32]:
+    """A row's maximum, and the shift that is subtracted from its scaled scores."""
     highest = softmax.quad_max(softmax.fold(scores, row, cute.arch.fmax))
     return highest, softmax.base_of(highest, may_be_empty) * scale_log2
 
@@ -163,17 +174,17 @@ def _linear(score: Float32, share: Float32, start: Float32, *, loc=None, ip=None
     return inline_ptx(Float32, (score, share, start), text, "=f,f,f,f", effects=False, loc=loc, ip=ip)
 
 
-def _raised(highest: Float32, total: Float32, scale_log2: Float32, masked: bool | Boolean) -> Float32:
-    """The reference of a row; -inf where it has no key. `total` is a sum in units of the largest weight.
-
-    With hardly any scale all weights are alike, and the quotient would be none.
-    """
+def _raised_reference(
+    highest: Float32, total: Float32, scale_log2: Float32, masked: bool | Boolean
+) -> Float32:
+    """The reference of a row; -inf where it has no key. `total` is a sum in units of the largest weight."""
     powers = _rounded_up(cute.math.log2(total, fastmath=True))
     if masked is not False:
         least = Float32(MASKED_LOG2)
         if masked is not True:
             least = softmax.choose(masked, least, Float32(0.0))
         powers = cute.arch.fmax(powers, least)
+    # With hardly any scale all weights are alike, and the quotient would be infinite.
     raised = highest + powers * cute.arch.rcp_approx(scale_log2)
     return softmax.choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)
 

@@ -1,44 +1,115 @@
-"""Work tiles handed out as CTAs become free: one counter in global memory for all of them.
+"""The work tiles of a CTA: handed out as CTAs become free by one counter in global memory, or every n-th.
 
-The producer warp of a CTA asks for the next number near the end of a tile's loads, looks at the answer
-behind them, and says to the consumers through a small ring in shared memory what tile it is and what it
-visits, so that they need not compute it. The first number of a CTA is its own index, so a launch takes
-exactly as many numbers as there are tiles; who takes the last one sets the counter back to 0 for the next
-launch. A counter must not be shared by launches that can run at the same time.
+The queue. The producer warp of a CTA asks for the next number near the end of a tile's loads, reads the
+answer after them, and passes on to the consumers, through a small ring in shared memory, which tile it is and
+what it visits, so that they need not compute it. The first number of a CTA is its own index, so a launch
+takes exactly as many numbers as there are tiles; whoever takes the last one resets the counter to 0 for the
+next launch. A counter must not be shared by launches that can run at the same time.
+
+    producer   send tile 0 | load tile 0 ... ask | rest of tile 0 | send tile 1 | load tile 1 ...
+    consumers               take tile 0 | compute ...             | take tile 1 | compute ...
 """
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from kernels_dsl.blocks.attention.kv_blocks import Visit
-from kernels_dsl.blocks.attention.query_tiles import QueryTile
+from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile
+from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile
+from kernels_dsl.blocks.attention.score_tile import ScoreSpec
+from kernels_dsl.blocks.attention.seqlen import seq_info
+from kernels_dsl.blocks.attention.work import Work
 
 STAGES = 2
 """Tiles in flight to the consumers of one CTA."""
 WORDS = 8
-"""Of a tile: its coordinates and its visit."""
+"""Words that describe a tile: its coordinates and its visit."""
 END = 1 << 30
-"""In place of a first coordinate: there are no more."""
+"""First coordinate of what is sent after the last tile."""
 
 
-def make_tile_ring(barriers: cute.Pointer, threads: int) -> pipeline.PipelineAsync:
-    """Ring from the producer warp's 32 threads to `threads` others. The caller syncs.
+class TileQueue(NamedTuple):
+    """The way from the producer warp to the consumers of a CTA."""
 
-    `barriers` points to 2 * STAGES 8-byte words of shared memory.
+    ring: pipeline.PipelineAsync
+    slots: cute.Tensor
+    """(WORDS, STAGES) int32 in shared memory."""
+
+
+class VisitedTile(NamedTuple):
+    """A work tile and the key blocks that it visits."""
+
+    at: QueryTile
+    visit: Visit
+
+
+@dataclass(frozen=True)
+class ConsumedTiles:
+    """The work tiles of a CTA as its consuming roles see them. `state` is their position in the queue.
+
+    number = tiles.first(state)
+    while number < tiles.end:
+        tile = tiles.decode(number, state)
+        if const_expr(tiles.queue is not None):
+            state.advance()
+        ...
+        number = tiles.next(number, state)
     """
-    return pipeline.PipelineAsync.create(
+
+    spec: ScoreSpec
+    work: Work
+    queue: TileQueue | None
+    """None: the tiles are every so many-th."""
+
+    def first(self, state: pipeline.PipelineState) -> Int32:
+        """The value that a loop over tiles begins with."""
+        if self.queue is None:
+            return Int32(cute.arch.block_idx()[0])
+        return await_tile(self.queue, state)
+
+    @property
+    def end(self) -> Int32:
+        """The bound that it stays below."""
+        return self.work.tiles.size if self.queue is None else Int32(END)
+
+    def decode(self, number: Int32, state: pipeline.PipelineState) -> VisitedTile:
+        """The tile at hand. The caller advances the state of a queue."""
+        if self.queue is not None:
+            return take_tile(self.queue, state)
+        at = decode_query_tile(number, self.work.tiles)
+        seq = seq_info(self.work.extent, at.batch)
+        spec, work = self.spec, self.work
+        return VisitedTile(at, visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists))
+
+    def next(self, number: Int32, state: pipeline.PipelineState) -> Int32:
+        """The value that the loop goes on with."""
+        if self.queue is None:
+            return number + cute.arch.grid_dim()[0]
+        return await_tile(self.queue, state)
+
+
+def make_tile_queue(barriers: cute.Pointer, slots: cute.Pointer, threads: int) -> TileQueue:
+    """Queue from the producer warp's 32 threads to `threads` others. The caller syncs.
+
+    `barriers` points to 2 * STAGES 8-byte words of shared memory, `slots` to WORDS * STAGES words, aligned to
+    16 bytes.
+    """
+    ring = pipeline.PipelineAsync.create(
         barrier_storage=barriers,
         num_stages=STAGES,
         producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 32),
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, threads),
         defer_sync=True,
     )
+    return TileQueue(ring, cute.make_tensor(slots, cute.make_layout((WORDS, STAGES))))
 
 
 @cute.jit
 def ask_number(counter: cute.Tensor) -> Int32:
-    """Takes a number; what comes back is for `number_of`, later: using it waits for global memory."""
+    """Takes a number, for a later `number_of`: using it waits for global memory."""
     before = Int32(0)
     if cute.arch.lane_idx() == 0:
         before = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
@@ -54,47 +125,34 @@ def number_of(asked: Int32, counter: cute.Tensor, size: Int32) -> Int32:
     return cute.arch.make_warp_uniform(number)
 
 
-def make_slots(pointer: cute.Pointer) -> cute.Tensor:
-    """(WORDS, STAGES) int32 in shared memory, aligned to 16 bytes."""
-    return cute.make_tensor(pointer, cute.make_layout((WORDS, STAGES)))
+def send_tile(queue: TileQueue, state: pipeline.PipelineState, at: QueryTile, visit: Visit) -> None:
+    """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles late."""
+    _send(queue, state, (*at, *visit))
 
 
-def send_tile(
-    ring: pipeline.PipelineAsync,
-    slots: cute.Tensor,
-    state: pipeline.PipelineState,
-    at: QueryTile,
-    visit: Visit,
-) -> None:
-    """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles behind."""
-    _send(ring, slots, state, (*at, *visit))
-
-
-def send_end(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState) -> None:
-    """Producer warp: there are no more tiles."""
-    _send(ring, slots, state, (Int32(END),) * WORDS)
+def send_end(queue: TileQueue, state: pipeline.PipelineState) -> None:
+    """Producer warp: says that there are no more tiles."""
+    _send(queue, state, (Int32(END),) * WORDS)
 
 
 @cute.jit
-def _send(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState, words: tuple):
-    ring.producer_acquire(state)
+def _send(queue: TileQueue, state: pipeline.PipelineState, words: tuple[Int32, ...]):
+    queue.ring.producer_acquire(state)
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(WORDS):
-            slots[i, state.index] = words[i]
-    ring.producer_commit(state)
+            queue.slots[i, state.index] = words[i]
+    queue.ring.producer_commit(state)
 
 
-def await_tile(ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState) -> Int32:
+def await_tile(queue: TileQueue, state: pipeline.PipelineState) -> Int32:
     """Consumers: waits for the next tile; END: there is none."""
-    ring.consumer_wait(state)
-    return cute.arch.make_warp_uniform(slots[0, state.index])
+    queue.ring.consumer_wait(state)
+    return cute.arch.make_warp_uniform(queue.slots[0, state.index])
 
 
-def take_tile(
-    ring: pipeline.PipelineAsync, slots: cute.Tensor, state: pipeline.PipelineState
-) -> tuple[QueryTile, Visit]:
+def take_tile(queue: TileQueue, state: pipeline.PipelineState) -> VisitedTile:
     """Consumers: the tile that has been waited for. The caller advances the state."""
-    words = [cute.arch.make_warp_uniform(slots[i, state.index]) for i in range(WORDS)]
-    ring.consumer_release(state)
+    words = [cute.arch.make_warp_uniform(queue.slots[i, state.index]) for i in range(WORDS)]
+    queue.ring.consumer_release(state)
     fields = len(QueryTile._fields)
-    return QueryTile(*words[:fields]), Visit(*words[fields:])
+    return VisitedTile(QueryTile(*words[:fields]), Visit(*words[fields:]))

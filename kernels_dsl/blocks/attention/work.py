@@ -1,47 +1,101 @@
-"""What every attention kernel derives from its tensors: views of them, and the description of the work."""
+"""Description of the work, which every attention kernel derives from its tensors, and views of them."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.kv_blocks import KeyLists, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.query_tiles import L2_BYTES, QueryTiles, groups_for_l2
-from kernels_dsl.blocks.attention.seqlen import SeqExtent
+from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqLens
 
 LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
 """Name of a tensor's layout -> which of its modes are rows, head dimension, head, batch."""
+TRANSPOSED = {"bshd": (2, 3, 1, 0), "bhsd": (2, 3, 1, 0), "thd": (1, 2, 0, None)}
+"""The same for V transposed, (B, Hk, Dv, keys) or packed (Hk, Dv, keys): its rows are columns of V."""
+Modes = tuple[int, int, int, int | None]
+
+
+class Operands(NamedTuple):
+    """Tensors in global memory of a forward pass."""
+
+    q: cute.Tensor
+    """(Sq, D, H, B)."""
+    k: cute.Tensor
+    """(Sk, D, Hk, B)."""
+    v: cute.Tensor
+    """(Sk, Dv, Hk, B) or its transpose (Dv, Sk, Hk, B), as the kernel takes it."""
+    o: cute.Tensor
+    """(Sq, Dv, H, B)."""
+
+
+class Descales(NamedTuple):
+    """float32 factors of fp8 operands, each of which may be None."""
+
+    q: cute.Tensor | None
+    """(B, H)."""
+    k: cute.Tensor | None
+    """(B, Hk), or (B, Hk, blocks of DESCALE_KEYS keys)."""
+    v: cute.Tensor | None
+    """As `k`."""
+
+    @property
+    def by_block(self) -> bool:
+        """K or V has a factor a block of keys."""
+        return any(x is not None and cute.rank(x) == 3 for x in (self.k, self.v))
+
+
+class AttentionArguments(NamedTuple):
+    """A call's runtime arguments besides its tensors of Q, K, V and O."""
+
+    lse: cute.Tensor | None
+    """float32 (B, H, Sq); packed (H, T)."""
+    scores: ScoreOperands
+    window: Window
+    seqlens: SeqLens | None
+    """None for a dense batch."""
+    max_q: Int32
+    """Rows of the longest packed sequence."""
+    lists: KeyLists | None
+    sinks: cute.Tensor | None
+    """float32 (H,)."""
+    counter: cute.Tensor | None = None
+    """int32 (1,), 0: that of `tile_queue`. None: a static schedule."""
+    descales: Descales | None = None
 
 
 class Work(NamedTuple):
-    """What every role needs to know of the problem.
-
-    `lists` is None or (counts, indices, whole counts, whole indices) of key blocks a query tile.
-    `sinks` is None or float32 (H,). `lse` is None or float32 (B, H, Sq), packed (H, T).
-    `v_dim` columns of the output are real.
-    `counter` is None for a static schedule, or that of `blocks.attention.tile_queue`.
-    `descales` is None or float32 factors of fp8 operands: of Q (B, H), of K and of V (B, Hk), or (B, Hk,
-    blocks of DESCALE_KEYS keys), each of which may be None.
-    """
+    """The problem as all roles of a kernel know it; fields of a call as in `AttentionArguments`."""
 
     tiles: QueryTiles
     extent: SeqExtent
     window: Window
     scores: ScoreOperands
-    lists: tuple | None
+    lists: KeyLists | None
     sinks: cute.Tensor | None
     lse: cute.Tensor | None
     heads_per_kv: Int32
     v_dim: Int32
+    """Columns of the output that exist: a tile may have more."""
     counter: cute.Tensor | None
-    descales: tuple | None = None
-    later: tuple | None = None
-    """None or `sm90_later.Later`: V is transposed beside the attention."""
+    descales: Descales | None
 
 
-def rows_first(tensor: cute.Tensor, modes: tuple) -> cute.Tensor:
+class WorkSpec(Protocol):
+    """Trace-time facts of a kernel that `describe_work` reads."""
+
+    tile: tuple[int, int]
+    """Queries and keys of one step."""
+    pack: int
+    """Query heads whose rows share a tile."""
+    dim: int
+    dim_v: int
+    dtype: type[cutlass.Numeric]
+
+
+def rows_first(tensor: cute.Tensor, modes: Modes) -> cute.Tensor:
     """View as (rows, dim, head, batch); a layout without batch gets one of 1."""
     shape, stride = tensor.shape, tensor.stride
     return cute.make_tensor(
@@ -63,32 +117,39 @@ def pack_heads(tensor: cute.Tensor, pack: int) -> cute.Tensor:
 
 
 def describe_work(
-    spec,
-    mQ: cute.Tensor,
-    mK: cute.Tensor,
-    seqlens: tuple | None,
-    max_q: Int32,
+    spec: WorkSpec,
+    arguments: AttentionArguments,
+    mQ: cute.Tensor,  # (Sq, D, H, B)
+    mK: cute.Tensor,  # (Sk, D, Hk, B)
+    v_dim: Int32,
     lead_kv: Int32 | None = None,
-) -> tuple[QueryTiles, SeqExtent, Int32]:
-    """Query tiles, lengths and query heads a KV head, for q (Sq, D, H, B) and k (Sk, D, Hk, B).
-
-    Of `spec` it reads tile, pack, dim, dim_v and dtype. `max_q` counts where `seqlens` are given.
-    The tiles of the first `lead_kv` KV heads of all sequences come first.
-    """
+) -> Work:
+    """The work of a call. The tiles of the first `lead_kv` KV heads of all sequences come first."""
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
     if spec.pack > 1:
         rows = rows[1]
-    cu, used_k, longest = None, None, rows
-    if seqlens is not None:
-        cu, used_k = (seqlens[0], seqlens[1]), seqlens[2]
-        longest, batch = max_q, cute.size(seqlens[0]) - 1
+    longest, seqlens = rows, SeqLens(None, None, None)
+    if arguments.seqlens is not None:
+        seqlens = arguments.seqlens
+        longest, batch = arguments.max_q, cute.size(seqlens.cu_q) - 1
     heads_per_kv = heads // mK.shape[2]
     # As many keys do not fit in any case, and of more the product would leave 32 bits.
     kv_bytes = cutlass.min(keys, L2_BYTES >> 5) * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
     groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
     lead = None if lead_kv is None else lead_kv * heads_per_kv
-    tiles = QueryTiles(cute.ceil_div(longest, spec.tile[0]), heads, Int32(batch), groups, lead)
-    return tiles, SeqExtent(rows, keys, cu, used_k), heads_per_kv
+    return Work(
+        tiles=QueryTiles(cute.ceil_div(longest, spec.tile[0]), heads, Int32(batch), groups, lead),
+        extent=SeqExtent(rows, keys, *seqlens),
+        window=arguments.window,
+        scores=arguments.scores,
+        lists=arguments.lists,
+        sinks=arguments.sinks,
+        lse=arguments.lse,
+        heads_per_kv=heads_per_kv,
+        v_dim=v_dim,
+        counter=arguments.counter,
+        descales=arguments.descales,
+    )
 
 
 @cute.jit

@@ -5,6 +5,7 @@ bytes and TMA has written as many; *empty* completes once every consumer of the 
 that the producer's multicast reaches, has arrived. Both sides keep an index and a phase bit.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import cutlass
@@ -53,10 +54,46 @@ def consumer_state(stages: int) -> pipeline.PipelineState:
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, stages)
 
 
-def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
-    """Whether the stage at `state` is full by now: an answer that comes at once.
+def put(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    load: Callable[[Int32, cute.Pointer], None],
+) -> pipeline.PipelineState:
+    """Producer: waits until the stage is empty, calls load(stage, full barrier). Returns the next state."""
+    ring.producer_acquire(state)
+    load(state.index, ring.producer_get_barrier(state))
+    ring.producer_commit(state)
+    state.advance()
+    return state
 
-    `ring.consumer_try_wait` may take some microseconds for its no. Behind the last stage of all, which nobody
+
+def take(
+    ring: pipeline.PipelineTmaAsync,
+    state: pipeline.PipelineState,
+    use: Callable[[Int32], None],
+    ready: Boolean | None = None,
+) -> pipeline.PipelineState:
+    """Consumer: waits until the stage is full and calls use(stage). Returns the next state.
+
+    `ready`: the answer of `is_full` for this stage, if it was asked.
+    """
+    ring.consumer_wait(state, ready)
+    use(state.index)
+    state.advance()
+    return state
+
+
+def release(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> pipeline.PipelineState:
+    """Consumer: the stage may be overwritten. Returns the next state."""
+    ring.consumer_release(state)
+    state.advance()
+    return state
+
+
+def is_full(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState) -> Boolean:
+    """True where the stage at `state` is full by now: an answer that comes at once.
+
+    `ring.consumer_try_wait` may take some microseconds for its no. After the last stage of all, which nobody
     fills, it would take them in every launch.
     """
     return ring.sync_object_full.test_wait(state.index, state.phase)

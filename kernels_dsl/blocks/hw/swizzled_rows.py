@@ -1,11 +1,11 @@
 """Tiles of rows of 16-bit elements in shared memory: cp.async writes them, ldmatrix reads them.
 
-A tile is cut into column blocks of 64 elements (128 bytes; 32 elements where the columns ask for it), each
-with all rows behind each other. The 16-byte chunks of a row are permuted by the row's number, so that the
+A tile is cut into column blocks of 64 elements (128 bytes), or of 32 where the number of columns asks for it.
+Each has its rows one after another. The 16-byte chunks of a row are permuted by the row's number, so that the
 eight rows of a matrix lie in eight different groups of banks. 8-bit elements are taken two at a time, as
-columns of half the number (`in_pairs`).
+half as many columns (`in_pairs`).
 
-Addresses are worked out by hand. The permutation is an exclusive or of the chunk's number with bits of the
+Addresses are computed by hand. The permutation is an exclusive or of the chunk's number with bits of the
 row's, so a lane's address is (base ^ constant) + constant, with one base for the whole tile: static offsets
 end up in the instructions, where a swizzled layout takes three integer instructions for each access.
 """
@@ -27,7 +27,7 @@ from kernels_dsl.blocks.hw.dsl import inline_ptx
 VECTOR = 8
 """Elements of a chunk of 16 bytes."""
 PAIR = cutlass.Float16
-"""What stands for two 8-bit elements where they are only moved."""
+"""Type that stands for two 8-bit elements where they are only moved."""
 ALIGN = 1024
 """Bytes to which a tile in shared memory is aligned: the period of the permutation."""
 
@@ -66,23 +66,23 @@ class RowsTile:
         return self.rows * self.columns * 2
 
     def phase(self, row: Any) -> Any:
-        """What the chunks of a row are permuted by; rows 8 apart have the same."""
+        """Bits that the chunks of a row are permuted by; rows 8 apart have the same."""
         return row & 7 if self.chunks == 8 else (row >> 1) & 3
 
-    def place(self, row: Any, chunk: Any) -> Any:
+    def chunk_offset(self, row: Any, chunk: Any) -> Any:
         """Byte offset of a chunk of column block 0."""
         return row * (2 * self.width) + (chunk ^ self.phase(row)) * 16
 
-    def offset(self, row: int, column: int) -> int:
-        """Byte offset of a row that is a multiple of 8 in the column block that `column` lies in."""
+    def row_offset(self, row: int, column: int) -> int:
+        """Byte offset of a row that is a multiple of 8 in the column block of `column`."""
         return (column // self.width * self.rows + row) * 2 * self.width
 
     def flip(self, column: int) -> int:
-        """What the address of chunk 0 of a row is exclusive-ored with to get the chunk of `column`."""
+        """Bits that the address of chunk 0 of a row is exclusive-ored with to get the chunk of `column`."""
         return column % self.width // VECTOR * 16
 
     def check_threads(self, threads: int) -> int:
-        """Rows that `threads` threads copy at a time. ValueError where they cannot share out the tile."""
+        """Rows that `threads` threads copy at a time. ValueError where they cannot share the tile."""
         step = threads // self.chunks
         if threads % self.chunks or step % 8 or self.rows % step:
             raise ValueError(
@@ -99,10 +99,10 @@ def shared_pointer(dtype: type[cutlass.Numeric], address: Int32, align: int) -> 
 
 @dsl_user_op
 def opaque(value: Int64, *, loc=None, ip=None) -> Int64:
-    """The same value, of which the compiler does not know where it comes from.
+    """The same value, with its origin hidden from the compiler.
 
-    Otherwise it keeps a loop's many addresses in registers, each counted up on its own, where one add each
-    gets them from one another.
+    Otherwise the compiler keeps a loop's many addresses in registers and increments each of them, where one
+    add derives each from another.
     """
     return inline_ptx(Int64, (value,), "mov.b64 $0, $1;", "=l,l", effects=False, loc=loc, ip=ip)
 
@@ -111,8 +111,8 @@ def opaque(value: Int64, *, loc=None, ip=None) -> Int64:
 class RowsLoader:
     """One thread's share of the copies of tiles of a matrix (rows, columns) in global memory.
 
-    Its columns are contiguous and rows start on 16 bytes. What lies outside is filled with zeros and not
-    read, so nothing that is there can reach a product. It has columns in the last column block of the tile.
+    Its columns are contiguous and rows start on 16 bytes. Elements outside of it are filled with zeros and
+    not read, so nothing there can reach a product. It has columns in the last column block of the tile.
     """
 
     tile: RowsTile
@@ -128,8 +128,8 @@ class RowsLoader:
     """First row of this thread in a tile."""
     chunk: Int32
     """This thread's chunk of every column block."""
-    place: Int32
-    """Byte offset of the first vector in a tile."""
+    offset: Int32
+    """Byte offset of this thread's first vector in a tile."""
 
     def start(self, first_row: Int32, end_row: Int32, address: Int32, guard_rows: bool) -> None:
         """Starts the copy of the tile from `first_row` on to shared memory at `address`.
@@ -139,7 +139,7 @@ class RowsLoader:
         tile, space = self.tile, cute.AddressSpace.gmem
         step = tile.check_threads(self.threads)
         source = opaque(self.source + Int64(first_row) * self.pitch)
-        target = address + self.place
+        target = address + self.offset
         for step_row in range(0, tile.rows, step):
             if step_row:
                 source = opaque(source + self.pitch * step)
@@ -150,8 +150,10 @@ class RowsLoader:
                 if block == tile.blocks - 1:
                     valid = valid & (self.chunk * VECTOR + block * tile.width < self.columns)
                 vector = cute.make_ptr(self.dtype, source + block * tile.width * 2, space, assumed_align=16)
-                there = shared_pointer(self.dtype, target + tile.offset(step_row, block * tile.width), 16)
-                cp_async(there, vector, 16, _bytes_if(valid))
+                staged = shared_pointer(
+                    self.dtype, target + tile.row_offset(step_row, block * tile.width), 16
+                )
+                cp_async(staged, vector, 16, _bytes_if(valid))
 
 
 def _bytes_if(valid: Boolean) -> Int32:
@@ -166,18 +168,18 @@ def rows_loader(tile: RowsTile, tensor: cute.Tensor, threads: int, thread: Int32
     columns = Int32(tensor.shape[1])
     return RowsLoader(
         tile, threads, tensor.element_type, source, pitch, columns,
-        row=row, chunk=chunk, place=tile.place(row, chunk),
+        row=row, chunk=chunk, offset=tile.chunk_offset(row, chunk),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MatrixReader:
-    """ldmatrix of 16 x 16 elements at a time, as four 8 x 8 matrices whose order `lane_place` settles."""
+    """ldmatrix of 16 x 16 elements at a time, as four 8 x 8 matrices in the order of the lanes' offsets."""
 
     tile: RowsTile
     dtype: type[cutlass.Numeric]
     transposed: bool
-    place: Int32
+    offset: Int32
     """Byte offset of this lane's row in the first 16 x 16 elements of the tile."""
 
     def read(self, address: Int32, row: int, column: int, into: cute.Tensor) -> None:
@@ -185,24 +187,24 @@ class MatrixReader:
         if into.element_type is not self.dtype:
             into = cute.recast_tensor(into, self.dtype)
         atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(self.transposed, 4), self.dtype)
-        lane = ((address + self.place) ^ self.tile.flip(column)) + self.tile.offset(row, column)
+        lane = ((address + self.offset) ^ self.tile.flip(column)) + self.tile.row_offset(row, column)
         source = cute.make_tensor(shared_pointer(self.dtype, lane, 16), cute.make_layout((VECTOR, 1)))
         cute.copy(atom, source, cute.make_tensor(into.iterator, cute.make_layout((VECTOR, 1))))
 
 
 def reader_a(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32, first_row: Int32) -> MatrixReader:
     """Operand A (M, K) of mma.sync with the tile's rows as M from `first_row` on, a multiple of 8."""
-    return MatrixReader(tile, dtype, False, tile.place(first_row + lane % 16, lane // 16))
+    return MatrixReader(tile, dtype, False, tile.chunk_offset(first_row + lane % 16, lane // 16))
 
 
 def reader_b(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> MatrixReader:
     """Operand B (N, K) with the tile's rows as N."""
-    return MatrixReader(tile, dtype, False, tile.place(lane % 8 + lane // 16 * 8, lane // 8 % 2))
+    return MatrixReader(tile, dtype, False, tile.chunk_offset(lane % 8 + lane // 16 * 8, lane // 8 % 2))
 
 
 def reader_b_transposed(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> MatrixReader:
     """Operand B (N, K) with the tile's rows as K and its columns as N."""
-    return MatrixReader(tile, dtype, True, tile.place(lane % 16, lane // 16))
+    return MatrixReader(tile, dtype, True, tile.chunk_offset(lane % 16, lane // 16))
 
 
 def in_pairs(tensor: cute.Tensor) -> cute.Tensor:
@@ -220,7 +222,8 @@ def store_rows(
     tile: cutlass.Constexpr,  # RowsTile of those rows
     address: Int32,  # of as much shared memory, this warp's own
     target: cute.Tensor,  # (rows, columns) in global memory, columns contiguous, rows on 16 bytes
-    place: tuple,  # (first row of the warp in target, rows that target has)
+    first_row: Int32,  # of the warp, in target
+    end_row: Int32,  # rows of target from here on are not written
     lane: Int32,
 ):
     """Writes a warp's fragment to global memory in vectors of 16 bytes, by way of shared memory."""
@@ -229,22 +232,21 @@ def store_rows(
     for m in cutlass.range_constexpr(cute.size(values, mode=[1])):
         for n in cutlass.range_constexpr(cute.size(values, mode=[2])):
             for half in cutlass.range_constexpr(2):
-                first = address + tile.place(row, Int32(0)) + lane % 4 * 4
-                at = (first ^ tile.flip(8 * n)) + tile.offset(16 * m + 8 * half, 8 * n)
-                pair = cute.make_tensor(shared_pointer(dtype, at, 4), cute.make_layout(2))
+                first = address + tile.chunk_offset(row, Int32(0)) + lane % 4 * 4
+                source = (first ^ tile.flip(8 * n)) + tile.row_offset(16 * m + 8 * half, 8 * n)
+                pair = cute.make_tensor(shared_pointer(dtype, source, 4), cute.make_layout(2))
                 pair.store(values[(None, half), m, n].load())
     cute.arch.sync_warp()
     chunk = lane % tile.chunks
-    for first_row in cutlass.range_constexpr(0, tile.rows, 32 // tile.chunks):
-        own = first_row + lane // tile.chunks
+    for step_row in cutlass.range_constexpr(0, tile.rows, 32 // tile.chunks):
+        row = step_row + lane // tile.chunks
         for block in cutlass.range_constexpr(tile.blocks):
             column = chunk * VECTOR + block * tile.width
-            if place[0] + own < place[1] and column < target.shape[1]:
-                at = address + tile.place(own, chunk) + tile.offset(0, block * tile.width)
-                source = cute.make_tensor(shared_pointer(dtype, at, 16), cute.make_layout(VECTOR))
-                index = cute.crd2idx((place[0] + own, column), target.layout)
-                there = global_vector(target, index)
-                cute.autovec_copy(source, there)
+            if first_row + row < end_row and column < target.shape[1]:
+                staged = address + tile.chunk_offset(row, chunk) + tile.row_offset(0, block * tile.width)
+                vector = cute.make_tensor(shared_pointer(dtype, staged, 16), cute.make_layout(VECTOR))
+                index = cute.crd2idx((first_row + row, column), target.layout)
+                cute.autovec_copy(vector, global_vector(target, index))
 
 
 def global_vector(tensor: cute.Tensor, index) -> cute.Tensor:

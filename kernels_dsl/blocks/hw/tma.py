@@ -6,16 +6,31 @@ With multicast, each CTA of a cluster loads one slice of the tile into the share
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 
+class TmaCopy(NamedTuple):
+    """Loads from a tensor, or stores to it: the descriptor, and the coordinates of the tensor's elements."""
+
+    atom: cute.CopyAtom
+    coordinates: cute.Tensor
+
+
+class Partition(NamedTuple):
+    """One CTA's part of tiles that several share: in shared memory (TMA, stages), in global (TMA, rest…)."""
+
+    shared: cute.Tensor
+    tiles: cute.Tensor
+
+
 def make_load_atom(
     tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int], multicast: int = 1
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """Descriptor and coordinate tensor for loads of `tile` from `tensor` (MN, K, L).
+) -> TmaCopy:
+    """Loads of `tile` from `tensor` (MN, K, L).
 
     `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile.
     """
@@ -24,17 +39,17 @@ def make_load_atom(
     # fp32 goes to the tensor cores as tf32. With this type TMA rounds on its way, to nearest even as an H200
     # shows; with its own, WGMMA would drop the low 13 bits: nearly three times the error.
     internal = cutlass.TFloat32 if tensor.element_type is cutlass.Float32 else None
-    return cpasync.make_tiled_tma_atom(
-        op, tensor, one_stage, tile, num_multicast=multicast, internal_type=internal
+    return TmaCopy(
+        *cpasync.make_tiled_tma_atom(
+            op, tensor, one_stage, tile, num_multicast=multicast, internal_type=internal
+        )
     )
 
 
-def make_store_atom(
-    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int]
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """Descriptor and coordinate tensor for stores of `tile` to `tensor` (M, N, L); writes nothing outside."""
+def make_store_atom(tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaCopy:
+    """Stores of `tile` to `tensor` (M, N, L), which write nothing outside of it."""
     one_stage = cute.slice_(smem_layout, (None, None, 0))
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one_stage, tile)
+    return TmaCopy(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one_stage, tile))
 
 
 def load_partition(
@@ -43,13 +58,15 @@ def load_partition(
     s_tiles: cute.Tensor,
     peers: cute.Layout,
     peer: cutlass.Int32,
-) -> tuple[cute.Tensor, cute.Tensor]:
+) -> Partition:
     """Splits tiles (tile, tile, rest…) among the `peers` CTAs that multicast them to each other.
 
-    Returns shared (TMA, stages) and global (TMA, rest…) partitions of this CTA, number `peer`.
+    Returns the part of this CTA, number `peer`.
     """
-    return cpasync.tma_partition(
-        atom, peer, peers, cute.group_modes(s_tiles, 0, 2), cute.group_modes(g_tiles, 0, 2)
+    return Partition(
+        *cpasync.tma_partition(
+            atom, peer, peers, cute.group_modes(s_tiles, 0, 2), cute.group_modes(g_tiles, 0, 2)
+        )
     )
 
 

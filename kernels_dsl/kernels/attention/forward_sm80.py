@@ -14,10 +14,11 @@ With `overlap` the output of block t - 1 is summed between the scores and the so
 two can share the issue slots; V is copied one step later.
 
 Several CTAs share an SM, so that one's softmax runs beside another's products. The grid has one CTA for each
-tile: the hardware hands them out as SMs become free, in the order of `blocks.query_tiles`: longest first.
+tile: the hardware hands them out as SMs become free, in the order of `blocks.attention.query_tiles`, the
+longest first. `forward_sm80_tile` has the work of a CTA.
 
-Variants differ in the key blocks that a tile visits (`blocks.kv_blocks`) and in what happens to the
-elements of a score tile (`blocks.mask`), as with the SM90 kernel, which shares the blocks.
+Variants differ in the key blocks that a tile visits (`blocks.attention.kv_blocks`) and in what happens to the
+elements of a score tile (`blocks.attention.mask`), as with the SM90 kernel, which shares the blocks.
 """
 
 import cuda.bindings.driver as cuda
@@ -25,13 +26,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.kv_blocks import KeyLists, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.query_tiles import decode_query_tile
-from kernels_dsl.blocks.attention.seqlen import seq_info
-from kernels_dsl.blocks.attention.work import LAYOUTS, Work, describe_work, rows_first
+from kernels_dsl.blocks.attention.seqlen import SeqLens, seq_info
+from kernels_dsl.blocks.attention.work import (
+    LAYOUTS,
+    AttentionArguments,
+    Operands,
+    Work,
+    describe_work,
+    rows_first,
+)
 from kernels_dsl.blocks.hw.dsl import entry_name
-from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
+from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, in_pairs
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
 from .forward_sm80_spec import make_spec
 from .forward_sm80_tile import work_tile
@@ -43,74 +53,57 @@ def attention_sm80(
     k: cute.Tensor,
     v: cute.Tensor,
     o: cute.Tensor,
-    lse: cute.Tensor | None,  # float32 (B, H, Sq); packed (H, T)
+    lse: cute.Tensor | None,
     scale: Float32,
     softcap: Float32,
     left: Int32,
     right: Int32,
-    seqlens: tuple | None,  # (cu_q, cu_k, used_k or None), int32
-    max_q: Int32,  # rows of the longest sequence where packed
-    lists: tuple | None,
+    seqlens: tuple[cute.Tensor, cute.Tensor, cute.Tensor | None] | None,  # `SeqLens`
+    max_q: Int32,
+    lists: tuple[cute.Tensor | None, ...] | None,  # `KeyLists`
     sinks: cute.Tensor | None,
     mask: cute.Tensor | None,
-    aux: tuple | None,
+    aux: tuple[cute.Tensor, ...] | None,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
     variant: cutlass.Constexpr,
 ):
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, base and
-    strides multiples of 16 bytes.
+    strides multiples of 16 bytes. The others: see `AttentionArguments`, `ScoreOperands`, `Window`.
     """
-    tensors = tuple(rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o))  # (rows, dim, head, batch)
-    spec = make_spec(config, variant, q.element_type, seqlens is not None)
-    launch(
-        spec,
-        tensors,
-        tensors[:2],
-        stream,
-        seqlens=seqlens,
-        max_q=max_q,
-        window=Window(left, right),
-        scores=ScoreOperands(scale, softcap, mask, aux),
-        lists=lists,
-        sinks=sinks,
-        lse=lse,
+    operands = Operands(*(rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o)))
+    arguments = AttentionArguments(
+        lse,
+        ScoreOperands(scale, softcap, mask, aux),
+        Window(left, right),
+        None if seqlens is None else SeqLens(*seqlens),
+        max_q,
+        None if lists is None else KeyLists(*lists),
+        sinks,
     )
+    launch(operands, arguments, stream, config, variant)
 
 
 def launch(
-    spec,
-    tensors: tuple,  # Q, K, V, O as `attention_kernel` takes them
-    sized: tuple[cute.Tensor, cute.Tensor],  # Q and K (rows, dim, head, batch)
+    operands: Operands,
+    arguments: AttentionArguments,
     stream: cuda.CUstream,
-    *,
-    seqlens: tuple | None,
-    max_q: Int32,
-    window: Window,
-    scores: ScoreOperands,
-    lists: tuple | None,
-    sinks: cute.Tensor | None,
-    lse: cute.Tensor | None,
-    descales: tuple | None = None,
+    config: Sm80AttentionConfig,
+    variant: AttentionVariant,
 ) -> None:
-    """Launches the kernel, for 16-bit operands and for fp8."""
-    tiles, extent, heads_per_kv = describe_work(spec, *sized, seqlens, max_q)
-    work = Work(
-        tiles=tiles,
-        extent=extent,
-        window=window,
-        scores=scores,
-        lists=lists,
-        sinks=sinks,
-        lse=lse,
-        heads_per_kv=heads_per_kv,
-        v_dim=cute.size(tensors[-1], mode=[1]),
-        counter=None,
-        descales=descales,
-    )
-    config = spec.config
-    attention_kernel(spec, tensors, work).launch(
+    """Launches the kernel for 16-bit operands, and for fp8 with V transposed.
+
+    That is (Dv, Sk, Hk, B), the keys in the order that `score_tile.to_operand` needs.
+    """
+    descales = arguments.descales
+    by_block = descales is not None and descales.by_block
+    spec = make_spec(config, variant, operands.q.element_type, arguments.seqlens is not None, by_block)
+    work = describe_work(spec, arguments, operands.q, operands.k, cute.size(operands.o, mode=[1]))
+    if spec.fp8:
+        q, k, v = (in_pairs(t) for t in (operands.q, operands.k, operands.v))
+        operands = Operands(q, k, v, operands.o)
+    attention_kernel(spec, operands, work).launch(
         grid=(cutlass.max(work.tiles.size, Int32(1)), 1, 1),
         block=(spec.threads, 1, 1),
         smem=config.smem_bytes,
@@ -123,13 +116,10 @@ def launch(
 
 @entry_name("attention_sm80")
 @cute.kernel
-def attention_kernel(spec: cutlass.Constexpr, tensors: tuple, work: Work):
-    """Device side: the tile of this CTA. `tensors`: Q, K, V, O as (rows, dim, head, batch); fp8 ones as pairs
-    (`in_pairs`), V transposed."""
+def attention_kernel(spec: cutlass.Constexpr, operands: Operands, work: Work):
+    """Device side: the tile of this CTA. fp8 operands are pairs (`in_pairs`), V transposed."""
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_query_tile(cute.arch.block_idx()[0], work.tiles)
     seq = seq_info(work.extent, at.batch)
-    if cutlass.const_expr(not spec.varlen):
-        work_tile(spec, tensors, smem.toint(), (work, at, seq))
-    elif at.m * spec.tile_m < seq.q_len:
-        work_tile(spec, tensors, smem.toint(), (work, at, seq))
+    if spec.has_rows(at, seq):
+        work_tile(spec, operands, smem.toint(), work, at, seq)

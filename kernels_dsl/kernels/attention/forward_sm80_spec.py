@@ -1,12 +1,15 @@
-"""What the SM80-class attention kernel derives from its configuration and operand types at trace time."""
+"""Trace-time facts of the SM80-class forward kernel, from its configuration and operand types."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
+from cutlass import Boolean
 
+from kernels_dsl.blocks.attention.query_tiles import QueryTile
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.hw.mma_sync import mma_k
 from kernels_dsl.blocks.hw.swizzled_rows import PAIR, RowsTile
+from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
 WARP_ROWS = (16, 32)
@@ -14,16 +17,22 @@ WARP_ROWS = (16, 32)
 
 
 @dataclass(frozen=True)
-class Sm80AttentionSpec:
+class ForwardSpec:
     """Static facts of one instance; extents in elements."""
 
     config: Sm80AttentionConfig
     dtype: type[cutlass.Numeric]
-    variant: Any  # AttentionVariant
+    variant: AttentionVariant
     varlen: bool
     """Packed sequences."""
-    scales_blocks: bool = False
+    scales_by_block: bool = False
     """Operands are fp8 with factors a block of keys."""
+    no_max = False
+    pack = 1
+
+    def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
+        """False for a tile past the end of its packed sequence."""
+        return at.m * self.tile_m < seq.q_len if self.varlen else Boolean(True)
 
     @property
     def fp8(self) -> bool:
@@ -32,7 +41,7 @@ class Sm80AttentionSpec:
 
     @property
     def unit(self) -> type[cutlass.Numeric]:
-        """What tiles in shared memory consist of, as copies see them."""
+        """Type of the elements of tiles in shared memory, as copies see them."""
         return PAIR if self.fp8 else self.dtype
 
     @property
@@ -61,11 +70,6 @@ class Sm80AttentionSpec:
         return self.tile_m, self.tile_n
 
     @property
-    def pack(self) -> int:
-        """Query heads whose rows share a tile."""
-        return 1
-
-    @property
     def dim(self) -> int:
         """Padded head dimension of Q and K."""
         return self.config.dim
@@ -74,8 +78,6 @@ class Sm80AttentionSpec:
     def dim_v(self) -> int:
         """Padded head dimension of V and O."""
         return self.config.dim_v
-
-    watch_sums = False
 
     @property
     def lazy_rescale(self) -> bool:
@@ -95,12 +97,12 @@ class Sm80AttentionSpec:
     @property
     def q_tile(self) -> RowsTile:
         """Q (M, D) in shared memory."""
-        return RowsTile(self.tile_m, self.dim // self._of_unit)
+        return RowsTile(self.tile_m, self.dim // self._per_unit)
 
     @property
     def k_tile(self) -> RowsTile:
         """One buffer of K (N, D)."""
-        return RowsTile(self.tile_n, self.dim // self._of_unit)
+        return RowsTile(self.tile_n, self.dim // self._per_unit)
 
     @property
     def v_tile(self) -> RowsTile:
@@ -113,27 +115,27 @@ class Sm80AttentionSpec:
         return RowsTile(self.warp_rows, self.dim_v)
 
     @property
-    def k_place(self) -> int:
-        """Byte offset of K's buffers; Q and later O lie before them."""
+    def k_offset(self) -> int:
+        """Byte offset of K's buffers; Q, and after it O, lie before them."""
         return self.config.q_bytes
 
     @property
-    def _of_unit(self) -> int:
+    def _per_unit(self) -> int:
         return self.unit.width // self.dtype.width
 
     @property
-    def v_place(self) -> int:
+    def v_offset(self) -> int:
         """Byte offset of V's buffers."""
-        return self.k_place + 2 * self.k_tile.bytes
+        return self.k_offset + 2 * self.k_tile.bytes
 
 
 def make_spec(
     config: Sm80AttentionConfig,
-    variant: Any,
+    variant: AttentionVariant,
     dtype: type[cutlass.Numeric],
     varlen: bool,
-    scales_blocks: bool = False,
-) -> Sm80AttentionSpec:
+    scales_by_block: bool = False,
+) -> ForwardSpec:
     """Completes a configuration. ValueError names what does not fit."""
     if dtype.width != 8 * config.element_bytes:
         raise ValueError(
@@ -145,7 +147,7 @@ def make_spec(
         )
     if config.tile_n % 16 or config.tile_n <= 0:
         raise ValueError(f"tile_n must be a multiple of 16; it is {config.tile_n}")
-    spec = Sm80AttentionSpec(config, dtype, variant, varlen, scales_blocks)
+    spec = ForwardSpec(config, dtype, variant, varlen, scales_by_block)
     for tile in (spec.q_tile, spec.k_tile, spec.v_tile):
         tile.check_threads(spec.threads)
     return spec

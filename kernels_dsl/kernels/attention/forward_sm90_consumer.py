@@ -1,30 +1,44 @@
-"""Consumer role of the SM90 attention: both products, the softmax between them, and the output."""
+"""Consumer role of the SM90 forward kernel: both products, the softmax between them, and the output.
 
+A warpgroup has 64 query rows of each work tile. Its step for block j computes the scores of j and sums the
+output of j - 1 in one go of the tensor cores; the softmax of j runs beside other warpgroups' products:
+
+    step j    wait K j | my turn | issue S = Q K j, then O += P V j-1 | pass the turn | softmax of S | P = S
+    released                                                 K j after S, V j-1 after O
+
+The first block has no output before it, and the last one's output comes after the last step: `attend`. The
+softmax is one of three (`spec.no_max`, `spec.lazy_rescale`, or neither); the two that seldom rescale the
+output do so before its next product.
+"""
+
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, pipeline
-from cutlass.cute.nvgpu import warpgroup
+from cutlass import Boolean, Float32, Int32, pipeline
+from cutlass.cute.nvgpu import warpgroup as wgmma
 
 from kernels_dsl.blocks.attention import softmax, tile_queue
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, diagonal_shift
 from kernels_dsl.blocks.attention.score_tile import (
+    ScoreBlock,
     Tile,
+    convert_output_units,
     descaled,
     enter_block,
     fetch_descales,
     finish_rows,
-    of_block,
-    soften,
-    soften_lazily,
-    soften_watched,
+    in_block_units,
+    softmax_step,
+    softmax_step_lazy,
+    softmax_step_no_max,
     start_descales,
     start_rows,
-    take_values,
     to_operand,
 )
 from kernels_dsl.blocks.attention.seqlen import V_STEP, seq_info
+from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
@@ -35,14 +49,15 @@ from kernels_dsl.blocks.hw.barriers import (
     sync_consumers,
     wait_turn,
 )
-from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full
+from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full, release
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
-from .forward_sm90_tiles import first_tile, next_tile, tile_at
+from .forward_sm90_records import KvState, Mmas, Output, Rings, Shared, SharedTiles
+from .forward_sm90_spec import ForwardSpec
 
 
 class Fragments(NamedTuple):
-    """A consumer warpgroup's operands and registers."""
+    """A consumer warpgroup's operands and registers; the last four are `score_tile.Rows`."""
 
     q: cute.Tensor
     """(MMA, MMA_M, MMA_K, stages) descriptors of this warpgroup's 64 rows."""
@@ -51,7 +66,7 @@ class Fragments(NamedTuple):
     v: cute.Tensor
     """(MMA, MMA_N, MMA_K, stages) descriptors."""
     p: cute.Tensor
-    """(MMA, MMA_M, MMA_K) 16-bit registers: the probabilities as operand A of the second product."""
+    """(MMA, MMA_M, MMA_K) registers: the probabilities as operand A of the second product."""
     out: cute.Tensor
     """(MMA, MMA_M, MMA_N) float32 accumulators of the output."""
     row_max: cute.Tensor
@@ -61,121 +76,118 @@ class Fragments(NamedTuple):
     """Factors of the last and of the next block's K and V, where they have one a block."""
 
 
+class Resources(NamedTuple):
+    """What a consumer warpgroup computes with, for the whole of the kernel."""
+
+    rings: Rings
+    tiles: SharedTiles
+    mmas: Mmas
+    fragments: Fragments
+
+
+class Site(NamedTuple):
+    """Where a thread of a consumer works: its tile, and its own number."""
+
+    tile: Tile
+    work: Work
+    warpgroup: Int32
+    thread: Int32
+    """Within the warpgroup."""
+
+    def first_row(self, spec: ForwardSpec) -> Int32:
+        """First row of this warpgroup."""
+        return self.tile.at.m * spec.tile_m + self.warpgroup * WGMMA_M
+
+
 @cute.jit
 def consume(
-    spec: cutlass.Constexpr,
-    rings: tuple,
-    mmas: tuple,
-    s_tiles: tuple,
-    output: tuple,
-    todo: tuple,  # (work, None or the ring of `blocks.attention.tile_queue` and its slots)
-    group: Int32,
+    spec: cutlass.Constexpr, shared: Shared, mmas: Mmas, output: Output, work: Work, warpgroup: Int32
 ):
-    """Consumer warpgroup number `group`: its 64 rows of every work tile of this CTA."""
-    work, queue = todo
+    """Consumer warpgroup number `warpgroup`: its 64 rows of every work tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    parts = make_fragments(spec, mmas, s_tiles, group, thread)
-    states = (consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
-    queue_state = consumer_state(tile_queue.STAGES)
+    fragments = make_fragments(spec, mmas, shared.tiles, warpgroup, thread)
+    resources = Resources(shared.rings, shared.tiles, mmas, fragments)
+    states = KvState(consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
+    tiles, queue_state = ConsumedTiles(spec, work, shared.queue), consumer_state(tile_queue.STAGES)
     if cutlass.const_expr(spec.pingpong):
-        if group == spec.consumers - 1:
+        if warpgroup == spec.consumers - 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-    number, end = first_tile(work, queue, queue_state)
+    number, end = tiles.first(queue_state), tiles.end
     while number < end:
-        at, visit = tile_at(spec, work, number, queue, queue_state)
-        if cutlass.const_expr(queue is not None):
+        at, visit = tiles.decode(number, queue_state)
+        if cutlass.const_expr(shared.queue is not None):
             queue_state.advance()
         seq = seq_info(work.extent, at.batch)
-        place = (work, at, seq, visit, group, thread)
-        if cutlass.const_expr(not spec.varlen):
-            states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
-        elif at.m * spec.tile[0] < seq.q_len:
-            states = work_tile(spec, rings, states, mmas, parts, s_tiles, output, place)
-        number = next_tile(number, queue, queue_state)
+        if spec.has_rows(at, seq):
+            row = at.m * spec.tile_m + warpgroup * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+            tile = Tile(at, seq, visit, row, thread % 4 * 2)
+            states = work_tile(spec, resources, states, output, Site(tile, work, warpgroup, thread))
+        number = tiles.next(number, queue_state)
     epi.drain(spec.epilogue, thread)
 
 
 @cute.jit
 def work_tile(
-    spec: cutlass.Constexpr,
-    rings: tuple,
-    states: tuple,
-    mmas: tuple,
-    parts: Fragments,
-    s_tiles: tuple,
-    output: tuple,
-    place: tuple,  # (work, coordinates of the tile, sequence, visit, group, thread)
-) -> tuple:
-    """One work tile, from its first scores to its output."""
-    work, at, seq, visit, group, thread = place
-    work = descaled(work, at)
-    row = at.m * spec.tile_m + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-    tile = Tile(at, seq, visit, row, thread % 4 * 2)
-    here = (tile, work, group, thread)
+    spec: cutlass.Constexpr, resources: Resources, states: KvState, output: Output, site: Site
+) -> KvState:
+    """One work tile, from its first scores to its output; skipped where this warpgroup has no row in it."""
+    site = site._replace(work=descaled(site.work, site.tile.at))
     if cutlass.const_expr(not spec.skips_rows):
-        states = fill_rows(spec, rings, states, mmas, parts, s_tiles, output, here)
-    elif at.m * spec.tile_m + group * WGMMA_M < seq.q_len * spec.pack:
-        states = fill_rows(spec, rings, states, mmas, parts, s_tiles, output, here)
+        states = compute_rows(spec, resources, states, output, site)
+    elif site.first_row(spec) < site.tile.seq.q_len * spec.pack:
+        states = compute_rows(spec, resources, states, output, site)
     else:
-        states = pass_tile(spec, rings, states, visit, group)
+        states = skip_tile(spec, resources.rings, states, site.tile.visit, site.warpgroup)
     return states
 
 
 @cute.jit
-def pass_tile(spec: cutlass.Constexpr, rings: tuple, states: tuple, visit: Visit, group: Int32) -> tuple:
-    """A tile in which this warpgroup has no row: what comes is given back, and so are its turns."""
-    q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state = states
-    q_ring.consumer_wait(q_state)
-    q_ring.consumer_release(q_state)
-    q_state.advance()
+def skip_tile(
+    spec: cutlass.Constexpr, rings: Rings, states: KvState, visit: Visit, warpgroup: Int32
+) -> KvState:
+    """Releases the stages of a tile and passes this warpgroup's turns."""
+    k_ring, v_ring = rings.k, rings.v
+    q_state, k_state, v_state = states.q, states.k, states.v
+    rings.q.consumer_wait(q_state)
+    q_state = release(rings.q, q_state)
     for position in cutlass.range(visit.count, unroll=1):
         k_ring.consumer_wait(k_state)
         if cutlass.const_expr(spec.pingpong):
             if position > 0:
-                wait_turn(NamedBarrier.MMA_ORDER, group)
-                give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
-        k_ring.consumer_release(k_state)
-        k_state.advance()
+                wait_turn(NamedBarrier.MMA_ORDER, warpgroup)
+                give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, warpgroup))
+        k_state = release(k_ring, k_state)
         v_ring.consumer_wait(v_state)
-        v_ring.consumer_release(v_state)
-        v_state.advance()
-    return q_state, k_state, v_state
+        v_state = release(v_ring, v_state)
+    return KvState(q_state, k_state, v_state)
 
 
 @cute.jit
-def fill_rows(
-    spec: cutlass.Constexpr,
-    rings: tuple,
-    states: tuple,
-    mmas: tuple,
-    parts: Fragments,
-    s_tiles: tuple,
-    output: tuple,
-    place: tuple,  # (tile, work, group, thread)
-) -> tuple:
+def compute_rows(
+    spec: cutlass.Constexpr, resources: Resources, states: KvState, output: Output, site: Site
+) -> KvState:
     """The rows of this warpgroup in one work tile."""
-    tile, work, group, thread = place
-    states = attend(spec, rings, states, mmas, parts, (tile, work, group, (s_tiles[2], thread)))
-    q_ring, q_state = rings[0], states[0]
-    if cutlass.const_expr(spec.scales_blocks):
-        work = of_block(work, parts)
-    finish_rows(spec, parts.out, parts, tile, work)
-    sO = s_tiles[3][None, None, None, group]  # (64, epi_n, stages)
-    store_output(spec, mmas[2], parts, output, sO, (tile, work, group, thread))
+    fragments, rings = resources.fragments, resources.rings
+    states = attend(spec, resources, states, site)
+    if cutlass.const_expr(spec.scales_by_block):
+        site = site._replace(work=in_block_units(site.work, fragments))
+    finish_rows(spec, fragments.out, fragments, site.tile, site.work)
+    staging = resources.tiles.o[None, None, None, site.warpgroup]  # (64, epi_n, stages)
+    store_output(spec, resources, output, staging, site)
     if cutlass.const_expr(spec.stage_in_q):
-        epi.drain(spec.epilogue, thread)
-        q_ring.consumer_release(q_state)
-    q_state.advance()
-    return q_state, states[1], states[2]
+        epi.drain(spec.epilogue, site.thread)
+        rings.q.consumer_release(states.q)
+    states.q.advance()
+    return states
 
 
-def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int32) -> Fragments:
+def make_fragments(
+    spec: ForwardSpec, mmas: Mmas, tiles: SharedTiles, warpgroup: Int32, thread: Int32
+) -> Fragments:
     """Operand descriptors in shared memory, and registers."""
-    sQ, sK, sV, _ = s_tiles
-    sQ = cute.local_tile(sQ, (WGMMA_M, spec.dim), (group, 0, None))  # (64, D, stages)
-    thr_qk, thr_pv = mmas[0].get_slice(thread), mmas[1].get_slice(thread)
-    out = cute.make_rmem_tensor(mmas[1].partition_shape_C((WGMMA_M, spec.dim_v)), Float32)
+    sQ = cute.local_tile(tiles.q, (WGMMA_M, spec.dim), (warpgroup, 0, None))  # (64, D, stages)
+    thr_qk, thr_pv = mmas.qk.get_slice(thread), mmas.pv.get_slice(thread)
+    out = cute.make_rmem_tensor(mmas.pv.partition_shape_C((WGMMA_M, spec.dim_v)), Float32)
     rows = cute.make_layout(2)
     # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
     p_layout = cute.make_layout(((2, 2, 2), 1, spec.tile_n // 16), stride=((1, 2, 4), 0, 8))
@@ -183,264 +195,251 @@ def make_fragments(spec, mmas: tuple, s_tiles: tuple, group: Int32, thread: Int3
         p_layout = cute.make_layout(((4, 2, 2), 1, spec.tile_n // 32), stride=((1, 4, 8), 0, 16))
     row_max, row_sum, correction = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
     return Fragments(
-        mmas[0].make_fragment_A(thr_qk.partition_A(sQ)),
-        mmas[0].make_fragment_B(thr_qk.partition_B(sK)),
-        mmas[1].make_fragment_B(thr_pv.partition_B(sV)),
+        mmas.qk.make_fragment_A(thr_qk.partition_A(sQ)),
+        mmas.qk.make_fragment_B(thr_qk.partition_B(tiles.k)),
+        mmas.pv.make_fragment_B(thr_pv.partition_B(tiles.v)),
         cute.make_rmem_tensor(p_layout, spec.dtype),
         out,
         row_max,
         row_sum,
         correction=correction,
-        scales=cute.make_rmem_tensor(4, Float32) if spec.scales_blocks else None,
+        scales=cute.make_rmem_tensor(4, Float32) if spec.scales_by_block else None,
     )
 
 
-@cute.jit
-def attend(
-    spec: cutlass.Constexpr,
-    rings: tuple,
-    states: tuple,
-    mmas: tuple,
-    parts: Fragments,
-    place: tuple,  # (tile, work, group, (V in shared memory (Dv, N, stages), thread))
-) -> tuple:
-    """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
-    tile, work = place[:2]
-    q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state = states
-    visit = tile.visit
-    parts.out.fill(0.0)
-    if cutlass.const_expr(spec.scales_blocks):
-        work = start_descales(spec, parts, tile, work)
-    start_rows(spec, parts, tile, work)
+def issue_scores(resources: Resources, states: KvState, scores: cute.Tensor) -> None:
+    """Issues scores = Q K^T for the stages at `states`."""
+    q = resources.fragments.q[None, None, None, states.q.index]
+    k = resources.fragments.k[None, None, None, states.k.index]
+    issue_product(resources.mmas.qk, scores, q, k, False)
 
-    q_ring.consumer_wait(q_state)
-    k_ring.consumer_wait(k_state)
-    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
-    s_q, s_k = parts.q[None, None, None, q_state.index], parts.k[None, None, None, k_state.index]
-    issue_product(mmas[0], scores, s_q, s_k, False)
-    warpgroup.wait_group(0)
-    k_ring.consumer_release(k_state)
-    k_state.advance()
-    release_q(spec, q_ring, q_state, visit.count == 1)
+
+def issue_output(resources: Resources, states: KvState) -> None:
+    """Issues out += P V for the stage at `states`."""
+    fragments = resources.fragments
+    v = fragments.v[None, None, None, states.v.index]
+    issue_product(resources.mmas.pv, fragments.out, fragments.p, v, True)
+
+
+@cute.jit
+def attend(spec: cutlass.Constexpr, resources: Resources, states: KvState, site: Site) -> KvState:
+    """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
+    tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
+    visit = tile.visit
+    fragments.out.fill(0.0)
+    if cutlass.const_expr(spec.scales_by_block):
+        work = start_descales(spec, fragments, tile, work)
+    start_rows(spec, fragments, tile, work)
+
+    rings.q.consumer_wait(states.q)
+    rings.k.consumer_wait(states.k)
+    scores = cute.make_rmem_tensor(mmas.qk.partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
+    issue_scores(resources, states, scores)
+    wgmma.wait_group(0)
+    release(rings.k, states.k)
+    release_q(spec, rings.q, states.q, visit.count == 1)
     block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0), spec.rising)
-    soften(spec, scores, parts, (tile, work, block), masked=first_masked(spec, visit), first=True)
-    to_operand(spec, scores, parts.p)
+    masked = first_is_masked(spec, visit)
+    softmax_step(spec, scores, fragments, ScoreBlock(tile, work, block), masked=masked, first=True)
+    to_operand(spec, scores, fragments.p)
     if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
-        v_ring.consumer_wait(v_state)
-        clear_tail(spec, v_state, (*place, Int32(0)))
+        rings.v.consumer_wait(states.v)
+        clear_tail(spec, resources.tiles.v, states.v, site, Int32(0))
 
     # The first block has been taken from the first segment that has one.
     right_end = cutlass.max(visit.right, 1)
     whole_end = cutlass.max(visit.right + visit.whole, 1)
-    states = (q_state, k_state, v_state, cutlass.Boolean(False), *unknown(spec))
+    states = forget_stages(spec, states._replace(rescale=cutlass.Boolean(False)))
     seen_end = right_end
     hides = spec.rising and spec.variant.right and spec.variant.lists is None
     if cutlass.const_expr(hides):
-        seen_end = cutlass.max(cutlass.min(right_end, seen_blocks(spec, tile, work, place[2])), 1)
+        seen_end = cutlass.max(cutlass.min(right_end, seen_blocks(spec, site)), 1)
     for position in cutlass.range(1, seen_end, unroll=1):
-        states = step(spec, rings, states, mmas, parts, (*place, position), True)
+        states = step(spec, resources, states, site, position, True)
     if cutlass.const_expr(hides):
         for position in cutlass.range(seen_end, right_end, unroll=1):
-            states = hidden_step(spec, rings, states, mmas, parts, (*place, position))
+            states = hidden_step(spec, resources, states, site, position)
     for position in cutlass.range(right_end, whole_end, unroll=1):
-        states = step(spec, rings, states, mmas, parts, (*place, position), False)
+        states = step(spec, resources, states, site, position, False)
     if cutlass.const_expr(spec.variant.left):
         for position in cutlass.range(whole_end, visit.count, unroll=1):
-            states = step(spec, rings, states, mmas, parts, (*place, position), True)
-    q_state, k_state, v_state, moved = states[:4]
-    rescale_late(spec, parts, moved)
-    v_ring.consumer_wait(v_state)
+            states = step(spec, resources, states, site, position, True)
+    apply_correction(spec, fragments, states)
+    rings.v.consumer_wait(states.v)
     if cutlass.const_expr(spec.clears_each_block):
-        clear_tail(spec, v_state, (*place, visit.count - 1))
-    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
-    warpgroup.wait_group(0)
-    v_ring.consumer_release(v_state)
-    v_state.advance()
-    return q_state, k_state, v_state
+        clear_tail(spec, resources.tiles.v, states.v, site, visit.count - 1)
+    issue_output(resources, states)
+    wgmma.wait_group(0)
+    return KvState(states.q, states.k, release(rings.v, states.v))
 
 
-def first_masked(spec, visit: Visit):
-    """Whether a visit's first block needs a mask: it may begin with a whole one."""
+def first_is_masked(spec: ForwardSpec, visit: Visit) -> bool | Boolean:
+    """True where a visit's first block needs a mask: it may begin with a whole one."""
     everywhere = spec.variant.masks_everywhere and spec.variant.lists is None
     return True if everywhere else visit.right > 0
+
+
+def forget_stages(spec: ForwardSpec, states: KvState) -> KvState:
+    """`states` where nothing is known of the next stages of K and V."""
+    if spec.no_max:
+        return states._replace(k_full=Boolean(False), v_full=Boolean(False))
+    return states
 
 
 @cute.jit
 def step(
     spec: cutlass.Constexpr,
-    rings: tuple,
-    states: tuple,  # of Q, K and V, whether the output is still to be rescaled, and `unknown`
-    mmas: tuple,
-    parts: Fragments,
-    place: tuple,  # (tile, work, group, (V in shared memory, thread), position)
+    resources: Resources,
+    states: KvState,
+    site: Site,
+    position: Int32,
     masked: cutlass.Constexpr,
-) -> tuple:
+) -> KvState:
     """Scores and softmax of the block at `position`, beside the output of the block before it."""
-    tile, work, group, values, position = place
-    q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state, moved = states[:4]
-    k_full, v_full = states[4:] if spec.watch_sums else (None, None)
+    tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
     if cutlass.const_expr(spec.clears_each_block):
-        v_ring.consumer_wait(v_state, v_full)
-        clear_tail(spec, v_state, (tile, work, group, values, position - 1))
-    scores = cute.make_rmem_tensor(mmas[0].partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
-    k_ring.consumer_wait(k_state, k_full)
+        rings.v.consumer_wait(states.v, states.v_full)
+        clear_tail(spec, resources.tiles.v, states.v, site, position - 1)
+    scores = cute.make_rmem_tensor(mmas.qk.partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
+    rings.k.consumer_wait(states.k, states.k_full)
     if cutlass.const_expr(spec.pingpong):
-        wait_turn(NamedBarrier.MMA_ORDER, group)
-    s_q = parts.q[None, None, None, q_state.index]
-    s_k = parts.k[None, None, None, k_state.index]
-    issue_product(mmas[0], scores, s_q, s_k, False)
-    rescale_late(spec, parts, moved)
+        wait_turn(NamedBarrier.MMA_ORDER, site.warpgroup)
+    issue_scores(resources, states, scores)
+    apply_correction(spec, fragments, states)
     if cutlass.const_expr(not spec.clears_each_block):
-        v_ring.consumer_wait(v_state, v_full)
-    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
+        rings.v.consumer_wait(states.v, states.v_full)
+    issue_output(resources, states)
     if cutlass.const_expr(spec.pingpong):
-        give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
-    warpgroup.wait_group(1)
-    k_ring.consumer_release(k_state)
-    k_state.advance()
-    release_q(spec, q_ring, q_state, position == tile.visit.count - 1)
-    if cutlass.const_expr(spec.scales_blocks):
-        work = enter_block(spec, parts, work)
-    here = (tile, work, block_to_mask(spec, tile, work, position, masked))
-    if cutlass.const_expr(spec.watch_sums):
-        # Probabilities are packed as they come, to where the product reads those of the block before.
-        warpgroup.wait_group(0)
-        v_ring.consumer_release(v_state)
-        v_state.advance()
+        give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, site.warpgroup))
+    wgmma.wait_group(1)
+    release(rings.k, states.k)
+    release_q(spec, rings.q, states.q, position == tile.visit.count - 1)
+    if cutlass.const_expr(spec.scales_by_block):
+        work = enter_block(spec, fragments, work)
+    scored = ScoreBlock(tile, work, block_to_mask(spec, site, position, masked))
+    if cutlass.const_expr(spec.no_max):
+        # Probabilities are packed as they are computed, over those that the product in flight reads.
+        wgmma.wait_group(0)
+        release(rings.v, states.v)
         # Asked now, answered during the softmax.
-        k_full = is_full(k_ring, k_state)
-        v_full = is_full(v_ring, v_state)
-        moved = soften_watched(spec, scores, parts.p, parts, here, masked)
-        return q_state, k_state, v_state, moved, k_full, v_full
+        k_full, v_full = is_full(rings.k, states.k), is_full(rings.v, states.v)
+        rescale = softmax_step_no_max(spec, scores, fragments.p, fragments, scored, masked)
+        return states._replace(rescale=rescale, k_full=k_full, v_full=v_full)
     if cutlass.const_expr(spec.lazy_rescale):
-        moved = soften_lazily(spec, scores, parts, here, masked)
+        states = states._replace(rescale=softmax_step_lazy(spec, scores, fragments, scored, masked))
     else:
-        soften(spec, scores, parts, here, masked=masked, first=False)
-    if cutlass.const_expr(spec.scales_blocks):
-        take_values(parts)
-        fetch_descales(spec, parts, tile, work, position + 1)
+        softmax_step(spec, scores, fragments, scored, masked=masked, first=False)
+    if cutlass.const_expr(spec.scales_by_block):
+        convert_output_units(fragments)
+        fetch_descales(spec, fragments, tile, work, position + 1)
     if cutlass.const_expr(spec.late_wait):
-        softmax.finish_sums(parts.row_sum)
-    warpgroup.wait_group(0)
-    v_ring.consumer_release(v_state)
-    v_state.advance()
+        softmax.finish_sums(fragments.row_sum)
+    wgmma.wait_group(0)
+    release(rings.v, states.v)
     if cutlass.const_expr(not spec.lazy_rescale):
-        softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
-    to_operand(spec, scores, parts.p)
-    return q_state, k_state, v_state, moved
+        softmax.rescale(softmax.rows_and_columns(fragments.out), fragments.correction)
+    to_operand(spec, scores, fragments.p)
+    return states
 
 
-def unknown(spec) -> tuple:
-    """Whether the next stages of K and V are full: not known so far. Nothing where nobody asks."""
-    return (cutlass.Boolean(False),) * 2 if spec.watch_sums else ()
-
-
-def seen_blocks(spec, tile: Tile, work: Work, group: Int32) -> Int32:
-    """How many of the blocks that the right edge cuts are seen by any row of this warpgroup."""
-    last_row = tile.at.m * spec.tile_m + group * WGMMA_M + WGMMA_M - 1
-    last = last_row // spec.pack + diagonal_shift(spec.variant, tile.seq) + work.window.right
+def seen_blocks(spec: ForwardSpec, site: Site) -> Int32:
+    """Number of those blocks that the right edge cuts in which any row of this warpgroup sees a key."""
+    tile = site.tile
+    last_row = tile.at.m * spec.tile_m + site.warpgroup * WGMMA_M + WGMMA_M - 1
+    last = last_row // spec.pack + diagonal_shift(spec.variant, tile.seq) + site.work.window.right
     return last // spec.tile_n + tile.visit.right - tile.visit.last
 
 
 @cute.jit
 def hidden_step(
-    spec: cutlass.Constexpr, rings: tuple, states: tuple, mmas: tuple, parts: Fragments, place: tuple
-) -> tuple:
+    spec: cutlass.Constexpr, resources: Resources, states: KvState, site: Site, position: Int32
+) -> KvState:
     """`step` where all scores are hidden: no product of Q and K, and weights of 0."""
-    group, position = place[2], place[4]
-    q_ring, k_ring, v_ring = rings
-    q_state, k_state, v_state, moved = states[:4]
-    k_ring.consumer_wait(k_state)
+    rings, fragments = resources.rings, resources.fragments
+    rings.k.consumer_wait(states.k)
     if cutlass.const_expr(spec.pingpong):
-        wait_turn(NamedBarrier.MMA_ORDER, group)
-    rescale_late(spec, parts, moved)
-    v_ring.consumer_wait(v_state)
-    issue_product(mmas[1], parts.out, parts.p, parts.v[None, None, None, v_state.index], True)
+        wait_turn(NamedBarrier.MMA_ORDER, site.warpgroup)
+    apply_correction(spec, fragments, states)
+    rings.v.consumer_wait(states.v)
+    issue_output(resources, states)
     if cutlass.const_expr(spec.pingpong):
-        give_turn(NamedBarrier.MMA_ORDER, next_group(spec, group))
-    k_ring.consumer_release(k_state)
-    k_state.advance()
-    release_q(spec, q_ring, q_state, position == place[0].visit.count - 1)
-    warpgroup.wait_group(0)
-    v_ring.consumer_release(v_state)
-    v_state.advance()
+        give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, site.warpgroup))
+    release(rings.k, states.k)
+    release_q(spec, rings.q, states.q, position == site.tile.visit.count - 1)
+    wgmma.wait_group(0)
+    release(rings.v, states.v)
     # Word by word: where bytes meet after a branch, ptxas takes each apart.
-    cute.recast_tensor(parts.p, Int32).fill(Int32(0))
-    return q_state, k_state, v_state, cutlass.Boolean(False), *unknown(spec)
+    cute.recast_tensor(fragments.p, Int32).fill(Int32(0))
+    return forget_stages(spec, states._replace(rescale=cutlass.Boolean(False)))
 
 
 @cute.jit
-def rescale_late(spec: cutlass.Constexpr, parts: Fragments, moved: cutlass.Boolean):
-    """Where maxima fall behind: multiplies the output by the last block's `correction` where there is one.
+def apply_correction(spec: cutlass.Constexpr, fragments: Fragments, states: KvState):
+    """Multiplies the output by the last block's `correction` where that has been put off.
 
     Just before the output's next product, and not when the correction is known: a branch there would keep
     the conversions of probabilities from mixing with their exponentials.
     """
-    if cutlass.const_expr(spec.lazy_rescale or spec.watch_sums):
-        if moved:
-            softmax.rescale(softmax.rows_and_columns(parts.out), parts.correction)
+    if cutlass.const_expr(spec.lazy_rescale or spec.no_max):
+        if states.rescale:
+            softmax.rescale(softmax.rows_and_columns(fragments.out), fragments.correction)
 
 
 @cute.jit
 def release_q(
-    spec: cutlass.Constexpr,
-    ring: pipeline.PipelineAsync,
-    state: pipeline.PipelineState,
-    last: cutlass.Boolean,
+    spec: cutlass.Constexpr, ring: pipeline.PipelineAsync, state: pipeline.PipelineState, last: Boolean
 ):
-    """Gives Q back after the `last` scores of a tile: the next one arrives beside what is left to do."""
+    """Releases Q after the `last` scores of a tile: the next one arrives beside what is left to do."""
     if cutlass.const_expr(not spec.stage_in_q):
         if last:
             ring.consumer_release(state)
 
 
 @cute.jit
-def block_to_mask(
-    spec: cutlass.Constexpr, tile: Tile, work: Work, position: Int32, masked: cutlass.Constexpr
-) -> Int32:
-    """The key block at `position`; 0 where its place does not matter, since lists take time to read."""
-    variant = spec.variant
+def block_to_mask(spec: cutlass.Constexpr, site: Site, position: Int32, masked: cutlass.Constexpr) -> Int32:
+    """The key block at `position`; 0 where its number does not matter, since lists take time to read."""
+    variant, tile, lists = spec.variant, site.tile, site.work.lists
     block = Int32(0)
     if cutlass.const_expr(masked or variant.lists is None or variant.changes_scores or spec.varlen):
-        block = block_at(variant, tile.visit, tile.at, work.lists, position, spec.rising)
+        block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
     elif tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0:
-        block = block_at(variant, tile.visit, tile.at, work.lists, position, spec.rising)
+        block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
     return block
 
 
 @cute.jit
-def next_group(spec: cutlass.Constexpr, group: Int32) -> Int32:
-    """The warpgroup whose turn comes after this one's."""
+def next_warpgroup(spec: cutlass.Constexpr, warpgroup: Int32) -> Int32:
+    """The warpgroup whose turn comes after that of `warpgroup`."""
     if cutlass.const_expr(spec.consumers == 2):
-        return 1 - group
-    following = group + 1
+        return 1 - warpgroup
+    following = warpgroup + 1
     if following == spec.consumers:
         following = Int32(0)
     return following
 
 
 @cute.jit
-def clear_tail(spec: cutlass.Constexpr, v_state: pipeline.PipelineState, place: tuple):
-    """Zeroes what lies behind the last key in the block of V at `v_state`; the warpgroups share the work.
+def clear_tail(
+    spec: cutlass.Constexpr, sV: cute.Tensor, v_state: pipeline.PipelineState, site: Site, position: Int32
+):
+    """Zeroes what follows the last key in the block of V at `v_state`; the warpgroups share the work.
 
-    It belongs to another sequence or to nobody, and 0 * NaN is NaN. `place`: as in `step`, position of
-    the block. All warpgroups meet here, so nobody may wait for its turn at the tensor cores of this step yet.
+    It belongs to another sequence or to nobody, and 0 * NaN is NaN. All warpgroups meet here, so nobody may
+    wait for its turn at the tensor cores of this step yet.
     """
-    tile, work, group, (sV, thread), position = place
-    block = tile.visit.last
+    visit = site.tile.visit
+    block = visit.last
     if cutlass.const_expr(spec.clears_each_block):
-        block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
-    first = cutlass.max(tile.visit.k_len - block * spec.tile_n, 0)
+        block = block_at(spec.variant, visit, site.tile.at, site.work.lists, position)
+    first = cutlass.max(visit.k_len - block * spec.tile_n, 0)
     zero = spec.dtype(0.0)
     if cutlass.const_expr(spec.dtype.width == 8):
         # Up to a multiple of V_STEP the transpose has zeros, in the order of its own.
         first = (first + V_STEP - 1) // V_STEP * V_STEP
     if first < spec.tile_n:
-        for key in cutlass.range(first + group, spec.tile_n, spec.consumers, unroll=1):
+        for key in cutlass.range(first + site.warpgroup, spec.tile_n, spec.consumers, unroll=1):
             for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
-                column = thread + i * WARPGROUP_THREADS
+                column = site.thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
                     sV[column, key, v_state.index] = zero
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -450,47 +449,41 @@ def clear_tail(spec: cutlass.Constexpr, v_state: pipeline.PipelineState, place: 
 @cute.jit
 def store_output(
     spec: cutlass.Constexpr,
-    mma_out: cute.TiledMma,
-    parts: Fragments,
-    output: tuple,  # (atom or None, coordinates, O (Sq, Dv, (H, B)))
-    sO: cute.Tensor,  # (64, epi_n, stages)
-    place: tuple,  # (tile, work, group, thread)
+    resources: Resources,
+    output: Output,
+    staging: cute.Tensor,  # (64, epi_n, stages)
+    site: Site,
 ):
     """Stores this warpgroup's rows of the output.
 
     A TMA store is clipped at the end of the tensor, not at the end of a packed sequence, so that a
     sequence's last rows go by predicated stores.
     """
-    tile, work, group, thread = place
-    first_row = tile.at.m * spec.tile_m + group * WGMMA_M
-    atom, tma_o, mO = output
+    tile, work = site.tile, site.work
+    first_row = site.first_row(spec)
     rows, start = tile.seq.q_len * spec.pack, tile.seq.q_start * spec.pack
     extent = (rows, work.v_dim, work.tiles.heads * work.tiles.batch)
-    image = tile.at.head
+    image, tma_o, mO = tile.at.head, output.coordinates, output.tensor
     if cutlass.const_expr(spec.varlen):
         tma_o = cute.domain_offset((start, 0, 0), tma_o)
         mO = cute.domain_offset((start, 0, 0), mO)
     else:
         image = tile.at.head + tile.at.batch * work.tiles.heads
     origin = (first_row, Int32(0), image)
-    plain = epi.plain_writer(mO, sO, extent, thread)
-    if cutlass.const_expr(spec.epilogue.use_tma):
-        by_tma = epi.tma_writer(atom, tma_o, sO, spec.epilogue.subtile)
-        if cutlass.const_expr(not spec.varlen):
-            store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
-        elif first_row + WGMMA_M <= rows:
-            store_rows(spec.epilogue, by_tma, mma_out, parts, sO, (origin, extent, group, thread))
-        else:
-            epi.drain(spec.epilogue, thread)
-            store_rows(spec.plain_epilogue, plain, mma_out, parts, sO, (origin, extent, group, thread))
-    else:
-        store_rows(spec.epilogue, plain, mma_out, parts, sO, (origin, extent, group, thread))
-
-
-def store_rows(plan, write, mma_out, parts: Fragments, sO: cute.Tensor, place: tuple) -> None:
-    """The epilogue of `blocks.epilogue` with nothing left to compute."""
-    origin, extent, group, thread = place
-    epi.store_tile(
-        plan, parts.out, identity, (), origin=origin, extent=extent, sD=sO, tiled_mma_epi=mma_out,
-        write=write, thread=thread, warpgroup=group,
+    predicated = epi.plain_writer(mO, staging, extent, site.thread)
+    store = partial(
+        epi.store_tile, acc=resources.fragments.out, epilogue=identity, operands=(), origin=origin,
+        extent=extent, sD=staging, tiled_mma_epi=resources.mmas.out, thread=site.thread,
+        warpgroup=site.warpgroup,
     )  # fmt: skip
+    if cutlass.const_expr(spec.epilogue.use_tma):
+        by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile)
+        if cutlass.const_expr(not spec.varlen):
+            store(spec.epilogue, write=by_tma)
+        elif first_row + WGMMA_M <= rows:
+            store(spec.epilogue, write=by_tma)
+        else:
+            epi.drain(spec.epilogue, site.thread)
+            store(spec.predicated_epilogue, write=predicated)
+    else:
+        store(spec.epilogue, write=predicated)

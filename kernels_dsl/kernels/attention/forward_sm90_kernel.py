@@ -1,135 +1,153 @@
-"""Device side of the SM90 attention: the kernel that sets up shared memory and hands out roles."""
+"""Device side of the SM90 forward pass: the kernel that sets up shared memory and hands out roles."""
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks.attention import tile_queue
-from kernels_dsl.blocks.attention.tile_queue import make_slots, make_tile_ring
 from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 
-from . import forward_sm90_transpose as turning
+from . import forward_sm90_transpose as transpose
 from .forward_sm90_consumer import consume
-from .forward_sm90_deferred import turn_later
+from .forward_sm90_deferred import Deferred, transpose_segments
 from .forward_sm90_producer import produce
+from .forward_sm90_records import Layouts, Loads, Mmas, Output, Rings, Segments, Shared, SharedTiles
+from .forward_sm90_spec import ForwardSpec
 
 
 @entry_name("attention_sm90")
 @cute.kernel
 def attention_kernel(
     spec: cutlass.Constexpr,
-    mmas: tuple,  # TiledMma of Q K^T, of P V, and of an output subtile
-    smem_layouts: tuple,  # of Q, K, V, the output's staging, and of V as it is loaded or None
-    loads: tuple,  # (atom, coordinates) of Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B)
-    output: tuple,  # (atom or None, coordinates, O (Sq, Dv, (H, B)))
+    mmas: Mmas,
+    layouts: Layouts,
+    loads: Loads,
+    output: Output,
     work: Work,
+    deferred: Deferred | None,
 ):
-    """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
+    """Sets up shared memory and mbarriers; then each warpgroup takes its role."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
-        for atom, _ in loads:
-            cpasync.prefetch_descriptor(atom)
-        if cutlass.const_expr(output[0] is not None):
-            cpasync.prefetch_descriptor(output[0])
-
-    barriers, slots, (sQ, sK, sV, sO, raw), later_buffers = allocate(spec, smem_layouts)
-    consumer_warps = spec.consumers * 4
-    q_ring = make_tma_ring(barriers, spec.q_stages, spec.q_bytes, consumer_warps, (1, 1))
-    barriers += 2 * spec.q_stages
-    k_ring = make_tma_ring(barriers, spec.stages, spec.k_bytes, consumer_warps, (1, 1))
-    barriers += 2 * spec.stages
-    more = turning.WARPS - 1 if spec.raw_stages else 0
-    v_ring = make_tma_ring(barriers, spec.stages, spec.v_bytes, consumer_warps, (1, 1), more)
-    barriers += 2 * spec.stages
-    rings = (q_ring, k_ring, v_ring)
-    loaded = rings, (sQ, sK, sV)
-    if cutlass.const_expr(spec.raw_stages):
-        raw_ring = make_tma_ring(barriers, spec.raw_stages, spec.v_bytes, turning.WARPS, (1, 1))
-        barriers += 2 * spec.raw_stages
-        loaded = (q_ring, k_ring, raw_ring), (sQ, sK, raw)
-    later_ring = None
-    if cutlass.const_expr(spec.later_v):
-        later_ring = make_tma_ring(barriers, turning.WARPS, spec.later_keys * spec.dim_v, 1, (1, 1))
-        barriers += 2 * turning.WARPS
+        for load in loads:
+            cpasync.prefetch_descriptor(load.atom)
+        if cutlass.const_expr(output.atom is not None):
+            cpasync.prefetch_descriptor(output.atom)
+    storage = allocate(spec, layouts)
+    rings = make_rings(spec, storage.barriers)
+    if cutlass.const_expr(deferred is not None):
         if warp == spec.consumers * 4:
-            cpasync.prefetch_descriptor(work.later.load[0])
-            cpasync.prefetch_descriptor(work.later.store[0])
+            cpasync.prefetch_descriptor(deferred.load.atom)
+            cpasync.prefetch_descriptor(deferred.store.atom)
     queue = None
     if cutlass.const_expr(work.counter is not None):
-        listeners = spec.consumers * WARPGROUP_THREADS + (turning.THREADS if spec.raw_stages else 0)
-        queue = (make_tile_ring(barriers, listeners), slots)
+        listeners = spec.consumers * WARPGROUP_THREADS + (transpose.THREADS if spec.raw_stages else 0)
+        queue = tile_queue.make_tile_queue(storage.barriers + ring_words(spec), storage.slots, listeners)
+    shared = Shared(rings, storage.tiles, queue)
     sync_after_init((1, 1))
     # Programmatic dependent launch: all of the above ran beside the tail of the kernel before this one.
     cute.arch.griddepcontrol_launch_dependents()
-    if cutlass.const_expr(not spec.later_v):
+    if cutlass.const_expr(deferred is None):
         cute.arch.griddepcontrol_wait()
 
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == spec.consumers:
-        cute.arch.setmaxregister_decrease(spec.registers[0])
+        cute.arch.setmaxregister_decrease(spec.registers.producer)
         if warp == spec.consumers * 4:
-            produce(spec, loaded[0], loads, loaded[1], work, queue)
+            produce(spec, shared, loads, work, deferred)
         elif cutlass.const_expr(spec.raw_stages):
-            turning.turn_values(spec, (loaded[0][2], v_ring), (raw, sV), (work, queue))
-        elif cutlass.const_expr(spec.later_v):
-            turn_later(spec, work.later, later_ring, later_buffers, warp - (spec.consumers * 4 + 1))
+            transpose.transpose_values(spec, shared, work)
+        elif cutlass.const_expr(deferred is not None):
+            transpose_segments(spec, deferred, shared, warp - (spec.consumers * 4 + 1))
     else:
-        cute.arch.setmaxregister_increase(spec.registers[1])
-        consume(spec, rings, mmas, (sQ, sK, sV, sO), output, (work, queue), group)
+        cute.arch.setmaxregister_increase(spec.registers.consumer)
+        consume(spec, shared, mmas, output, work, group)
 
 
-def allocate(spec: cutlass.Constexpr, layouts: tuple) -> tuple:
-    """mbarriers, slots of the queue, Q (M, D, stages), K (N, D, stages), V (Dv, N, stages), the staging of
-    O, and V on its way to be transposed (N, Dv, stages) or None.
+def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
+    """Initialises the mbarriers of all rings. The caller syncs."""
+    consumer_warps = spec.consumers * 4
 
-    Each consumer warpgroup has staging buffers of its own: (64, epi_n, stages, consumers). With
-    `stage_in_q` they lie in the first columns of the warpgroup's own rows of Q.
+    def ring(stages: int, stage_bytes: int, releasing_warps: int, arrivals: int = 0):
+        nonlocal barriers
+        made = make_tma_ring(barriers, stages, stage_bytes, releasing_warps, (1, 1), arrivals)
+        barriers += 2 * stages
+        return made
+
+    return Rings(
+        q=ring(spec.q_stages, spec.q_bytes, consumer_warps),
+        k=ring(spec.stages, spec.k_bytes, consumer_warps),
+        v=ring(spec.stages, spec.v_bytes, consumer_warps, transpose.WARPS - 1 if spec.raw_stages else 0),
+        raw_v=ring(spec.raw_stages, spec.v_bytes, transpose.WARPS) if spec.raw_stages else None,
+        segments=ring(transpose.WARPS, spec.deferred_keys * spec.dim_v, 1) if spec.deferred_shares else None,
+    )
+
+
+def ring_words(spec: ForwardSpec) -> int:
+    """8-byte words for mbarriers of `make_rings`."""
+    segments = transpose.WARPS if spec.deferred_shares else 0
+    return 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + segments)
+
+
+class Storage(NamedTuple):
+    """Shared memory of a CTA."""
+
+    barriers: cute.Pointer
+    """8-byte words for mbarriers: those of the rings of TMA, then those of the tile queue."""
+    slots: cute.Pointer
+    """Slots of the tile queue."""
+    tiles: SharedTiles
+
+
+def allocate(spec: ForwardSpec, layouts: Layouts) -> Storage:
+    """Allocates shared memory.
+
+    With `stage_in_q` a warpgroup's output is staged in the first columns of its own rows of Q.
     """
-    slots = tile_queue.WORDS * tile_queue.STAGES
-    later = turning.WARPS if spec.later_v else 0
-    words = 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + later + tile_queue.STAGES)
-    later_size = later * spec.later_keys * spec.dim_v
+    tile_slots = tile_queue.WORDS * tile_queue.STAGES
+    warps = transpose.WARPS if spec.deferred_shares else 0
+    words = ring_words(spec) + 2 * tile_queue.STAGES
+    segment_size = warps * spec.deferred_keys * spec.dim_v
     raw_size = spec.raw_stages * spec.v_bytes
-    o_size = 0 if spec.stage_in_q else cute.cosize(layouts[3]) * spec.consumers
+    o_size = 0 if spec.stage_in_q else cute.cosize(layouts.o) * spec.consumers
 
     @cute.struct
     class SharedStorage:
         barriers: cute.struct.MemRange[cutlass.Int64, words]
-        tiles: cute.struct.Align[cute.struct.MemRange[cutlass.Int32, slots], 16]
-        q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[0])], 1024]
-        k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[1])], 1024]
-        v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts[2])], 1024]
+        slots: cute.struct.Align[cute.struct.MemRange[cutlass.Int32, tile_slots], 16]
+        q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.q)], 1024]
+        k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.k)], 1024]
+        v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.v)], 1024]
         o: cute.struct.Align[cute.struct.MemRange[spec.out_dtype, o_size], 1024]
-        raw: cute.struct.Align[cute.struct.MemRange[spec.dtype, raw_size], 1024]
-        given: cute.struct.Align[cute.struct.MemRange[spec.dtype, later_size], 1024]
-        turned: cute.struct.Align[cute.struct.MemRange[spec.dtype, later_size], 1024]
+        raw_v: cute.struct.Align[cute.struct.MemRange[spec.dtype, raw_size], 1024]
+        raw_segments: cute.struct.Align[cute.struct.MemRange[spec.dtype, segment_size], 1024]
+        transposed: cute.struct.Align[cute.struct.MemRange[spec.dtype, segment_size], 1024]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
-    q_layout, k_layout, v_layout, o_layout, raw_layout, later_layouts = layouts
-    buffers = None
-    if later_layouts is not None:
-        given, turned = later_layouts
-        buffers = (
-            storage.given.get_tensor(given.outer, swizzle=given.inner),
-            storage.turned.get_tensor(turned.outer, swizzle=turned.inner),
+
+    def tensor(memory, layout: cute.ComposedLayout) -> cute.Tensor:
+        return memory.get_tensor(layout.outer, swizzle=layout.inner)
+
+    segments = None
+    if layouts.segments is not None:
+        segments = Segments(
+            tensor(storage.raw_segments, layouts.segments.raw),
+            tensor(storage.transposed, layouts.segments.transposed),
         )
-    raw = None
-    if raw_layout is not None:
-        raw = storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner)
-    sO = storage.q if spec.stage_in_q else storage.o
-    staging = cute.append(o_layout.outer, cute.make_layout(spec.consumers, stride=cute.cosize(o_layout)))
-    return (
-        storage.barriers.data_ptr(),
-        make_slots(storage.tiles.data_ptr()),
-        (
-            storage.q.get_tensor(q_layout.outer, swizzle=q_layout.inner),
-            storage.k.get_tensor(k_layout.outer, swizzle=k_layout.inner),
-            storage.v.get_tensor(v_layout.outer, swizzle=v_layout.inner),
-            sO.get_tensor(staging, swizzle=o_layout.inner),
-            raw,
-        ),
-        buffers,
+    raw_v = None if layouts.raw_v is None else tensor(storage.raw_v, layouts.raw_v)
+    warpgroups = cute.make_layout(spec.consumers, stride=cute.cosize(layouts.o))
+    staging = cute.append(layouts.o.outer, warpgroups)
+    tiles = SharedTiles(
+        tensor(storage.q, layouts.q),
+        tensor(storage.k, layouts.k),
+        tensor(storage.v, layouts.v),
+        (storage.q if spec.stage_in_q else storage.o).get_tensor(staging, swizzle=layouts.o.inner),
+        raw_v,
+        segments,
     )
+    return Storage(storage.barriers.data_ptr(), storage.slots.data_ptr(), tiles)

@@ -1,22 +1,33 @@
-"""What the SM90 attention kernel derives from its configuration and operand types at trace time."""
+"""Trace-time facts of the SM90 forward kernel, from its configuration and operand types."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
+from cutlass import Boolean
+from cutlass.cute.nvgpu import OperandMajorMode
 
+from kernels_dsl.blocks.attention.query_tiles import QueryTile
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 from kernels_dsl.blocks.mainloop.operand_ring import BARRIER_BYTES, SMEM_BYTES
-from kernels_dsl.config.attention import DESCALE_KEYS, PACKS
+from kernels_dsl.config.attention import DESCALE_KEYS, PACKS, AttentionVariant, Sm90AttentionConfig
 
-from .forward_sm90_transpose import WARPS as TURNING_WARPS
+from .forward_sm90_transpose import WARPS as TRANSPOSING_WARPS
+
+
+class Registers(NamedTuple):
+    """Registers a thread after setmaxnreg."""
+
+    producer: int
+    consumer: int
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
-    """Static facts of one instance; extents in elements."""
+class ForwardSpec:
+    """Static facts of one instance; extents in elements. Fields of the configuration are explained there."""
 
     tile_m: int
     tile_n: int
@@ -24,10 +35,12 @@ class AttentionSpec:
     dim_v: int
     q_stages: int
     stages: int
+    """Blocks of K, and of V as it is multiplied, in shared memory."""
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
-    watch_sums: bool
+    no_max: bool
+    """`watch_sums` of the configuration."""
     linear_exps: int
     ctas_per_sm: int
     pack: int
@@ -35,21 +48,22 @@ class AttentionSpec:
     varlen: bool
     """Packed sequences."""
     stage_in_q: bool
-    """The output is staged where Q was: there is no room elsewhere. Costs the overlap with the next Q."""
+    """The output is staged in Q's memory: there is no room elsewhere. Costs the overlap with the next Q."""
     dtype: type[cutlass.Numeric]
     out_dtype: type[cutlass.Numeric]
     epilogue: EpiloguePlan
-    variant: Any  # AttentionVariant
-    scales_blocks: bool = False
-    """fp8 K or V have factors a block of keys."""
-    later_v: int = 0
-    """As in the configuration, and `later_keys`."""
-    later_keys: int = 0
+    variant: AttentionVariant
+    scales_by_block: bool = False
+    """fp8 K or V have a factor a block of keys."""
+    deferred_shares: int = 0
+    """`later_v` of the configuration: shares of V's heads whose transpose is not deferred; 0: nothing is."""
+    deferred_keys: int = 0
+    """`later_keys` of the configuration: keys of a segment."""
     raw_stages: int = 0
-    """Blocks of V in flight on their way to be transposed; 0: it comes transposed."""
+    """Blocks of V in shared memory before they are transposed; 0: V arrives transposed."""
 
     @property
-    def plain_epilogue(self) -> EpiloguePlan:
+    def predicated_epilogue(self) -> EpiloguePlan:
         """The epilogue with predicated stores instead of TMA."""
         return replace(self.epilogue, use_tma=False)
 
@@ -60,23 +74,32 @@ class AttentionSpec:
 
     @property
     def clears_each_block(self) -> bool:
-        """Any block of keys, not only the first of a visit, may reach past the end of a packed sequence."""
+        """True where any block of a visit may reach past the end of a packed sequence, not only the first."""
         return self.varlen and self.variant.lists is not None
 
     @property
     def rising(self) -> bool:
-        """Blocks that the mask's right edge cuts are walked from the left: there a causal mask hides no row's
-        keys all, and a row without a key in its first block takes a second reference in its second."""
-        return self.watch_sums and not self.varlen
+        """True where blocks that the mask's right edge cuts are walked from the left: there a causal mask
+        leaves every row a key. A row without a key in its first block takes another reference in its next."""
+        return self.no_max and not self.varlen
 
     @property
     def skips_rows(self) -> bool:
-        """A warpgroup without a row in a tile leaves its products out."""
+        """True where a warpgroup without a row in a tile skips its products."""
         return self.consumers > 1 and self.dtype.width == 8 and not self.varlen
 
+    def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
+        """False for a tile past the end of its packed sequence."""
+        return at.m * self.tile[0] < seq.q_len if self.varlen else Boolean(True)
+
     @property
-    def v_stages(self) -> int:
-        """Stages of V as TMA loads it."""
+    def v_major(self) -> OperandMajorMode:
+        """Contiguous mode of V in shared memory: fp8 WGMMA reads both operands along the keys."""
+        return OperandMajorMode.K if self.dtype.width == 8 else OperandMajorMode.MN
+
+    @property
+    def loaded_v_stages(self) -> int:
+        """Stages of the ring of V that TMA fills."""
         return self.raw_stages or self.stages
 
     @property
@@ -91,7 +114,7 @@ class AttentionSpec:
 
     @property
     def q_bytes(self) -> int:
-        """Bytes of a query tile in shared memory, which are what TMA announces."""
+        """Bytes of a query tile in shared memory, as TMA announces them."""
         return self.tile_m * self.dim * self.dtype.width // 8
 
     @property
@@ -105,29 +128,29 @@ class AttentionSpec:
         return self.tile_n * self.dim_v * self.dtype.width // 8
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the SM."""
+    def registers(self) -> Registers:
+        """Registers of the roles; 64 K registers serve the SM."""
         if self.ctas_per_sm == 2:
-            return 24, 232
+            return Registers(24, 232)
         if self.raw_stages:
-            return 40, 232
-        return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
+            return Registers(40, 232)
+        return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
 
 
 def make_spec(
-    config: Any,
-    variant: Any,
-    dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]],
+    config: Sm90AttentionConfig,
+    variant: AttentionVariant,
+    dtype: type[cutlass.Numeric],
+    out_dtype: type[cutlass.Numeric],
     varlen: bool,
-    scales_blocks: bool = False,
-) -> AttentionSpec:
-    """Completes an `Sm90AttentionConfig`; `dtypes`: (operands, output). ValueError says what is wrong."""
-    dtype, out_dtype = dtypes
+    scales_by_block: bool = False,
+) -> ForwardSpec:
+    """Completes a configuration for operands of `dtype`. ValueError names what does not fit."""
     if dtype.width == 8 and (config.tile_n % 32 or config.lazy_rescale):
         raise ValueError(f"with fp8, tile_n must be a multiple of 32, without lazy_rescale; it is {config}")
-    if config.watch_sums and (dtype.width != 8 or scales_blocks or variant.sinks):
+    if config.watch_sums and (dtype.width != 8 or scales_by_block or variant.sinks):
         raise ValueError(f"watch_sums is for fp8 without sinks and factors a block of keys; it is {config}")
-    if scales_blocks and DESCALE_KEYS % config.tile_n:
+    if scales_by_block and DESCALE_KEYS % config.tile_n:
         raise ValueError(f"tile_n must divide {DESCALE_KEYS}, of which a factor is; it is {config.tile_n}")
     if config.tile_m not in (64, 128, 192):
         raise ValueError(f"tile_m must be 64, 128 or 192; it is {config.tile_m}")
@@ -150,7 +173,7 @@ def make_spec(
     if config.later_v:
         if dtype.width != 8 or varlen or consumers != 3:
             raise ValueError(f"later_v is for fp8, dense, tile_m 192; it is {config}")
-        tiles += 2 * TURNING_WARPS * config.later_keys * config.dim_v
+        tiles += 2 * TRANSPOSING_WARPS * config.later_keys * config.dim_v
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and consumers > 1):
         raise ValueError(f"ctas_per_sm must be 1, or 2 with tile_m 64; it is {config.ctas_per_sm}")
     # The SM keeps 1 KB for itself of each CTA's share.
@@ -169,11 +192,11 @@ def make_spec(
             raise ValueError(f"{config} leaves {room} bytes of shared memory for the output: too few")
         epi_stages = 2
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
-    return AttentionSpec(
+    return ForwardSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
         pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        late_wait=config.late_wait, watch_sums=config.watch_sums, linear_exps=config.linear_exps,
+        late_wait=config.late_wait, no_max=config.watch_sums, linear_exps=config.linear_exps,
         ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
-        dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_blocks=scales_blocks,
-        raw_stages=raw_stages, later_v=config.later_v, later_keys=config.later_keys,
+        dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_by_block=scales_by_block,
+        raw_stages=raw_stages, deferred_shares=config.later_v, deferred_keys=config.later_keys,
     )  # fmt: skip

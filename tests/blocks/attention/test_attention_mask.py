@@ -33,13 +33,13 @@ def _mask_kernel(
     for r in cutlass.range_constexpr(2):
         for c in cutlass.range_constexpr(4):
             view[r, c] = scores[row + masks.row_offset(r), column + masks.column_offset(c)]
-    place = masks.Place(row, column, Int32(1), Int32(0))
+    origin = masks.ScoreOrigin(row, column, Int32(1), Int32(0))
     seq = SeqInfo(Int32(0), Int32(0), Int32(Q_LEN), Int32(K_LEN))
     operands = masks.ScoreOperands(Float32(0.5), Float32(3.0), mask, aux)
     if cutlass.const_expr(variant.changes_scores):
-        masks.change_scores(variant, view, place, seq, operands)
-    masks.mask_elements(variant, view, place, seq, operands)
-    masks.mask_range(variant, view, place, seq, seq.k_len, Window(Int32(WIDTHS[0]), Int32(WIDTHS[1])), pack)
+        masks.change_scores(variant, view, origin, seq, operands)
+    masks.mask_elements(variant, view, origin, seq, operands)
+    masks.mask_range(variant, view, origin, seq, seq.k_len, Window(Int32(WIDTHS[0]), Int32(WIDTHS[1])), pack)
     for r in cutlass.range_constexpr(2):
         for c in cutlass.range_constexpr(4):
             out[row + masks.row_offset(r), column + masks.column_offset(c)] = view[r, c]

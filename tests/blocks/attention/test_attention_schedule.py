@@ -134,8 +134,8 @@ def _places_kernel(out: cute.Tensor, dense: SeqExtent, packed: SeqExtent, heads_
 def _places(
     out: cute.Tensor, cu_q: cute.Tensor, cu_k: cute.Tensor, used: cute.Tensor, heads_per_kv: Int32, stream
 ):
-    dense = SeqExtent(Int32(70), Int32(90), None, None)
-    packed = SeqExtent(Int32(51), Int32(47), (cu_q, cu_k), used)
+    dense = SeqExtent(Int32(70), Int32(90), None, None, None)
+    packed = SeqExtent(Int32(51), Int32(47), cu_q, cu_k, used)
     _places_kernel(out, dense, packed, heads_per_kv).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
 

@@ -11,7 +11,7 @@ TILES = [RowsTile(64, 64), RowsTile(32, 96), RowsTile(16, 128), RowsTile(48, 192
 
 def _address(tile: RowsTile, row: int, column: int) -> int:
     """As a lane finds it: from the place of its row within 16 rows, a flip, and a static offset."""
-    return (tile.place(row % 16, 0) ^ tile.flip(column)) + tile.offset(row // 16 * 16, column)
+    return (tile.chunk_offset(row % 16, 0) ^ tile.flip(column)) + tile.row_offset(row // 16 * 16, column)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -26,7 +26,7 @@ def test_copies_and_reads_agree(tile):
     for row in range(tile.rows):
         for column in range(0, tile.columns, VECTOR):
             chunk = column % tile.width // VECTOR
-            assert _address(tile, row, column) == tile.place(row, chunk) + tile.offset(0, column)
+            assert _address(tile, row, column) == tile.chunk_offset(row, chunk) + tile.row_offset(0, column)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
