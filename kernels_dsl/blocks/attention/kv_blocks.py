@@ -24,6 +24,13 @@ class Window(NamedTuple):
     right: Int32
 
 
+class TileShape(NamedTuple):
+    """Size of a step: queries of a tile, keys of a block."""
+
+    queries: int
+    keys: int
+
+
 class KeyLists(NamedTuple):
     """Key blocks that each block of queries visits, int32. Either pair may be None, not both.
 
@@ -69,9 +76,9 @@ def diagonal_shift(variant: AttentionVariant, seq: SeqInfo) -> Int32:
 def visit_range(
     variant: cutlass.Constexpr, tile: cutlass.Constexpr, m: Int32, seq: SeqInfo, window: Window
 ) -> Visit:
-    """Visit of query tile `m` for masks that are a range of keys a row; `tile` is (rows, keys)."""
-    first_row = m * tile[0]
-    last_row = cutlass.min(first_row + tile[0], seq.q_len) - 1
+    """Visit of query tile `m` for masks that are a range of keys a row; `tile` is a `TileShape`."""
+    first_row = m * tile.queries
+    last_row = cutlass.min(first_row + tile.queries, seq.q_len) - 1
     shift = diagonal_shift(variant, seq)
     end, whole_end = seq.k_len, seq.k_len
     if cutlass.const_expr(variant.right):
@@ -81,12 +88,12 @@ def visit_range(
     if cutlass.const_expr(variant.left):
         begin = cutlass.max(first_row + shift - window.left, 0)
         whole_begin = cutlass.max(last_row + shift - window.left, 0)
-    block_end = cutlass.max(cute.ceil_div(cutlass.max(end, 0), tile[1]), 1)
-    block_begin = cutlass.min(begin // tile[1], block_end - 1)
+    block_end = cutlass.max(cute.ceil_div(cutlass.max(end, 0), tile.keys), 1)
+    block_begin = cutlass.min(begin // tile.keys, block_end - 1)
     if cutlass.const_expr(variant.masks_everywhere):
         return Visit(block_end - block_begin, Int32(0), Int32(0), block_end - 1, seq.k_len)
-    whole_last = cutlass.max(cutlass.max(whole_end, 0) // tile[1], block_begin)  # past the whole blocks
-    whole_first = cutlass.min(cute.ceil_div(whole_begin, tile[1]), block_end)
+    whole_last = cutlass.max(cutlass.max(whole_end, 0) // tile.keys, block_begin)  # past the whole blocks
+    whole_first = cutlass.min(cute.ceil_div(whole_begin, tile.keys), block_end)
     whole = cutlass.max(whole_last - whole_first, 0)
     right = block_end - cutlass.max(whole_last, whole_first)
     if whole == 0:
@@ -98,12 +105,13 @@ def visit_range(
 @cute.jit
 def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: KeyLists) -> Visit:
     """Visit of a query tile whose key blocks are listed."""
-    row = at.m // variant.lists[0]
+    tiles, split = variant.lists
+    row = at.m // tiles
     right, whole = Int32(0), Int32(0)
     if cutlass.const_expr(lists.counts is not None):
-        right = lists.counts[at.batch, at.head, row] * variant.lists[1]
+        right = lists.counts[at.batch, at.head, row] * split
     if cutlass.const_expr(lists.full_counts is not None):
-        whole = lists.full_counts[at.batch, at.head, row] * variant.lists[1]
+        whole = lists.full_counts[at.batch, at.head, row] * split
     k_len = seq.k_len
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
@@ -119,7 +127,7 @@ def visit_tile(
     window: Window,
     lists: KeyLists | None,
 ) -> Visit:
-    """The key blocks of a query tile, by range or by list; `tile` is (rows, keys)."""
+    """The key blocks of a query tile, by range or by list; `tile` is a `TileShape`."""
     if cutlass.const_expr(variant.lists is not None):
         return visit_list(variant, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
@@ -146,7 +154,8 @@ def block_at(
         return in_order
     tile = Int32(0)
     if visit.k_len > 0:
-        row, split = at.m // variant.lists[0], variant.lists[1]
+        tiles, split = variant.lists
+        row = at.m // tiles
         entry = position // split
         within = position - entry * split
         block = Int32(0)

@@ -30,8 +30,8 @@ from kernels_dsl.blocks.attention.mask import (
 )
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
-from kernels_dsl.blocks.attention.work import Work, kv_head
-from kernels_dsl.config.attention import DESCALE_KEYS, AttentionVariant
+from kernels_dsl.blocks.attention.work import AttentionSpec, Work, kv_head
+from kernels_dsl.config.attention import DESCALE_KEYS
 
 FP8_OFFSET = 8.0
 """Probabilities as fp8 are 2^8 times as large: up to 256 of e4m3's 448, so that fewer are subnormal."""
@@ -39,22 +39,15 @@ K_NOW, V_NOW, K_NEXT, V_NEXT = range(4)
 """Elements of `Rows.scales`."""
 
 
-class ScoreSpec(Protocol):
-    """Trace-time facts of a kernel that are read here."""
+class ScoreSpec(AttentionSpec, Protocol):
+    """Trace-time facts of a forward kernel."""
 
-    variant: AttentionVariant
-    tile_n: int
-    """Keys of a block."""
-    pack: int
-    """Query heads whose rows share a tile."""
-    dtype: type[cutlass.Numeric]
-    """Type of the operands."""
-    varlen: bool
-    """Packed sequences."""
     lazy_rescale: bool
     """A row's maximum may lag behind the true one, see `softmax.lazy_step`."""
     no_max: bool
     """`softmax_no_max` in place of `softmax`."""
+    linear_exps: int
+    """With `no_max`: one in so many exponentials is linear; 0: none."""
 
 
 class Rows(Protocol):
@@ -198,7 +191,7 @@ def softmax_step_no_max(
     spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool
 ) -> Boolean:
     """`softmax_step` and `to_operand` of blocks after the first, with `softmax_no_max`; result as that of
-    `softmax_step_lazy`. `spec.linear_exps`: one in so many exponentials is linear, 0 for none."""
+    `softmax_step_lazy`."""
     change_and_mask(spec, scores, scored, masked)
 
     def pack(i: int, values: cute.Tensor) -> None:

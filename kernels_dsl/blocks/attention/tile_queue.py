@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, pipeline
+from cutlass import Boolean, Int32, pipeline
 
 from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile
 from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile
-from kernels_dsl.blocks.attention.score_tile import ScoreSpec
-from kernels_dsl.blocks.attention.seqlen import seq_info
-from kernels_dsl.blocks.attention.work import Work
+from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
+from kernels_dsl.blocks.attention.work import AttentionSpec, Work
+from kernels_dsl.blocks.hw.pipeline import consumer_state
 
 STAGES = 2
 """Tiles in flight to the consumers of one CTA."""
@@ -39,56 +39,69 @@ class TileQueue(NamedTuple):
     """(WORDS, STAGES) int32 in shared memory."""
 
 
-class VisitedTile(NamedTuple):
-    """A work tile and the key blocks that it visits."""
+class TilePosition(NamedTuple):
+    """Position among the work tiles of a CTA."""
+
+    number: Int32
+    """Of the tile, or its first coordinate where it comes from a queue."""
+    state: pipeline.PipelineState
+    """Position in the queue."""
+
+
+class WorkTile(NamedTuple):
+    """A work tile: its coordinates, its sequence, and the key blocks that it visits."""
 
     at: QueryTile
+    seq: SeqInfo
     visit: Visit
+
+
+def work_tile(spec: AttentionSpec, work: Work, number: Int32) -> WorkTile:
+    """Work tile number `number`."""
+    at = decode_query_tile(number, work.tiles)
+    seq = seq_info(work.extent, at.batch)
+    return WorkTile(at, seq, visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists))
 
 
 @dataclass(frozen=True)
 class ConsumedTiles:
-    """The work tiles of a CTA as its consuming roles see them. `state` is their position in the queue.
+    """The work tiles of a CTA as its consuming roles see them: a source of tiles, see
+    `blocks.schedule.tile_source`."""
 
-    number = tiles.first(state)
-    while number < tiles.end:
-        tile = tiles.decode(number, state)
-        if const_expr(tiles.queue is not None):
-            state.advance()
-        ...
-        number = tiles.next(number, state)
-    """
-
-    spec: ScoreSpec
+    spec: AttentionSpec
     work: Work
     queue: TileQueue | None
     """None: the tiles are every so many-th."""
 
-    def first(self, state: pipeline.PipelineState) -> Int32:
-        """The value that a loop over tiles begins with."""
+    def first(self) -> TilePosition:
+        """The position of the first tile."""
+        state = consumer_state(STAGES)
         if self.queue is None:
-            return Int32(cute.arch.block_idx()[0])
-        return await_tile(self.queue, state)
+            return TilePosition(Int32(cute.arch.block_idx()[0]), state)
+        return TilePosition(await_tile(self.queue, state), state)
 
-    @property
-    def end(self) -> Int32:
-        """The bound that it stays below."""
+    def size(self) -> Int32:
+        """The bound of positions' numbers, for `more`."""
         return self.work.tiles.size if self.queue is None else Int32(END)
 
-    def decode(self, number: Int32, state: pipeline.PipelineState) -> VisitedTile:
-        """The tile at hand. The caller advances the state of a queue."""
-        if self.queue is not None:
-            return take_tile(self.queue, state)
-        at = decode_query_tile(number, self.work.tiles)
-        seq = seq_info(self.work.extent, at.batch)
-        spec, work = self.spec, self.work
-        return VisitedTile(at, visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists))
+    def more(self, position: TilePosition, size: Int32) -> Boolean:
+        """True where there is a tile at `position`."""
+        return position.number < size
 
-    def next(self, number: Int32, state: pipeline.PipelineState) -> Int32:
-        """The value that the loop goes on with."""
+    def decode(self, position: TilePosition) -> WorkTile:
+        """The tile at `position`, whose state is advanced."""
         if self.queue is None:
-            return number + cute.arch.grid_dim()[0]
-        return await_tile(self.queue, state)
+            return work_tile(self.spec, self.work, position.number)
+        at, visit = take_tile(self.queue, position.state)
+        position.state.advance()
+        return WorkTile(at, seq_info(self.work.extent, at.batch), visit)
+
+    def next(self, position: TilePosition) -> TilePosition:
+        """The position after this one, whose tile has been decoded."""
+        number, state = position
+        if self.queue is None:
+            return TilePosition(number + cute.arch.grid_dim()[0], state)
+        return TilePosition(await_tile(self.queue, state), state)
 
 
 def make_tile_queue(barriers: cute.Pointer, slots: cute.Pointer, threads: int) -> TileQueue:
@@ -125,9 +138,9 @@ def number_of(asked: Int32, counter: cute.Tensor, size: Int32) -> Int32:
     return cute.arch.make_warp_uniform(number)
 
 
-def send_tile(queue: TileQueue, state: pipeline.PipelineState, at: QueryTile, visit: Visit) -> None:
+def send_tile(queue: TileQueue, state: pipeline.PipelineState, tile: WorkTile) -> None:
     """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles late."""
-    _send(queue, state, (*at, *visit))
+    _send(queue, state, (*tile.at, *tile.visit))
 
 
 def send_end(queue: TileQueue, state: pipeline.PipelineState) -> None:
@@ -150,9 +163,9 @@ def await_tile(queue: TileQueue, state: pipeline.PipelineState) -> Int32:
     return cute.arch.make_warp_uniform(queue.slots[0, state.index])
 
 
-def take_tile(queue: TileQueue, state: pipeline.PipelineState) -> VisitedTile:
+def take_tile(queue: TileQueue, state: pipeline.PipelineState) -> tuple[QueryTile, Visit]:
     """Consumers: the tile that has been waited for. The caller advances the state."""
     words = [cute.arch.make_warp_uniform(queue.slots[i, state.index]) for i in range(WORDS)]
     queue.ring.consumer_release(state)
     fields = len(QueryTile._fields)
-    return VisitedTile(QueryTile(*words[:fields]), Visit(*words[fields:]))
+    return QueryTile(*words[:fields]), Visit(*words[fields:])

@@ -6,10 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks.attention.kv_blocks import KeyLists, Window
+from kernels_dsl.blocks.attention.kv_blocks import KeyLists, TileShape, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.query_tiles import L2_BYTES, QueryTiles, groups_for_l2
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqLens
+from kernels_dsl.config.attention import AttentionVariant
 
 LAYOUTS = {"bshd": (1, 3, 2, 0), "bhsd": (2, 3, 1, 0), "thd": (0, 2, 1, None)}
 """Name of a tensor's layout -> which of its modes are rows, head dimension, head, batch."""
@@ -83,16 +84,22 @@ class Work(NamedTuple):
     descales: Descales | None
 
 
-class WorkSpec(Protocol):
-    """Trace-time facts of a kernel that `describe_work` reads."""
+class AttentionSpec(Protocol):
+    """Trace-time facts of a kernel that blocks read."""
 
-    tile: tuple[int, int]
+    variant: AttentionVariant
+    tile: TileShape
     """Queries and keys of one step."""
+    tile_n: int
+    """Keys of one step."""
     pack: int
     """Query heads whose rows share a tile."""
     dim: int
     dim_v: int
     dtype: type[cutlass.Numeric]
+    """Type of the operands."""
+    varlen: bool
+    """Packed sequences."""
 
 
 def rows_first(tensor: cute.Tensor, modes: Modes) -> cute.Tensor:
@@ -117,7 +124,7 @@ def pack_heads(tensor: cute.Tensor, pack: int) -> cute.Tensor:
 
 
 def describe_work(
-    spec: WorkSpec,
+    spec: AttentionSpec,
     arguments: AttentionArguments,
     mQ: cute.Tensor,  # (Sq, D, H, B)
     mK: cute.Tensor,  # (Sk, D, Hk, B)
@@ -138,7 +145,7 @@ def describe_work(
     groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
     lead = None if lead_kv is None else lead_kv * heads_per_kv
     return Work(
-        tiles=QueryTiles(cute.ceil_div(longest, spec.tile[0]), heads, Int32(batch), groups, lead),
+        tiles=QueryTiles(cute.ceil_div(longest, spec.tile.queries), heads, Int32(batch), groups, lead),
         extent=SeqExtent(rows, keys, *seqlens),
         window=arguments.window,
         scores=arguments.scores,

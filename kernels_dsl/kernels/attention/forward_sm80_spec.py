@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Boolean
 
+from kernels_dsl.blocks.attention.kv_blocks import TileShape
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.hw.mma_sync import mma_k
@@ -65,9 +66,9 @@ class ForwardSpec:
         return self.config.tile_n
 
     @property
-    def tile(self) -> tuple[int, int]:
+    def tile(self) -> TileShape:
         """Query rows and keys of one step."""
-        return self.tile_m, self.tile_n
+        return TileShape(self.tile_m, self.tile_n)
 
     @property
     def dim(self) -> int:

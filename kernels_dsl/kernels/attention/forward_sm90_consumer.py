@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup as wgmma
 
-from kernels_dsl.blocks.attention import softmax, tile_queue
+from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, diagonal_shift
 from kernels_dsl.blocks.attention.score_tile import (
     ScoreBlock,
@@ -37,7 +37,7 @@ from kernels_dsl.blocks.attention.score_tile import (
     start_rows,
     to_operand,
 )
-from kernels_dsl.blocks.attention.seqlen import V_STEP, seq_info
+from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.epilogue import tile_store as epi
@@ -108,21 +108,18 @@ def consume(
     fragments = make_fragments(spec, mmas, shared.tiles, warpgroup, thread)
     resources = Resources(shared.rings, shared.tiles, mmas, fragments)
     states = KvState(consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
-    tiles, queue_state = ConsumedTiles(spec, work, shared.queue), consumer_state(tile_queue.STAGES)
+    tiles = ConsumedTiles(spec, work, shared.queue)
     if cutlass.const_expr(spec.pingpong):
         if warpgroup == spec.consumers - 1:
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-    number, end = tiles.first(queue_state), tiles.end
-    while number < end:
-        at, visit = tiles.decode(number, queue_state)
-        if cutlass.const_expr(shared.queue is not None):
-            queue_state.advance()
-        seq = seq_info(work.extent, at.batch)
+    position, size = tiles.first(), tiles.size()
+    while tiles.more(position, size):
+        at, seq, visit = tiles.decode(position)
         if spec.has_rows(at, seq):
             row = at.m * spec.tile_m + warpgroup * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
             tile = Tile(at, seq, visit, row, thread % 4 * 2)
             states = work_tile(spec, resources, states, output, Site(tile, work, warpgroup, thread))
-        number = tiles.next(number, queue_state)
+        position = tiles.next(position)
     epi.drain(spec.epilogue, thread)
 
 

@@ -15,9 +15,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.attention import tile_queue
-from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, visit_tile
-from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile
-from kernels_dsl.blocks.attention.seqlen import SeqInfo, padded_start, seq_info
+from kernels_dsl.blocks.attention.kv_blocks import block_at
+from kernels_dsl.blocks.attention.seqlen import padded_start
+from kernels_dsl.blocks.attention.tile_queue import WorkTile, work_tile
 from kernels_dsl.blocks.attention.work import Work, kv_head
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
@@ -29,14 +29,6 @@ from .forward_sm90_spec import ForwardSpec
 ASK_AHEAD = 2
 """Blocks before the end of a tile at which the number of the next one is asked for: early enough for the
 answer, and no earlier, since a CTA with a long tile at hand would keep the next one from others."""
-
-
-class LoadedTile(NamedTuple):
-    """The work tile whose operands are loaded."""
-
-    at: QueryTile
-    seq: SeqInfo
-    visit: Visit
 
 
 class Progress(NamedTuple):
@@ -60,22 +52,13 @@ def produce(spec: cutlass.Constexpr, shared: Shared, loads: Loads, work: Work, d
     number = Int32(cute.arch.block_idx()[0])
     while number < work.tiles.size:
         following, asked = number + cute.arch.grid_dim()[0], Int32(0)
-        at = decode_query_tile(number, work.tiles)
-        seq = seq_info(work.extent, at.batch)
-        visit = visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+        tile = work_tile(spec, work, number)
         if cutlass.const_expr(queue is not None):
-            tile_queue.send_tile(queue, queue_state, at, visit)
+            tile_queue.send_tile(queue, queue_state, tile)
             queue_state.advance()
-        if spec.has_rows(at, seq):
-            states, asked, all_done = load_tile(
-                spec,
-                shared,
-                loads,
-                work,
-                deferred,
-                LoadedTile(at, seq, visit),
-                Progress(states, asked, all_done),
-            )
+        if spec.has_rows(tile.at, tile.seq):
+            progress = Progress(states, asked, all_done)
+            states, asked, all_done = load_tile(spec, shared, loads, work, deferred, tile, progress)
         elif cutlass.const_expr(queue is not None):
             asked = tile_queue.ask_number(work.counter)
         if cutlass.const_expr(queue is not None):
@@ -94,7 +77,7 @@ def load_tile(
     loads: Loads,
     work: Work,
     deferred: Deferred | None,
-    tile: LoadedTile,
+    tile: WorkTile,
     progress: Progress,
 ) -> Progress:
     """Loads one work tile. With a queue the number of the next one is asked for, ASK_AHEAD blocks before the
@@ -135,9 +118,7 @@ class Loaders(NamedTuple):
     v: Callable[[Int32, Int32, cute.Pointer], None]
 
 
-def tile_loaders(
-    spec: ForwardSpec, loads: Loads, tiles: SharedTiles, work: Work, tile: LoadedTile
-) -> Loaders:
+def tile_loaders(spec: ForwardSpec, loads: Loads, tiles: SharedTiles, work: Work, tile: WorkTile) -> Loaders:
     """Loaders of the head and sequence of a work tile."""
     at, seq = tile.at, tile.seq
     mQ, mK, mV = (load.coordinates for load in loads)

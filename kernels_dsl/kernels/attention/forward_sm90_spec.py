@@ -7,6 +7,7 @@ import cutlass
 from cutlass import Boolean
 from cutlass.cute.nvgpu import OperandMajorMode
 
+from kernels_dsl.blocks.attention.kv_blocks import TileShape
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
@@ -90,7 +91,7 @@ class ForwardSpec:
 
     def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:
         """False for a tile past the end of its packed sequence."""
-        return at.m * self.tile[0] < seq.q_len if self.varlen else Boolean(True)
+        return at.m * self.tile.queries < seq.q_len if self.varlen else Boolean(True)
 
     @property
     def v_major(self) -> OperandMajorMode:
@@ -108,9 +109,9 @@ class ForwardSpec:
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
-    def tile(self) -> tuple[int, int]:
+    def tile(self) -> TileShape:
         """Queries and keys of one step."""
-        return self.tile_m // self.pack, self.tile_n
+        return TileShape(self.tile_m // self.pack, self.tile_n)
 
     @property
     def q_bytes(self) -> int:

@@ -18,7 +18,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernels_dsl.blocks.attention import tile_queue
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
@@ -48,14 +47,12 @@ def transpose_values(spec: cutlass.Constexpr, shared: Shared, work: Work):
     """Moves every block of V that this CTA's work tiles visit from the raw ring to that of the products."""
     raw_ring, v_ring = shared.rings.raw_v, shared.rings.v
     raw, values = shared.tiles.raw_v.iterator.toint(), shared.tiles.v.iterator.toint()
-    tiles, queue_state = ConsumedTiles(spec, work, shared.queue), consumer_state(tile_queue.STAGES)
+    tiles = ConsumedTiles(spec, work, shared.queue)
     raw_state, v_state = consumer_state(spec.raw_stages), producer_state(spec.stages)
     thread = cute.arch.thread_idx()[0] - (spec.threads - THREADS)
-    number, end = tiles.first(queue_state), tiles.end
-    while number < end:
-        tile = tiles.decode(number, queue_state)
-        if cutlass.const_expr(shared.queue is not None):
-            queue_state.advance()
+    position, size = tiles.first(), tiles.size()
+    while tiles.more(position, size):
+        tile = tiles.decode(position)
         for _ in cutlass.range(tile.visit.count, unroll=1):
             raw_ring.consumer_wait(raw_state)
             v_ring.sync_object_empty.wait(v_state.index, v_state.phase)
@@ -69,7 +66,7 @@ def transpose_values(spec: cutlass.Constexpr, shared: Shared, work: Work):
                 cute.arch.mbarrier_arrive(v_ring.producer_get_barrier(v_state))
             raw_state.advance()
             v_state.advance()
-        number = tiles.next(number, queue_state)
+        position = tiles.next(position)
 
 
 @cute.jit

@@ -12,7 +12,7 @@ import torch
 from cutlass import Int32
 
 import lowering
-from kernels_dsl.blocks.attention.kv_blocks import Window, visit_range
+from kernels_dsl.blocks.attention.kv_blocks import TileShape, Window, visit_range
 from kernels_dsl.blocks.attention.query_tiles import QueryTiles, decode_query_tile
 from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqExtent, SeqInfo, padded_start, seq_info
 from kernels_dsl.blocks.attention.work import kv_head
@@ -66,7 +66,7 @@ def _visit_kernel(
 ):
     m = Int32(cute.arch.thread_idx()[0])
     if m < cute.size(out, mode=[0]):
-        visit = visit_range(variant, tile, m, seq, window)
+        visit = visit_range(variant, TileShape(*tile), m, seq, window)
         out[m, 0], out[m, 1], out[m, 2], out[m, 3] = visit.right, visit.whole, visit.left, visit.last
 
 
