@@ -42,12 +42,12 @@ K_NOW, V_NOW, K_NEXT, V_NEXT = range(4)
 class ScoreSpec(AttentionSpec, Protocol):
     """Trace-time facts of a forward kernel."""
 
-    lazy_rescale: bool
-    """A row's maximum may lag behind the true one, see `softmax.lazy_step`."""
-    no_max: bool
-    """`softmax_no_max` in place of `softmax`."""
-    linear_exps: int
-    """With `no_max`: one in so many exponentials is linear; 0: none."""
+    @property
+    def lazy_rescale(self) -> bool: ...  # a row's maximum may lag behind the true one: `softmax.lazy_step`
+    @property
+    def no_max(self) -> bool: ...  # `softmax_no_max` in place of `softmax`
+    @property
+    def linear_exps(self) -> int: ...  # with `no_max`: one in so many exponentials is linear; 0: none
 
 
 class Rows(Protocol):

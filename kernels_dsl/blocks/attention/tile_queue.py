@@ -91,9 +91,10 @@ class ConsumedTiles:
     def decode(self, position: TilePosition) -> WorkTile:
         """The tile at `position`, whose state is advanced."""
         if self.queue is None:
-            return work_tile(self.spec, self.work, position.number)
-        at, visit = take_tile(self.queue, position.state)
-        position.state.advance()
+            at, _, visit = work_tile(self.spec, self.work, position.number)
+        else:
+            at, visit = take_tile(self.queue, position.state)
+            position.state.advance()
         return WorkTile(at, seq_info(self.work.extent, at.batch), visit)
 
     def next(self, position: TilePosition) -> TilePosition:
@@ -138,14 +139,19 @@ def number_of(asked: Int32, counter: cute.Tensor, size: Int32) -> Int32:
     return cute.arch.make_warp_uniform(number)
 
 
-def send_tile(queue: TileQueue, state: pipeline.PipelineState, tile: WorkTile) -> None:
-    """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles late."""
-    _send(queue, state, (*tile.at, *tile.visit))
+def send_tile(queue: TileQueue | None, state: pipeline.PipelineState, tile: WorkTile) -> None:
+    """Producer warp: passes a tile on to the consumers; blocks while they are STAGES tiles late.
+
+    Does nothing without a queue. The caller advances the state.
+    """
+    if queue is not None:
+        _send(queue, state, (*tile.at, *tile.visit))
 
 
-def send_end(queue: TileQueue, state: pipeline.PipelineState) -> None:
+def send_end(queue: TileQueue | None, state: pipeline.PipelineState) -> None:
     """Producer warp: says that there are no more tiles."""
-    _send(queue, state, (Int32(END),) * WORDS)
+    if queue is not None:
+        _send(queue, state, (Int32(END),) * WORDS)
 
 
 @cute.jit

@@ -87,19 +87,22 @@ class Work(NamedTuple):
 class AttentionSpec(Protocol):
     """Trace-time facts of a kernel that blocks read."""
 
-    variant: AttentionVariant
-    tile: TileShape
-    """Queries and keys of one step."""
-    tile_n: int
-    """Keys of one step."""
-    pack: int
-    """Query heads whose rows share a tile."""
-    dim: int
-    dim_v: int
-    dtype: type[cutlass.Numeric]
-    """Type of the operands."""
-    varlen: bool
-    """Packed sequences."""
+    @property
+    def variant(self) -> AttentionVariant: ...
+    @property
+    def tile(self) -> TileShape: ...  # of one step
+    @property
+    def tile_n(self) -> int: ...  # keys of one step
+    @property
+    def pack(self) -> int: ...  # query heads whose rows share a tile
+    @property
+    def dim(self) -> int: ...
+    @property
+    def dim_v(self) -> int: ...
+    @property
+    def dtype(self) -> type[cutlass.Numeric]: ...  # of the operands
+    @property
+    def varlen(self) -> bool: ...  # packed sequences
 
 
 def rows_first(tensor: cute.Tensor, modes: Modes) -> cute.Tensor:

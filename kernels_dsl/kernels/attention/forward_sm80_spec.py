@@ -29,6 +29,7 @@ class ForwardSpec:
     scales_by_block: bool = False
     """Operands are fp8 with factors a block of keys."""
     no_max = False
+    linear_exps = 0
     pack = 1
 
     def has_rows(self, at: QueryTile, seq: SeqInfo) -> Boolean:

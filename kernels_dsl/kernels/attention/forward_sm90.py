@@ -113,7 +113,7 @@ def launch(
         config, variant, mQ.element_type, mO.element_type, arguments.seqlens is not None,
         descales is not None and descales.by_block,
     )  # fmt: skip
-    if cutlass.const_expr(spec.pack > 1):
+    if spec.pack > 1:
         mQ, mO = pack_heads(mQ, spec.pack), pack_heads(mO, spec.pack)
     mmas, layouts = make_mmas(spec), make_layouts(spec)
     v_tile = (spec.tile_n, spec.dim_v) if spec.raw_stages else (spec.dim_v, spec.tile_n)
@@ -124,10 +124,10 @@ def launch(
     )
     mO = cute.group_modes(mO, 2, 4)  # (rows, dim, (head, batch)): what the epilogue takes
     output = Output(None, mO, mO)
-    if cutlass.const_expr(spec.epilogue.use_tma):
+    if spec.epilogue.use_tma:
         output = Output(*tma.make_store_atom(mO, layouts.o, spec.epilogue.subtile), mO)
     deferred = None
-    if cutlass.const_expr(deferred_values is not None):
+    if deferred_values is not None and layouts.segments is not None:
         deferred = describe_deferred(spec, deferred_values, mV, layouts.segments)
     first = None if deferred is None else deferred.first
     work = describe_work(spec, arguments, mQ, mK, cute.size(mO, mode=[1]), first)

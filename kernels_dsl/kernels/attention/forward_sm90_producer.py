@@ -53,9 +53,8 @@ def produce(spec: cutlass.Constexpr, shared: Shared, loads: Loads, work: Work, d
     while number < work.tiles.size:
         following, asked = number + cute.arch.grid_dim()[0], Int32(0)
         tile = work_tile(spec, work, number)
-        if cutlass.const_expr(queue is not None):
-            tile_queue.send_tile(queue, queue_state, tile)
-            queue_state.advance()
+        tile_queue.send_tile(queue, queue_state, tile)
+        queue_state.advance()
         if spec.has_rows(tile.at, tile.seq):
             progress = Progress(states, asked, all_done)
             states, asked, all_done = load_tile(spec, shared, loads, work, deferred, tile, progress)
@@ -64,8 +63,7 @@ def produce(spec: cutlass.Constexpr, shared: Shared, loads: Loads, work: Work, d
         if cutlass.const_expr(queue is not None):
             following = tile_queue.number_of(asked, work.counter, work.tiles.size)
         number = following
-    if cutlass.const_expr(queue is not None):
-        tile_queue.send_end(queue, queue_state)
+    tile_queue.send_end(queue, queue_state)
     if cutlass.const_expr(deferred is not None):
         leave(deferred)
 
