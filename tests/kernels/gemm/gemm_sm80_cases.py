@@ -4,21 +4,52 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import cutlass
+import cutlass.cute as cute
 import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, identity
 from kernels_dsl.config.gemm import Sm80GemmConfig
+from kernels_dsl.kernels.gemm.entry_views import Views
+from kernels_dsl.kernels.gemm.sm80 import gemm_sm80
+from kernels_dsl.kernels.gemm.splitk_reduce import splitk_reduce
 from lowering.signature import tensor_class
 from reference import buffers, inputs, tolerance
 from reference.gemm import gemm as reference_gemm
 from reference.gemm import gemm_same_dtype
 
-GEMM = lowering.jit("kernels_dsl.kernels.gemm.sm80:gemm_sm80")
-REDUCE = lowering.jit("kernels_dsl.kernels.gemm.splitk_reduce:splitk_reduce")
-
 SMALL = Sm80GemmConfig(64, 64, 32, 3, 2, 2)
 """The tile that most cases use: enough warps to get every partition wrong, few steps to compute."""
+
+
+@lowering.jit
+def GEMM(
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mD: cute.Tensor,
+    operands: tuple,
+    stream,
+    config: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+):
+    """The kernel on tensors in its own orientation."""
+    gemm_sm80(
+        Views(a=mA, b=mB, d=mD, operands=operands, scales=None, promotion=None), stream, config, epilogue
+    )
+
+
+@lowering.jit
+def REDUCE(
+    mW: cute.Tensor,
+    mD: cute.Tensor,
+    operands: tuple,
+    stream,
+    split_k: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+):
+    """The second kernel of split-K, on tensors in its own orientation."""
+    splitk_reduce(mW, mD, operands, stream, split_k, epilogue)
 
 
 @dataclass(frozen=True)
@@ -132,12 +163,12 @@ def launch(case: Case, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operan
     config = replace(case.config, copy_bytes_a=copy_bytes(mA), copy_bytes_b=copy_bytes(mB))
     epilogue = case.epilogue or identity
     if config.split_k == 1:
-        GEMM(mA, mB, mD, operands, 1, config=config, epilogue=epilogue)
+        GEMM(mA, mB, mD, operands, config=config, epilogue=epilogue)
         return
     shape = (case.l * config.split_k, case.m, case.n)
     work = buffers.poisoned(shape, torch.float32, device=d.device)
     mW = kernel_view(work.tensor)
-    GEMM(mA, mB, mW, (), 1, config=config, epilogue=identity)
+    GEMM(mA, mB, mW, (), config=config, epilogue=identity)
     REDUCE(mW, mD, operands, split_k=config.split_k, epilogue=epilogue)
     buffers.check_output(work)
 

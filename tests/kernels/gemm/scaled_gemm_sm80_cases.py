@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import cutlass
+import cutlass.cute as cute
 import torch
 
 import lowering
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.config.promotion import GROUP, Promotion
+from kernels_dsl.kernels.gemm.entry_views import Views
+from kernels_dsl.kernels.gemm.sm80 import gemm_sm80
 from lowering.signature import tensor_class
 from reference import buffers, inputs, tolerance
 
-GEMM = lowering.jit("kernels_dsl.kernels.gemm.sm80:scaled_gemm_sm80")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = Sm80GemmConfig(64, 64, 64, 3, 2, 2)
 BLOCKS = {"1x128": 1, "128x128": GROUP}
 """Rows that share a scale."""
+
+
+@lowering.jit
+def GEMM(
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mD: cute.Tensor,
+    scales: tuple | None,
+    operands: tuple,
+    stream,
+    config: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    promotion: cutlass.Constexpr,
+):
+    """The kernel on tensors in its own orientation."""
+    views = Views(a=mA, b=mB, d=mD, operands=operands, scales=scales, promotion=promotion)
+    gemm_sm80(views, stream, config, epilogue)
 
 
 def scale_both(acc, scale_a, scale_b):
@@ -118,7 +138,7 @@ def launch(case: Case, a, b, d, scale_a, scale_b) -> None:
         operands = (kernel_view(scale_a.expand(d.shape)), kernel_view(scale_b.mT.expand(d.shape)))
         epilogue = scale_both
     views = (kernel_view(x) for x in (a, b, d))
-    GEMM(*views, scales, operands, 1, None, config=config, epilogue=epilogue, promotion=case.promotion)
+    GEMM(*views, scales, operands, config=config, epilogue=epilogue, promotion=case.promotion)
 
 
 def run(case: Case, *, device: str, exact: bool) -> None:

@@ -46,7 +46,7 @@ def _compile(
     d = _matrix(512, 512, dtype, True, align)
     operands = _operands((512, 512), dtype, align) if fused else ()
     epilogue = EVERYTHING if fused else identity
-    return cases.GEMM.compile(a, b, d, operands, 1, arch=arch, config=config, epilogue=epilogue)
+    return cases.GEMM.compile(a, b, d, operands, arch=arch, config=config, epilogue=epilogue)
 
 
 def _adapted(config: Sm80GemmConfig, arch: str, dtype: torch.dtype, k_major, align: int):
@@ -144,7 +144,7 @@ def test_sizes_do_not_recompile() -> None:
     config = cases.SMALL
     first = _compile(config, "sm_80")
     a, b, d = (_matrix(*shape, torch.bfloat16, True, 16) for shape in ((96, 48), (200, 48), (96, 200)))
-    again = cases.GEMM.compile(a, b, d, (), 1, arch="sm_80", config=config, epilogue=identity)
+    again = cases.GEMM.compile(a, b, d, (), arch="sm_80", config=config, epilogue=identity)
     assert again.key == first.key
 
 

@@ -32,7 +32,7 @@ def _compile(config: Sm80GemmConfig, arch: str, promotion, dtypes=(E4M3, E5M2), 
         epilogue = cases.scale_both
     views = [cases.kernel_view(x) for x in (a if a_row_major else a.mT, b, d)]
     return cases.GEMM.compile(
-        *views, scales, operands, 1, None, arch=arch, config=config, epilogue=epilogue, promotion=promotion
+        *views, scales, operands, arch=arch, config=config, epilogue=epilogue, promotion=promotion
     )
 
 
