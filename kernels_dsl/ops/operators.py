@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
+from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.epilogues import name_for
-from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.tracing import constant_result
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")

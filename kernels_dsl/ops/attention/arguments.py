@@ -16,8 +16,8 @@ import torch
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
+from kernels_dsl.ops.eager_path import check_tensor, written_out
 from kernels_dsl.ops.function_checks import check_function
-from kernels_dsl.ops.plain import check_tensor, written_out
 from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -87,7 +87,7 @@ class Extras:
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
     def written_out(self) -> Extras:
-        """The same with negated views as tensors of memory (`plain`)."""
+        """The same with negated views as tensors of memory (`eager_path`)."""
         if self.blocks is not None and not isinstance(self.blocks, BlockLists):
             return self  # which is refused
         lists = (None,) * 4 if self.blocks is None else self.blocks.tensors

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.ops import checked, overlap, recent
+from kernels_dsl.ops import call_cache, checked, overlap
 from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.attention.arguments import (
     MODES,
@@ -30,8 +30,7 @@ from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.outputs import check_out, out_shape
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
-from kernels_dsl.ops.options import boolean, integer, one_of, real
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops.eager_path import (
     PLAIN_TYPES,
     check_memory,
     check_output,
@@ -40,10 +39,11 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.options import boolean, integer, one_of, real
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
-"""Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`recent`)."""
+"""Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`call_cache`)."""
 _grad_enabled = torch.is_grad_enabled
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object
 NO_CHOICE = (None, None)
@@ -295,12 +295,12 @@ def _repeated(
         key = (q.shape, k.shape, layout, options)
     except RuntimeError:  # of nested tensors, which have no shape
         return None
-    bare = recent.find(_PLANS, key, (q, k, v))
+    bare = call_cache.find(_PLANS, key, (q, k, v))
     if bare is not None:
         try:
             return bare(q, k, v)
         except ValueError:
-            recent.look_at_addresses(_PLANS, key)
+            call_cache.look_at_addresses(_PLANS, key)
     return None
 
 
@@ -344,7 +344,7 @@ def run_direct(
         plan = _plan(q, k, v, layout, options, extras, functions, rest)
         check_memory({"q": q, "k": k, "v": v, **extras.tensors(), "out": out})
         if key is not None and not target_of(q, "q").emulated:
-            recent.put(_PLANS, key, plan)
+            call_cache.put(_PLANS, key, plan)
     if out is not None:
         named = {"q": q, "k": k, "v": v, **extras.tensors()}
         overlap.check_overlap(out, named, tuple(named))
@@ -353,7 +353,7 @@ def run_direct(
         checked.check_values(extras, (q.shape[rows], k.shape[rows]), out is None and len(rest) == 3)
     result, lse = plan.run(q, k, v, out, extras)
     if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
-        recent.keep(_PLANS, (q.shape, k.shape, layout, options), (q, k, v), plan.bare)
+        call_cache.keep(_PLANS, (q.shape, k.shape, layout, options), (q, k, v), plan.bare)
     return (result, lse) if return_lse else result
 
 

@@ -17,7 +17,7 @@ from kernels_dsl.config.attention import DESCALE_KEYS, LATER_NUMBERS, Extent, Sm
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops import checked, fresh, overlap, recent
+from kernels_dsl.ops import allocate, call_cache, checked, overlap
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionCall,
@@ -39,9 +39,7 @@ from kernels_dsl.ops.attention.outputs import (
 )
 from kernels_dsl.ops.attention.plan import check_grid, lists_and_sinks
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
-from kernels_dsl.ops.launch import Launch
-from kernels_dsl.ops.options import boolean, instance, integer
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops.eager_path import (
     check_memory,
     check_output,
     check_tensor,
@@ -50,6 +48,8 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.options import boolean, instance, integer
 from kernels_dsl.ops.target import target_of
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 
@@ -62,7 +62,7 @@ DIM_STEP = 16
 """Head dimensions are multiples of this: 16 bytes, which TMA wants of every stride."""
 NAMED = ("q", "k", "v", "q_descale", "k_descale", "v_descale")
 _PLANS: dict[Any, Any] = {}
-"""Plans, and of calls without extras, `out`, log-sum-exp and configuration their `bare` (`recent`)."""
+"""Plans, and of calls without extras, `out`, log-sum-exp and configuration their `bare` (`call_cache`)."""
 _Tensor = torch.Tensor
 
 
@@ -132,14 +132,14 @@ def attention_fp8(
                 usual = (q, k, v, *[x for x in usual[3:] if x is not None])
             try:
                 key = (q.shape, k.shape, given, options)
-                bare = recent.find(_PLANS, key, usual)
+                bare = call_cache.find(_PLANS, key, usual)
             except RuntimeError:  # nested tensors, which have no shape, are refused further on
                 bare = None
             if bare is not None:
                 try:
                     return bare(q, k, v, q_descale, k_descale, v_descale)
                 except ValueError:
-                    recent.look_at_addresses(_PLANS, key)
+                    call_cache.look_at_addresses(_PLANS, key)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
     descales = (q_descale, k_descale, v_descale)
     return _dispatched((q, k, v), descales, options, extras, (return_lse, config, out), (key, usual))
@@ -222,7 +222,7 @@ def _dispatched(
         checked.check_values(extras, (tensors[0].shape[rows], tensors[1].shape[rows]), out is None)
     result = plan.run((*tensors, *descales), extras, out)
     if plan.bare is not None and usual[0] is not None:
-        recent.keep(_PLANS, *usual, plan.bare)
+        call_cache.keep(_PLANS, *usual, plan.bare)
     return result
 
 
@@ -263,7 +263,7 @@ def _plan_of(
         named = dict(zip(NAMED, (*tensors, *descales)))
         check_memory({**named, **extras.tensors(), "out": rest[2]})
         if key is not None and not target_of(tensors[0], "q").emulated:
-            recent.put(_PLANS, key, plan)
+            call_cache.put(_PLANS, key, plan)
     return plan
 
 
@@ -338,7 +338,7 @@ def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor]
     if x is None or (x.numel() > 1 and x.shape[1] == heads):
         return None
     if x.numel() == 1:
-        return fresh.with_a_mode if x.dim() == 0 else None
+        return allocate.with_a_mode if x.dim() == 0 else None
     return lambda t: t.reshape(t.shape[:2]).repeat_interleave(heads // t.shape[1], dim=1)
 
 
@@ -403,7 +403,7 @@ def _plan(
     steps += tuple(map(_descale_step, descales, heads))
     shapes = (_turned_shape(call), out_shape(call), lse_shape(call))
     dtypes = (tensors[2].dtype, torch.bfloat16, torch.float32)
-    make = [fresh.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
+    make = [allocate.maker(shape, dtype, q.device) for shape, dtype in zip(shapes, dtypes)]
     if turns_v:
         make[0] = _nothing
     to = None if out is None else destination(call, out)

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 
 from kernels_dsl.config.attention import DESCALE_KEYS
+from kernels_dsl.ops.eager_path import check_tensor, watched
 from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.options import boolean
-from kernels_dsl.ops.plain import check_tensor, watched
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
 from kernels_dsl.ops.tracing import constant_result

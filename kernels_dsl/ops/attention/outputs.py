@@ -13,7 +13,7 @@ import torch
 
 from kernels_dsl.ops.attention.arguments import MODES, AttentionCall, Extras
 from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
-from kernels_dsl.ops.plain import check_output
+from kernels_dsl.ops.eager_path import check_output
 from lowering.records import frozen
 
 

@@ -12,7 +12,7 @@ import lowering
 from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, split_of
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
-from kernels_dsl.ops import fresh, options
+from kernels_dsl.ops import allocate, options
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras
 from kernels_dsl.ops.attention.outputs import (
     destination,
@@ -204,7 +204,7 @@ def _then_bare(plan: Plan, launch: Launch, make_out: MakeOut, tail: _Tail) -> Ca
     def bare_of(kernel: Callable[..., Any], q: torch.Tensor) -> Callable[..., torch.Tensor]:
         fixed, last, index = (*tail.bare, *tail.last), tail.last, tail.index
         usual = make_out(q, None).written
-        new = fresh.maker(usual.shape, usual.dtype, usual.device, usual.stride())
+        new = allocate.maker(usual.shape, usual.dtype, usual.device, usual.stride())
 
         def even(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             out = new()

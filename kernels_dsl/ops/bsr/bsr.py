@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_dsl.ops import overlap, recent
+from kernels_dsl.ops import call_cache, overlap
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.pattern import version as pattern_version
 from kernels_dsl.ops.bsr.plan import BsrConfig
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.arguments import check_dtype, check_tensor
-from kernels_dsl.ops.operators import refuse_forward_mode
-from kernels_dsl.ops.options import LARGEST, boolean, instance, number
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops.eager_path import (
     PLAIN_TYPES,
     check_memory,
     check_output,
@@ -27,6 +23,10 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.gemm.arguments import check_dtype, check_tensor
+from kernels_dsl.ops.operators import refuse_forward_mode
+from kernels_dsl.ops.options import LARGEST, boolean, instance, number
 from kernels_dsl.ops.target import target_of
 
 _MAX_PLANS = 256  # of one matrix
@@ -121,7 +121,7 @@ def bsr_gemm(
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan = recent.find(sparse._kept, key, usual)
+        plan = call_cache.find(sparse._kept, key, usual)
         if plan is not None and (
             out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
         ):
@@ -130,7 +130,7 @@ def bsr_gemm(
             try:
                 return plan.run(values, dense, out, operands)
             except ValueError:
-                recent.look_at_addresses(sparse._kept, key)
+                call_cache.look_at_addresses(sparse._kept, key)
     options: dict[str, Any] = {
         "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
@@ -180,7 +180,7 @@ def first_call(
     plan = plan_of(sparse, dense, left, out, forced, options)
     result = follow(plan, sparse, dense, left, out, options)
     if known[0] is not None and not target_of(dense).emulated:
-        recent.keep(sparse._kept, *known, plan)
+        call_cache.keep(sparse._kept, *known, plan)
     return result
 
 
@@ -219,7 +219,7 @@ def plan_of(
         factors = {"a" if left else "b": dense, "the values": sparse.values}
         check_memory({**factors, **scales, **others, "out": out})
         if not target_of(dense).emulated:  # the emulator may be another one next time
-            recent.put(sparse._kept, key, plan, _MAX_PLANS)
+            call_cache.put(sparse._kept, key, plan, _MAX_PLANS)
     return plan
 
 
@@ -399,5 +399,5 @@ def run_sampled(
             a, b, pattern, block, target, batch=batch, out_dtype=out_dtype, scaled=alpha != 1.0
         )
         if not target.emulated:
-            recent.put(pattern.plans, key, run, _MAX_PLANS)
+            call_cache.put(pattern.plans, key, run, _MAX_PLANS)
     return run(a, b, None, None if alpha == 1.0 else (float(alpha),))

@@ -24,9 +24,10 @@ from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.bsr.pattern import Pattern
 from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.eager_path import check_output
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
@@ -47,7 +48,6 @@ from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
-from kernels_dsl.ops.plain import check_output
 from kernels_dsl.ops.scaled.arguments import _Operand
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
@@ -281,7 +281,7 @@ def build(
     fp8 = gemm.ab_dtype.itemsize == 1
     if fp8:
         families = _fp8_families(call, target, families)
-    make_out = fresh.maker(gemm.d_shape, gemm.d_dtype, dense.device)
+    make_out = allocate.maker(gemm.d_shape, gemm.d_dtype, dense.device)
     if 0 in gemm.d_shape:
         return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
     layout = matrix_layout(dense)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import overlap, recent
+from kernels_dsl.ops import call_cache, overlap
 from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.plan import BsrConfig
@@ -91,7 +91,7 @@ def bsr_scaled_gemm(
     if key is not None:
         if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan: bsr_plan.Plan | None = recent.find(sparse._kept, key, usual)
+        plan: bsr_plan.Plan | None = call_cache.find(sparse._kept, key, usual)
         if plan is not None and (
             out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
         ):
@@ -100,7 +100,7 @@ def bsr_scaled_gemm(
             try:
                 return plan.run(values, dense, out, operands)
             except ValueError:
-                recent.look_at_addresses(sparse._kept, key)
+                call_cache.look_at_addresses(sparse._kept, key)
     options: dict[str, Any] = {
         "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,

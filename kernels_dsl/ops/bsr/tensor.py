@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernels_dsl.ops.bsr.pattern import pattern_of
+from kernels_dsl.ops.eager_path import check_tensor, watched, written_out
 from kernels_dsl.ops.options import integer, real, shown
-from kernels_dsl.ops.plain import check_tensor, watched, written_out
 from lowering.records import frozen
 
 BLOCK_STEP = 16

@@ -14,9 +14,9 @@ import torch
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops import options
+from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.plain import check_output, check_tensor
 from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -8,12 +8,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops import overlap, recent
-from kernels_dsl.ops.gemm import arguments as gemm_arguments
-from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.options import LARGEST
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops import call_cache, overlap
+from kernels_dsl.ops.eager_path import (
     PLAIN_TYPES,
     check_memory,
     check_output,
@@ -22,6 +18,10 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.gemm import arguments as gemm_arguments
+from kernels_dsl.ops.gemm import plan as gemm_plan
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.options import LARGEST
 from kernels_dsl.ops.target import target_of
 
 _PLANS: dict[Any, Any] = {}
@@ -101,14 +101,14 @@ def gemm(
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan = recent.find(_PLANS, key, usual)
+        plan = call_cache.find(_PLANS, key, usual)
         if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
             make = plan.operands
             operands = None if make is None else make((float(alpha), float(beta), *extras))
             try:
                 return plan.run(a, b, out, operands)
             except ValueError:
-                recent.look_at_addresses(_PLANS, key)
+                call_cache.look_at_addresses(_PLANS, key)
     options: dict[str, Any] = {
         "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
         "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
@@ -139,7 +139,7 @@ def _unknown(
     plan = _plan_of(a, b, out, config, family, options)
     result = _follow(plan, a, b, out, options)
     if known[0] is not None and not target_of(a).emulated:
-        recent.keep(_PLANS, *known, plan)
+        call_cache.keep(_PLANS, *known, plan)
     return result
 
 
@@ -170,7 +170,7 @@ def _plan_of(a: Any, b: Any, out: Any, config: Any, family: Any, options: dict[s
         extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
         plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
         if key is not None and not target.emulated:  # the emulator may be another one next time
-            recent.put(_PLANS, key, plan)
+            call_cache.put(_PLANS, key, plan)
     return plan
 
 

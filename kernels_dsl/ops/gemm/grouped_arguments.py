@@ -10,6 +10,7 @@ import torch
 from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.config.gemm import NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
+from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
@@ -25,7 +26,6 @@ from kernels_dsl.ops.gemm.arguments import (
     describe_epilogue,
     result_dtype,
 )
-from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, amax_spec, fast_sums, result_spec
 
 EXTRAS = 5

@@ -14,7 +14,7 @@ from kernels_dsl.config import stream_k
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.config.problem import GemmProblem
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
@@ -184,7 +184,7 @@ class _Launch:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
         if self._make_partials is None:
             shape = partials_shape(self.decision.problem, self.decision.config.split_k)
-            self._make_partials = fresh.maker(shape, torch.float32, d.device)
+            self._make_partials = allocate.maker(shape, torch.float32, d.device)
         workspace = self._make_partials()
         blocks = self.call.not_epilogue
         scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
@@ -236,7 +236,7 @@ def preparation(
         return (lambda x: x[0]) if view is None else (lambda x: view(x[0]))
     shape = tuple(tensor.shape[1:] if drop_batch else tensor.shape)
     strides = padded_strides(shape, copy, tensor.element_size())
-    make = fresh.pitched_maker(shape, strides, tensor.dtype, tensor.device)
+    make = allocate.pitched_maker(shape, strides, tensor.dtype, tensor.device)
 
     def copied(x: torch.Tensor) -> torch.Tensor:
         return make().copy_(x[0] if drop_batch else x)
@@ -261,7 +261,7 @@ def _bare(launch: _Launch, device: torch.device) -> Run:
     """The run of a plan that only launches, D allocated where the caller gave none: one frame of Python."""
     kernel: Callable[..., Any] | None = None
     max_ctas = launch.max_ctas
-    make_out = fresh.maker(launch.call.d_shape, launch.call.d_dtype, device)
+    make_out = allocate.maker(launch.call.d_shape, launch.call.d_dtype, device)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         nonlocal kernel, max_ctas

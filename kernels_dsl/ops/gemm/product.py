@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import overlap, recent
-from kernels_dsl.ops.gemm import plan as gemm_plan
-from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops import call_cache, overlap
+from kernels_dsl.ops.eager_path import (
     PLAIN_TYPES,
     check_memory,
     check_output,
@@ -19,6 +17,8 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.gemm import plan as gemm_plan
+from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.target import target_of
 
 
@@ -71,7 +71,7 @@ class Product:
             except RuntimeError:  # of a nested tensor, which has no shape
                 usual = None
         if key is not None:
-            plan = recent.find(self._plans, key, usual or ())
+            plan = call_cache.find(self._plans, key, usual or ())
             if plan is not None and (
                 out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)
             ):
@@ -81,7 +81,7 @@ class Product:
                     operands = None if make is None else make((float(options[0]), beta, *extras))
                     return plan.run(a, b, out, operands)
                 except ValueError:
-                    recent.look_at_addresses(self._plans, key)
+                    call_cache.look_at_addresses(self._plans, key)
         return self._unknown(a, b, extras, options, out, forced, (key, usual or ()))
 
     def _unknown(
@@ -104,7 +104,7 @@ class Product:
         plan = self._plan_of(a, b, extras, options, out, forced)
         result = self._checked(plan, a, b, extras, options, out)
         if known[0] is not None and not target_of(a).emulated:
-            recent.keep(self._plans, *known, plan)
+            call_cache.keep(self._plans, *known, plan)
         return result
 
     def run_direct(
@@ -127,7 +127,7 @@ class Product:
             plan = self._plan(a, b, extras, options, out, forced)
             check_memory({**self._named(a, b, extras), "out": out})
             if not target_of(a).emulated:  # the emulator may be another one next time
-                recent.put(self._plans, key, plan)
+                call_cache.put(self._plans, key, plan)
         return plan
 
     def _checked(

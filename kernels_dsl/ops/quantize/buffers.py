@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.quantize.arguments import OUTPUTS
 
 Made = tuple[torch.Tensor, ...]
@@ -47,7 +47,7 @@ def _values(lead: tuple[int, ...], rows: int, columns: int, dtype: torch.dtype) 
         result = lambda t: t.view(*lead, rows, pitch)[..., :columns]  # noqa: E731
     elif pitch != columns:
         result = lambda t: t[..., :columns]  # noqa: E731
-    return Buffer(shape, fresh.dense_strides(shape), dtype, result)
+    return Buffer(shape, allocate.dense_strides(shape), dtype, result)
 
 
 def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buffer:
@@ -59,9 +59,9 @@ def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buf
         "128x128": (-(-rows // TILE), groups),
     }[scaling]
     shape = (*_merged_lead(lead), *last)
-    strides = fresh.dense_strides(shape)
+    strides = allocate.dense_strides(shape)
     if scaling == "1x128":
-        strides = (*fresh.dense_strides((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
+        strides = (*allocate.dense_strides((*shape[:-2], groups, rows))[:-2], 1, max(rows, 1))
     split = (lambda t: t.unflatten(0, lead[:-1])) if len(lead) > 2 else None
     return Buffer(shape, strides, torch.float32, split)
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops import recent
-from kernels_dsl.ops.overlap import byte_extent, check_alone
-from kernels_dsl.ops.plain import (
+from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.eager_path import (
     PLAIN_TYPES,
     check_output,
     check_tensor,
@@ -18,6 +17,7 @@ from kernels_dsl.ops.plain import (
     watched,
     written_out,
 )
+from kernels_dsl.ops.overlap import byte_extent, check_alone
 from kernels_dsl.ops.quantize.arguments import check
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_results
 from kernels_dsl.ops.quantize.plan import plan_of
@@ -44,7 +44,7 @@ def quantize_into(
         except RuntimeError:  # of a nested tensor, which has no shape
             check_tensor("x", x)
             raise
-        found = recent.find(_KEPT, key, usual)
+        found = call_cache.find(_KEPT, key, usual)
         if found is not None:
             plan, alone = found
             if alone(usual):
@@ -52,7 +52,7 @@ def quantize_into(
                     plan(x, scale, out)
                     return out
                 except ValueError:
-                    recent.look_at_addresses(_KEPT, key)
+                    call_cache.look_at_addresses(_KEPT, key)
     check(x, dtype, scaling, transpose, scale)
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of tensors")
@@ -71,7 +71,7 @@ def quantize_into(
     plan(x, scale, out)
     exact = all(t.is_contiguous() or t.dtype == torch.float32 for t in out)  # no room behind rows to look at
     if exact and not target_of(x, "x").emulated:
-        recent.keep(_KEPT, key, usual, (plan, _apart(usual)))
+        call_cache.keep(_KEPT, key, usual, (plan, _apart(usual)))
     return out
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import fresh, recent
-from kernels_dsl.ops.plain import signature
+from kernels_dsl.ops import allocate, call_cache
+from kernels_dsl.ops.eager_path import signature
 from kernels_dsl.ops.quantize.arguments import FORMATS, OUTPUTS, check, check_target
 from kernels_dsl.ops.quantize.buffers import Buffer, Made, assemble, buffers_of, finished, new_ones
 from kernels_dsl.ops.quantize.kernels import Kernels, Send
@@ -43,7 +43,7 @@ def plan_of(
         check_target(target)
         plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
         if not target.emulated:
-            recent.put(_PLANS, key, plan)
+            call_cache.put(_PLANS, key, plan)
     return plan
 
 
@@ -57,7 +57,7 @@ def _plan(
         return _of_nothing(buffers, scaling, transpose)
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
-    make = fresh.several([fresh.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
+    make = allocate.several([allocate.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
     send = kernels.sends(scaling, given, _places(scaling, transpose, swap), make)
     if prepare is None and all(b.result is None for b in buffers):
         # The shortest way: a caller gets the tensors as the kernels have them.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import recent
-from kernels_dsl.ops.plain import PLAIN_TYPES, check_tensor, needs_dispatcher, watched, written_out
+from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, needs_dispatcher, watched, written_out
 from kernels_dsl.ops.quantize.arguments import check, check_target
 from kernels_dsl.ops.quantize.buffers import Made
 from kernels_dsl.ops.quantize.into import quantize_into
@@ -58,12 +58,12 @@ def quantize(
         except RuntimeError:  # of a nested tensor, which has no shape
             check_tensor("x", x)
             raise
-        plan: Plan | None = recent.find(_PLANS, key, usual)
+        plan: Plan | None = call_cache.find(_PLANS, key, usual)
         if plan is not None:
             try:
                 return plan(x, scale, None)
             except ValueError:
-                recent.look_at_addresses(_PLANS, key)
+                call_cache.look_at_addresses(_PLANS, key)
     if not watched():
         check(x, dtype, scaling, transpose, scale)
         tensors = written_out((x, scale))
@@ -76,7 +76,7 @@ def quantize(
     plan = plan_of(x, dtype, scaling, transpose, scale)
     results = plan(x, scale, None)
     if not target_of(x, "x").emulated:
-        recent.keep(_PLANS, key, usual, plan)
+        call_cache.keep(_PLANS, key, usual, plan)
     return results
 
 

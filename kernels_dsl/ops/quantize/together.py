@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import fresh, recent
-from kernels_dsl.ops.plain import needs_dispatcher, signature
+from kernels_dsl.ops import allocate, call_cache
+from kernels_dsl.ops.eager_path import needs_dispatcher, signature
 from kernels_dsl.ops.quantize.arguments import FORMATS, check, check_target
 from kernels_dsl.ops.quantize.buffers import buffers_of, finished
 from kernels_dsl.ops.quantize.kernels import Kernels, three_matrices
@@ -30,7 +30,7 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
         if plan is None and key not in _PLANS:
             plan = _plan(tensors)
             if not target_of(q, "q").emulated:
-                recent.put(_PLANS, key, plan)
+                call_cache.put(_PLANS, key, plan)
     return plan(*tensors) if plan is not None else [quantize(x, scaling="matrix") for x in tensors]
 
 
@@ -53,7 +53,9 @@ def _plan(tensors: tuple[torch.Tensor, ...]) -> Callable[..., Pairs] | None:
     if send is None:
         return None
     buffers = [buffers_of(x.shape, _DTYPE, "matrix", False, False) for x in tensors]
-    make = fresh.several([fresh.maker(b.shape, b.dtype, first.device, b.strides) for n in buffers for b in n])
+    make = allocate.several(
+        [allocate.maker(b.shape, b.dtype, first.device, b.strides) for n in buffers for b in n]
+    )
 
     def run(*tensors: torch.Tensor) -> Pairs:
         made = make()

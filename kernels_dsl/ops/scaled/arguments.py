@@ -12,6 +12,7 @@ from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops import options
+from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
@@ -27,7 +28,6 @@ from kernels_dsl.ops.gemm.arguments import (
     describe_epilogue,
     result_dtype,
 )
-from kernels_dsl.ops.plain import check_output, check_tensor
 from lowering.records import frozen
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.operators import refuse_forward_mode
 from kernels_dsl.ops.options import boolean, instance, one_of, shown
-from kernels_dsl.ops.plain import check_tensor
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 

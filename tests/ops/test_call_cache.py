@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels_dsl.ops import recent
+from kernels_dsl.ops import call_cache
 
 X, Y = torch.zeros(4, 8), torch.zeros(8, 4)
 STORAGE = torch.zeros(64)
@@ -39,76 +39,76 @@ class _Mode(TorchDispatchMode):
 @pytest.fixture
 def kept():
     found = {}
-    recent.keep(found, "key", (X, Y), "plan")
+    call_cache.keep(found, "key", (X, Y), "plan")
     return found
 
 
 @pytest.mark.parametrize("case", list(LIKE))
 def test_calls_that_are_found(kept, case):
     with torch.set_grad_enabled(case != "no_grad"):
-        assert recent.find(kept, "key", LIKE[case]) == "plan"
+        assert call_cache.find(kept, "key", LIKE[case]) == "plan"
 
 
 @pytest.mark.parametrize("case", list(UNLIKE))
 def test_calls_that_are_not_found(kept, case):
-    assert recent.find(kept, "key", UNLIKE[case]) is None
-    assert recent.find(kept, "another", (X, Y)) is None
+    assert call_cache.find(kept, "key", UNLIKE[case]) is None
+    assert call_cache.find(kept, "another", (X, Y)) is None
 
 
 def test_nothing_is_found_where_something_watches(kept):
     for mode in (_Mode(), FakeTensorMode(), forward_ad.dual_level(), torch.inference_mode()):
         with mode:
-            assert recent.find(kept, "key", (X, Y)) is None
+            assert call_cache.find(kept, "key", (X, Y)) is None
     seen = []
 
     def ask(x):
-        seen.append(recent.find(kept, "key", (x, Y)) or recent.find(kept, "key", (X, Y)))
+        seen.append(call_cache.find(kept, "key", (x, Y)) or call_cache.find(kept, "key", (X, Y)))
         return x.sum()
 
     torch.func.vmap(ask)(torch.zeros(2, 4, 8))
     torch.func.grad(ask)(X)
     torch.func.jvp(ask, (X,), (X,))
     torch.compile(ask, backend="eager", fullgraph=True)(X)
-    assert not any(seen) and recent.find(kept, "key", (X, Y)) == "plan"
+    assert not any(seen) and call_cache.find(kept, "key", (X, Y)) == "plan"
 
 
 def test_what_needs_gradients_is_found_without_them_only():
     found, leaf = {}, X.clone().requires_grad_()
     with torch.no_grad():
-        recent.keep(found, "key", (leaf,), "plan")
-        assert recent.find(found, "key", (leaf,)) == "plan"
-    assert recent.find(found, "key", (leaf,)) is None
+        call_cache.keep(found, "key", (leaf,), "plan")
+        assert call_cache.find(found, "key", (leaf,)) == "plan"
+    assert call_cache.find(found, "key", (leaf,)) is None
 
 
 def test_one_tensor_in_two_places():
     found = {}
-    recent.keep(found, "key", (X, Y, X), "plan")
-    assert recent.find(found, "key", (LIKE["others"][0], Y, LIKE["others"][0])) == "plan"
-    assert recent.find(found, "key", (X, Y, X.clone())) is None
-    assert recent.find(found, "key", (X, X, X)) is None
+    call_cache.keep(found, "key", (X, Y, X), "plan")
+    assert call_cache.find(found, "key", (LIKE["others"][0], Y, LIKE["others"][0])) == "plan"
+    assert call_cache.find(found, "key", (X, Y, X.clone())) is None
+    assert call_cache.find(found, "key", (X, X, X)) is None
 
 
 def test_addresses():
     """They are looked at where a launch has refused one, and a call with such an address is not kept."""
     found, odd = {}, LIKE["an address of four bytes"]
-    recent.keep(found, "key", odd, "slow plan")
-    assert recent.find(found, "key", odd) is None
-    recent.keep(found, "key", (X, Y), "plan")
-    recent.look_at_addresses(found, "key")
-    assert recent.find(found, "key", odd) is None and recent.find(found, "key", (X, Y)) == "plan"
+    call_cache.keep(found, "key", odd, "slow plan")
+    assert call_cache.find(found, "key", odd) is None
+    call_cache.keep(found, "key", (X, Y), "plan")
+    call_cache.look_at_addresses(found, "key")
+    assert call_cache.find(found, "key", odd) is None and call_cache.find(found, "key", (X, Y)) == "plan"
 
 
 def test_a_call_is_kept_once():
     found = {}
     for _ in range(9):  # as where a mode sees the calls, so that they are not looked for
-        recent.keep(found, "key", (X, Y), "plan")
-    recent.keep(found, "key", (X.half(), Y), "another")
-    assert recent.find(found, "key", (X.half(), Y)) == "another" and len(found["key"]) == 2
+        call_cache.keep(found, "key", (X, Y), "plan")
+    call_cache.keep(found, "key", (X.half(), Y), "another")
+    assert call_cache.find(found, "key", (X.half(), Y)) == "another" and len(found["key"]) == 2
 
 
 def test_only_some_calls_of_a_key_are_kept():
     found = {}
     for n in range(1, 10):
-        recent.keep(found, "key", (torch.zeros(n),), n)
-    hits = [recent.find(found, "key", (torch.zeros(n),)) for n in range(1, 10)]
+        call_cache.keep(found, "key", (torch.zeros(n),), n)
+    hits = [call_cache.find(found, "key", (torch.zeros(n),)) for n in range(1, 10)]
     assert hits == [1, 2, 3, 4] + [None] * 5

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels_dsl.ops import fresh
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm.layout import padded_strides
 
 CASES = [
@@ -19,7 +19,7 @@ CASES = [
 
 
 def _check(shape, strides, dtype, device):
-    made = fresh.maker(shape, dtype, device, strides)()
+    made = allocate.maker(shape, dtype, device, strides)()
     wanted = torch.empty(shape) if strides is None else torch.empty_strided(shape, strides)
     assert (made.shape, made.stride()) == (wanted.shape, wanted.stride())
     assert (made.dtype, made.device.type) == (dtype, device.type)
@@ -34,7 +34,7 @@ def test_on_the_cpu(shape, strides, dtype):
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (1, 7), (2, 3, 5), (4, 1, 1)])
 def test_pitched_memory_has_the_last_gap(shape, contiguous):
     strides = padded_strides(shape, contiguous, 2)
-    made = fresh.pitched_maker(shape, strides, torch.bfloat16, torch.device("cpu"))()
+    made = allocate.pitched_maker(shape, strides, torch.bfloat16, torch.device("cpu"))()
     assert (made.shape, made.stride()) == (shape, strides)
     pitch = strides[-2] if contiguous == "row" else strides[-1]
     lines = shape[-2] if contiguous == "row" else shape[-1]
@@ -46,18 +46,18 @@ def test_pitched_memory_has_the_last_gap(shape, contiguous):
 @pytest.mark.parametrize(("shape", "strides", "dtype"), CASES)
 def test_on_the_gpu(shape, strides, dtype):
     _check(shape, strides, dtype, torch.device("cuda", torch.cuda.current_device()))
-    assert fresh._on_current_gpu() is not None
+    assert allocate._on_current_gpu() is not None
 
 
 @pytest.mark.parametrize("found", [None, lambda *_: torch.empty(0), lambda: None])
 def test_without_the_short_way(found, monkeypatch):
     """A PyTorch that has no such function, or another one of that name."""
     monkeypatch.setattr(torch._C._dynamo, "guards", SimpleNamespace(_empty_strided_cuda=found))
-    fresh._on_current_gpu.cache_clear()
+    allocate._on_current_gpu.cache_clear()
     try:
-        assert fresh._on_current_gpu() is None
+        assert allocate._on_current_gpu() is None
     finally:
-        fresh._on_current_gpu.cache_clear()
+        allocate._on_current_gpu.cache_clear()
 
 
 def test_a_scale_is_not_taken_for_another():
@@ -69,7 +69,7 @@ def test_a_scale_is_not_taken_for_another():
         torch.ones(1).view(()),
         torch.ones(()),
     ):
-        given = fresh.with_a_mode(x)
+        given = allocate.with_a_mode(x)
         assert (given.shape, given.data_ptr(), given.item()) == ((1,), x.data_ptr(), x.item())
     bits = torch.ones(1).view(torch.int32).view(())
-    assert fresh.with_a_mode(bits).dtype == torch.int32
+    assert allocate.with_a_mode(bits).dtype == torch.int32
