@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_MAX_KEYS = 8192  # some hundred bytes each
+MAX_KEYS = 8192  # some hundred bytes each
 _MAX_OF_A_KEY = 4
 _make_comparison: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 _is_compiling = torch.compiler.is_dynamo_compiling  # other tracers have a mode, or tensors of their own type
@@ -53,7 +53,7 @@ def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], foun
     put(kept, key, (*others, (_comparison(tensors), any(x.requires_grad for x in tensors), found)))
 
 
-def put(kept: dict[Any, Any], key: Any, value: Any, most: int = _MAX_KEYS) -> None:
+def put(kept: dict[Any, Any], key: Any, value: Any, most: int = MAX_KEYS) -> None:
     """kept[key] = value. Of `most` keys all are forgotten first: plans are cheap to make again."""
     if len(kept) >= most:
         kept.clear()

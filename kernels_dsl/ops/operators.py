@@ -1,4 +1,4 @@
-"""What the library's PyTorch operators have in common: how they are defined, what schemas cannot express.
+"""Operators of PyTorch made of operations: their schemas, and what schemas cannot express.
 
 `torch.ops.kernels_dsl.*` is what torch.compile, export, autograd and dispatch modes see. They are made with
 `Library.define` and `impl`, which cost a fraction of `torch.library.custom_op`'s time. A schema has no place
@@ -7,20 +7,23 @@ for Python functions and objects: an epilogue goes by its registered name, a con
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
 from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.epilogues import name_for
+from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.tracing import constant_result
 
 LIBRARY = torch.library.Library("kernels_dsl", "FRAGMENT")
+NO_GRADIENT = "gradient: use torch.no_grad(), or detach what requires grad"
 
 
 def define(
@@ -72,52 +75,112 @@ def epilogue_name(epilogue: str | Callable[..., Any] | None) -> str | None:
     return name_for(epilogue)
 
 
-def require_tensors(named: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
-    """TypeError for the first argument that is no dense tensor; those that are `optional` may be None."""
-    given = {name: value for name, value in (optional or {}).items() if value is not None}
-    for name, value in {**named, **given}.items():
+_DECODED: dict[str, Callable[[Any], Any]] = {"config": config_of}
+_ENCODED: dict[str, Callable[[Any], Any]] = {
+    "config": lambda config: None if config is None else config_text(config),
+    "epilogue": epilogue_name,
+}
+"""Field of a call record -> what goes by a name or a text in the operator's schema."""
+
+
+def schema_of(record: type[Arguments], leave_out: tuple[str, ...] = ()) -> str:
+    """The arguments of a schema, without outputs: tensors, then options by keyword alone."""
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    parts: list[str] = []
+    for name, kind in record.types.items():
+        if name in leave_out:
+            continue
+        if not kind.startswith("Tensor") and "*" not in parts:
+            parts.append("*")
+        default = None if kind == "Tensor[]?" else defaults[name]
+        text = json.dumps(default) if isinstance(default, str) else repr(default)
+        needed = default is dataclasses.MISSING or name in record.required
+        parts.append(f"{kind} {name}" + ("" if needed else f"={text}"))
+    return ", ".join(parts)
+
+
+class Operator:
+    """`kernels_dsl::name` for the calls of an operation, and `kernels_dsl::name_out` for those that write.
+
+    The schemas are those of the call record: a call is taken apart for one here and put together again.
+    no_gradient: as in `define`.
+    """
+
+    def __init__(self, operation: Operation[Any, Any], no_gradient: str | None = None) -> None:
+        self.operation, self.record = operation, operation.record
+        schema, outputs = schema_of(self.record), self.record.outputs
+        define(operation.name, f"({schema}) -> Tensor", self._new, self._new_fake, no_gradient)
+        texts = ("Tensor(a!) {}", "Tensor(b!)? {}=None")
+        if outputs:
+            schema += "".join(f", {text.format(name)}" for text, name in zip(texts, outputs))
+            define(f"{operation.name}_out", f"({schema}) -> ()", self._out, self._out_fake)
+
+    def call_of(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The record of an operator's arguments."""
+        given = {**dict(zip(self.record.types, positional)), **keywords}
+        for name, value in given.items():
+            if self.record.types.get(name) in ("Tensor[]?", "SymInt[]"):
+                given[name] = tuple(value or ())
+            elif name in _DECODED:
+                given[name] = _DECODED[name](value)
+        return self.record(**given)
+
+    def _new(self, *positional: Any, **keywords: Any) -> torch.Tensor:
+        return self.operation.run(self.call_of(positional, keywords))
+
+    def _out(self, *positional: Any, **keywords: Any) -> None:
+        self.operation.run(self.call_of(positional, keywords))
+
+    def _new_fake(self, *positional: Any, **keywords: Any) -> torch.Tensor:
+        return self.fake(self.call_of(positional, keywords))
+
+    def _out_fake(self, *positional: Any, **keywords: Any) -> None:
+        self.operation.describe(self.call_of(positional, keywords))
+
+    def fake(self, call: Any) -> torch.Tensor:
+        """A tensor like the call's result, not written."""
+        described = self.operation.describe(call)
+        leading: torch.Tensor = getattr(call, call.leading)
+        return leading.new_empty(described.d_shape, dtype=described.d_dtype)
+
+    def __call__(self, call: Any) -> torch.Tensor:
+        """A call as an operator: for autograd, torch.compile, tensor subclasses, transforms and modes.
+
+        TypeError where the schema cannot express an argument, ValueError where gradients are asked for that
+        do not exist.
+        """
+        check_as_operator(self.operation.name, call)
+        types = call.types
+        encoded = {name: _encoded(name, kind, getattr(call, name)) for name, kind in types.items()}
+        positional = [encoded.pop(name) for name in call.tensors]
+        operators = torch.ops.kernels_dsl
+        if not call.written():
+            return getattr(operators, self.operation.name)(*positional, **encoded)
+        out = self.fake(call) if call.out is None else call.out
+        written = {name: getattr(call, name) for name in call.outputs[1:]}
+        getattr(operators, f"{self.operation.name}_out")(*positional, out=out, **written, **encoded)
+        return out
+
+
+def check_as_operator(operation: str, call: Any) -> None:
+    """What an operator cannot do: TypeError for what is no tensor, ValueError for gradients that do not
+    exist, NotImplementedError for forward mode."""
+    read, written = call.read(), call.written()
+    optional = {call.aliases.get(n, n) for n, kind in call.types.items() if kind == "Tensor?"}
+    for name, value in (*read.items(), *written.items()):
+        if name in optional and value is None:
+            continue
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, must be a torch.Tensor (under torch.compile or a mode)"
             )
         check_tensor(name, value)
+    call.refuse_gradients()
+    refuse_written(read.values(), **written)
+    refuse_forward_mode(operation, {**read, **written})
 
 
-def asks_gradients(values: Iterable[Any]) -> bool:
-    """Whether the call of an operator with these arguments would be differentiated."""
-    return torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in values
-    )
-
-
-def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> None:
-    """ValueError where gradients are asked for and one of the named outputs is given."""
-    given = [name for name, tensor in written.items() if tensor is not None]
-    if given and asks_gradients((*values, *written.values())):
-        raise ValueError(
-            f"{given[0]} is given and a tensor requires grad, must not: use torch.no_grad(), or no {given[0]}"
-        )
-
-
-def refuse_forward_mode(operation: str, named: Mapping[str, Any]) -> None:
-    """NotImplementedError where an argument has a tangent, of torch.func.jvp or of a dual tensor.
-
-    PyTorch takes an operator without a forward-mode derivative for a constant.
-    """
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    for name, value in named.items():
-        if isinstance(value, torch.Tensor) and _has_tangent(value):
-            raise NotImplementedError(
-                f"{name} has a tangent, must have none: {operation} has no forward-mode derivative"
-            )
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    """Also where it cannot be told: in a transform that torch.func.jvp has around it."""
-    functorch = torch._C._functorch
-    if functorch.is_functorch_wrapped_tensor(tensor):
-        level = functorch.peek_interpreter_stack()
-        if level is None or level.key() != functorch.TransformType.Jvp:
-            return True
-    return forward_ad.unpack_dual(tensor).tangent is not None
+def _encoded(name: str, kind: str, value: Any) -> Any:
+    if kind in ("Tensor[]?", "SymInt[]"):
+        return list(value) or None
+    return _ENCODED[name](value) if name in _ENCODED else value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.bsr import Sm90BsrConfig
-from kernels_dsl.ops.bsr import bsr as library
+from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from reference import inputs, tolerance
 from reference.bsr import Bsr, to_dense
 from reference.gemm import activation_function, tensor_core_sums
@@ -129,11 +129,17 @@ class ProductCase:
         self, used: Any, dense: Any, scales: tuple, forced: dict[str, Any], options: dict[str, Any]
     ) -> tuple[str, ...]:
         """Features of the configuration that the call gets; it is forced without pieces if that was drawn."""
-        more = {**options, **({"scales": scales} if scales else {})}
+        operation: Any = BSR_SCALED_GEMM if scales else BSR_GEMM
+        more = {**options, **dict(zip(("scales", "dense_scale"), scales))}
         if "out_dtype" in forced:
             more["out_dtype"] = forced["out_dtype"]
         try:
-            plan = library.new_plan(used, dense, self.left, forced["out"], (self.family, None), more)
+            plan = operation.new_plan(
+                operation.call_of(
+                    sparse=used, dense=dense, dense_left=self.left, out=forced["out"], family=self.family,
+                    **more,
+                )
+            )  # fmt: skip
         except (TypeError, ValueError):
             return ()
         if not isinstance(plan.config, Sm90BsrConfig):

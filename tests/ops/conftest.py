@@ -22,6 +22,7 @@ def model_kernels_sm89(monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
 
 def _with_device(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator:
+    from kernels_dsl.ops import operation
     from kernels_dsl.ops.gemm import autotune
     from kernels_dsl.ops.gemm import gemm as gemm_module
     from kernels_dsl.ops.gemm import kernels as gemm_kernels
@@ -30,8 +31,8 @@ def _with_device(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator:
 
     model = ModelKernels()
     monkeypatch.setattr(gemm_kernels, "launcher", model.launcher)
-    for module in (gemm_module, autotune):
-        monkeypatch.setattr(module, "target_of", lambda tensor: Target(device, -1))
+    for module in (operation, autotune):
+        monkeypatch.setattr(module, "target_of", lambda *_: Target(device, -1))
     gemm_module.clear_plans()
     yield model
     gemm_module.clear_plans()

@@ -15,9 +15,7 @@ from test_repeated_calls import launched as launches  # noqa: F401  (a fixture)
 import kernels_dsl
 from kernels_dsl import Sm80GemmConfig, Sm90AttentionConfig, Sm90GemmConfig
 from kernels_dsl.config.bsr import Sm90BsrConfig
-from kernels_dsl.config.problem import H200
 from kernels_dsl.ops.gemm import gemm as gemm_module
-from kernels_dsl.ops.target import Target
 from lowering import emulator, recording
 from tests.ops.public_operations import BF16, E4M3, OPERATIONS, Operation, parameters
 
@@ -178,7 +176,6 @@ def test_fast_sums_do_not_go_with_scales_of_blocks(name: str) -> None:
 @pytest.fixture
 def launched(launches, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:  # noqa: F811
     """The arguments of each launch, as if there were an H200."""
-    monkeypatch.setattr(gemm_module, "target_of", lambda *_: Target(H200, -1))
     gemm_module.clear_plans()
     yield launches
     gemm_module.clear_plans()

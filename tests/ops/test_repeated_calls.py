@@ -7,15 +7,14 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.problem import H200
-from kernels_dsl.ops import launch
+from kernels_dsl.ops import launch, operation
 from kernels_dsl.ops.attention import attention_fp8
-from kernels_dsl.ops.bsr import bsr
 from kernels_dsl.ops.bsr import plan as bsr_plan
-from kernels_dsl.ops.gemm import grouped, product
+from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.quantize import into, plan, quantize
 from kernels_dsl.ops.quantize.arguments import SCALINGS
-from kernels_dsl.ops.scaled import scaled_gemm
+from kernels_dsl.ops.scaled.arguments import SCALED_GEMM
 from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
 from tests.ops.bsr import bsr_cases
@@ -31,12 +30,12 @@ def launched(monkeypatch):
     calls = []
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
-    for module in (quantize, into, plan, product, bsr):
+    for module in (quantize, into, plan, operation):
         monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
     for module, name in ((quantize, "_PLANS"), (plan, "_PLANS"), (into, "_KEPT")):
         monkeypatch.setattr(module, name, {})
-    for used in (scaled_gemm.PRODUCT, grouped.PRODUCT):
-        monkeypatch.setattr(used, "_plans", {})
+    monkeypatch.setattr(SCALED_GEMM, "calls", {})
+    monkeypatch.setattr(SCALED_GEMM, "plans", {})
     monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)
     return calls
 
@@ -113,9 +112,10 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     tensors = _tensors()
     first = CALLS[name](tensors)
     with monkeypatch.context() as patch:
-        for module in (product, plan, bsr):
+        for module in (plan, operation):
             patch.setattr(module, "signature", None)  # it is found by one comparison
-        patch.setattr(bsr_plan, "build", None)  # and nothing is decided again
+        for used in (BSR_GEMM, BSR_SCALED_GEMM):
+            patch.setattr(used, "_build", None)  # and nothing is decided again
         second = CALLS[name](tensors)
     args, again = launched
     assert _described(args) == _described(again)

@@ -14,8 +14,9 @@ from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.bsr.arguments import BsrConfig
 from kernels_dsl.ops.bsr.pattern import Pattern
-from kernels_dsl.ops.bsr.plan import FUNCTIONS, BsrConfig
+from kernels_dsl.ops.bsr.plan import FUNCTIONS
 from lowering import recording
 
 Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]

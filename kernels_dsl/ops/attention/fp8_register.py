@@ -10,7 +10,8 @@ from kernels_dsl.ops.attention.arguments import Extras
 from kernels_dsl.ops.attention.attention_fp8 import NAMED, described, run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.operators import define, refuse_forward_mode, refuse_written
+from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.operators import define
 
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _LISTS = ("counts", "indices", "full_counts", "full_indices")

@@ -15,7 +15,8 @@ from kernels_dsl.ops.attention.attention import run_direct
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.operators import define, refuse_forward_mode
+from kernels_dsl.ops.gradients import refuse_forward_mode
+from kernels_dsl.ops.operators import define
 
 _TENSORS = (
     "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q", "cu_seqlens_k",

@@ -8,37 +8,21 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_dsl.ops import call_cache, overlap
-from kernels_dsl.ops.bsr import plan as bsr_plan
-from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
+from kernels_dsl.ops.bsr.arguments import BsrArguments, BsrConfig, SampledArguments, check_sampled
 from kernels_dsl.ops.bsr.pattern import version as pattern_version
-from kernels_dsl.ops.bsr.plan import BsrConfig
+from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SDDMM, repeated_sampled
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.eager_path import (
-    PLAIN_TYPES,
-    check_memory,
-    check_output,
-    needs_dispatcher,
-    signature,
-    watched,
-    written_out,
-)
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.arguments import check_dtype, check_tensor
-from kernels_dsl.ops.operators import refuse_forward_mode
-from kernels_dsl.ops.options import LARGEST, boolean, instance, number
-from kernels_dsl.ops.target import target_of
+from kernels_dsl.ops.gemm.arguments import check_dtype
+from kernels_dsl.ops.gemm.product import repeated, weight
+from kernels_dsl.ops.gradients import refuse_forward_mode
+from kernels_dsl.ops.options import boolean, instance, number
 
-_MAX_PLANS = 256  # of one matrix
-_NO_EXTRAS: tuple[Any, ...] = ()
-_READ = ("c", "bias", "residual")
-_OPTIONS = (
-    *_READ, "bias_axis", "alpha", "beta", "activation", "epilogue", "epilogue_args",
-    "out_dtype",
-)  # fmt: skip
 _FROM_TORCH = WeakIdKeyDictionary()
 _NOT_THERE = None, None
 
+_Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -91,18 +75,12 @@ def bsr_gemm(
         sparse.check()
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = _NO_EXTRAS
-    if not (c is bias is residual is epilogue is None) or epilogue_args:
-        extras = (c, bias, residual, *epilogue_args)
     values = sparse.values
     key: Any = None
-    usual: tuple[Any, ...] = (dense, values) if out is None else (dense, values, out)
-    if type(dense) in PLAIN_TYPES and type(values) in PLAIN_TYPES:
-        one: Any = alpha == 1.0
-        if alpha.__class__ is not float:
-            one = (alpha.__class__, alpha)
-        elif not one and not -LARGEST <= alpha <= LARGEST:
-            one = alpha
+    tensors: tuple[Any, ...] = (values, dense) if out is None else (values, dense, out)
+    plain = type(dense) is type(values) is _Tensor
+    if plain or (type(dense) in PLAIN_TYPES and type(values) in PLAIN_TYPES):
+        one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
             key = (
                 dense.shape, left, sparse.transposed, out.__class__, one, activation, out_dtype, family,
@@ -111,168 +89,32 @@ def bsr_gemm(
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
     if key is not None:
-        if extras:
-            usual += tuple([x for x in extras if isinstance(x, torch.Tensor)])
-            zero: Any = beta
-            if c is not None and beta.__class__ is float and -LARGEST <= beta <= LARGEST:
-                zero = beta == 0.0
-            elif beta.__class__ is not float:
-                zero = (beta.__class__, beta)
+        extras: tuple[Any, ...] = ()
+        if not (c is bias is residual is epilogue is None) or epilogue_args:
+            extras = (c, bias, residual, *epilogue_args)
+            tensors += tuple(
+                [x for x in extras if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))]
+            )
+            zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan = call_cache.find(sparse._kept, key, usual)
-        if plan is not None and (
-            out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
-        ):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            try:
-                return plan.run(values, dense, out, operands)
-            except ValueError:
-                call_cache.look_at_addresses(sparse._kept, key)
-    options: dict[str, Any] = {
-        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
-        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
-        "out_dtype": out_dtype,
-    }  # fmt: skip
-    return first_call(_through_dispatcher, sparse, dense, left, out, (family, config), options, (key, usual))
-
-
-def _through_dispatcher(
-    sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
-) -> torch.Tensor:
-    from kernels_dsl.ops.bsr import register as bsr_register
-
-    family, config = forced
-    return bsr_register.through_dispatcher(
-        sparse, dense, left, out=out, family=family, config=config, **options
-    )
-
-
-def first_call(
-    dispatched: Callable[..., torch.Tensor],
-    sparse: BsrTensor,
-    dense: Any,
-    left: bool,
-    out: Any,
-    forced: tuple[Any, Any],
-    options: dict[str, Any],
-    known: tuple[Any, tuple[Any, ...]],
-) -> torch.Tensor:
-    """A call that was not found, of `bsr_gemm` or `bsr_scaled_gemm`. `dispatched`: what makes it an
-    operator's; `known`: what it is to be kept by; the others as in `plan_of`."""
-    product_options.check(options)
-    product_options.check_forced(forced[1], forced[0], bsr_plan.CONFIGS)
-    if not watched():
-        if out is not None:
-            check_output("out", out)
-        tensors = written_out((dense, *_extras(options)))
-        if tensors is not None:
-            dense, c, bias, residual, *rest = tensors
-            count = len(options.get("scales", ()))
-            options.update(c=c, bias=bias, residual=residual, epilogue_args=tuple(rest[count:]))
-            if count:
-                options["scales"] = tuple(rest[:count])
-            known = (None, ())
-    if needs_dispatcher((sparse.values, dense, out, *_extras(options))):
-        return dispatched(sparse, dense, left, out, forced, options)
-    plan = plan_of(sparse, dense, left, out, forced, options)
-    result = follow(plan, sparse, dense, left, out, options)
-    if known[0] is not None and not target_of(dense).emulated:
-        call_cache.keep(sparse._kept, *known, plan)
-    return result
-
-
-def run_direct(
-    sparse: BsrTensor,
-    dense: torch.Tensor,
-    left: bool,
-    *,
-    out: torch.Tensor | None,
-    family: str | None,
-    config: BsrConfig | None,
-    **options: Any,
-) -> torch.Tensor:
-    """`bsr_gemm`, or `bsr_scaled_gemm`, past the dispatcher and autograd; all arguments must be given, of the
-    latter `scales`: of the sparse factor and of the dense one."""
-    plan = plan_of(sparse, dense, left, out, (family, config), options)
-    return follow(plan, sparse, dense, left, out, options)
-
-
-def plan_of(
-    sparse: BsrTensor, dense: Any, left: bool, out: Any, forced: tuple[Any, Any], options: dict[str, Any]
-) -> bsr_plan.Plan:
-    """The plan of a call; `forced`: family, configuration; `options`: as those of `run_direct`."""
-    extras = _extras(options)
-    parts = [options[name] for name in ("bias_axis", "activation", "epilogue", "out_dtype")]
-    key = (
-        left, sparse.transposed, forced, "scales" in options, options["alpha"] == 1.0, options["beta"] == 0.0,
-        *parts, *map(signature, (sparse.values, dense, out, *extras)),
+        result = repeated(sparse._kept, key, tensors, out, alpha, beta, extras)
+        if result is not None:
+            return result
+    call = BsrArguments(
+        sparse.crow_indices, sparse.col_indices, values, dense, c, bias, residual, epilogue_args,
+        shape=sparse.shape, transposed=sparse.transposed, dense_left=left, bias_axis=bias_axis, alpha=alpha,
+        beta=beta, activation=activation, epilogue=epilogue, out_dtype=out_dtype, family=family,
+        config=config, matrix=sparse, out=out,
     )  # fmt: skip
-    plan: bsr_plan.Plan | None = sparse._kept.get(key)
-    if plan is None:
-        plan = new_plan(sparse, dense, left, out, forced, options, extras)
-        others = {name: options[name] for name in _READ}
-        others.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
-        scales = dict(zip(scale_names(left), options.get("scales", ())))
-        factors = {"a" if left else "b": dense, "the values": sparse.values}
-        check_memory({**factors, **scales, **others, "out": out})
-        if not target_of(dense).emulated:  # the emulator may be another one next time
-            call_cache.put(sparse._kept, key, plan, _MAX_PLANS)
-    return plan
+    return BSR_GEMM.first(call, key, tensors, _operator)
 
 
-def new_plan(
-    sparse: BsrTensor,
-    dense: Any,
-    left: bool,
-    out: Any,
-    forced: tuple[Any, Any],
-    options: dict[str, Any],
-    extras: tuple[Any, ...] = (),
-) -> bsr_plan.Plan:
-    """A plan for calls like this one, once it is checked; of `options` some may be missing."""
-    family, config = forced
-    call = bsr_plan.describe(sparse, dense, left, out=out, **options)
-    overlap.check_self_overlap(out)
-    return bsr_plan.build(
-        call, dense, out, target_of(dense), pattern_of_matrix(sparse), family=family, config=config,
-        extras=extras,
-    )  # fmt: skip
+def _operator() -> Callable[[BsrArguments], torch.Tensor]:
+    from kernels_dsl.ops.bsr import register
 
-
-def follow(
-    plan: bsr_plan.Plan, sparse: BsrTensor, dense: Any, left: bool, out: Any, options: dict[str, Any]
-) -> torch.Tensor:
-    """The call, after what depends on addresses was looked at."""
-    if out is not None:
-        scales = dict(zip(scale_names(left), options.get("scales", ())))
-        factors = {"a" if left else "b": dense, "the values": sparse.values, **scales}
-        named = {name: options[name] for name in ("c", "bias", "residual")}
-        named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options["epilogue_args"]))
-        overlap.check_alone("out", out, factors)
-        overlap.check_overlap(out, {name: x for name, x in named.items() if isinstance(x, torch.Tensor)})
-    operands = None
-    if plan.operands is not None:
-        operands = plan.operands((float(options["alpha"]), float(options["beta"]), *_extras(options)))
-    return plan.run(sparse.values, dense, out, operands)
-
-
-def _extras(options: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments that a kernel reads besides the factors."""
-    others = (options["c"], options["bias"], options["residual"])
-    return (*others, *options.get("scales", ()), *options["epilogue_args"])
-
-
-def scale_names(left: bool) -> tuple[str, str]:
-    """What the scales of the sparse factor and of the dense one are called; `left`: that stands there."""
-    return ("scale_b", "scale_a") if left else ("scale_a", "scale_b")
-
-
-def pattern_of_matrix(sparse: BsrTensor) -> Pattern:
-    rows, columns = sparse.shape[0] // sparse.block[0], sparse.shape[1] // sparse.block[1]
-    return pattern_of(sparse.crow_indices, sparse.col_indices, rows, columns)
+    return register.BSR_GEMM_OPERATOR
 
 
 def _from_torch(matrix: torch.Tensor) -> BsrTensor:
@@ -303,31 +145,19 @@ def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
 
 def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **options: Any) -> str | None:
     """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
-    forced = options.pop("family", None), options.pop("config", None)
-    out = options.pop("out", None)
-    check = options.pop("check", False)
     sparse: BsrTensor
     dense: Any
     try:
-        boolean("check", check)
-        check_names("bsr_gemm", options)
+        boolean("check", options.pop("check", False))
         if isinstance(a, BsrTensor):
             sparse, dense, left = a, b, False
         elif isinstance(b, BsrTensor):
             sparse, dense, left = b, a, True
         else:
             sparse, dense, left = _factors(a, b)
-        new_plan(sparse, dense, left, out, forced, options)
+        return BSR_GEMM.why_not(sparse=sparse, dense=dense, dense_left=left, **options)
     except (TypeError, ValueError) as error:
         return str(error)
-    return None
-
-
-def check_names(operation: str, options: dict[str, Any]) -> None:
-    """TypeError for one that is none of the arguments that block-sparse products share."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise TypeError(f"{name} is given, must not: {operation} has no such argument")
 
 
 def bsr_sddmm(
@@ -351,53 +181,33 @@ def bsr_sddmm(
         if not isinstance(pattern, torch.Tensor) or pattern.layout != torch.sparse_bsr:
             raise TypeError("pattern must be a BsrTensor or a torch.sparse_bsr tensor")
         pattern = _from_torch(pattern)
+    key: Any = None
+    if type(a) is type(b) is _Tensor and alpha.__class__ is float and not pattern.transposed:
+        try:
+            key = ("sampled", a.shape, b.shape, alpha, out_dtype)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+        else:
+            values = repeated_sampled(pattern._kept, key, (a, b), alpha)
+            if values is not None:
+                return pattern.with_values(values)
     for name, x in (("a", a), ("b", b)):
         check_tensor(name, x)
     number("alpha", alpha)
-    out_dtype = a.dtype if instance("out_dtype", out_dtype, torch.dtype, type(None)) is None else out_dtype
-    check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16))
+    wanted = instance("out_dtype", out_dtype, torch.dtype, type(None)) or a.dtype
+    check_dtype("out_dtype", wanted, (torch.bfloat16, torch.float16))
     # In the caller's terms, as the operator may get other ones.
-    bsr_plan.check_sampled(a, b, pattern.size, pattern.block, out_dtype)
+    check_sampled(a, b, pattern.size, pattern.block, wanted)
     refuse_forward_mode("bsr_sddmm", {"a": a, "b": b})
-    tensors = None if watched() else written_out((a, b))
-    if tensors is not None:
-        a, b = tensors
-    if pattern.transposed:  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
-        a, b = b.mT, a.mT
-    given = (pattern.crow_indices, pattern.col_indices, a, b)
-    options: dict[str, Any] = {"alpha": alpha, "out_dtype": out_dtype}
-    if not needs_dispatcher(given):
-        values = run_sampled(*given, shape=pattern.shape, block=pattern.block, **options)
-        return pattern.with_values(values)
-    from kernels_dsl.ops.bsr import register as bsr_register  # noqa: F401  registers the operator
-
-    values = torch.ops.kernels_dsl.bsr_sddmm(
-        *given, shape=list(pattern.shape), block=list(pattern.block), **options
-    )
-    return pattern.with_values(values)
+    factors = (b.mT, a.mT) if pattern.transposed else (a, b)  # the stored blocks are those of (a b)ᵀ = bᵀ aᵀ
+    call = SampledArguments(
+        pattern.crow_indices, pattern.col_indices, *factors, pattern.shape, pattern.block,
+        alpha=alpha, out_dtype=wanted, matrix=pattern,
+    )  # fmt: skip
+    return pattern.with_values(BSR_SDDMM.first(call, key, (a, b), _sampled_operator))
 
 
-def run_sampled(
-    crow: torch.Tensor,
-    col: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    shape: tuple[int, int],
-    block: tuple[int, int],
-    alpha: float,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    """The values of `bsr_sddmm` past the dispatcher and autograd."""
-    batch = bsr_plan.check_sampled(a, b, shape, block, out_dtype)
-    target = target_of(a)
-    pattern = pattern_of(crow, col, shape[0] // block[0], shape[1] // block[1])
-    key = ("sampled", block, alpha == 1.0, out_dtype, signature(a), signature(b))
-    run = pattern.plans.get(key)
-    if run is None:
-        run = bsr_plan.build_sampled(
-            a, b, pattern, block, target, batch=batch, out_dtype=out_dtype, scaled=alpha != 1.0
-        )
-        if not target.emulated:
-            call_cache.put(pattern.plans, key, run, _MAX_PLANS)
-    return run(a, b, None, None if alpha == 1.0 else (float(alpha),))
+def _sampled_operator() -> Callable[[SampledArguments], torch.Tensor]:
+    from kernels_dsl.ops.bsr import register
+
+    return register.BSR_SDDMM_OPERATOR

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.bsr import (
     PiecesRule,
     Sm90BsrConfig,
@@ -23,32 +23,22 @@ from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
-from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.bsr.pattern import Pattern
-from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.eager_path import check_output
-from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.arguments import (
-    BLOCK_SCALE,
-    DTYPE_NAMES,
-    FP8_DTYPES,
-    INPUT_DTYPES,
-    MAX_EXTENT,
-    GemmCall,
-    OperandSpec,
-    check_device,
-    check_dtype,
-    check_out,
-    check_tensor,
-    describe_epilogue,
-    result_dtype,
+from kernels_dsl.ops.bsr.arguments import (
+    CONFIGS,
+    BsrConfig,
+    BsrProductArguments,
+    SampledArguments,
+    SampledCall,
 )
+from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
+from kernels_dsl.ops.gemm.layout import MatrixLayout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.overlap import byte_extent
-from kernels_dsl.ops.scaled.arguments import _Operand
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 from lowering.records import frozen
@@ -63,31 +53,15 @@ FUNCTIONS = {
 ALIGN = 16
 MMA_K_FP8 = 32
 """Elements of K of an fp8 mma.sync."""
-BsrConfig = Sm90BsrConfig | Sm80GemmConfig
-CONFIGS = (Sm90BsrConfig, Sm80GemmConfig)
 MOST_CTAS = 65535
 """Along the second and third mode of a grid."""
-
-
-@frozen
-class BsrCall:
-    """A checked call: what `gemm` would be asked, the sparse matrix being one of its factors."""
-
-    gemm: GemmCall
-    sparse: BsrTensor
-    dense_left: bool
-
-    @property
-    def by_column(self) -> bool:
-        """Whether the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
-        return self.sparse.transposed != self.dense_left
 
 
 @frozen
 class Plan:
     """`run(values, dense, out, operands)` returns D, allocated where `out` is None.
 
-    `operands`, `extents`: as in `kernels_dsl.ops.gemm.plan.Plan`, of out, dense, values and the extras.
+    `operands`, `extents`: as in `kernels_dsl.ops.gemm.plan.Plan`, of out, values, dense and the others.
     `config` is None where nothing is launched.
     """
 
@@ -97,120 +71,16 @@ class Plan:
     extents: tuple[int, ...]
 
 
-def describe(
-    sparse: BsrTensor,
-    dense: torch.Tensor,
-    dense_left: bool,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    **options: Any,
-) -> BsrCall:
-    """Check a product's arguments; TypeError or ValueError says what is wrong.
-
-    `scales`: of the kept blocks and of the dense factor, for fp8.
-    """
-    name = "a" if dense_left else "b"
-    check_tensor(name, dense)
-    if out is not None:
-        check_output("out", out)
-    _check_dtypes(name, sparse, dense, scales)
-    if dense.dim() not in (2, 3):
-        raise ValueError(f"{name} has shape {tuple(dense.shape)}, must have two modes, or three with a batch")
-    if dense.device != sparse.device:
-        raise ValueError(
-            f"{name} is on {dense.device}, must be on the sparse matrix' device, {sparse.device}"
-        )
-    rows, columns = sparse.size
-    m, k, n = (dense.shape[-2], rows, columns) if dense_left else (rows, columns, dense.shape[-1])
-    inner = dense.shape[-1] if dense_left else dense.shape[-2]
-    if inner != k:
-        what = "columns" if dense_left else "rows"
-        raise ValueError(
-            f"{name} has shape {tuple(dense.shape)}, must have {k} {what}: the sparse matrix has shape "
-            f"{(rows, columns)}"
-        )
-    for mode, extent in (("M", m), ("N", n), ("K", k)):
-        if extent > MAX_EXTENT:
-            raise ValueError(f"{mode} is {extent}, must be at most {MAX_EXTENT}")
-    batch = _batch(name, sparse, dense)
-    d_shape = (m, n) if batch is None else (batch, m, n)
-    function, operands = describe_epilogue(d_shape, sparse.device, **options)
-    if scales is not None:
-        shifted = (replace(x, index=x.index + 2) if x.source == "args" else x for x in operands)
-        operands = (*_scale_specs(sparse, scales, (m, n), dense_left, batch), *shifted)
-        function = ScaledEpilogue(function, 1)
-    out_dtype = result_dtype(out, out_dtype, torch.bfloat16 if scales is not None else sparse.dtype)
-    call = GemmCall(m, n, k, batch, sparse.dtype, out_dtype, function, operands)
-    if out is not None:
-        check_out(out, call, sparse.device)
-    return BsrCall(call, sparse, dense_left)
-
-
-def _check_dtypes(
-    name: str, sparse: BsrTensor, dense: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None
-) -> None:
-    """TypeError where the factors' dtypes do not go together."""
-    if scales is not None:
-        for what, dtype in (("the sparse matrix", sparse.dtype), (name, dense.dtype)):
-            check_dtype(what, dtype, FP8_DTYPES)
-        return
-    if sparse.dtype.itemsize == 1:
-        raise TypeError(f"the sparse matrix has dtype {sparse.dtype}, must be 16 bits: see bsr_scaled_gemm")
-    if dense.dtype != sparse.dtype:
-        raise TypeError(f"{name} has dtype {dense.dtype}, must be the sparse matrix' dtype, {sparse.dtype}")
-
-
-def _scale_specs(
-    sparse: BsrTensor,
-    scales: tuple[torch.Tensor, torch.Tensor],
-    extents: tuple[int, int],
-    dense_left: bool,
-    batch: int | None,
-) -> tuple[OperandSpec, OperandSpec]:
-    """The scales as operands: of the kept blocks, which the main loop takes, and of the dense factor."""
-    names = ("scale_b", "scale_a") if dense_left else ("scale_a", "scale_b")
-    for name, scale in zip(names, scales):
-        check_tensor(name, scale)
-        check_dtype(name, scale.dtype, (torch.float32,))
-        check_device(name, scale, sparse.device)
-    blocks = tuple(sparse.values.shape[:-2])
-    if tuple(scales[0].shape) not in (blocks, (*blocks, 1, 1)):
-        raise ValueError(
-            f"{names[0]} has shape {tuple(scales[0].shape)}, must be {blocks} or {(*blocks, 1, 1)}: one of "
-            "each kept block"
-        )
-    side = 0 if dense_left else 1
-    spec = _Operand(names[1], side, tuple(scales[1].shape), extents[side], 0, batch).broadcast()
-    if spec is None:
-        single = (extents[0], 1) if dense_left else (1, extents[1])
-        lead = "" if batch is None else f", with a batch of {batch} before it or without"
-        raise ValueError(
-            f"{names[1]} has shape {tuple(scales[1].shape)}, must be one element or {single}, a scale a "
-            f"{'row' if dense_left else 'column'}{lead}"
-        )
-    return OperandSpec("args", BLOCK_SCALE, 0), replace(spec, index=1)
-
-
-def _batch(name: str, sparse: BsrTensor, dense: torch.Tensor) -> int | None:
-    factors = ((sparse.values, 4), (dense, 3))
-    batches = [x.shape[0] for x, rank in factors if x.dim() == rank]
-    if len(batches) == 2 and batches[0] != batches[1]:
-        raise ValueError(f"{name} has batch {batches[1]}, must be that of the values, {batches[0]}")
-    return batches[0] if batches else None
-
-
-def _problem(call: BsrCall, dense_k_major: bool, d_align: int) -> BsrProblem:
-    gemm, sparse = call.gemm, call.sparse
-    block_mn, block_k = sparse.block[::-1] if call.by_column else sparse.block
-    elementwise = sum(2 for spec in gemm.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
+def _problem(call: GemmCall, given: BsrProductArguments, dense_k_major: bool, d_align: int) -> BsrProblem:
+    block = given.sparse.block
+    block_mn, block_k = block[::-1] if given.by_column else block
+    elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return BsrProblem(
-        gemm.m, gemm.n, gemm.k, sparse.nnz, block_mn, block_k, gemm.batch or 1,
-        dtype=DTYPE_NAMES[gemm.ab_dtype], d_dtype=DTYPE_NAMES[gemm.d_dtype],
+        call.m, call.n, call.k, given.sparse.nnz, block_mn, block_k, call.batch or 1,
+        dtype=DTYPE_NAMES[call.ab_dtype], d_dtype=DTYPE_NAMES[call.d_dtype],
         # Blocks of fp8 are transposed beforehand where the lists are those of columns.
-        sparse_k_major=not call.by_column or gemm.ab_dtype.itemsize == 1,
-        dense_k_major=dense_k_major, dense_left=call.dense_left,
+        sparse_k_major=not given.by_column or given.scaled,
+        dense_k_major=dense_k_major, dense_left=given.dense_left,
         d_align=d_align, operand_bytes=elementwise,
     )  # fmt: skip
 
@@ -239,90 +109,100 @@ def _fitted(config: BsrConfig, problem: BsrProblem, target: Target) -> BsrConfig
     return config
 
 
-def _fp8_families(call: BsrCall, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
+def _fp8_families(given: BsrProductArguments, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
     """The family for fp8 blocks; ValueError where there is none."""
+    sparse = given.sparse
     if not target.device.has_fp8:
         major, minor = target.device.capability
         raise ValueError(
-            f"the sparse matrix has dtype {call.gemm.ab_dtype}, must be 16 bits on {target.device.name} of "
+            f"the sparse matrix has dtype {sparse.dtype}, must be 16 bits on {target.device.name} of "
             f"compute capability {major}.{minor}: fp8 matrix instructions need 8.9"
         )
-    block_k = call.sparse.block[0 if call.by_column else 1]
+    block_k = sparse.block[0 if given.by_column else 1]
     if families[0] == "sm80" and block_k % MMA_K_FP8:
         raise ValueError(
-            f"the sparse matrix has blocks of {call.sparse.block}, {block_k} along the summed mode, must be "
+            f"the sparse matrix has blocks of {sparse.block}, {block_k} along the summed mode, must be "
             f"a multiple of {MMA_K_FP8} for fp8 in the sm80 family: what an instruction sums has one scale"
         )
     return families[:1]
 
 
-def build(
-    call: BsrCall,
-    dense: torch.Tensor,
-    out: torch.Tensor | None,
-    target: Target,
-    pattern: Pattern,
-    *,
-    family: str | None = None,
-    config: BsrConfig | None = None,
-    extras: tuple[Any, ...] = (),
-) -> Plan:
-    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
+@frozen
+class _DenseFactor:
+    """How the dense factor goes to the kernel. `copy`: the contiguous mode of its copy; None: as it is."""
+
+    layout: MatrixLayout
+    copy: str | None
+    k_mode: str
+    """The mode along K."""
+
+    @property
+    def k_major(self) -> bool:
+        """Whether it is contiguous along K."""
+        return (self.copy or self.layout.contiguous) == self.k_mode
+
+
+def _dense_factor(call: GemmCall, given: BsrProductArguments) -> _DenseFactor:
+    layout = matrix_layout(given.dense)
+    copy = None
+    k_mode = "row" if given.dense_left else "column"
+    if call.k == 0 or layout.contiguous is None or layout.align < ALIGN:
+        copy = layout.contiguous or "row"
+    if given.scaled and (copy is not None or layout.contiguous != k_mode):
+        copy = k_mode  # fp8 matrix instructions read along K only
+    return _DenseFactor(layout, copy, k_mode)
+
+
+def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
+    """A plan for calls like this one, of these arguments. Compiles at its first run; launches nothing itself.
 
     ValueError where a forced `family` cannot run on the target.
     """
-    gemm = call.gemm
-    spans = (out, dense, call.sparse.values, *extras)
+    config, family, dense, pattern = given.config, given.family, given.dense, given.pattern
+    spans = (given.out, given.values, dense, *given.operand_values()[2:])
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     product_options.check_forced(config, family, CONFIGS)
-    if config is not None:
-        family = config.family
-    families = target.families(family)
-    fp8 = gemm.ab_dtype.itemsize == 1
+    families = target.families(family if config is None else config.family)
+    fp8 = given.scaled
     if fp8:
-        families = _fp8_families(call, target, families)
-    make_out = allocate.maker(gemm.d_shape, gemm.d_dtype, dense.device)
-    if 0 in gemm.d_shape:
+        families = _fp8_families(given, target, families)
+    make_out = allocate.maker(call.d_shape, call.d_dtype, dense.device)
+    if 0 in call.d_shape:
         return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
-    layout = matrix_layout(dense)
-    copy = None
-    k_mode = "row" if call.dense_left else "column"
-    if gemm.k == 0 or layout.contiguous is None or layout.align < ALIGN:
-        copy = layout.contiguous or "row"
-    if fp8 and (copy is not None or layout.contiguous != k_mode):
-        copy = k_mode  # fp8 matrix instructions read along K only
-    contiguous = copy or layout.contiguous
-    d_align = _output_align(gemm.d_shape, gemm.d_dtype, out)
-    problem = _problem(call, (contiguous == "row") == call.dense_left, d_align)
+    factor = _dense_factor(call, given)
+    problem = _problem(call, given, factor.k_major, _output_align(call.d_shape, call.d_dtype, given.out))
     if config is None and "sm90" in families and reads_other_order(problem):
-        copy = "column" if contiguous == "row" else "row"
-        problem = replace(problem, dense_k_major=False)
+        other = "column" if (factor.copy or factor.layout.contiguous) == "row" else "row"
+        factor, problem = replace(factor, copy=other), replace(problem, dense_k_major=False)
     chosen = _pick(problem, families) if config is None else _fitted(config, problem, target)
     rule, counter = None, None
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):
-            longest = pattern.longest[1 if call.by_column else 0]
+            longest = pattern.longest[1 if given.by_column else 0]
             rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
         chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
     else:
-        name, extent = ("a", gemm.m) if call.dense_left else ("b", gemm.n)
-        check_grid(name, -(-extent // (chosen.tile_m if call.dense_left else chosen.tile_n)), gemm.batch or 1)
-    modes = tuple(spec.modes for spec in gemm.operands)
-    turned = fp8 and call.by_column  # blocks are transposed beforehand
-    stored = call.sparse.block[::-1] if turned else call.sparse.block
-    by_column = call.by_column and not turned
+        name, extent = ("a", call.m) if given.dense_left else ("b", call.n)
+        tile = chosen.tile_m if given.dense_left else chosen.tile_n
+        check_grid(name, -(-extent // tile), call.batch or 1)
+    modes = tuple(spec.modes for spec in call.operands)
+    turned = fp8 and given.by_column  # blocks are transposed beforehand
+    stored = given.sparse.block[::-1] if turned else given.sparse.block
     constexprs = {
         "config": chosen,
-        "epilogue": gemm.epilogue,
-        "layout": BsrLayout(stored, by_column, call.dense_left, modes[1:] if fp8 else modes, fp8),
+        "epilogue": call.epilogue,
+        "layout": BsrLayout(
+            stored, given.by_column and not turned, given.dense_left, modes[1:] if fp8 else modes, fp8
+        ),
     }
     prepare: Callable[[torch.Tensor], torch.Tensor] | None
-    if gemm.k == 0:
-        prepare = _one_block(problem.block_k, call.dense_left, k_mode if fp8 else "row")
+    if call.k == 0:
+        prepare = _one_block(problem.block_k, given.dense_left, factor.k_mode if fp8 else "row")
     else:
-        prepare = preparation(dense, layout, copy, dense.shape[0] if dense.dim() == 3 else None)
-    lists = pattern.by_column if call.by_column else pattern.by_row
+        batch = dense.shape[0] if dense.dim() == 3 else None
+        prepare = preparation(dense, factor.layout, factor.copy, batch)
+    lists = pattern.by_column if given.by_column else pattern.by_row
     if rule is not None:
         packed = lists.in_pieces(rule)
     else:
@@ -330,8 +210,8 @@ def build(
     launch = _Launch(
         FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
     )
-    run = _prepared(launch, _values_step(call.sparse, turned), prepare, make_out)
-    return Plan(run, operand_maker(gemm.operands, target), chosen, extents)
+    run = _prepared(launch, _values_step(given.sparse, turned), prepare, make_out)
+    return Plan(run, operand_maker(call.operands, given.operands, target), chosen, extents)
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
@@ -440,30 +320,6 @@ def _prepared(
     return run
 
 
-def check_sampled(
-    a: torch.Tensor, b: torch.Tensor, shape: tuple[int, int], block: tuple[int, int], out_dtype: torch.dtype
-) -> int | None:
-    """Check the factors of a sampled product and return its batch, None for none."""
-    for name, x in (("a", a), ("b", b)):
-        check_tensor(name, x)
-        check_dtype(name, x.dtype, (torch.bfloat16, torch.float16))
-        if x.dim() not in (2, 3):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, must have two modes, or three with a batch")
-    if a.dtype != b.dtype:
-        raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
-    check_device("b", b, a.device)
-    check_dtype("out_dtype", out_dtype, INPUT_DTYPES)
-    if (a.shape[-2], b.shape[-1]) != tuple(shape) or a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, must be (M, K) and (K, N) with the "
-            f"pattern's M and N, {tuple(shape)}"
-        )
-    batches = {x.shape[0] for x in (a, b) if x.dim() == 3}
-    if len(batches) > 1:
-        raise ValueError(f"b has batch {b.shape[0]}, must be a's, {a.shape[0]}")
-    return batches.pop() if batches else None
-
-
 def check_grid(name: str, tiles: int, matrices: int) -> None:
     """ValueError where a launch of the SM80-class kernels would have more CTAs along a mode than CUDA takes.
 
@@ -474,22 +330,13 @@ def check_grid(name: str, tiles: int, matrices: int) -> None:
             raise ValueError(f"{name} has {count} {what}, must have {MOST_CTAS} at most for the sm80 kernels")
 
 
-def build_sampled(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    pattern: Pattern,
-    block: tuple[int, int],
-    target: Target,
-    *,
-    batch: int | None,
-    out_dtype: torch.dtype,
-    scaled: bool,
-) -> Callable[..., torch.Tensor]:
-    """`run(a, b, out, operands)` of a sampled product; out None allocates values (nnz, *block), or with L."""
+def build_sampled(call: SampledCall, given: SampledArguments, target: Target) -> Callable[..., torch.Tensor]:
+    """`run(a, b, operands)` of a sampled product, which makes the values."""
+    a, b, pattern, block = given.a, given.b, given.pattern, given.block
+    shape, out_dtype, batch = call.d_shape, call.d_dtype, None if len(call.d_shape) == 3 else call.d_shape[0]
     families = target.families(None)
-    shape = (*([] if batch is None else [batch]), pattern.nnz, *block)
     if 0 in shape or a.shape[-1] == 0:
-        return lambda a, b, out, operands: a.new_zeros(shape, dtype=out_dtype)
+        return lambda a, b, operands: a.new_zeros(shape, dtype=out_dtype)
     layouts = (matrix_layout(a), matrix_layout(b))
     copies = (
         None if layouts[0].contiguous else "row",
@@ -501,7 +348,7 @@ def build_sampled(
         preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
         for x, layout, copy in zip((a, b), layouts, copies)
     ]
-    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=scaled), "block": block}
+    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=given.alpha != 1.0), "block": block}
     b_k_major = (copies[1] or layouts[1].contiguous) == "column"
     chosen = None
     if "sm90" in families:
@@ -517,8 +364,8 @@ def build_sampled(
         constexprs |= {"config": choose_sddmm_sm80(block, (aligns[0], aligns[1])), "units": units}
         launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
 
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Any) -> torch.Tensor:
-        out = torch.empty(shape, dtype=out_dtype, device=a.device) if out is None else out
+    def run(a: torch.Tensor, b: torch.Tensor, operands: Any) -> torch.Tensor:
+        out = torch.empty(shape, dtype=out_dtype, device=a.device)
         first, second = (x if step is None else step(x) for x, step in zip((a, b), steps))
         launch(first, second, out, operands)
         return out

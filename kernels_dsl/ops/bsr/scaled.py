@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import call_cache, overlap
-from kernels_dsl.ops.bsr import bsr
-from kernels_dsl.ops.bsr import plan as bsr_plan
-from kernels_dsl.ops.bsr.plan import BsrConfig
+from kernels_dsl.ops.bsr.arguments import BsrConfig, BsrScaledArguments
+from kernels_dsl.ops.bsr.product import BSR_SCALED_GEMM
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.options import LARGEST, boolean
+from kernels_dsl.ops.gemm.product import repeated, weight
+from kernels_dsl.ops.options import boolean
 
 _Tensor = torch.Tensor
 
@@ -43,7 +42,7 @@ def bsr_scaled_gemm(
 
     One of a and b is a `BsrTensor` (or its `t()`) with e4m3 or e5m2 values, the other dense, (M, K) or
     (L, M, K), (K, N) or (L, K, N), e4m3 or e5m2. The scale of the sparse one is float32 (nnz,), or
-    (L, nnz) where the values have a batch, or these with two modes of size 1 behind, as
+    (L, nnz) where the values have a batch, or these with two more modes of size 1, as
     `kernels_dsl.quantize(values, scaling="matrix")` returns them. That of the dense one is a single element,
     or one a row of a, (M, 1), or a column of b, (1, N), with a batch before it or without.
 
@@ -65,22 +64,19 @@ def bsr_scaled_gemm(
         sparse, dense, left = b, a, True
     else:
         sparse, dense, left = _factors(a, b)
-    blocks, other = (scale_b, scale_a) if left else (scale_a, scale_b)
+    scales, dense_scale = (scale_b, scale_a) if left else (scale_a, scale_b)
     if check is not False and boolean("check", check):
         sparse.check()
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = (c, bias, residual, blocks, other, *epilogue_args)
-    key: Any = None
-    usual: tuple[Any, ...] = ()
     values = sparse.values
+    key: Any = None
+    tensors: tuple[Any, ...] = ()
     if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
-        usual = (dense, values, blocks, other) if out is None else (dense, values, blocks, other, out)
-        one: Any = alpha == 1.0
-        if alpha.__class__ is not float:
-            one = (alpha.__class__, alpha)
-        elif not one and not -LARGEST <= alpha <= LARGEST:
-            one = alpha
+        tensors = (values, dense, scales, dense_scale)
+        if out is not None:
+            tensors += (out,)
+        one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
             key = (
                 dense.shape, left, sparse.transposed, out.__class__, one, activation, epilogue, out_dtype,
@@ -91,28 +87,23 @@ def bsr_scaled_gemm(
     if key is not None:
         if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan: bsr_plan.Plan | None = call_cache.find(sparse._kept, key, usual)
-        if plan is not None and (
-            out is None or not overlap.ranges_meet(out, (dense, values, *extras), plan.extents)
-        ):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            try:
-                return plan.run(values, dense, out, operands)
-            except ValueError:
-                call_cache.look_at_addresses(sparse._kept, key)
-    options: dict[str, Any] = {
-        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
-        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
-        "out_dtype": out_dtype, "scales": (blocks, other),
-    }  # fmt: skip
-    return bsr.first_call(_dispatched, sparse, dense, left, out, (family, config), options, (key, usual))
+        extras = (None, None, None, scales, dense_scale)
+        result = repeated(sparse._kept, key, tensors, out, alpha, beta, extras)
+        if result is not None:
+            return result
+    call = BsrScaledArguments(
+        sparse.crow_indices, sparse.col_indices, values, dense, scales, dense_scale, c, bias,
+        residual=residual, epilogue_args=epilogue_args, shape=sparse.shape, transposed=sparse.transposed,
+        dense_left=left, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation,
+        epilogue=epilogue, out_dtype=out_dtype, family=family, config=config, matrix=sparse, out=out,
+    )  # fmt: skip
+    return BSR_SCALED_GEMM.first(call, key, tensors, _operator)
 
 
-def _dispatched(*call: Any) -> torch.Tensor:
-    from kernels_dsl.ops.bsr import scaled_register
+def _operator() -> Callable[[BsrScaledArguments], torch.Tensor]:
+    from kernels_dsl.ops.bsr import register
 
-    return scaled_register.call(*call)
+    return register.BSR_SCALED_GEMM_OPERATOR
 
 
 def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
@@ -137,10 +128,11 @@ def bsr_scaled_supports(
     """Why `bsr_scaled_gemm` with these arguments cannot run here; None if it can. Compiles nothing."""
     try:
         boolean("check", arguments.pop("check", False))
-        bsr.check_names("bsr_scaled_gemm", arguments)
         sparse, dense, left = _factors(a, b)
-        scales = (scale_b, scale_a) if left else (scale_a, scale_b)
-        bsr.new_plan(sparse, dense, left, out, (family, config), {"scales": scales, **arguments})
+        scales, dense_scale = (scale_b, scale_a) if left else (scale_a, scale_b)
+        return BSR_SCALED_GEMM.why_not(
+            sparse=sparse, dense=dense, dense_left=left, scales=scales, dense_scale=dense_scale,
+            config=config, family=family, out=out, **arguments,
+        )  # fmt: skip
     except (TypeError, ValueError) as error:
         return str(error)
-    return None

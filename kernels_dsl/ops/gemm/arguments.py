@@ -6,8 +6,8 @@ look at shapes, dtypes and devices only, so they serve real tensors, fake ones a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,9 @@ from kernels_dsl.ops import options
 from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.gemm.grad import refuse_functions
+from kernels_dsl.ops.gradients import asks_gradients
+from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -30,14 +33,73 @@ BLOCK_SCALE = "block"
 GROUP_ENDS = "ends"
 
 
+class ProductArguments(Arguments):
+    """What the call records of all products have in common."""
+
+    operands: ClassVar[tuple[str, ...]]
+    """Where operands come from, in the order of what `Plan.operands` takes: alpha, beta, c, bias, residual,
+    and what else the operation has; `epilogue_args` follow."""
+    configs: ClassVar[tuple[type, ...]] = product_options.CONFIGS
+    epilogue_args: tuple[Any, ...]
+    alpha: float
+    config: Named
+    family: str | None
+    out: torch.Tensor | None
+
+    def check(self) -> None:
+        """TypeError or ValueError for an option that is wrong."""
+        product_options.check(vars(self))
+        product_options.check_forced(self.config, self.family, self.configs)
+
+    def operand_values(self) -> tuple[Any, ...]:
+        """What `Plan.operands` takes."""
+        given = vars(self)
+        scalars = (float(self.alpha), float(given.get("beta", 1.0)))
+        return (*scalars, *map(given.get, self.operands[2:]), *self.epilogue_args)
+
+
+class DenseArguments(ProductArguments):
+    """Those of products of dense factors."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@frozen
+class GemmArguments(DenseArguments):
+    """The arguments of `gemm`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    epilogue_args: tuple[Any, ...] = ()
+    bias_axis: str = "n"
+    alpha: float = 1.0
+    beta: float = 1.0
+    activation: str | None = None
+    epilogue: Named = None
+    out_dtype: torch.dtype | None = None
+    config: Named = None
+    family: str | None = None
+    out: torch.Tensor | None = None
+
+    operands = ("alpha", "beta", "c", "bias", "residual")
+
+    def refuse_gradients(self) -> None:
+        """ValueError where gradients are asked for that do not exist."""
+        if asks_gradients((*self.read().values(), self.out)):
+            refuse_functions(self.epilogue, self.activation)
+
+
 @frozen
 class OperandSpec:
     """How one operand of the epilogue goes to the kernel.
 
-    `source` says which argument it is: "alpha", "beta", "c", "bias", "residual", or "args" with `index`, what
-    the operation has beyond these. `modes` are the modes the tensor has, in its own order, as
-    `EntryLayout.operand_modes` says; `expand` is the shape that it must be expanded to first, None for as it
-    is.
+    `source`: the argument that it is, one of `ProductArguments.operands`, or "epilogue_args" with `index`.
+    `modes` are the modes the tensor has, in its own order, as `EntryLayout.operand_modes` says; `expand` is
+    the shape that it must be expanded to first, None for as it is.
     """
 
     source: str
@@ -161,29 +223,21 @@ def _check_operand(label: str, value: torch.Tensor, device: torch.device) -> Non
 
 
 def _linear_operands(
-    d_shape: tuple[int, ...],
-    device: torch.device,
-    *,
-    c: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    bias_axis: str,
-    residual: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    activation: str | None,
+    d_shape: tuple[int, ...], device: torch.device, given: Mapping[str, Any]
 ) -> tuple[LinearEpilogue, tuple[OperandSpec, ...]]:
     """The ready-made epilogue with the operands in the order that `LinearEpilogue` documents."""
+    c, bias, residual = (given.get(name) for name in ("c", "bias", "residual"))
     specs: list[OperandSpec] = []
-    if alpha != 1.0:
+    if given.get("alpha", 1.0) != 1.0:
         specs.append(OperandSpec("alpha", ""))
     if c is not None:
         _check_operand("c", c, device)
         spec = _broadcast_spec("c", 0, c, d_shape, "c")
-        if beta != 0.0:
+        if given.get("beta", 1.0) != 0.0:
             specs += [OperandSpec("beta", ""), spec]
     if bias is not None:
         _check_operand("bias", bias, device)
-        specs.append(_bias_spec(bias, bias_axis, d_shape[-2], d_shape[-1]))
+        specs.append(_bias_spec(bias, given.get("bias_axis", "n"), d_shape[-2], d_shape[-1]))
     if residual is not None:
         _check_operand("residual", residual, device)
         specs.append(_broadcast_spec("residual", 0, residual, d_shape, "residual"))
@@ -193,7 +247,7 @@ def _linear_operands(
         beta="beta" in sources,
         bias="bias" in sources,
         residual="residual" in sources,
-        activation=activation,
+        activation=given.get("activation"),
     )
     return epilogue, tuple(specs)
 
@@ -207,10 +261,10 @@ def _custom_operands(
         label = f"epilogue_args[{index}]"
         if isinstance(value, (int, float)):
             options.number(label, float(value) if isinstance(value, bool) else value)
-            specs.append(OperandSpec("args", "", index))
+            specs.append(OperandSpec("epilogue_args", "", index))
         else:
             _check_operand(label, value, device)
-            specs.append(_broadcast_spec("args", index, value, d_shape, label))
+            specs.append(_broadcast_spec("epilogue_args", index, value, d_shape, label))
     return tuple(specs)
 
 
@@ -239,69 +293,45 @@ def result_dtype(
 
 
 def describe_epilogue(
-    d_shape: tuple[int, ...],
-    device: torch.device,
-    *,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    residual: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    epilogue: Any = None,
-    epilogue_args: Sequence[Any] = (),
+    d_shape: tuple[int, ...], device: torch.device, given: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
-    """The epilogue function of a product of shape `d_shape` and its operands; the errors of `describe`."""
-    product_options.check({
-        "c": c, "bias": bias, "bias_axis": bias_axis, "alpha": alpha, "beta": beta, "activation": activation,
-        "epilogue": epilogue, "epilogue_args": epilogue_args,
-    })  # fmt: skip
+    """The epilogue function of a product of shape `d_shape` and its operands; the errors of `describe`.
+
+    `given`: the arguments by name, as of `GemmArguments`; those that are missing have its defaults.
+    """
+    product_options.check(given)
+    epilogue, epilogue_args = given.get("epilogue"), given.get("epilogue_args", ())
     if epilogue is None:
         if epilogue_args:
             raise ValueError(
                 f"epilogue_args has {len(epilogue_args)} entries, must be empty without epilogue"
             )
-        return _linear_operands(
-            d_shape, device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-            activation=activation,
-        )  # fmt: skip
-    given = {"c": c, "bias": bias, "residual": residual, "activation": activation}
-    beside = [name for name, value in given.items() if value is not None] + ["alpha"] * (alpha != 1.0)
+        return _linear_operands(d_shape, device, given)
+    others = ("c", "bias", "residual", "activation")
+    beside = [name for name in others if given.get(name) is not None]
+    beside += ["alpha"] * (given.get("alpha", 1.0) != 1.0)
     if beside:
         raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
     operands = _custom_operands(d_shape, device, epilogue_args)
     return resolve_epilogue(epilogue, len(operands)), operands
 
 
-def describe(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_axis: str = "n",
-    residual: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    epilogue: Any = None,
-    epilogue_args: Sequence[Any] = (),
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> GemmCall:
-    """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
-    check_matrices(a, b)
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+def extents_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
+    """(M, N, K) of factors that fit. ValueError where an extent is beyond what kernels reach."""
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     check_extents(m, n, k)
+    return m, n, k
+
+
+def describe(call: GemmArguments) -> GemmCall:
+    """Check the arguments of `gemm` and say what they ask for. TypeError or ValueError says what is wrong."""
+    a, b, out = call.a, call.b, call.out
+    check_matrices(a, b)
+    m, n, k = extents_of(a, b)
     batch = batch_of(a, b)
     d_shape = (m, n) if batch is None else (batch, m, n)
-    function, operands = describe_epilogue(
-        d_shape, a.device, c=c, bias=bias, bias_axis=bias_axis, residual=residual, alpha=alpha, beta=beta,
-        activation=activation, epilogue=epilogue, epilogue_args=epilogue_args,
-    )  # fmt: skip
-    out_dtype = result_dtype(out, out_dtype, a.dtype)
-    call = GemmCall(m, n, k, batch, a.dtype, out_dtype, function, operands)
+    function, operands = describe_epilogue(d_shape, a.device, vars(call))
+    found = GemmCall(m, n, k, batch, a.dtype, result_dtype(out, call.out_dtype, a.dtype), function, operands)
     if out is not None:
-        check_out(out, call, a.device)
-    return call
+        check_out(out, found, a.device)
+    return found

@@ -8,28 +8,13 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops import call_cache, overlap
-from kernels_dsl.ops.eager_path import (
-    PLAIN_TYPES,
-    check_memory,
-    check_output,
-    needs_dispatcher,
-    signature,
-    watched,
-    written_out,
-)
-from kernels_dsl.ops.gemm import arguments as gemm_arguments
+from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.options import LARGEST
-from kernels_dsl.ops.target import target_of
+from kernels_dsl.ops.gemm.arguments import GemmArguments
+from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, repeated, weight
+from kernels_dsl.ops.gradients import refuse_written
 
-_PLANS: dict[Any, Any] = {}
-_NO_EXTRAS: tuple[Any, ...] = ()
-_READ = ("c", "bias", "residual")
-_OPTIONS = (
-    *_READ, "bias_axis", "alpha", "beta", "activation", "epilogue", "epilogue_args", "out", "out_dtype",
-)  # fmt: skip
 _Tensor = torch.Tensor
 
 
@@ -75,115 +60,40 @@ def gemm(
     """
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = _NO_EXTRAS
-    if not (c is bias is residual is epilogue is None) or epilogue_args:
-        extras = (c, bias, residual, *epilogue_args)
     key: Any = None
-    usual: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
-    if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
-        one: Any = alpha == 1.0
-        if alpha.__class__ is not float:
-            one = (alpha.__class__, alpha)
-        elif not one and not -LARGEST <= alpha <= LARGEST:
-            one = alpha
+    tensors: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+    if type(a) is type(b) is _Tensor or (type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES):
+        one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
             key = (a.shape, b.shape, out.__class__, one, activation, out_dtype, config, family)
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
     if key is not None:
-        if extras:
-            usual += tuple([x for x in extras if isinstance(x, _Tensor)])
-            zero: Any = beta
-            if c is not None and beta.__class__ is float and -LARGEST <= beta <= LARGEST:
-                zero = beta == 0.0
-            elif beta.__class__ is not float:
-                zero = (beta.__class__, beta)
+        extras: tuple[Any, ...] = ()
+        if not (c is bias is residual is epilogue is None) or epilogue_args:
+            extras = (c, bias, residual, *epilogue_args)
+            tensors += tuple(
+                [x for x in extras if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))]
+            )
+            zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
             key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        plan = call_cache.find(_PLANS, key, usual)
-        if plan is not None and (out is None or not overlap.ranges_meet(out, (a, b, *extras), plan.extents)):
-            make = plan.operands
-            operands = None if make is None else make((float(alpha), float(beta), *extras))
-            try:
-                return plan.run(a, b, out, operands)
-            except ValueError:
-                call_cache.look_at_addresses(_PLANS, key)
-    options: dict[str, Any] = {
-        "c": c, "bias": bias, "bias_axis": bias_axis, "residual": residual, "alpha": alpha, "beta": beta,
-        "activation": activation, "epilogue": epilogue, "epilogue_args": epilogue_args,
-        "out_dtype": out_dtype,
-    }  # fmt: skip
-    return _unknown(a, b, out, (config, family), options, (key, usual))
+        result = repeated(GEMM.calls, key, tensors, out, alpha, beta, extras)
+        if result is not None:
+            return result
+    call = GemmArguments(
+        a, b, c, bias, residual, epilogue_args, bias_axis, alpha,
+        beta=beta, activation=activation, epilogue=epilogue, out_dtype=out_dtype, config=config,
+        family=family, out=out,
+    )  # fmt: skip
+    return GEMM.first(call, key, tensors, _operator)
 
 
-def _unknown(
-    a: Any, b: Any, out: Any, forced: tuple[Any, Any], options: dict[str, Any], known: tuple[Any, Any]
-) -> torch.Tensor:
-    """A call that was not found; `forced`: configuration, family; `known`: what it is to be kept by."""
-    config, family = forced
-    product_options.check(options)
-    product_options.check_forced(config, family)
-    if not watched():
-        if out is not None:
-            check_output("out", out)
-        tensors = written_out((a, b, *map(options.get, _READ), *options["epilogue_args"]))
-        if tensors is not None:
-            a, b, *others = tensors
-            options.update(zip(_READ, others), epilogue_args=tuple(others[len(_READ) :]))
-            known = (None, ())
-    if needs_dispatcher((a, b, out, *map(options.get, _READ), *options["epilogue_args"])):
-        from kernels_dsl.ops.gemm import register as gemm_register
+def _operator() -> Callable[[GemmArguments], torch.Tensor]:
+    from kernels_dsl.ops.gemm import register
 
-        return gemm_register.through_dispatcher(a, b, out=out, config=config, family=family, **options)
-    plan = _plan_of(a, b, out, config, family, options)
-    result = _follow(plan, a, b, out, options)
-    if known[0] is not None and not target_of(a).emulated:
-        call_cache.keep(_PLANS, *known, plan)
-    return result
-
-
-def run_direct(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None,
-    config: GemmConfig | None,
-    family: str | None,
-    **options: Any,
-) -> torch.Tensor:
-    """`gemm` on plain tensors, past the dispatcher and autograd. All arguments of `gemm` must be given."""
-    return _follow(_plan_of(a, b, out, config, family, options), a, b, out, options)
-
-
-def _plan_of(a: Any, b: Any, out: Any, config: Any, family: Any, options: dict[str, Any]) -> gemm_plan.Plan:
-    key: Any = None
-    if _strided(a) and _strided(b):
-        depends = {**options, "alpha": options["alpha"] == 1.0, "beta": options["beta"] == 0.0}
-        key = (*map(signature, (a, b, out)), config, family, *map(_part, depends.values()))
-    plan: gemm_plan.Plan | None = None if key is None else _PLANS.get(key)
-    if plan is None:
-        call = gemm_arguments.describe(a, b, out=out, **options)
-        overlap.check_self_overlap(out)
-        check_memory({**_named(a, b, options), "out": out})
-        target = target_of(a)
-        extras = (options["c"], options["bias"], options["residual"], *options["epilogue_args"])
-        plan = gemm_plan.build(call, a, b, out, target, config, family, extras)
-        if key is not None and not target.emulated:  # the emulator may be another one next time
-            call_cache.put(_PLANS, key, plan)
-    return plan
-
-
-def _follow(plan: gemm_plan.Plan, a: Any, b: Any, out: Any, options: dict[str, Any]) -> torch.Tensor:
-    """The call, after what depends on addresses was looked at."""
-    if out is not None:
-        overlap.check_overlap(out, _named(a, b, options))
-    operands = None
-    if plan.operands is not None:
-        c, bias, residual, epilogue_args = (options[x] for x in ("c", "bias", "residual", "epilogue_args"))
-        scalars = (float(options["alpha"]), float(options["beta"]))
-        operands = plan.operands((*scalars, c, bias, residual, *epilogue_args))
-    return plan.run(a, b, out, operands)
+    return register.GEMM_OPERATOR
 
 
 def supports(
@@ -199,19 +109,13 @@ def supports(
     Takes the arguments of `gemm`.
     """
     try:
-        _check_names(options)
-        call = gemm_arguments.describe(a, b, **options)
-        out = options.get("out")
-        overlap.check_self_overlap(out)
-        named = _named(a, b, options)
-        if out is not None:
-            overlap.check_overlap(out, named)
+        call = _call_of(a, b, config=config, family=family, **options)
+        GEMM.new_plan(call)
+        if call.out is not None:
+            check_out_apart(call)
         if torch.is_grad_enabled():
-            from kernels_dsl.ops.gemm import register as gemm_register
-
-            functions = options.get("epilogue"), options.get("activation")
-            gemm_register.refuse_gradients(tuple(named.values()), *functions, out)
-        gemm_plan.build(call, a, b, out, target_of(a), config, family)
+            call.refuse_gradients()
+            refuse_written(call.read().values(), out=call.out)
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -219,37 +123,15 @@ def supports(
 
 def clear_plans() -> None:
     """Forget what was decided for the calls so far: after tuning, or to pick up another cache folder."""
-    _PLANS.clear()
+    GEMM.calls.clear()
+    GEMM.plans.clear()
 
 
 def plan_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> gemm_plan.Plan:
     """The plan that `gemm(a, b, **options)` would follow: for tests, benchmarks and the tuner."""
-    config, family = options.pop("config", None), options.pop("family", None)
-    _check_names(options)
-    call = gemm_arguments.describe(a, b, **options)
-    return gemm_plan.build(call, a, b, options.get("out"), target_of(a), config, family)
+    return GEMM.new_plan(_call_of(a, b, **options))
 
 
-def _check_names(options: dict[str, Any]) -> None:
-    """TypeError for one that is no argument of `gemm`."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise TypeError(f"{name} is given, must not: gemm has no such argument")
-
-
-def _named(a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that a call reads, by the names of its arguments."""
-    named = {"a": a, "b": b, **{name: options.get(name) for name in ("c", "bias", "residual")}}
-    named.update((f"epilogue_args[{i}]", x) for i, x in enumerate(options.get("epilogue_args", ())))
-    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
-
-
-def _strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def _part(option: Any) -> Any:
-    """What of an optional argument a plan depends on."""
-    if isinstance(option, (tuple, list)):
-        return tuple(map(signature, option))
-    return signature(option) if isinstance(option, torch.Tensor) else option
+def _call_of(a: torch.Tensor, b: torch.Tensor, **options: Any) -> GemmArguments:
+    options["epilogue_args"] = product_options.arguments(options.get("epilogue_args", ()))
+    return GEMM.call_of(a=a, b=b, **options)

@@ -10,36 +10,14 @@ the product is computed again, in float32.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 
-_INPUTS = 5  # a, b, c, bias, residual
-
-
-def setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
-) -> None:
-    """Keeps what `backward` needs. ValueError for a function without a derivative."""
-    a, b, c, bias, residual, _epilogue_args = inputs
-    refuse_functions(keyword_only_inputs["epilogue"], keyword_only_inputs["activation"])
-    needs_product = keyword_only_inputs["activation"] is not None
-    ctx.save_for_backward(a, b, c if needs_product else None, bias if needs_product else None)
-    ctx.keywords = keyword_only_inputs
-    ctx.shapes = {
-        "a": a.shape,
-        "b": b.shape,
-        "c": None if c is None else c.shape,
-        "bias": None if bias is None else bias.shape,
-        "residual": None if residual is None else residual.shape,
-    }
-    ctx.dtypes = {
-        "c": None if c is None else c.dtype,
-        "bias": None if bias is None else bias.dtype,
-        "residual": None if residual is None else residual.dtype,
-    }
+_FACTORS = 2  # a, b
 
 
 def refuse_functions(epilogue: Any, activation: str | None) -> None:
@@ -57,16 +35,66 @@ def refuse_functions(epilogue: Any, activation: str | None) -> None:
         )
 
 
-def through_activation(gradient: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
-    """gradient · f'(z), float32."""
-    backward = ACTIVATIONS[activation].backward
-    assert backward is not None
-    return backward(gradient.float(), z)
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], factors: int) -> None:
+    """Keeps what gradients need of an operator's call. `inputs`: so many factors, c, bias, residual and the
+    epilogue's arguments. ValueError for a function without a derivative."""
+    refuse_functions(keywords["epilogue"], keywords["activation"])
+    c, bias, residual = inputs[factors : factors + 3]
+    again = keywords["activation"] is not None  # the product is computed again
+    ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None)
+    ctx.keywords = keywords
+    ctx.like = [None if x is None else (x.shape, x.dtype) for x in (c, bias, residual)]
 
 
-def _product(
-    x: torch.Tensor, y: torch.Tensor, shape: torch.Size, alpha: float, family: str | None
-) -> torch.Tensor:
+class EpilogueGradients(NamedTuple):
+    """Gradients of c, bias and residual, None for those that are not needed, and of the product: dz."""
+
+    c: torch.Tensor | None
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    d_z: torch.Tensor
+
+
+def epilogue_gradients(
+    ctx: Any, gradient: torch.Tensor, needed: Sequence[bool], product: Callable[[], torch.Tensor]
+) -> EpilogueGradients:
+    """Gradients through the epilogue. `needed`: of each factor, of c, bias and residual. `product`: computes
+    z again, in float32."""
+    *factors, needs_c, needs_bias, needs_residual = needed
+    keywords, (like_c, like_bias, like_residual) = ctx.keywords, ctx.like
+    d_c = d_bias = d_residual = None
+    if needs_residual:
+        shape, dtype = like_residual
+        d_residual = gradient.sum_to_size(shape).to(dtype)
+    d_z = gradient
+    if keywords["activation"] is not None and (any(factors) or needs_c or needs_bias):
+        backward = ACTIVATIONS[keywords["activation"]].backward
+        assert backward is not None
+        d_z = backward(gradient.float(), product())
+    if needs_c:
+        shape, dtype = like_c
+        d_c = (d_z * keywords["beta"]).sum_to_size(shape).to(dtype)
+    if needs_bias:
+        rows = d_z.float().sum(-2 if keywords["bias_axis"] == "n" else -1)
+        d_bias = rows.reshape(-1, rows.shape[-1]).sum(0).to(like_bias[1])
+    return EpilogueGradients(d_c, d_bias, d_residual, d_z)
+
+
+def needed_of(ctx: Any, factors: int) -> tuple[bool, ...]:
+    """Which of the factors, of c, bias and residual need gradients: the dispatcher leaves out trailing
+    arguments that have their default value."""
+    count = factors + 3
+    return (*ctx.needs_input_grad, *(False,) * count)[:count]
+
+
+def setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
+) -> None:
+    """Keeps what `backward` needs."""
+    keep_for_backward(ctx, inputs, keyword_only_inputs, _FACTORS)
+
+
+def _product(x: Any, y: Any, shape: torch.Size, alpha: float, family: str | None) -> torch.Tensor:
     """alpha · x @ y, summed over the batch modes that `shape` does not have."""
     dtype = x.dtype
     reduced = len(shape) < max(x.dim(), y.dim()) or (
@@ -78,35 +106,22 @@ def _product(
 
 
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of (a, b, c, bias, residual), None for those that are not needed.
-
-    As many as there were arguments: the dispatcher leaves out trailing ones that have their default value.
-    """
+    """Gradients of (a, b, c, bias, residual), None for those that are not needed, as many as there were
+    arguments."""
     a, b, c, bias = ctx.saved_tensors
-    keywords, shapes, dtypes = ctx.keywords, ctx.shapes, ctx.dtypes
-    alpha, beta, family = keywords["alpha"], keywords["beta"], keywords["family"]
-    count = len(ctx.needs_input_grad)
-    needed = tuple(ctx.needs_input_grad) + (False,) * _INPUTS
-    needs_a, needs_b, needs_c, needs_bias, needs_residual = needed[:_INPUTS]
-    d_a = d_b = d_c = d_bias = d_residual = None
-    if needs_residual:
-        d_residual = gradient.sum_to_size(shapes["residual"]).to(dtypes["residual"])
-    if not (needs_a or needs_b or needs_c or needs_bias):
-        return (d_a, d_b, d_c, d_bias, d_residual, None)[:count]
-    d_z = gradient
-    if keywords["activation"] is not None:
+    keywords, needed = ctx.keywords, needed_of(ctx, _FACTORS)
+    alpha, family = keywords["alpha"], keywords["family"]
+
+    def product() -> torch.Tensor:
         again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
-        z = torch.ops.kernels_dsl.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
-        d_z = through_activation(gradient, z, keywords["activation"])
-    operand = d_z.to(a.dtype)
-    if needs_a:
-        d_a = _product(operand, b.mT, shapes["a"], alpha, family)
-    if needs_b:
-        d_b = _product(a.mT, operand, shapes["b"], alpha, family)
-    if needs_c:
-        d_c = (d_z * beta).sum_to_size(shapes["c"]).to(dtypes["c"])
-    if needs_bias:
-        along = -2 if keywords["bias_axis"] == "n" else -1
-        rows = d_z.float().sum(along)
-        d_bias = rows.reshape(-1, rows.shape[-1]).sum(0).to(dtypes["bias"])
-    return (d_a, d_b, d_c, d_bias, d_residual, None)[:count]
+        found: torch.Tensor = torch.ops.kernels_dsl.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
+        return found
+
+    through = epilogue_gradients(ctx, gradient, needed, product)
+    operand = through.d_z.to(a.dtype) if any(needed[:2]) else None
+    d_a = d_b = None
+    if needed[0]:
+        d_a = _product(operand, b.mT, a.shape, alpha, family)
+    if needed[1]:
+        d_b = _product(a.mT, operand, b.shape, alpha, family)
+    return (d_a, d_b, through.c, through.bias, through.residual, None)[: len(ctx.needs_input_grad)]

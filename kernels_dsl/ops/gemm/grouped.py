@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops.gemm import grouped_arguments, product_options
-from kernels_dsl.ops.gemm.product import Product
+from kernels_dsl.ops.eager_path import PLAIN_TYPES
+from kernels_dsl.ops.gemm import product_options
+from kernels_dsl.ops.gemm.grouped_arguments import GROUPED_GEMM, GroupedArguments
+from kernels_dsl.ops.gemm.product import repeated
 
 
 def grouped_gemm(
@@ -47,10 +49,24 @@ def grouped_gemm(
     """
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = (None, bias, residual, None, None, None, offs, None, *epilogue_args)
-    options = (alpha, activation, epilogue, out_dtype, False)
-    usual = (a, b, offs) if bias is residual is out is None and not epilogue_args else None
-    return PRODUCT(a, b, extras, options, out, (config, family), usual)
+    key: Any = None
+    tensors = (a, b, offs)
+    usual = bias is residual is out is None and not epilogue_args
+    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        try:
+            key = (a.shape, b.shape, (alpha, activation, epilogue, out_dtype, False, config, family))
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+        else:
+            extras = (None, None, None, None, None, None, offs, None)
+            result = repeated(GROUPED_GEMM.calls, key, tensors, None, alpha, 1.0, extras)
+            if result is not None:
+                return result
+    call = GroupedArguments(
+        a, b, offs, bias=bias, residual=residual, epilogue_args=epilogue_args, alpha=alpha,
+        activation=activation, epilogue=epilogue, out_dtype=out_dtype, config=config, family=family, out=out,
+    )  # fmt: skip
+    return GROUPED_GEMM.first(call, key, tensors, _operator)
 
 
 def scaled_grouped_gemm(
@@ -92,57 +108,42 @@ def scaled_grouped_gemm(
     """
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args)
-    options = (alpha, activation, epilogue, out_dtype, use_fast_accum)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if not isinstance(scale, torch.Tensor):
             raise TypeError(f"{name} is a {type(scale).__name__}, must be a torch.Tensor")
-    usual = None
-    if bias is residual is scale_result is amax is out is None and not epilogue_args:
-        usual = (a, b, scale_a, scale_b, offs)
-    return PRODUCT(a, b, extras, options, out, (config, family), usual, "scaled")
-
-
-def described(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-) -> Any:
-    """The checked call; arguments as those of `Product`."""
-    _, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args = extras
-    alpha, activation, epilogue, out_dtype, use_fast_accum = options
-    return grouped_arguments.describe(
-        a, b, offs, (scale_a, scale_b, scale_result), amax=amax, bias=bias, residual=residual,
-        alpha=alpha, activation=activation, epilogue=epilogue, epilogue_args=epilogue_args, out=out,
-        out_dtype=out_dtype, use_fast_accum=use_fast_accum,
+    key: Any = None
+    tensors = (a, b, scale_a, scale_b, offs)
+    usual = bias is residual is scale_result is amax is out is None and not epilogue_args
+    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        options = (alpha, activation, epilogue, out_dtype, use_fast_accum, config, family)
+        try:
+            key = (a.shape, b.shape, "scaled", options)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+        else:
+            extras = (None, None, None, scale_a, scale_b, None, offs, None)
+            result = repeated(GROUPED_GEMM.calls, key, tensors, None, alpha, 1.0, extras)
+            if result is not None:
+                return result
+    call = GroupedArguments(
+        a, b, offs, scale_a, scale_b, scale_result, bias, residual,
+        epilogue_args=epilogue_args, alpha=alpha, activation=activation, epilogue=epilogue,
+        out_dtype=out_dtype, use_fast_accum=use_fast_accum, config=config, family=family, out=out, amax=amax,
     )  # fmt: skip
+    return GROUPED_GEMM.first(call, key, tensors, _operator)
 
 
-def _operator() -> Callable[..., torch.Tensor]:
-    from kernels_dsl.ops.gemm import grouped_register
+def _operator() -> Callable[[GroupedArguments], torch.Tensor]:
+    from kernels_dsl.ops.gemm import register
 
-    return grouped_register.call
-
-
-PRODUCT = Product(
-    "grouped_gemm",
-    extras=("", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs", "amax"),
-    options={
-        "alpha": 1.0, "activation": None, "epilogue": None, "out_dtype": None, "use_fast_accum": False
-    },
-    described=described,
-    operator=_operator,
-    written="amax",
-)  # fmt: skip
+    return register.GROUPED_GEMM_OPERATOR
 
 
 def grouped_gemm_supports(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, **arguments: Any
 ) -> str | None:
     """Why `grouped_gemm(a, b, offs, …)` cannot run here; None if it can. Compiles nothing."""
-    return PRODUCT.why_not(a, b, offs=offs, **arguments)
+    return GROUPED_GEMM.why_not(a=a, b=b, offs=offs, **arguments)
 
 
 def scaled_grouped_gemm_supports(
@@ -155,4 +156,4 @@ def scaled_grouped_gemm_supports(
 ) -> str | None:
     """Why `scaled_grouped_gemm(a, b, scale_a, scale_b, offs, …)` cannot run here; None if it can. Compiles
     nothing."""
-    return PRODUCT.why_not(a, b, scale_a=scale_a, scale_b=scale_b, offs=offs, **arguments)
+    return GROUPED_GEMM.why_not(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, **arguments)

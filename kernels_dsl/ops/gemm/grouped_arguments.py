@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.config.gemm import NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.eager_path import check_tensor
@@ -16,46 +15,62 @@ from kernels_dsl.ops.gemm.arguments import (
     FP8_DTYPES,
     GROUP_ENDS,
     INPUT_DTYPES,
+    DenseArguments,
     GemmCall,
     OperandSpec,
     check_device,
     check_dtype,
-    check_extents,
     check_matrices,
     check_out,
     describe_epilogue,
+    extents_of,
     result_dtype,
 )
-from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, amax_spec, fast_sums, result_spec
-
-EXTRAS = 5
-"""What these have beyond the arguments of `gemm`: the scales of a, b and the result, where groups end, and
-the place for the result's largest magnitude, which have these numbers as their `OperandSpec.index`."""
-_SCALE_A, _SCALE_B, _OFFS, _AMAX = 0, 1, 3, 4
+from kernels_dsl.ops.gemm.product import Product
+from kernels_dsl.ops.operation import Named
+from kernels_dsl.ops.scaled.arguments import OUT_DTYPES, check_scales, promoted, scaled_epilogue
+from lowering.records import frozen
 
 
-def describe(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
-    *,
-    amax: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    **epilogue: Any,
-) -> GemmCall:
-    """Check the arguments of `scaled_grouped_gemm` and say what they ask for; those of `grouped_gemm` where
-    there are no `scales` of a, b and the result. TypeError or ValueError says what is wrong."""
-    scaled = scales[0] is not None or scales[1] is not None
+@frozen
+class GroupedArguments(DenseArguments):
+    """The arguments of `grouped_gemm`, and with scales of a and b those of `scaled_grouped_gemm`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    offs: torch.Tensor
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    scale_result: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    epilogue_args: tuple[Any, ...] = ()
+    alpha: float = 1.0
+    activation: str | None = None
+    epilogue: Named = None
+    out_dtype: torch.dtype | None = None
+    use_fast_accum: bool = False
+    config: Named = None
+    family: str | None = None
+    out: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
+
+    outputs = ("out", "amax")
+    operands = (
+        "alpha", "beta", "c", "bias", "residual", "scale_a", "scale_b", "scale_result", "offs", "amax",
+    )  # fmt: skip
+
+
+def describe(call: GroupedArguments) -> GemmCall:
+    """Check the arguments of `grouped_gemm` or `scaled_grouped_gemm` and say what they ask for. TypeError or
+    ValueError says what is wrong."""
+    a, b, offs = call.a, call.b, call.offs
+    scaled = call.scale_a is not None or call.scale_b is not None
     check_matrices(a, b, FP8_DTYPES if scaled else INPUT_DTYPES, mixed=scaled)
     for name, value, modes, rank in (("a", a, "(M, K)", 2), ("b", b, "(G, K, N)", 3)):
         if value.dim() != rank:
             raise ValueError(f"{name} has shape {tuple(value.shape)}, must be {modes}")
-    m, k, n, groups = a.shape[0], a.shape[1], b.shape[2], b.shape[0]
-    check_extents(m, n, k)
+    (m, n, k), groups = extents_of(a, b), b.shape[0]
     check_tensor("offs", offs)
     check_dtype("offs", offs.dtype, (torch.int32,))
     check_device("offs", offs, a.device)
@@ -63,67 +78,50 @@ def describe(
         raise ValueError(
             f"offs has shape {tuple(offs.shape)}, must be ({groups},), an end for each matrix of b"
         )
-    specs: tuple[OperandSpec, ...] = ()
+    scales: tuple[OperandSpec, ...] = ()
     promotion = None
     if scaled:
-        specs, promotion = _scales(scales[0], scales[1], a, b)
-        if not fast_sums(use_fast_accum, promotion) and promotion is None and k > GROUP:
-            promotion = Promotion()
-        if k == 0 and promotion is not None:
-            specs, promotion = (), None  # scales of no elements
-    inner, operands = _epilogue(m, n, groups, a.device, bias, epilogue)
-    shifted = tuple(replace(x, index=x.index + EXTRAS) if x.source == "args" else x for x in operands)
+        check_scales(call)
+        scales, promotion = promoted(*_scales(call), call.use_fast_accum, k)
+    epilogue, operands = _epilogue(call, m, n, groups)
     default, allowed = (torch.bfloat16, OUT_DTYPES) if scaled else (a.dtype, INPUT_DTYPES)
-    out_dtype = result_dtype(out, out_dtype, default, allowed)
-    in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in specs)
-    if scales[2] is not None:
-        specs = (*specs, result_spec(scales[2], out_dtype, a.device))
-    if amax is not None:
-        specs = (*specs, amax_spec(amax, a.device, _AMAX))
-    further = scales[2] is not None, amax is not None
-    function = ScaledEpilogue(inner, in_epilogue, *further) if in_epilogue or any(further) else inner
-    ends = OperandSpec("args", GROUP_ENDS, _OFFS)
-    call = GemmCall(
-        m, n, k, None, a.dtype, out_dtype, epilogue=function, operands=(ends, *specs, *shifted),
-        promotion=promotion, groups=groups,
+    out_dtype = result_dtype(call.out, call.out_dtype, default, allowed)
+    epilogue, scales = scaled_epilogue(call, epilogue, scales, out_dtype)
+    found = GemmCall(
+        m, n, k, None, a.dtype, out_dtype, epilogue,
+        operands=(OperandSpec("offs", GROUP_ENDS), *scales, *operands), promotion=promotion, groups=groups,
     )  # fmt: skip
-    if out is not None:
-        check_out(out, call, a.device)
-    return call
+    if call.out is not None:
+        check_out(call.out, found, a.device)
+    return found
 
 
-def _epilogue(
-    m: int, n: int, groups: int, device: torch.device, bias: torch.Tensor | None, epilogue: dict[str, Any]
-) -> tuple[Any, tuple[OperandSpec, ...]]:
+def _epilogue(call: GroupedArguments, m: int, n: int, groups: int) -> tuple[Any, tuple[OperandSpec, ...]]:
     """As `describe_epilogue`, with a bias a column, (N,), or a group and column, (G, N)."""
-    modes = "n"
+    modes, bias = "n", call.bias
     if isinstance(bias, torch.Tensor) and bias.dim() == 2:
         if tuple(bias.shape) != (groups, n):
             raise ValueError(f"bias has shape {tuple(bias.shape)}, must be ({n},) or ({groups}, {n})")
         modes, bias = "ln", bias[0] if groups else bias.new_empty(n)
-    function, operands = describe_epilogue((m, n), device, bias=bias, **epilogue)
+    function, operands = describe_epilogue((m, n), call.a.device, {**vars(call), "bias": bias})
     return function, tuple(replace(x, modes=modes) if x.source == "bias" else x for x in operands)
 
 
-def _scales(
-    scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor
-) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
+def _scales(call: GroupedArguments) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
     """The scales of a and b as operands, and the promotion that those of 128 elements of K make necessary."""
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        check_tensor(name, scale)
-        check_dtype(name, scale.dtype, (torch.float32,))
-        check_device(name, scale, a.device)
-    (m, k), groups, n = a.shape, b.shape[0], b.shape[2]
+    scale_a, scale_b = call.scale_a, call.scale_b
+    assert scale_a is not None and scale_b is not None
+    (m, k), groups, n = call.a.shape, call.b.shape[0], call.b.shape[2]
     parts, of_a, of_b = -(-k // GROUP), tuple(scale_a.shape), tuple(scale_b.shape)
     # Pairs, not a dictionary: symbolic extents have no hash.
     plain_a = (((m,), "m"), ((m, 1), "m1"), ((groups, 1, 1), "l11"))
     plain_b = (((groups, n), "ln"), ((groups, 1, n), "l1n"), ((groups, 1, 1), "l11"))
-    found = _broadcast(scale_a, plain_a, _SCALE_A), _broadcast(scale_b, plain_b, _SCALE_B)
+    found = _broadcast("scale_a", scale_a, plain_a), _broadcast("scale_b", scale_b, plain_b)
     if found[0] is not None and found[1] is not None:
         return (found[0], found[1]), None
     wide, large = (groups, parts, n), (groups, parts, -(-n // GROUP))
     if of_a == (m, parts) and of_b in (wide, large):
-        specs = (OperandSpec("args", BLOCK_SCALE, _SCALE_A), OperandSpec("args", BLOCK_SCALE, _SCALE_B))
+        specs = (OperandSpec("scale_a", BLOCK_SCALE), OperandSpec("scale_b", BLOCK_SCALE))
         return specs, Promotion(1, 1 if of_b == wide else GROUP)
     if found[0] is None and (of_a != (m, parts) or found[1] is not None):
         raise ValueError(
@@ -137,11 +135,14 @@ def _scales(
 
 
 def _broadcast(
-    scale: torch.Tensor, allowed: tuple[tuple[tuple[int, ...], str], ...], index: int
+    name: str, scale: torch.Tensor, allowed: tuple[tuple[tuple[int, ...], str], ...]
 ) -> OperandSpec | None:
     """The scale as an operand of the epilogue, by its own modes; None where it is none. `allowed`: shapes and
     their modes."""
     if scale.numel() == 1:
-        return OperandSpec("args", NUMBER, index)
+        return OperandSpec(name, NUMBER)
     shape = tuple(scale.shape)
-    return next((OperandSpec("args", modes, index) for sizes, modes in allowed if sizes == shape), None)
+    return next((OperandSpec(name, modes) for sizes, modes in allowed if sizes == shape), None)
+
+
+GROUPED_GEMM = Product("grouped_gemm", GroupedArguments, describe)

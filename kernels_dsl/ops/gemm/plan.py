@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config import stream_k
-from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.arguments import GemmCall, OperandSpec
+from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmCall, OperandSpec
 from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, families, matrix_layout
 from kernels_dsl.ops.gemm.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
 from kernels_dsl.ops.launch import address_of
@@ -51,30 +51,20 @@ class Plan:
     extents: tuple[int, ...]
 
 
-def build(
-    call: GemmCall,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    target: Target,
-    config: GemmConfig | None = None,
-    family: str | None = None,
-    extras: Sequence[Any] = (),
-) -> Plan:
-    """A plan for calls like this one. Compiles at its first run; launches nothing itself.
-
-    `extras`: c, bias, residual and the epilogue's arguments.
+def build(call: GemmCall, given: DenseArguments, target: Target) -> Plan:
+    """A plan for calls like this one, of these arguments. Compiles at its first run; launches nothing itself.
 
     ValueError where a forced `family` or `config` cannot compute the call.
     """
-    spans = (out, a, b, *extras)
+    a, b, out, config, family = given.a, given.b, given.out, given.config, given.family
+    spans = (out, a, b, *given.operand_values()[2:])
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     product_options.check_forced(config, family)
     families(call.ab_dtype, target, family if config is None else config.family)
     if 0 in call.d_shape or call.groups == 0:
         return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:
-        return replace(_plan_for_empty_k(call, a, b, out, target, config, family), extents=extents)
+        return replace(_plan_for_empty_k(call, given, target), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
@@ -89,7 +79,7 @@ def build(
     else:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
-    return Plan(run, operand_maker(call.operands, target), decision, extents)
+    return Plan(run, operand_maker(call.operands, given.operands, target), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -98,26 +88,19 @@ def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
     return matrix_layout(out)
 
 
-def _plan_for_empty_k(
-    call: GemmCall,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    target: Target,
-    config: GemmConfig | None,
-    family: str | None,
-) -> Plan:
+def _plan_for_empty_k(call: GemmCall, given: DenseArguments, target: Target) -> Plan:
     """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
-    if config is not None and config.split_k > 1:
-        reason = f"split_k is {config.split_k}, must be 1 where K is 0"
-        raise ValueError(f"config is {config}, must be one that fits: {reason}")
+    if given.config is not None and given.config.split_k > 1:
+        reason = f"split_k is {given.config.split_k}, must be 1 where K is 0"
+        raise ValueError(f"config is {given.config}, must be one that fits: {reason}")
 
     def zeros(like: torch.Tensor, k_mode: int) -> torch.Tensor:
         shape = list(like.shape)
         shape[k_mode] = _EMPTY_K
         return like.new_zeros(shape)
 
-    inner = build(replace(call, k=_EMPTY_K), zeros(a, -1), zeros(b, -2), out, target, config, family)
+    of_zeros = replace(given, a=zeros(given.a, -1), b=zeros(given.b, -2))  # type: ignore[type-var]
+    inner = build(replace(call, k=_EMPTY_K), of_zeros, target)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         return inner.run(zeros(a, -1), zeros(b, -2), out, operands)
@@ -305,17 +288,15 @@ def _allocating(call: GemmCall, run: Run) -> Run:
     return allocating
 
 
-# Where an operand's argument stands in what `Plan.operands` gets.
-_PLACES = {"alpha": 0, "beta": 1, "c": 2, "bias": 3, "residual": 4, "args": 5}
-
-
 def operand_maker(
-    specs: tuple[OperandSpec, ...], target: Target
+    specs: tuple[OperandSpec, ...], order: tuple[str, ...], target: Target
 ) -> Callable[[tuple[Any, ...]], Operands] | None:
-    """`operands(values)`: what a kernel takes of (alpha, beta, c, bias, residual, *others); or None."""
+    """`operands(values)`: what a kernel takes of values in `order`, behind which come those of
+    `epilogue_args`; None where it takes none."""
     if not specs:
         return None
-    places = [_PLACES[spec.source] + spec.index for spec in specs]
+    order = (*order, "epilogue_args")
+    places = [order.index(spec.source) + spec.index for spec in specs]
     steps = [_operand_step(spec, target) for spec in specs]
     if not any(steps):
         if len(places) > 1:
@@ -328,7 +309,7 @@ def operand_maker(
 def _operand_step(spec: OperandSpec, target: Target) -> Callable[[Any], Any] | None:
     """What makes the operand of an argument; None for nothing."""
     if not spec.modes:
-        return float if spec.source == "args" else None  # an int would be another signature
+        return float if spec.source == "epilogue_args" else None  # an int would be another signature
     if spec.modes in (NUMBER, MAXIMUM):
         return address_of(target)
     return None if spec.expand is None else operator.methodcaller("expand", spec.expand)

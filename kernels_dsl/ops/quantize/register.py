@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels_dsl.ops.operators import define, refuse_forward_mode, refuse_written
+from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.operators import define
 from kernels_dsl.ops.quantize.arguments import check
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
 from kernels_dsl.ops.quantize.into import check_memory, check_out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,38 +16,70 @@ from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
     INPUT_DTYPES,
+    DenseArguments,
     GemmCall,
     OperandSpec,
     batch_of,
     check_device,
     check_dtype,
-    check_extents,
     check_matrices,
     check_out,
     describe_epilogue,
+    extents_of,
     result_dtype,
 )
+from kernels_dsl.ops.gemm.product import Product
+from kernels_dsl.ops.operation import Named
 from lowering.records import frozen
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
-EXTRAS = 4
-"""What `scaled_gemm` has beyond the arguments of `gemm`: the scales of a, b and the result, and the place for
-the result's largest magnitude, which have these numbers as their `OperandSpec.index`."""
 
 
 @frozen
-class _Operand:
-    """One operand and its scale: `extent` rows (of a) or columns (of b), `groups` of 128 along K."""
+class ScaledArguments(DenseArguments):
+    """The arguments of `scaled_gemm`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale_a: torch.Tensor
+    scale_b: torch.Tensor
+    scale_result: torch.Tensor | None = None
+    c: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    epilogue_args: tuple[Any, ...] = ()
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias_axis: str = "n"
+    activation: str | None = None
+    epilogue: Named = None
+    out_dtype: torch.dtype | None = None
+    use_fast_accum: bool = False
+    config: Named = None
+    family: str | None = None
+    out: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
+
+    outputs = ("out", "amax")
+    operands = (
+        "alpha", "beta", "c", "bias", "residual", "scale_a", "scale_b", "scale_result", "amax",
+    )  # fmt: skip
+
+
+@frozen
+class OperandScale:
+    """The scale of an operand with `extent` rows (of a, on the left) or columns (of b), and `groups` of 128
+    along K."""
 
     name: str
-    index: int
+    left: bool
     shape: tuple[int, ...]
     extent: int
     groups: int
     batch: int | None
 
     def _oriented(self, along: int, across: int) -> tuple[int, int]:
-        return (along, across) if self.index == 0 else (across, along)
+        return (along, across) if self.left else (across, along)
 
     @property
     def _has_fitting_batch(self) -> bool:
@@ -59,12 +90,12 @@ class _Operand:
         """The scale as an operand of the epilogue, by its own modes; None where it is none."""
         rank, wanted = len(self.shape), self._oriented(self.extent, 1)
         if math.prod(self.shape) == 1:
-            return OperandSpec("args", NUMBER, self.index)
+            return OperandSpec(self.name, NUMBER)
         if not self._has_fitting_batch or self.shape[-2:] not in (wanted, (1, 1)):
             return None
-        modes = "11" if self.shape[-2:] == (1, 1) else ("m1", "1n")[self.index]
+        modes = "11" if self.shape[-2:] == (1, 1) else "m1" if self.left else "1n"
         lead = "" if rank == 2 else "1" if self.shape[0] == 1 else "l"
-        return OperandSpec("args", lead + modes, self.index)
+        return OperandSpec(self.name, lead + modes)
 
     def by_blocks(self) -> tuple[OperandSpec, int] | None:
         """The scale as one of 128 elements of K, and of how many rows; None where it is none."""
@@ -75,7 +106,7 @@ class _Operand:
                 count = 1 if self.batch is None else self.batch
                 one_for_all = len(self.shape) == 3 and self.shape[0] == 1 != count
                 expand = (count, *self.shape[1:]) if one_for_all else None
-                return OperandSpec("args", BLOCK_SCALE, self.index, expand=expand), rows
+                return OperandSpec(self.name, BLOCK_SCALE, expand=expand), rows
         return None
 
     def error(self) -> ValueError:
@@ -91,61 +122,72 @@ class _Operand:
         lead = "" if self.batch is None else f", with a batch of {self.batch} before it or without"
         return ValueError(
             f"{self.name} has shape {self.shape}, must be one element, {single} for a scale a "
-            f"{'row' if self.index == 0 else 'column'}, or for 128 elements of K {block} or {large}, both "
+            f"{'row' if self.left else 'column'}, or for 128 elements of K {block} or {large}, both "
             f"scales then{lead}"
         )
 
 
-def describe(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    *,
-    scale_result: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    **epilogue: Any,
-) -> GemmCall:
+def describe(call: ScaledArguments) -> GemmCall:
     """Check the arguments of `scaled_gemm` and say what they ask for. TypeError or ValueError says what is
     wrong."""
+    a, b = call.a, call.b
     check_matrices(a, b, FP8_DTYPES, mixed=True)
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    check_extents(m, n, k)
+    m, n, k = extents_of(a, b)
     batch = batch_of(a, b)
     d_shape = (m, n) if batch is None else (batch, m, n)
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        check_tensor(name, scale)
-        check_dtype(name, scale.dtype, (torch.float32,))
-        check_device(name, scale, a.device)
+    check_scales(call)
     groups = -(-k // GROUP)
     scales, promotion = _scales(
-        _Operand("scale_a", 0, tuple(scale_a.shape), m, groups, batch),
-        _Operand("scale_b", 1, tuple(scale_b.shape), n, groups, batch),
+        OperandScale("scale_a", True, tuple(call.scale_a.shape), m, groups, batch),
+        OperandScale("scale_b", False, tuple(call.scale_b.shape), n, groups, batch),
     )
+    scales, promotion = promoted(scales, promotion, call.use_fast_accum, k)
+    epilogue, operands = describe_epilogue(d_shape, a.device, vars(call))
+    out_dtype = result_dtype(call.out, call.out_dtype, torch.bfloat16, OUT_DTYPES)
+    epilogue, scales = scaled_epilogue(call, epilogue, scales, out_dtype)
+    found = GemmCall(
+        m, n, k, batch, a.dtype, out_dtype, epilogue, operands=(*scales, *operands), promotion=promotion
+    )
+    if call.out is not None:
+        check_out(call.out, found, a.device)
+    return found
+
+
+def check_scales(call: Any) -> None:
+    """TypeError or ValueError where the scales of a and b are no float32 tensors on their device."""
+    for name in ("scale_a", "scale_b"):
+        check_scale(name, getattr(call, name), call.a.device)
+
+
+def check_scale(name: str, scale: Any, device: torch.device) -> None:
+    """The same of one scale."""
+    check_tensor(name, scale)
+    check_dtype(name, scale.dtype, (torch.float32,))
+    check_device(name, scale, device)
+
+
+def promoted(
+    scales: tuple[OperandSpec, ...], promotion: Promotion | None, use_fast_accum: bool, k: int
+) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
+    """The scales that a kernel reads, and the promotion of its sums where scales ask for `promotion`."""
     if not fast_sums(use_fast_accum, promotion) and promotion is None and k > GROUP:
         promotion = Promotion()
-    if k == 0 and promotion is not None:
-        scales, promotion = (), None  # scales of no elements
-    inner, operands = describe_epilogue(d_shape, a.device, **epilogue)
-    shifted = tuple(replace(x, index=x.index + EXTRAS) if x.source == "args" else x for x in operands)
-    out_dtype = result_dtype(out, out_dtype, torch.bfloat16, OUT_DTYPES)
+    return ((), None) if k == 0 and promotion is not None else (scales, promotion)  # of no elements
+
+
+def scaled_epilogue(
+    call: Any, epilogue: Any, scales: tuple[OperandSpec, ...], out_dtype: torch.dtype
+) -> tuple[Any, tuple[OperandSpec, ...]]:
+    """The epilogue with scales, the result's scale and its largest magnitude around it, and these as operands
+    before its own."""
     in_epilogue = sum(spec.modes != BLOCK_SCALE for spec in scales)
-    if scale_result is not None:
-        scales = (*scales, result_spec(scale_result, out_dtype, a.device))
-    if amax is not None:
-        scales = (*scales, amax_spec(amax, a.device, EXTRAS - 1))
-    further = scale_result is not None, amax is not None
-    function = ScaledEpilogue(inner, in_epilogue, *further) if in_epilogue or any(further) else inner
-    call = GemmCall(
-        m, n, k, batch, a.dtype, out_dtype, epilogue=function, operands=(*scales, *shifted),
-        promotion=promotion,
-    )  # fmt: skip
-    if out is not None:
-        check_out(out, call, a.device)
-    return call
+    if call.scale_result is not None:
+        scales = (*scales, _result_spec(call.scale_result, out_dtype, call.a.device))
+    if call.amax is not None:
+        scales = (*scales, _amax_spec(call.amax, call.a.device))
+    further = call.scale_result is not None, call.amax is not None
+    wrapped = in_epilogue or any(further)
+    return ScaledEpilogue(epilogue, in_epilogue, *further) if wrapped else epilogue, scales
 
 
 def fast_sums(use_fast_accum: bool, promotion: Promotion | None) -> bool:
@@ -158,29 +200,27 @@ def fast_sums(use_fast_accum: bool, promotion: Promotion | None) -> bool:
     return use_fast_accum
 
 
-def result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
+def _result_spec(scale: torch.Tensor, out_dtype: torch.dtype, device: torch.device) -> OperandSpec:
     """The scale of an fp8 result as an operand of the epilogue."""
-    check_tensor("scale_result", scale)
-    check_dtype("scale_result", scale.dtype, (torch.float32,))
-    check_device("scale_result", scale, device)
+    check_scale("scale_result", scale, device)
     if out_dtype not in FP8_DTYPES:
         raise ValueError(f"scale_result is given and the result is {out_dtype}, must be fp8 then")
     if scale.numel() != 1:
         raise ValueError(f"scale_result has shape {tuple(scale.shape)}, must be one element")
-    return OperandSpec("args", NUMBER, 2)
+    return OperandSpec("scale_result", NUMBER)
 
 
-def amax_spec(amax: torch.Tensor, device: torch.device, index: int) -> OperandSpec:
-    """The place for the result's largest magnitude as an operand of the epilogue, number `index`."""
+def _amax_spec(amax: torch.Tensor, device: torch.device) -> OperandSpec:
+    """The place for the result's largest magnitude as an operand of the epilogue."""
     check_output("amax", amax)
     check_dtype("amax", amax.dtype, (torch.float32,))
     check_device("amax", amax, device)
     if amax.numel() != 1:
         raise ValueError(f"amax has shape {tuple(amax.shape)}, must be one element")
-    return OperandSpec("args", MAXIMUM, index)
+    return OperandSpec("amax", MAXIMUM)
 
 
-def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
+def _scales(a: OperandScale, b: OperandScale) -> tuple[tuple[OperandSpec, ...], Promotion | None]:
     """The scales as operands, and the promotion that those of 128 elements of K make necessary."""
     plain_a, plain_b = a.broadcast(), b.broadcast()
     if plain_a is not None and plain_b is not None:
@@ -190,3 +230,6 @@ def _scales(a: _Operand, b: _Operand) -> tuple[tuple[OperandSpec, ...], Promotio
         return (block_a[0], block_b[0]), Promotion(block_a[1], block_b[1])
     wrong = a if plain_a is None and (block_a is None or plain_b is not None) else b
     raise wrong.error()
+
+
+SCALED_GEMM = Product("scaled_gemm", ScaledArguments, describe)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.eager_path import check_tensor
-from kernels_dsl.ops.operators import refuse_forward_mode
+from kernels_dsl.ops.gradients import refuse_forward_mode
 from kernels_dsl.ops.options import boolean, instance, one_of, shown
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
@@ -126,7 +126,7 @@ def _product(
     tensors = (left[0], right[0].mT, left[1], right[1] if scaling == "tensor" else right[1].mT)
     if not _is_compiling():
         return scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
-    from kernels_dsl.ops.scaled import register as scaled_register  # noqa: F401
+    from kernels_dsl.ops.gemm import register  # noqa: F401
 
     return torch.ops.kernels_dsl.scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 

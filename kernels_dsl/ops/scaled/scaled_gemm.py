@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
+from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import Product
-from kernels_dsl.ops.scaled import arguments as scaled_arguments
+from kernels_dsl.ops.gemm.product import repeated
+from kernels_dsl.ops.scaled.arguments import SCALED_GEMM, ScaledArguments
 
 
 def scaled_gemm(
@@ -53,7 +54,7 @@ def scaled_gemm(
 
     The other arguments are those of `kernels_dsl.gemm`, after the scaling. out_dtype: bf16 (the default),
     fp16, fp32, or an fp8 dtype, which the result saturates to. scale_result: float32, one element, a factor
-    of an fp8 result, behind everything else: the reciprocal of what dequantises it.
+    of an fp8 result, after everything else: the reciprocal of what dequantises it.
 
     amax: float32, one element, written: the largest magnitude of the result before scale_result and before it
     is rounded to out_dtype, as cuBLASLt's amaxD; the same bits in every call. NaN where an element is NaN, 0
@@ -68,52 +69,35 @@ def scaled_gemm(
     """
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
-    extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
-    options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum)
-    usual: Any = None
-    given: Any = None
-    if c is residual is scale_result is amax is None and not epilogue_args:
-        usual = (a, b, scale_a, scale_b)
-        if not bias is out is None:
-            given = (bias is None, out is None)
-            usual += tuple([x for x in (bias, out) if x is not None])
-    return PRODUCT(a, b, extras, options, out, (config, family), usual, given)
-
-
-def described(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    extras: tuple[Any, ...],
-    options: tuple[Any, ...],
-    out: torch.Tensor | None,
-) -> Any:
-    """The checked call; arguments as those of `Product`."""
-    c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args = extras
-    alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum = options
-    return scaled_arguments.describe(
-        a, b, scale_a, scale_b, scale_result=scale_result, amax=amax, c=c, bias=bias, bias_axis=bias_axis,
-        residual=residual, alpha=alpha, beta=beta, activation=activation, epilogue=epilogue,
-        epilogue_args=epilogue_args, out=out, out_dtype=out_dtype, use_fast_accum=use_fast_accum,
+    key: Any = None
+    tensors: tuple[Any, ...] = (a, b, scale_a, scale_b)
+    usual = c is residual is scale_result is amax is None and not epilogue_args
+    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum, config, family)
+        try:
+            key = (a.shape, b.shape, bias is None, out is None, options)
+        except RuntimeError:  # of a nested tensor, which has no shape
+            pass
+        else:
+            if not bias is out is None:
+                tensors += tuple([x for x in (bias, out) if x is not None])
+            extras = (None, bias, None, scale_a, scale_b, None, None)
+            result = repeated(SCALED_GEMM.calls, key, tensors, out, alpha, beta, extras)
+            if result is not None:
+                return result
+    call = ScaledArguments(
+        a, b, scale_a, scale_b, scale_result, c, bias, residual,
+        epilogue_args=epilogue_args, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation,
+        epilogue=epilogue, out_dtype=out_dtype, use_fast_accum=use_fast_accum, config=config, family=family,
+        out=out, amax=amax,
     )  # fmt: skip
+    return SCALED_GEMM.first(call, key, tensors, _operator)
 
 
-def _operator() -> Callable[..., torch.Tensor]:
-    from kernels_dsl.ops.scaled import register
+def _operator() -> Callable[[ScaledArguments], torch.Tensor]:
+    from kernels_dsl.ops.gemm import register
 
-    return register.call
-
-
-PRODUCT = Product(
-    "scaled_gemm",
-    extras=("c", "bias", "residual", "scale_a", "scale_b", "scale_result", "amax"),
-    options={
-        "alpha": 1.0, "beta": 1.0, "bias_axis": "n", "activation": None, "epilogue": None, "out_dtype": None,
-        "use_fast_accum": False,
-    },
-    described=described,
-    operator=_operator,
-    written="amax",
-)  # fmt: skip
+    return register.SCALED_GEMM_OPERATOR
 
 
 def scaled_gemm_supports(
@@ -127,11 +111,12 @@ def scaled_gemm_supports(
 
     Takes the arguments of `scaled_gemm`.
     """
-    return PRODUCT.why_not(a, b, scale_a=scale_a, scale_b=scale_b, **arguments)
+    return SCALED_GEMM.why_not(a=a, b=b, scale_a=scale_a, scale_b=scale_b, **arguments)
 
 
 def plan_for(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **arguments: Any
 ) -> gemm_plan.Plan:
     """The plan that `scaled_gemm` with these arguments would follow: for tests and benchmarks."""
-    return PRODUCT.plan_for(a, b, scale_a=scale_a, scale_b=scale_b, **arguments)
+    call = SCALED_GEMM.call_of(a=a, b=b, scale_a=scale_a, scale_b=scale_b, **arguments)
+    return SCALED_GEMM.new_plan(call)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.bsr import scaled_register as bsr_scaled_register  # noqa: F401  registers the operator
+from kernels_dsl.ops.bsr import register  # noqa: F401  registers the operator
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm, bsr_scaled_supports
 from kernels_dsl.ops.bsr.tensor import BsrTensor

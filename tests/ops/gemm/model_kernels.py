@@ -57,7 +57,7 @@ class ModelKernels:
 
         def launch(*values: Any) -> None:
             if self._classes(values) != classes:  # as a launch refuses other addresses than it knows
-                raise ValueError("launched with another signature than compiled for")
+                raise ValueError("Misaligned Tensor data: another signature than compiled for")
             self.launches.append((name, constexprs))
             if name == "splitk_reduce":
                 self._reduce(*values, **constexprs)

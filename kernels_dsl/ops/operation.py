@@ -1,0 +1,213 @@
+"""The ritual of a call, once for all operations: key → call cache → dispatcher → plan → run.
+
+A call is a frozen record of its arguments. A public function looks for a plan by a key of its own, without a
+record; where there is none it hands a record to `Operation.first`. An operator of PyTorch hands one to
+`Operation.run`, as its implementation runs below the dispatcher.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
+
+from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.eager_path import (
+    check_memory,
+    check_output,
+    needs_dispatcher,
+    signature,
+    watched,
+    written_out,
+)
+from kernels_dsl.ops.overlap import check_self_overlap
+from kernels_dsl.ops.target import Target, target_of
+
+SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor", "torch.Tensor | None": "Tensor?", "tuple[Any, ...]": "Tensor[]?",
+    "bool": "bool", "int": "int", "float": "float", "str": "str", "torch.dtype": "ScalarType",
+    "int | None": "int?", "float | None": "float?", "str | None": "str?",
+    "torch.dtype | None": "ScalarType?", "tuple[int, int]": "SymInt[]", "Named": "str?",
+}  # fmt: skip
+"""Annotation of a record's field -> its type in the schema. `Named`: a function or an object, which goes by a
+name."""
+Named = Any
+Call = TypeVar("Call", bound="Arguments")
+Plan = TypeVar("Plan")
+Self = TypeVar("Self")
+
+
+class Arguments:
+    """Base of the call records: fields in the order of the operator's schema.
+
+    `outputs` are written, in place of what a call would return or beside it. Fields in `unlisted` have no
+    place in a schema. `aliases`: what the caller knows a field as, where that is not its name.
+    """
+
+    outputs: ClassVar[tuple[str, ...]] = ("out",)
+    unlisted: ClassVar[tuple[str, ...]] = ()
+    required: ClassVar[tuple[str, ...]] = ()
+    """Fields that have a default here and none in the schema."""
+    leading: ClassVar[str] = "a"
+    """The tensor on whose device the call runs."""
+    types: ClassVar[dict[str, str]]
+    """Field, without the outputs -> type in the schema."""
+    tensors: ClassVar[tuple[str, ...]]
+    """Fields that are tensors or tuples of them, without the outputs."""
+
+    def __init_subclass__(cls) -> None:
+        hidden = (*cls.outputs, *cls.unlisted)
+        own = inspect.get_annotations(cls).items()
+        listed = {name: text for name, text in own if name not in hidden and not text.startswith("ClassVar")}
+        cls.types = {name: SCHEMA_TYPES[text] for name, text in listed.items()}
+        cls.tensors = tuple(name for name, kind in cls.types.items() if kind.startswith("Tensor"))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Field -> the caller's name for it, where that is another one."""
+        return {}
+
+    def read(self) -> dict[str, Any]:
+        """What the call reads and may be tensors, by the caller's names."""
+        found: dict[str, Any] = {}
+        aliases = self.aliases
+        for name in self.tensors:
+            value = getattr(self, name)
+            if self.types[name] == "Tensor[]?":
+                found.update((f"{name}[{i}]", x) for i, x in enumerate(value))
+            else:
+                found[aliases.get(name, name)] = value
+        return found
+
+    def written(self) -> dict[str, Any]:
+        """The outputs that are given."""
+        found = {name: getattr(self, name) for name in self.outputs}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def check(self) -> None:
+        """TypeError or ValueError for an option that is wrong."""
+
+    def refuse_gradients(self) -> None:
+        """ValueError where gradients are asked for that do not exist."""
+
+    def plan_key(self) -> Any:
+        """All that a plan depends on."""
+        parts: list[Any] = []
+        for name, kind in self.types.items():
+            value = getattr(self, name)
+            if name == "alpha" or name == "beta":
+                parts.append(value == (1.0 if name == "alpha" else 0.0))
+            elif kind == "Tensor[]?":
+                parts.append(tuple(map(signature, value)))
+            else:
+                parts.append(signature(value) if kind.startswith("Tensor") else value)
+        parts += [signature(getattr(self, name)) for name in self.outputs]
+        return tuple(parts)
+
+    def in_memory(self: Self) -> Self:
+        """The record with negated views as tensors of memory; the same where there are none."""
+        changed: dict[str, Any] = {}
+        for name in self.tensors:  # type: ignore[attr-defined]
+            value = getattr(self, name)
+            made = written_out(value if isinstance(value, tuple) else (value,))
+            if made is not None:
+                changed[name] = made if isinstance(value, tuple) else made[0]
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+
+class Operation(Generic[Call, Plan]):
+    """What calls of one operation do.
+
+    `describe`: call -> what it asks for, checked, by shapes, dtypes and devices alone. `build`: (that, call,
+    target) -> its plan. `follow`: (plan, call) -> the result, after what depends on addresses was looked at.
+    """
+
+    most_plans = call_cache.MAX_KEYS
+
+    def __init__(
+        self,
+        name: str,
+        record: type[Call],
+        describe: Callable[[Call], Any],
+        build: Callable[[Any, Call, Target], Plan],
+        follow: Callable[[Plan, Call], Any],
+    ) -> None:
+        self.name, self.record = name, record
+        self.describe, self._build, self._follow = describe, build, follow
+        self.calls: dict[Any, Any] = {}
+        self.plans: dict[Any, Any] = {}
+
+    def first(
+        self,
+        call: Call,
+        key: Any,
+        tensors: tuple[Any, ...],
+        operator: Callable[[], Callable[[Call], Any]],
+    ) -> Any:
+        """A call that the call cache does not have; by `key` and `tensors` it does from then on.
+
+        `operator`: gives what makes the call an operator's, for a call that something watches.
+        """
+        call.check()
+        if not watched():
+            for name, output in call.written().items():
+                check_output(name, output)
+            here = call.in_memory()
+            if here is not call:
+                call, key = here, None
+        if needs_dispatcher((*call.read().values(), *call.written().values())):
+            return operator()(call)
+        plan = self.plan_of(call)
+        result = self._follow(plan, call)
+        if key is not None and not self.target_of(call).emulated:
+            call_cache.keep(self.calls_of(call), key, tensors, plan)
+        return result
+
+    def calls_of(self, call: Call) -> dict[Any, Any]:
+        """The call cache of such calls."""
+        return self.calls
+
+    def plans_of(self, call: Call) -> dict[Any, Any]:
+        """The plans of such calls, by all that these depend on."""
+        return self.plans
+
+    def run(self, call: Call) -> Any:
+        """A call below the dispatcher and autograd."""
+        return self._follow(self.plan_of(call), call)
+
+    def plan_of(self, call: Call) -> Plan:
+        """The plan of a call, made where there is none for such calls."""
+        key, plans = call.plan_key(), self.plans_of(call)
+        plan: Plan | None = plans.get(key)
+        if plan is None:
+            plan = self.new_plan(call)
+            check_memory({**call.read(), **call.written()})
+            if not self.target_of(call).emulated:  # the emulator may be another one next time
+                call_cache.put(plans, key, plan, self.most_plans)
+        return plan
+
+    def new_plan(self, call: Call) -> Plan:
+        """A plan of the call's own. TypeError and ValueError name what is wrong with an argument."""
+        described = self.describe(call)
+        check_self_overlap(getattr(call, "out", None))
+        return self._build(described, call, self.target_of(call))
+
+    def target_of(self, call: Call) -> Target:
+        """Where the call runs. ValueError where nothing can."""
+        return target_of(getattr(call, call.leading), call.aliases.get(call.leading, call.leading))
+
+    def call_of(self, **arguments: Any) -> Call:
+        """The record of arguments by name. TypeError for one that the operation does not have."""
+        for name in arguments:
+            if name not in self.record.types and name not in (*self.record.outputs, "config"):
+                raise TypeError(f"{name} is given, must not: {self.name} has no such argument")
+        return self.record(**arguments)
+
+    def why_not(self, **arguments: Any) -> str | None:
+        """Why a call with these arguments cannot run here; None if it can. Compiles nothing."""
+        try:
+            self.new_plan(self.call_of(**arguments))
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return None
