@@ -28,7 +28,7 @@ SCHEMA_TYPES = {
     "torch.Tensor": "Tensor", "torch.Tensor | None": "Tensor?", "tuple[Any, ...]": "Tensor[]?",
     "bool": "bool", "int": "int", "float": "float", "str": "str", "torch.dtype": "ScalarType",
     "int | None": "int?", "float | None": "float?", "str | None": "str?",
-    "torch.dtype | None": "ScalarType?", "tuple[int, int]": "SymInt[]", "Named": "str?",
+    "torch.dtype | None": "ScalarType?", "bool | str": "str", "tuple[int, int]": "SymInt[]", "Named": "str?",
 }  # fmt: skip
 """Annotation of a record's field -> its type in the schema. `Named`: a function or an object, which goes by a
 name."""
@@ -161,8 +161,14 @@ class Operation(Generic[Call, Plan]):
         plan = self.plan_of(call)
         result = self._follow(plan, call)
         if key is not None and not self.target_of(call).emulated:
-            call_cache.keep(self.calls_of(call), key, tensors, plan)
+            entry = self.entry(plan, call, tensors)
+            if entry is not None:
+                call_cache.keep(self.calls_of(call), key, tensors, entry)
         return result
+
+    def entry(self, plan: Plan, call: Call, tensors: tuple[Any, ...]) -> Any:
+        """What the call cache has of a call that went its way; None for nothing."""
+        return plan
 
     def calls_of(self, call: Call) -> dict[Any, Any]:
         """The call cache of such calls."""
@@ -190,7 +196,8 @@ class Operation(Generic[Call, Plan]):
     def new_plan(self, call: Call) -> Plan:
         """A plan of the call's own. TypeError and ValueError name what is wrong with an argument."""
         described = self.describe(call)
-        check_self_overlap(getattr(call, "out", None))
+        if "out" in call.outputs:
+            check_self_overlap(getattr(call, "out"))  # noqa: B009
         return self._build(described, call, self.target_of(call))
 
     def target_of(self, call: Call) -> Target:

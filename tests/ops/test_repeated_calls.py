@@ -12,8 +12,8 @@ from kernels_dsl.ops.attention import attention_fp8
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
-from kernels_dsl.ops.quantize import into, plan, quantize
 from kernels_dsl.ops.quantize.arguments import SCALINGS
+from kernels_dsl.ops.quantize.operation import QUANTIZE
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM
 from kernels_dsl.ops.target import Target
 from reference.bsr import random_bsr
@@ -30,12 +30,10 @@ def launched(monkeypatch):
     calls = []
     for module in (launch, gemm_kernels, bsr_plan):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
-    for module in (quantize, into, plan, operation):
-        monkeypatch.setattr(module, "target_of", lambda *_: Target(H200, -1))
-    for module, name in ((quantize, "_PLANS"), (plan, "_PLANS"), (into, "_KEPT")):
-        monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(SCALED_GEMM, "calls", {})
-    monkeypatch.setattr(SCALED_GEMM, "plans", {})
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(H200, -1))
+    for used in (SCALED_GEMM, QUANTIZE):
+        monkeypatch.setattr(used, "calls", {})
+        monkeypatch.setattr(used, "plans", {})
     monkeypatch.setattr(gemm_kernels, "resident_ctas", lambda *_: 132)
     return calls
 
@@ -112,8 +110,7 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     tensors = _tensors()
     first = CALLS[name](tensors)
     with monkeypatch.context() as patch:
-        for module in (plan, operation):
-            patch.setattr(module, "signature", None)  # it is found by one comparison
+        patch.setattr(operation, "signature", None)  # it is found by one comparison
         for used in (BSR_GEMM, BSR_SCALED_GEMM):
             patch.setattr(used, "_build", None)  # and nothing is decided again
         second = CALLS[name](tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,23 @@ from kernels_dsl.ops.target import Target
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCALINGS = ("tensor", "matrix", "row", "1x128", "128x128")
-# transpose -> whether there are values of x, of x.mT
 OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, True), "both": (True, True)}
+"""transpose -> whether there are values of x, of x.mT."""
+
+
+class Scheme(NamedTuple):
+    """What is asked for of x, as `quantize` has these arguments."""
+
+    dtype: torch.dtype
+    scaling: str
+    transpose: bool | str
+    given: bool
+    """Whether the caller gives the scale."""
+
+    @property
+    def outputs(self) -> tuple[bool, bool]:
+        """Whether there are values of x, of x.mT."""
+        return OUTPUTS[self.transpose]
 
 
 def check(x: Any, dtype: Any, scaling: Any, transpose: Any, scale: Any) -> None:

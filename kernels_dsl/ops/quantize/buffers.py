@@ -10,7 +10,7 @@ import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.quantize.arguments import OUTPUTS
+from kernels_dsl.ops.quantize.arguments import Scheme
 
 Made = tuple[torch.Tensor, ...]
 
@@ -66,20 +66,23 @@ def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buf
     return Buffer(shape, strides, torch.float32, split)
 
 
-def buffers_of(
-    shape: torch.Size, dtype: torch.dtype, scaling: str, transpose: bool | str, given: bool
-) -> list[Buffer]:
+def buffers_of(shape: torch.Size, scheme: Scheme) -> list[Buffer]:
     """What a call makes: values and scales of each output in turn, one scale of all last."""
     lead, (rows, columns) = tuple(shape[:-2]), shape[-2:]
-    plain, turned = OUTPUTS[transpose]
+    as_it_is, transposed = scheme.outputs
     made = []
-    for m, k in [(rows, columns)] * plain + [(columns, rows)] * turned:
-        made.append(_values(lead, m, k, dtype))
-        if scaling != "tensor":
-            made.append(_scales(lead, m, k, scaling))
-    if scaling == "tensor" and not given:
+    for m, k in [(rows, columns)] * as_it_is + [(columns, rows)] * transposed:
+        made.append(_values(lead, m, k, scheme.dtype))
+        if scheme.scaling != "tensor":
+            made.append(_scales(lead, m, k, scheme.scaling))
+    if scheme.scaling == "tensor" and not scheme.given:
         made.append(Buffer((), (), torch.float32))
     return made
+
+
+def maker_of(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], Made]:
+    """What makes them."""
+    return allocate.several([allocate.maker(b.shape, b.dtype, device, b.strides) for b in buffers])
 
 
 def finished(buffers: list[Buffer], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,38 +90,27 @@ def finished(buffers: list[Buffer], made: Sequence[torch.Tensor]) -> list[torch.
     return [t if b.result is None else b.result(t) for b, t in zip(buffers, made)]
 
 
-def new_results(
-    shape: torch.Size,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: bool | str,
-    given: bool,
-    device: torch.device,
-) -> list[torch.Tensor]:
+def new_results(shape: torch.Size, scheme: Scheme, device: torch.device) -> list[torch.Tensor]:
     """What is new of what a call for an x of this shape returns, not written yet."""
     if len(shape) == 1:
-        made = new_results(torch.Size((1, *shape)), dtype, scaling, transpose, given, device)
+        made = new_results(torch.Size((1, *shape)), scheme, device)
         return [t[0] if t.dim() else t for t in made]
-    buffers = buffers_of(shape, dtype, scaling, transpose, given)
+    buffers = buffers_of(shape, scheme)
     return finished(buffers, [b.on(device) for b in buffers])
 
 
-def assemble(
-    fresh: list[torch.Tensor], scaling: str, transpose: bool | str, scale: torch.Tensor | None
-) -> Made:
+def assemble(made: Sequence[torch.Tensor], scheme: Scheme, scale: torch.Tensor | None) -> Made:
     """What the caller gets, from the new tensors: a scale of all is there once, if it is new, and last."""
-    if scaling != "tensor":
-        return tuple(fresh)
+    if scheme.scaling != "tensor":
+        return tuple(made)
     if scale is None:
-        *fresh, scale = fresh
-    return (fresh[0], scale) if transpose != "both" else (fresh[0], scale, fresh[1], scale)
+        *made, scale = made
+    return (made[0], scale) if scheme.transpose != "both" else (made[0], scale, made[1], scale)
 
 
-def new_ones(
-    results: Sequence[torch.Tensor], scaling: str, transpose: bool | str, scale: torch.Tensor | None
-) -> list[torch.Tensor]:
+def new_ones(results: Sequence[torch.Tensor], scheme: Scheme) -> list[torch.Tensor]:
     """The other way round: what is new of what the caller gets."""
-    if scaling != "tensor":
+    if scheme.scaling != "tensor":
         return list(results)
-    values = [results[0]] if transpose != "both" else [results[0], results[2]]
-    return values if scale is not None else [*values, results[1]]
+    values = [results[0]] if scheme.transpose != "both" else [results[0], results[2]]
+    return values if scheme.given else [*values, results[1]]

@@ -3,71 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from kernels_dsl.ops import allocate, call_cache
-from kernels_dsl.ops.eager_path import signature
-from kernels_dsl.ops.quantize.arguments import FORMATS, OUTPUTS, check, check_target
-from kernels_dsl.ops.quantize.buffers import Buffer, Made, assemble, buffers_of, finished, new_ones
-from kernels_dsl.ops.quantize.kernels import Kernels, Send
-from kernels_dsl.ops.target import Target, target_of
+from kernels_dsl.ops.quantize.arguments import FORMATS, Scheme, check_target
+from kernels_dsl.ops.quantize.buffers import (
+    Buffer,
+    Made,
+    assemble,
+    buffers_of,
+    finished,
+    maker_of,
+    new_ones,
+)
+from kernels_dsl.ops.quantize.kernels import Kernels, Place, Send
+from kernels_dsl.ops.target import Target
 
 Plan = Callable[[torch.Tensor, "torch.Tensor | None", "Made | None"], Made]
 """Serves calls (x, given scale, out): what the caller gets. `out` is right."""
-_PLANS: dict[Any, Plan] = {}
 
 
-def run_direct(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: bool | str,
-    scale: torch.Tensor | None,
-    out: Made | None = None,
-) -> Made:
-    """`quantize` past the dispatcher; `out` is right."""
-    return plan_of(x, dtype, scaling, transpose, scale)(x, scale, out)
-
-
-def plan_of(
-    x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, scale: torch.Tensor | None
-) -> Plan:
-    """What serves a call. TypeError and ValueError name what is wrong with an argument."""
-    key = (signature(x), dtype, scaling, transpose, signature(scale))
-    plan = _PLANS.get(key)
-    if plan is None:
-        check(x, dtype, scaling, transpose, scale)
-        target = target_of(x, "x")
-        check_target(target)
-        plan = _plan(x, dtype, scaling, transpose, target, scale is not None)
-        if not target.emulated:
-            call_cache.put(_PLANS, key, plan)
-    return plan
-
-
-def _plan(
-    x: torch.Tensor, dtype: torch.dtype, scaling: str, transpose: bool | str, target: Target, given: bool
-) -> Plan:
+def build(x: torch.Tensor, scheme: Scheme, target: Target) -> Plan:
+    """What serves calls like this one, whose arguments are right. ValueError where the GPU has no fp8."""
+    check_target(target)
     if x.dim() == 1:
-        return _of_one_mode(_plan(x[None], dtype, scaling, transpose, target, given))
-    buffers = buffers_of(x.shape, dtype, scaling, transpose, given)
+        return _of_one_mode(build(x[None], scheme, target))
+    buffers = buffers_of(x.shape, scheme)
     if x.numel() == 0:
-        return _of_nothing(buffers, scaling, transpose)
+        return _of_nothing(buffers, scheme)
     prepare, swap = _preparation(x)
-    kernels = Kernels(FORMATS[dtype], target, prepare(x) if prepare else x)
-    make = allocate.several([allocate.maker(b.shape, b.dtype, x.device, b.strides) for b in buffers])
-    send = kernels.sends(scaling, given, _places(scaling, transpose, swap), make)
+    kernels = Kernels(FORMATS[scheme.dtype], target, prepare(x) if prepare else x)
+    send = kernels.sends(scheme.scaling, scheme.given, _places(scheme, swap), maker_of(buffers, x.device))
     if prepare is None and all(b.result is None for b in buffers):
         # The shortest way: a caller gets the tensors as the kernels have them.
-        return _with_one_scale(send, given) if scaling == "tensor" else send
+        return _with_one_scale(send, scheme.given) if scheme.scaling == "tensor" else send
 
     def run(x: torch.Tensor, scale: torch.Tensor | None, out: Made | None) -> Made:
         x = x if prepare is None else prepare(x)
         if out is None:
-            return assemble(finished(buffers, send(x, scale, None)), scaling, transpose, scale)
-        own = new_ones(out, scaling, transpose, scale)
+            return assemble(finished(buffers, send(x, scale, None)), scheme, scale)
+        own = new_ones(out, scheme)
         send(x, scale, tuple(t if b.result is None else b.behind(t) for b, t in zip(buffers, own)))
         return out
 
@@ -86,14 +61,14 @@ def _of_one_mode(inner: Plan) -> Plan:
     return run
 
 
-def _of_nothing(buffers: list[Buffer], scaling: str, transpose: bool | str) -> Plan:
+def _of_nothing(buffers: list[Buffer], scheme: Scheme) -> Plan:
     """Of an empty tensor: scales, if there are any, are 1."""
 
     def run(x: torch.Tensor, scale: torch.Tensor | None, out: Made | None) -> Made:
         if out is None:
             made = finished(buffers, [b.on(x.device) for b in buffers])
-            out = assemble(made, scaling, transpose, scale)
-        for t in new_ones(out, scaling, transpose, scale):
+            out = assemble(made, scheme, scale)
+        for t in new_ones(out, scheme):
             t.fill_(1.0)
         return out
 
@@ -115,12 +90,13 @@ def _with_one_scale(send: Send, given: bool) -> Plan:
     return run
 
 
-def _places(scaling: str, transpose: bool | str, swap: bool) -> tuple[tuple[int, int] | None, ...]:
-    """Where among the buffers the kernels' plain and turned output are, (values, scales) or None. With `swap`
-    the kernels read the transpose of x."""
-    count = sum(OUTPUTS[transpose])
-    pairs = iter([(n, count) if scaling == "tensor" else (2 * n, 2 * n + 1) for n in range(count)])
-    places = [next(pairs) if wanted else None for wanted in OUTPUTS[transpose]]
+def _places(scheme: Scheme, swap: bool) -> tuple[Place, ...]:
+    """Where among the buffers the kernels' outputs of x and of its transpose are. With `swap` the kernels
+    read the transpose of x."""
+    count = sum(scheme.outputs)
+    whole = scheme.scaling == "tensor"
+    pairs = iter([(n, count) if whole else (2 * n, 2 * n + 1) for n in range(count)])
+    places = [next(pairs) if wanted else None for wanted in scheme.outputs]
     return tuple(reversed(places)) if swap else tuple(places)
 
 

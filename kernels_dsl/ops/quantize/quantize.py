@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kernels_dsl.ops import call_cache
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, needs_dispatcher, watched, written_out
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor
+from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.quantize.arguments import check, check_target
 from kernels_dsl.ops.quantize.buffers import Made
-from kernels_dsl.ops.quantize.into import quantize_into
-from kernels_dsl.ops.quantize.plan import Plan, plan_of
+from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments
 from kernels_dsl.ops.target import target_of
-
-_PLANS: dict[Any, Any] = {}
 
 
 def quantize(
@@ -49,35 +48,67 @@ def quantize(
     text.
     """
     if out is not None:
-        return quantize_into(x, dtype, scaling, transpose, scale, out)
+        return _into(x, dtype, scaling, transpose, scale, out)
     key: Any = None
-    usual = (x,) if scale is None else (x, scale)
+    tensors = (x,) if scale is None else (x, scale)
     if type(x) in PLAIN_TYPES:
-        try:
-            key = (x.shape, scale is None, dtype, scaling, transpose)
-        except RuntimeError:  # of a nested tensor, which has no shape
-            check_tensor("x", x)
-            raise
-        plan: Plan | None = call_cache.find(_PLANS, key, usual)
+        key = (_shape(x), scale is None, dtype, scaling, transpose)
+        plan = call_cache.find(QUANTIZE.calls, key, tensors)
         if plan is not None:
             try:
-                return plan(x, scale, None)
-            except ValueError:
-                call_cache.look_at_addresses(_PLANS, key)
-    if not watched():
-        check(x, dtype, scaling, transpose, scale)
-        tensors = written_out((x, scale))
-        if tensors is not None:
-            return quantize(tensors[0], dtype, scaling=scaling, transpose=transpose, scale=tensors[1])
-    if needs_dispatcher((x, scale)) or key is None:
-        from kernels_dsl.ops.quantize import register as quantize_register
+                result: Made = plan(x, scale, None)
+                return result
+            except ValueError as error:
+                if not refuses_address(error):
+                    raise
+            call_cache.look_at_addresses(QUANTIZE.calls, key)
+    call = QuantizeArguments(x, scale, dtype, scaling, transpose)
+    made: Made = QUANTIZE.first(call, key, tensors, _operator)
+    return made
 
-        return quantize_register.call(x, dtype, scaling, transpose, scale)
-    plan = plan_of(x, dtype, scaling, transpose, scale)
-    results = plan(x, scale, None)
-    if not target_of(x, "x").emulated:
-        call_cache.keep(_PLANS, key, usual, plan)
-    return results
+
+def _into(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    transpose: bool | str,
+    scale: torch.Tensor | None,
+    out: Made,
+) -> Made:
+    """The same into tensors that the caller has."""
+    key: Any = None
+    tensors: tuple[Any, ...] = ()
+    if type(x) in PLAIN_TYPES and type(out) is tuple and len(out) > 1 and (scale is None or scale is out[1]):
+        distinct = out[:3] if len(out) == 4 and out[3] is out[1] else out
+        tensors = (x, *distinct)
+        key = (_shape(x), scale is None, dtype, scaling, transpose, len(out), len(distinct))
+        found = call_cache.find(QUANTIZE.calls, key, tensors)
+        if found is not None:
+            plan, share_nothing = found
+            if share_nothing(tensors):
+                try:
+                    plan(x, scale, out)
+                    return out
+                except ValueError as error:
+                    if not refuses_address(error):
+                        raise
+                call_cache.look_at_addresses(QUANTIZE.calls, key)
+    QUANTIZE.first(QuantizeArguments(x, scale, dtype, scaling, transpose, out), key, tensors, _operator)
+    return out
+
+
+def _shape(x: torch.Tensor) -> torch.Size:
+    try:
+        return x.shape
+    except RuntimeError:
+        check_tensor("x", x)  # nested tensors have no shape
+        raise
+
+
+def _operator() -> Callable[[QuantizeArguments], Made]:
+    from kernels_dsl.ops.quantize import register
+
+    return register.operator
 
 
 def quantize_supports(

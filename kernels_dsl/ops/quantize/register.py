@@ -1,123 +1,72 @@
-"""`quantize` as an operator of PyTorch: schema, fake implementation, and what autograd is told."""
+"""`quantize` as operators of PyTorch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
-from kernels_dsl.ops.operators import define
-from kernels_dsl.ops.quantize.arguments import check
+from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
-from kernels_dsl.ops.quantize.into import check_memory, check_out
-from kernels_dsl.ops.quantize.plan import run_direct
+from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments, check_out, check_out_memory
 
 _TRANSPOSES: dict[str, bool | str] = {"no": False, "yes": True, "both": "both"}
 _NAMES = {value: name for name, value in _TRANSPOSES.items()}
 
 
-def _quantize(
-    x: torch.Tensor, scale: torch.Tensor | None = None, *, dtype: torch.dtype, scaling: str, transpose: str
-) -> list[torch.Tensor]:
-    which = (scaling, _TRANSPOSES[transpose], scale)
-    return new_ones(run_direct(x, dtype, *which), *which)
+def _call_of(
+    x: torch.Tensor, scale: torch.Tensor | None = None, *, transpose: str, **options: Any
+) -> QuantizeArguments:
+    return QuantizeArguments(x, scale, transpose=_TRANSPOSES[transpose], **options)
 
 
-def _quantize_fake(
-    x: torch.Tensor, scale: torch.Tensor | None = None, *, dtype: torch.dtype, scaling: str, transpose: str
-) -> list[torch.Tensor]:
-    check(x, dtype, scaling, _TRANSPOSES[transpose], scale)
-    return new_results(x.shape, dtype, scaling, _TRANSPOSES[transpose], scale is not None, x.device)
+def _quantize(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+    call = _call_of(*tensors, **options)
+    return new_ones(QUANTIZE.run(call), call.scheme)
 
 
-def _quantize_out(
-    x: torch.Tensor,
-    written: list[torch.Tensor],
-    scale: torch.Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: str,
-) -> None:
-    which = (scaling, _TRANSPOSES[transpose], scale)
-    results = assemble(written, *which)
-    check_out(results, x, dtype, *which, strides=False)
+def _quantize_fake(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+    call = _call_of(*tensors, **options)
+    return new_results(call.x.shape, QUANTIZE.describe(call), call.x.device)
+
+
+def _quantize_out(x: torch.Tensor, written: list[torch.Tensor], *scale: Any, **options: Any) -> None:
+    call = _call_of(x, *scale, **options)
+    out = assemble(written, call.scheme, call.scale)
+    check_out(out, x, call.scale, call.scheme, strides=False)
     try:
-        check_out(results, x, dtype, *which)
-        check_memory(results, x, scale)
+        check_out(out, x, call.scale, call.scheme)
+        check_out_memory(out, x, call.scale)
     except ValueError:  # copies that torch.compile made lie as they like
-        for t, made in zip(written, _quantize(x, scale, dtype=dtype, scaling=scaling, transpose=transpose)):
+        for t, made in zip(written, new_ones(QUANTIZE.run(call), call.scheme)):
             t.copy_(made)
     else:
-        run_direct(x, dtype, *which, results)
+        QUANTIZE.plan_of(call)(x, call.scale, out)
 
 
-def _quantize_out_fake(
-    x: torch.Tensor,
-    written: list[torch.Tensor],
-    scale: torch.Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: str,
-) -> None:
-    which = (scaling, _TRANSPOSES[transpose], scale)
-    check(x, dtype, *which)
-    check_out(assemble(written, *which), x, dtype, *which, strides=False)
+def _quantize_out_fake(x: torch.Tensor, written: list[torch.Tensor], *scale: Any, **options: Any) -> None:
+    call = _call_of(x, *scale, **options)
+    scheme = QUANTIZE.describe(call)
+    check_out(assemble(written, scheme, call.scale), x, call.scale, scheme, strides=False)
 
 
-define(
-    "quantize",
-    "(Tensor x, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose) -> Tensor[]",
-    _quantize, _quantize_fake, "gradient: call it under torch.no_grad() or detach x",
-)  # fmt: skip
-define(
-    "quantize_out",
-    # No argument called "out": Dynamo has rules of its own for those.
-    "(Tensor x, Tensor(a!)[] written, Tensor? scale=None, *, ScalarType dtype, str scaling, str transpose)"
-    " -> ()",
-    _quantize_out, _quantize_out_fake,
-)  # fmt: skip
+_SCHEMA = schema_of(QuantizeArguments)
+_NO_GRADIENT = "gradient: call it under torch.no_grad() or detach x"
+define("quantize", f"({_SCHEMA}) -> Tensor[]", _quantize, _quantize_fake, _NO_GRADIENT)
+# No argument called "out": Dynamo has rules of its own for those.
+_WITH_OUT = _SCHEMA.replace("Tensor x, ", "Tensor x, Tensor(a!)[] written, ")
+define("quantize_out", f"({_WITH_OUT}) -> ()", _quantize_out, _quantize_out_fake)
 
 
-def call(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: bool | str,
-    scale: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:
-    """A call as an operator, with the arguments of `kernels_dsl.quantize`."""
-    check(x, dtype, scaling, transpose, scale)
-    return operator(x, dtype, scaling, transpose, scale)
-
-
-def operator(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: bool | str,
-    scale: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """`call` with arguments that are right."""
-    refuse_forward_mode("quantize", {"x": x, "scale": scale})
-    made = torch.ops.kernels_dsl.quantize(x, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose])
-    return assemble(made, scaling, transpose, scale)
-
-
-def call_into(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    scaling: str,
-    transpose: bool | str,
-    scale: torch.Tensor | None,
-    out: Made,
-) -> Made:
-    """A call with an `out` that is right as an operator."""
-    written = new_ones(out, scaling, transpose, scale)
-    named = {f"out[{n}]": t for n, t in enumerate(out) if t is not scale}
-    refuse_written((x, scale), **named)
-    refuse_forward_mode("quantize", {"x": x, "scale": scale, **named})
-    torch.ops.kernels_dsl.quantize_out(
-        x, written, scale, dtype=dtype, scaling=scaling, transpose=_NAMES[transpose]
-    )
-    return out
+def operator(call: QuantizeArguments) -> Made:
+    """A call with arguments that are right, as an operator."""
+    tensors, written = call.read(), call.written()
+    refuse_written(tensors.values(), **written)
+    refuse_forward_mode("quantize", {**tensors, **written})
+    options = {"dtype": call.dtype, "scaling": call.scaling, "transpose": _NAMES[call.transpose]}
+    if call.out is None:
+        made = torch.ops.kernels_dsl.quantize(call.x, call.scale, **options)
+        return assemble(made, call.scheme, call.scale)
+    torch.ops.kernels_dsl.quantize_out(call.x, new_ones(call.out, call.scheme), call.scale, **options)
+    return call.out

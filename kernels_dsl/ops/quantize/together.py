@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops import allocate, call_cache
+from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.eager_path import needs_dispatcher, signature
-from kernels_dsl.ops.quantize.arguments import FORMATS, check, check_target
-from kernels_dsl.ops.quantize.buffers import buffers_of, finished
+from kernels_dsl.ops.quantize.arguments import FORMATS, Scheme, check, check_target
+from kernels_dsl.ops.quantize.buffers import buffers_of, finished, maker_of
 from kernels_dsl.ops.quantize.kernels import Kernels, three_matrices
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.target import target_of
@@ -47,15 +47,13 @@ def _plan(tensors: tuple[torch.Tensor, ...]) -> Callable[..., Pairs] | None:
         return None
     for x in tensors:
         check(x, _DTYPE, "matrix", False, None)
-    target = target_of(first, "q")
+    target, scheme = target_of(first, "q"), Scheme(_DTYPE, "matrix", False, False)
     check_target(target)
     send = three_matrices([Kernels(FORMATS[_DTYPE], target, x) for x in tensors])
     if send is None:
         return None
-    buffers = [buffers_of(x.shape, _DTYPE, "matrix", False, False) for x in tensors]
-    make = allocate.several(
-        [allocate.maker(b.shape, b.dtype, first.device, b.strides) for n in buffers for b in n]
-    )
+    buffers = [buffers_of(x.shape, scheme) for x in tensors]
+    make = maker_of([b for own in buffers for b in own], first.device)
 
     def run(*tensors: torch.Tensor) -> Pairs:
         made = make()

@@ -11,6 +11,7 @@ import torch
 from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.gradients import refuse_forward_mode
 from kernels_dsl.ops.options import boolean, instance, one_of, shown
+from kernels_dsl.ops.quantize.operation import QuantizeArguments
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 
@@ -108,10 +109,10 @@ def _quantized(
     transpose = "both" if plain and turned else turned
     if not _is_compiling():
         return quantize(x, dtype, scaling=scaling, transpose=transpose)
-    from kernels_dsl.ops.quantize import register as quantize_register
+    from kernels_dsl.ops.quantize import register
 
     # The checks of `quantize` ask a tensor for what may not be traced in a backward pass.
-    return quantize_register.operator(x, dtype, scaling, transpose)
+    return register.operator(QuantizeArguments(x, None, dtype, scaling, transpose))
 
 
 def _product(
