@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from kernels_dsl.ops.attention.arguments import Extras
+from kernels_dsl.ops.attention.arguments import Extras, MaxSeqlens, Seqlens
 from kernels_dsl.ops.options import boolean
 
 _by_environment = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
@@ -53,15 +53,14 @@ def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool) -> No
     `all_rows`: all of q must belong to a sequence, as those that do not would come out uninitialised.
     """
     if extras.seqlens is not None:
-        _check_seqlens(extras.seqlens, lengths, extras.max_seqlens or (0, None))
+        _check_seqlens(extras.seqlens, lengths, extras.max_seqlens or MaxSeqlens(0))
         if all_rows:
-            _check_all_rows(extras.seqlens[0], lengths[0])
+            _check_all_rows(extras.seqlens.q, lengths[0])
     if extras.blocks is not None:
         extras.blocks.check_indices(lengths[1])
 
 
-def _check_all_rows(starts: torch.Tensor | None, rows: int) -> None:
-    assert starts is not None
+def _check_all_rows(starts: torch.Tensor, rows: int) -> None:
     end = int(starts[-1])
     if end != rows:
         raise ValueError(
@@ -70,14 +69,10 @@ def _check_all_rows(starts: torch.Tensor | None, rows: int) -> None:
         )
 
 
-def _check_seqlens(
-    seqlens: tuple[torch.Tensor | None, ...], lengths: tuple[int, int], longest: tuple[int, int | None]
-) -> None:
-    """Of (cu_seqlens_q, cu_seqlens_k, seqused_k)."""
+def _check_seqlens(seqlens: Seqlens, lengths: tuple[int, int], longest: MaxSeqlens) -> None:
     keys: list[int] = []
-    for letter, starts, length, most in zip("qk", seqlens, lengths, longest):
+    for letter, starts, length, most in zip("qk", (seqlens.q, seqlens.k), lengths, longest):
         name = f"cu_seqlens_{letter}"
-        assert starts is not None
         values = starts.tolist()
         if values[0] != 0:
             raise ValueError(f"{name}[0] is {values[0]}, must be 0")
@@ -91,7 +86,7 @@ def _check_seqlens(
                 )
             if most is not None and size > most:
                 raise ValueError(f"max_seqlen_{letter} is {most}, must be at least {size}: sequence {n}")
-    if seqlens[2] is not None:
-        for n, (used, size) in enumerate(zip(seqlens[2].tolist(), keys)):
+    if seqlens.used is not None:
+        for n, (used, size) in enumerate(zip(seqlens.used.tolist(), keys)):
             if not 0 <= used <= size:
                 raise ValueError(f"seqused_k[{n}] is {used}, must be from 0 to {size}, the sequence's keys")

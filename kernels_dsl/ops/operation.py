@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from kernels_dsl.ops import call_cache
@@ -60,7 +60,8 @@ class Arguments:
         hidden = (*cls.outputs, *cls.unlisted)
         own = inspect.get_annotations(cls).items()
         listed = {name: text for name, text in own if name not in hidden and not text.startswith("ClassVar")}
-        cls.types = {name: SCHEMA_TYPES[text] for name, text in listed.items()}
+        inherited: dict[str, str] = cls.types if is_dataclass(cls) else {}
+        cls.types = {**inherited, **{name: SCHEMA_TYPES[text] for name, text in listed.items()}}
         cls.tensors = tuple(name for name, kind in cls.types.items() if kind.startswith("Tensor"))
 
     @property
@@ -156,7 +157,7 @@ class Operation(Generic[Call, Plan]):
             here = call.in_memory()
             if here is not call:
                 call, key = here, None
-        if needs_dispatcher((*call.read().values(), *call.written().values())):
+        if self.seen_as_operator(call):
             return operator()(call)
         plan = self.plan_of(call)
         result = self._follow(plan, call)
@@ -165,6 +166,10 @@ class Operation(Generic[Call, Plan]):
             if entry is not None:
                 call_cache.keep(self.calls_of(call), key, tensors, entry)
         return result
+
+    def seen_as_operator(self, call: Call) -> bool:
+        """Whether torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
+        return needs_dispatcher((*call.read().values(), *call.written().values()))
 
     def entry(self, plan: Plan, call: Call, tensors: tuple[Any, ...]) -> Any:
         """What the call cache has of a call that went its way; None for nothing."""
@@ -185,7 +190,11 @@ class Operation(Generic[Call, Plan]):
     def plan_of(self, call: Call) -> Plan:
         """The plan of a call, made where there is none for such calls."""
         key, plans = call.plan_key(), self.plans_of(call)
-        plan: Plan | None = plans.get(key)
+        plan: Plan | None = None
+        try:
+            plan = plans.get(key)
+        except TypeError:  # an argument that has no hash, which the checks name
+            pass
         if plan is None:
             plan = self.new_plan(call)
             check_memory({**call.read(), **call.written()})

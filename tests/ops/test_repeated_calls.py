@@ -8,7 +8,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch, operation
-from kernels_dsl.ops.attention import attention_fp8
+from kernels_dsl.ops.attention import fp8_plan
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
@@ -167,10 +167,12 @@ def test_errors_after_a_call_that_was_right(launched):
 
 
 def test_a_missing_tensor_after_a_call_that_was_right(monkeypatch):
-    kept, heads = attention_fp8._Plan(lambda *_: None, bare=lambda *_: None), torch.ones(1, 8, 1, 64).to(FP8)
-    monkeypatch.setattr(attention_fp8, "_PLANS", {})
+    kept, heads = fp8_plan.Plan(lambda *_: None, bare=lambda *_: None), torch.ones(1, 8, 1, 64).to(FP8)
+    operation_ = fp8_plan.ATTENTION_FP8
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(H200, -1))
+    monkeypatch.setattr(operation_, "calls", {})
     with monkeypatch.context() as patch:
-        patch.setattr(attention_fp8, "_plan_of", lambda *_: kept)
+        patch.setattr(operation_, "plan_of", lambda *_: kept)
         kernels_dsl.attention_fp8(heads, heads, heads)
     with pytest.raises(TypeError, match="v is a NoneType"):
         kernels_dsl.attention_fp8(heads, heads, None)

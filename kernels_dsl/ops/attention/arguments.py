@@ -7,17 +7,19 @@ look at shapes, dtypes and devices only, so they serve real and fake tensors ali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
-from kernels_dsl.ops.eager_path import check_tensor, written_out
+from kernels_dsl.ops.attention.functions import unwrapped
+from kernels_dsl.ops.eager_path import check_tensor, signature, written_out
 from kernels_dsl.ops.function_checks import check_function
+from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -63,22 +65,46 @@ class AttentionCall:
         return self.layout == "thd"
 
 
-@dataclass(frozen=True)  # made in each call
-class Extras:
-    """Tensor arguments beside q, k and v."""
+class AttentionOptions(NamedTuple):
+    """Options that `attention` and its relatives share, as the caller has them; `window` is a tuple."""
+
+    causal: bool = False
+    window: tuple[int | None, ...] | None = None
+    alignment: str = "bottom_right"
+    scale: float | None = None
+    softcap: float = 0.0
+
+
+class Seqlens(NamedTuple):
+    """Where packed sequences are: int32 (sequences + 1,) starts in q and in k, and (sequences,) keys that
+    count."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    used: torch.Tensor | None = None
+
+
+class MaxSeqlens(NamedTuple):
+    """The most queries and keys of one sequence, for the extents of `mask` and `blocks`."""
+
+    q: int
+    k: int | None = None
+
+
+class Extras(NamedTuple):
+    """Tensor arguments beside q, k and v; `max_seqlens` goes with `seqlens`."""
 
     mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     blocks: BlockLists | None = None
     aux: tuple[Any, ...] = ()
-    seqlens: tuple[torch.Tensor | None, ...] | None = None
-    max_seqlens: tuple[int, int | None] | None = None
-    """Of packed sequences: the most queries and keys of one, for the extents of `mask` and `blocks`."""
+    seqlens: Seqlens | None = None
+    max_seqlens: MaxSeqlens | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that are there, by the names of the caller's arguments."""
         found = {"mask": self.mask, "sinks": self.sinks}
-        if self.blocks is not None:
+        if isinstance(self.blocks, BlockLists):  # others are refused
             names = ("counts", "indices", "full_counts", "full_indices")
             found.update((f"blocks.{name}", x) for name, x in zip(names, self.blocks.tensors))
         found.update((f"aux[{i}]", x) for i, x in enumerate(self.aux))
@@ -86,25 +112,85 @@ class Extras:
             found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
-    def written_out(self) -> Extras:
+    def in_memory(self) -> Extras:
         """The same with negated views as tensors of memory (`eager_path`)."""
-        if self.blocks is not None and not isinstance(self.blocks, BlockLists):
-            return self  # which is refused
-        lists = (None,) * 4 if self.blocks is None else self.blocks.tensors
-        made = written_out((self.mask, self.sinks, *lists, *(self.seqlens or ()), *self.aux))
-        if made is None:
-            return self
-        mask, sinks, *rest = made
-        blocks = None
-        if self.blocks is not None:
-            blocks = BlockLists(rest[0], rest[1], rest[2], rest[3], self.blocks.block)
-        rest = rest[4:]
-        seqlens = None if self.seqlens is None else tuple(rest[: len(self.seqlens)])
-        aux = tuple(rest[len(seqlens or ()) :])
-        return Extras(mask, sinks, blocks, aux, seqlens, self.max_seqlens)
+        found = self
+        if isinstance(self.blocks, BlockLists):
+            lists = written_out(self.blocks.tensors)
+            if lists is not None:
+                found = found._replace(blocks=self.blocks.of(lists))
+        aux, seqlens = written_out(self.aux), written_out(self.seqlens or ())
+        if aux is not None:
+            found = found._replace(aux=aux)
+        if seqlens is not None:
+            found = found._replace(seqlens=Seqlens(*seqlens))
+        pair = written_out((self.mask, self.sinks))
+        return found if pair is None else found._replace(mask=pair[0], sinks=pair[1])
 
 
 NO_EXTRAS = Extras()
+
+
+@frozen
+class AttentionArguments(Arguments):
+    """The arguments of `attention`, in one of its forms."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    options: AttentionOptions = AttentionOptions()
+    layout: str = "bshd"
+    extras: Extras = NO_EXTRAS
+    score_mod: Named = None
+    mask_mod: Named = None
+    return_lse: bool = False
+    config: Named = None
+    family: str | None = None
+    out: torch.Tensor | None = None
+    drops_rows: bool = False
+    """Whether the caller drops rows of the output that belong to no sequence."""
+
+    leading = "q"
+    unlisted = ("options", "extras", "config", "drops_rows")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of q, k, v and the mask."""
+        return NAMES.get(self.layout, ("q", "k", "v", "mask"))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Field -> the caller's name for it."""
+        return dict(zip("qkv", self.names)) if self.layout in NAMES else {}
+
+    def read(self) -> dict[str, Any]:
+        """What the call reads and may be tensors, by the caller's names."""
+        return {**super().read(), **self.extras.tensors()}
+
+    def check(self) -> None:
+        """TypeError for an option that is wrong."""
+        options.boolean("return_lse", self.return_lse)
+
+    def in_memory(self) -> AttentionArguments:
+        """The record with negated views as tensors of memory."""
+        made, extras = super().in_memory(), self.extras
+        if extras is not NO_EXTRAS:
+            extras = extras.in_memory()
+        return made if extras is self.extras else replace(made, extras=extras)
+
+    def plan_key(self) -> Any:
+        """All that a plan depends on."""
+        given, own = vars(self), (signature(self.q), signature(self.k), signature(self.v))
+        key = (*own, *map(given.get, _DECIDING), signature(self.out))
+        if self.extras is NO_EXTRAS:
+            return key
+        extras = self.extras
+        others = tuple((name, signature(x)) for name, x in extras.tensors().items())
+        block = getattr(extras.blocks, "block", None)
+        return key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens
+
+
+_DECIDING = ("layout", "options", "score_mod", "mask_mod", "return_lse", "config", "family")
 
 
 def _check_tensor(
@@ -272,9 +358,9 @@ def _lengths(q_len: int, k_len: int, extras: Extras) -> tuple[int, int | None]:
     """Queries and keys that a mask tensor and block lists are about: of the longest sequence where packed."""
     if extras.seqlens is None:
         return q_len, k_len
-    max_q, max_k = extras.max_seqlens or (0, None)
-    most_k = None if max_k is None else options.integer("max_seqlen_k", max_k, least=0)
-    return options.integer("max_seqlen_q", max_q, least=0), most_k
+    longest = extras.max_seqlens or MaxSeqlens(0)
+    most_k = None if longest.k is None else options.integer("max_seqlen_k", longest.k, least=0)
+    return options.integer("max_seqlen_q", longest.q, least=0), most_k
 
 
 def _at_most(length: int | None, rows: int) -> int:
@@ -282,7 +368,7 @@ def _at_most(length: int | None, rows: int) -> int:
     return rows if length is None or length > rows else length
 
 
-def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.device) -> int:
+def _check_seqlens(seqlens: Seqlens, device: torch.device) -> int:
     """The number of sequences."""
     cu_q, cu_k, used = seqlens
     for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k), ("seqused_k", used)):
@@ -294,7 +380,6 @@ def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.devic
             raise TypeError(f"{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
         if x.dim() != 1 or not (x.is_contiguous() or x.numel() < 2):
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must be contiguous with one mode")
-    assert cu_q is not None and cu_k is not None
     if cu_q.numel() < 1 or cu_k.numel() != cu_q.numel():
         raise ValueError(
             f"cu_seqlens_k has {cu_k.numel()} elements, must have {max(cu_q.numel(), 1)} like cu_seqlens_q"
@@ -304,25 +389,11 @@ def _check_seqlens(seqlens: tuple[torch.Tensor | None, ...], device: torch.devic
     return cu_q.numel() - 1
 
 
-def describe(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    layout: str = "bshd",
-    causal: bool = False,
-    window: Sequence[int | None] | None = None,
-    alignment: str = "bottom_right",
-    scale: float | None = None,
-    softcap: float = 0.0,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    extras: Extras = NO_EXTRAS,
-    dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES,
-) -> AttentionCall:
+def describe(given: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
     """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
+    q, k, v, layout, extras, names = given.q, given.k, given.v, given.layout, given.extras, given.names
+    causal, window, alignment, scale, softcap = given.options
     rank = 3 if layout == "thd" else 4
-    names = NAMES.get(layout, ("q", "k", "v", "mask"))
     for name, x in zip(names, (q, k, v)):
         _check_tensor(name, x, rank, dtypes)
     _check_shapes(q, k, v, layout, names)
@@ -357,9 +428,10 @@ def describe(
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             options.number(f"aux[{i}]", x)
-    places = ("b", "h", "i", "j")
+    score_mod, mask_mod = unwrapped(given.score_mod), unwrapped(given.mask_mod)
+    coordinates = ("b", "h", "i", "j")
     for name, function, takes in (
-        ("score_mod", score_mod, ("score", *places)), ("mask_mod", mask_mod, places)
+        ("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates)
     ):  # fmt: skip
         if function is not None:
             check_function(name, function, "aux", takes, len(extras.aux))

@@ -14,40 +14,28 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.ops import call_cache, checked, overlap
-from kernels_dsl.ops.attention import plan as attention_plan
+from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import (
     MODES,
-    NAMES,
     NO_EXTRAS,
+    AttentionArguments,
+    AttentionOptions,
     Extras,
+    MaxSeqlens,
+    Seqlens,
     aux_of,
     checked_scalars,
-    describe,
     widths_of,
 )
 from kernels_dsl.ops.attention.blocks import BlockLists
-from kernels_dsl.ops.attention.functions import unwrapped
-from kernels_dsl.ops.attention.outputs import check_out, out_shape
+from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
-from kernels_dsl.ops.eager_path import (
-    PLAIN_TYPES,
-    check_memory,
-    check_output,
-    check_tensor,
-    signature,
-    watched,
-    written_out,
-)
+from kernels_dsl.ops.checked import is_checked
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
+from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.options import boolean, integer, one_of, real
-from kernels_dsl.ops.target import target_of
 
-_PLANS: dict[Any, Any] = {}
-"""Plans, and of calls without extras, `out` and log-sum-exp their `bare` (`call_cache`)."""
-_grad_enabled = torch.is_grad_enabled
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object
-NO_CHOICE = (None, None)
-"""Neither a configuration nor a family is asked for."""
 
 
 def attention(
@@ -97,24 +85,24 @@ def attention(
     """
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
-    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
+    window = window if window is None else widths_of(window)
+    key: Any = None
+    extras = NO_EXTRAS
     if mask is sinks is blocks is score_mod is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
-            output = _repeated(q, k, v, "bshd", options)
-            if output is not None:
-                return output
-        extras = NO_EXTRAS
+            key = _key(q, k, "bshd", causal, window, alignment, scale, softcap)
+            if key is not None:
+                output = _repeated(key, q, k, v)
+                if output is not None:
+                    return output
     else:
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
         extras = Extras(mask, sinks, blocks, aux_of(aux))
-    boolean("return_lse", return_lse)
-    if _through_dispatcher(q, k, v, extras):
-        from kernels_dsl.ops.attention import register as attention_register
-
-        functions = (score_mod, mask_mod, return_lse, out, family)
-        return attention_register.call(q, k, v, "bshd", options, extras, functions)
-    rest = (return_lse, out, (config, family))
-    return run_direct(q, k, v, "bshd", options, extras, (score_mod, mask_mod), rest)
+    call = AttentionArguments(
+        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "bshd", extras, score_mod,
+        mask_mod, return_lse=return_lse, config=config, family=family, out=out,
+    )  # fmt: skip
+    return _first(call, key)
 
 
 def scaled_dot_product_attention(
@@ -161,19 +149,16 @@ def scaled_dot_product_attention(
         found = causal_alignment(attn_mask, (query.shape[-2], key.shape[-2]))
         if found is not None:
             attn_mask, is_causal, alignment = None, True, found
-    options = (is_causal, None, alignment, scale, 0.0)
+    seen: Any = None
     if attn_mask is None and not unbatched:
-        output = _repeated(query, key, value, "bhsd", options)
-        if output is not None:
-            return output
+        seen = _key(query, key, "bhsd", is_causal, None, alignment, scale, 0.0)
+        if seen is not None:
+            output = _repeated(seen, query, key, value)
+            if output is not None:
+                return output
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
-    if _through_dispatcher(query, key, value, extras):
-        from kernels_dsl.ops.attention import register as attention_register
-
-        functions = (None, None, False, None, None)
-        out = attention_register.call(query, key, value, "bhsd", options, extras, functions)
-    else:
-        out = run_direct(query, key, value, "bhsd", options, extras, (None, None), (False, None, NO_CHOICE))
+    options = AttentionOptions(is_causal, None, alignment, scale, 0.0)
+    out = _first(AttentionArguments(query, key, value, options, "bhsd", extras), seen)
     return out[0] if unbatched else out
 
 
@@ -218,23 +203,77 @@ def attention_varlen(
     """
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
-    options = (causal, window if window is None else widths_of(window), alignment, scale, softcap)
+    window = window if window is None else widths_of(window)
     mask_mod, blocks = of_block_mask(blocks, mask_mod, None)
-    seqlens = (cu_seqlens_q, cu_seqlens_k, seqused_k)
     if type(max_seqlen_q) is not int:
         max_seqlen_q = integer("max_seqlen_q", max_seqlen_q)
     if max_seqlen_k is not None and (type(max_seqlen_k) is not int or max_seqlen_k < 0):
         max_seqlen_k = integer("max_seqlen_k", max_seqlen_k, least=0)
-    boolean("return_lse", return_lse)
-    max_seqlens = (max_seqlen_q, None if mask is None else max_seqlen_k)
-    extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, max_seqlens)
-    if _through_dispatcher(q, k, v, extras):
-        from kernels_dsl.ops.attention import register as attention_register
+    longest = MaxSeqlens(max_seqlen_q, None if mask is None else max_seqlen_k)
+    seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k)
+    extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, longest)
+    key: Any = None
+    if mask is sinks is blocks is None and score_mod is mask_mod is out is None and aux is _NO_AUX:
+        if return_lse is False and config is None and family is None and not is_checked():
+            key = _key(q, k, (max_seqlen_q, seqused_k is None), causal, window, alignment, scale, softcap)
+            if key is not None:
+                output = _repeated(key, q, k, v, extras)
+                if output is not None:
+                    return output
+    call = AttentionArguments(
+        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "thd", extras, score_mod,
+        mask_mod, return_lse=return_lse, config=config, family=family, out=out,
+    )  # fmt: skip
+    return _first(call, key)
 
-        functions = (score_mod, mask_mod, return_lse, out, family)
-        return attention_register.call(q, k, v, "thd", options, extras, functions)
-    rest = (return_lse, out, (config, family))
-    return run_direct(q, k, v, "thd", options, extras, (score_mod, mask_mod), rest)
+
+def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
+    """What a call is found by again, `form` being its layout or what else is special to it; None for tensors
+    that only a first call looks at."""
+    if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
+        return None
+    try:
+        return q.shape, k.shape, form, options
+    except RuntimeError:  # of nested tensors, which have no shape
+        return None
+
+
+def _tensors(q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, ...]:
+    """What the call cache compares."""
+    if extras.seqlens is None:
+        return (q, k, v)
+    return (q, k, v, *[x for x in extras.seqlens if x is not None])
+
+
+def _repeated(key: Any, q: Any, k: Any, v: Any, extras: Extras = NO_EXTRAS) -> torch.Tensor | None:
+    """The output of a call like an earlier one; None where there was none."""
+    tensors = (q, k, v) if extras is NO_EXTRAS else _tensors(q, k, v, extras)
+    found = call_cache.find(ATTENTION.calls, key, tensors)
+    if found is None:
+        return None
+    output: torch.Tensor
+    try:
+        output = found(q, k, v) if extras is NO_EXTRAS else found.run(q, k, v, None, extras)[0]
+        return output
+    except ValueError as error:
+        if not refuses_address(error):
+            raise
+    call_cache.look_at_addresses(ATTENTION.calls, key)
+    return None
+
+
+def _first(call: AttentionArguments, key: Any) -> Any:
+    """A call that the call cache does not have."""
+    if not watched():
+        boolean("return_lse", call.return_lse)
+        refuse_gradient(call)
+    return ATTENTION.first(call, key, _tensors(call.q, call.k, call.v, call.extras), _operator)
+
+
+def _operator() -> Callable[[AttentionArguments], Any]:
+    from kernels_dsl.ops.attention import register
+
+    return register.attention
 
 
 def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
@@ -246,135 +285,6 @@ def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
     return None if q.is_nested or k.is_nested else (q.shape[rows], k.shape[rows])
 
 
-def _through_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras) -> bool:
-    """Whether torch.compile, a mode, a transform or a tensor subclass must see this call as an operator.
-
-    RuntimeError where a gradient is asked for.
-    """
-    if watched():
-        return True
-    values = (q, k, v) if extras is NO_EXTRAS else (q, k, v, extras.mask, extras.sinks, *extras.aux)
-    grad = _grad_enabled()
-    subclass = False
-    for x in values:
-        if type(x) in PLAIN_TYPES:
-            if grad and x.requires_grad:
-                raise RuntimeError(_no_gradient(x, q, k, v, extras))
-        elif x is not None and isinstance(x, torch.Tensor):
-            if hasattr(x, "seq_len_kv"):
-                raise TypeError(f"mask is a {type(x).__name__}, must be None: say causal and alignment")
-            check_tensor(_name_of(x, q, k, v, extras), x)
-            subclass = True
-    return subclass and all(isinstance(x, torch.Tensor) for x in (q, k, v))
-
-
-def _no_gradient(
-    tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
-) -> str:
-    """Why there is no gradient of `tensor`, one of the arguments."""
-    name = _name_of(tensor, q, k, v, extras)
-    return (
-        f"{name} requires grad, but attention has no backward yet: call it under torch.no_grad(), or on "
-        "detached tensors"
-    )
-
-
-def _name_of(tensor: torch.Tensor, q: Any, k: Any, v: Any, extras: Extras) -> str:
-    """What the caller knows one of the arguments as."""
-    named = {"q": q, "k": k, "v": v, **extras.tensors()}
-    return next((name for name, x in named.items() if x is tensor), "an input")
-
-
-def _repeated(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, options: tuple[Any, ...]
-) -> torch.Tensor | None:
-    """The output of a call like one that has gone the long way before; None where there was none."""
-    if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
-        return None
-    try:
-        key = (q.shape, k.shape, layout, options)
-    except RuntimeError:  # of nested tensors, which have no shape
-        return None
-    bare = call_cache.find(_PLANS, key, (q, k, v))
-    if bare is not None:
-        try:
-            return bare(q, k, v)
-        except ValueError:
-            call_cache.look_at_addresses(_PLANS, key)
-    return None
-
-
-def run_direct(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: str,
-    options: tuple[Any, ...],
-    extras: Extras,
-    functions: tuple[Any, Any],
-    rest: tuple[Any, ...],
-) -> Any:
-    """A call on plain tensors, past the dispatcher.
-
-    `options`: (causal, window, alignment, scale, softcap). `functions`: (score_mod, mask_mod). `rest`:
-    (return_lse, out, (config, family)[, True: the caller drops rows that belong to no sequence]).
-    """
-    return_lse, out, choice = rest[:3]
-    if isinstance(out, torch.Tensor) and out.is_neg():  # which a signature does not say
-        check_output("out", out)
-    key: Any = None
-    if isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
-        if q.is_neg() or k.is_neg() or v.is_neg():
-            q, k, v = written_out((q, k, v)) or (q, k, v)
-        key = (*map(signature, (q, k, v)), layout, options, functions, return_lse, choice)
-    if key is not None and (extras is not NO_EXTRAS or out is not None):
-        tensors = extras.tensors()
-        if any(x.is_neg() for x in tensors.values()):
-            extras = extras.written_out()
-            tensors = extras.tensors()
-        block = None if extras.blocks is None else extras.blocks.block
-        others = tuple((name, signature(x)) for name, x in tensors.items())
-        key = (key, others, tuple(map(type, extras.aux)), block, extras.max_seqlens, signature(out))
-    plan: attention_plan.Plan | None = None
-    try:
-        plan = None if key is None else _PLANS.get(key)
-    except TypeError:  # as in `_repeated`
-        key = None
-    if plan is None:
-        plan = _plan(q, k, v, layout, options, extras, functions, rest)
-        check_memory({"q": q, "k": k, "v": v, **extras.tensors(), "out": out})
-        if key is not None and not target_of(q, "q").emulated:
-            call_cache.put(_PLANS, key, plan)
-    if out is not None:
-        named = {"q": q, "k": k, "v": v, **extras.tensors()}
-        overlap.check_overlap(out, named, tuple(named))
-    if extras is not NO_EXTRAS and checked.is_checked():
-        rows = MODES[layout][1]
-        checked.check_values(extras, (q.shape[rows], k.shape[rows]), out is None and len(rest) == 3)
-    result, lse = plan.run(q, k, v, out, extras)
-    if plan.bare is not None and extras is NO_EXTRAS and functions == choice == NO_CHOICE:
-        call_cache.keep(_PLANS, (q.shape, k.shape, layout, options), (q, k, v), plan.bare)
-    return (result, lse) if return_lse else result
-
-
-def _plan(
-    q: Any, k: Any, v: Any, layout: str, options: Any, extras: Extras, functions: Any, rest: Any
-) -> attention_plan.Plan:
-    """The plan for a call, with the arguments of `run_direct`."""
-    causal, window, alignment, scale, softcap = options
-    return_lse, out, choice = rest[:3]
-    call = describe(
-        q, k, v, layout=layout, causal=causal, window=window, alignment=alignment, scale=scale,
-        softcap=softcap, score_mod=unwrapped(functions[0]), mask_mod=unwrapped(functions[1]), extras=extras,
-    )  # fmt: skip
-    if extras.aux and functions == (None, None):
-        raise ValueError("aux is given, must be empty without score_mod and mask_mod, whose arguments it is")
-    check_out(out, out_shape(call), q.dtype, q.device)
-    overlap.check_self_overlap(out)
-    target = target_of(q, NAMES[layout][0] if layout in NAMES else "q")
-    return attention_plan.build(call, (q, k, v), out, return_lse, target, choice)
-
-
 def attention_supports(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, layout: str = "bshd", **options: Any
 ) -> str | None:
@@ -383,31 +293,36 @@ def attention_supports(
     layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`,
     `max_seqlen_q` and perhaps `max_seqlen_k` and `seqused_k` (as `attention_varlen`).
     """
-    defaults = {"causal": False, "window": None, "alignment": "bottom_right", "scale": None, "softcap": 0.0}
-    picked = {name: options.pop(name, default) for name, default in defaults.items()}
-    functions = (options.pop("score_mod", None), options.pop("mask_mod", None))
     try:
         one_of("layout", layout, tuple(MODES))
-        lengths = _lengths(q, k, layout)
-        mask_mod, blocks = of_block_mask(options.pop("blocks", None), functions[1], lengths)
-        seqlens = tuple(options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
-        max_seqlens = (options.pop("max_seqlen_q", 0), options.pop("max_seqlen_k", None))
+        mask_mod, blocks = of_block_mask(
+            options.pop("blocks", None), options.pop("mask_mod", None), _lengths(q, k, layout)
+        )
+        window = options.pop("window", None)
+        picked = {name: options.pop(name) for name in AttentionOptions._fields if name in options}
+        picked["window"] = window if window is None else widths_of(window)
+        seqlens = [options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")]
+        longest = MaxSeqlens(options.pop("max_seqlen_q", 0), options.pop("max_seqlen_k", None))
+        packed = layout == "thd"
         extras = Extras(
             options.pop("mask", None),
             options.pop("sinks", None),
             blocks,
             aux_of(options.pop("aux", ())),
-            seqlens if layout == "thd" else None,
-            max_seqlens if layout == "thd" else None,
+            Seqlens(*seqlens) if packed else None,  # type: ignore[arg-type]
+            longest if packed else None,
         )
-        choice = (options.pop("config", None), options.pop("family", None))
-        rest = (boolean("return_lse", options.pop("return_lse", False)), options.pop("out", None), choice)
+        known = ("score_mod", "return_lse", "out", "config", "family")
+        others = {name: options.pop(name) for name in known if name in options}
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
-        _through_dispatcher(q, k, v, extras)
-        if picked["window"] is not None:
-            picked["window"] = widths_of(picked["window"])
-        _plan(q, k, v, layout, tuple(picked.values()), extras, (functions[0], mask_mod), rest)
+        call = AttentionArguments(
+            q, k, v, AttentionOptions(**picked), layout, extras, mask_mod=mask_mod, **others
+        )
+        call.check()
+        if not watched():
+            refuse_gradient(call)
+        ATTENTION.new_plan(call)
     except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return None

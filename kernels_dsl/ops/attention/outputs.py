@@ -95,8 +95,7 @@ def without_kernel(call: AttentionCall, want_lse: bool, dtype: torch.dtype) -> C
 def rows_of_sequences(extras: Extras, rows: int) -> torch.Tensor:
     """bool (rows,): which of the packed queries belong to a sequence, as its first max_seqlen_q rows do."""
     assert extras.seqlens is not None and extras.max_seqlens is not None
-    starts, longest = extras.seqlens[0], extras.max_seqlens[0]
-    assert starts is not None
+    starts, longest = extras.seqlens.q, extras.max_seqlens.q
     row = torch.arange(rows, dtype=starts.dtype, device=starts.device)
     sequence = torch.searchsorted(starts, row, right=True) - 1
     place = row - starts[sequence.clamp(min=0)]

@@ -13,7 +13,13 @@ from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, split_of
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
 from kernels_dsl.ops import allocate, options
-from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionCall, Extras
+from kernels_dsl.ops.attention.arguments import (
+    NO_EXTRAS,
+    AttentionArguments,
+    AttentionCall,
+    Extras,
+    MaxSeqlens,
+)
 from kernels_dsl.ops.attention.outputs import (
     destination,
     is_empty,
@@ -47,19 +53,10 @@ class Plan:
     bare: Callable[..., torch.Tensor] | None = None
 
 
-def build(
-    call: AttentionCall,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    out: torch.Tensor | None,
-    want_lse: bool,
-    target: Target,
-    choice: tuple[AttentionConfig | None, str | None] = (None, None),
-) -> Plan:
-    """The plan of a call; `choice`: configuration and family that the caller asks for, or None.
-
-    ValueError where no kernel serves it, with the reason.
-    """
-    config, family = choice
+def build(call: AttentionCall, given: AttentionArguments, target: Target) -> Plan:
+    """The plan of a call. ValueError where no kernel serves it, with the reason."""
+    config, family, out, want_lse = given.config, given.family, given.out, given.return_lse
+    tensors = given.q, given.k, given.v
     options.instance("family", family, str, type(None))
     if config is not None:
         options.instance("config", config, Sm90AttentionConfig, Sm80AttentionConfig)
@@ -155,10 +152,12 @@ def _kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
     mask = extras.mask
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        lengths = extras.max_seqlens if call.packed else (call.q_len, call.k_len)
-        assert lengths is not None and lengths[1] is not None
-        mask = mask.expand(call.batch, call.heads, lengths[0], lengths[1])
-    return extras.seqlens, call.longest_q, *lists_and_sinks(call, extras), mask, tuple(extras.aux) or None
+        longest = extras.max_seqlens if call.packed else MaxSeqlens(call.q_len, call.k_len)
+        assert longest is not None and longest.k is not None
+        mask = mask.expand(call.batch, call.heads, longest.q, longest.k)
+    lists, sinks = lists_and_sinks(call, extras)
+    seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
+    return seqlens, call.longest_q, lists, sinks, mask, extras.aux or None
 
 
 def lists_and_sinks(call: AttentionCall, extras: Extras) -> tuple[Any, Any]:

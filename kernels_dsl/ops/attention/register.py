@@ -1,89 +1,197 @@
-"""Attention as an operator of PyTorch: schema, fake implementation, and what autograd is told.
+"""Attention in 16 and 8 bits as operators of PyTorch: schemas and fake implementations.
 
-`torch.ops.kernels_dsl.attention` is what torch.compile, export and dispatch modes see. A schema has no place
-for Python functions, so score and mask functions go by name (`functions`).
+A schema has no place for Python functions, so score and mask functions go by name (`functions`), and none for
+records, so that block lists, windows and packed sequences are taken apart.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from kernels_dsl.ops.attention.arguments import NAMES, Extras, describe
-from kernels_dsl.ops.attention.attention import run_direct
-from kernels_dsl.ops.attention.blocks import BlockLists
-from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
-from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.gradients import refuse_forward_mode
-from kernels_dsl.ops.operators import define
-
-_TENSORS = (
-    "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q", "cu_seqlens_k",
-    "seqused_k",
-)  # fmt: skip
-_SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, "
-    + ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
-    + ", Tensor[]? aux=None, *, str layout='bshd', bool causal=False, int? window_left=None, "
-    "int? window_right=None, str alignment='bottom_right', float? scale=None, float softcap=0.0, "
-    "int block_q=128, int block_k=128, int max_seqlen_q=0, int max_seqlen_k=-1, "
-    "bool return_lse=False, str? family=None, str? score_mod=None, str? mask_mod=None) -> (Tensor, Tensor)"
+from kernels_dsl.ops.attention.arguments import (
+    AttentionArguments,
+    AttentionCall,
+    AttentionOptions,
+    Extras,
+    MaxSeqlens,
+    Seqlens,
+    describe,
 )
-_DEFAULTS: dict[str, Any] = {
-    "layout": "bshd", "causal": False, "window_left": None, "window_right": None, "alignment": "bottom_right",
-    "scale": None, "softcap": 0.0, "block_q": 128, "block_k": 128, "max_seqlen_q": 0, "max_seqlen_k": -1,
-    "return_lse": False, "family": None, "score_mod": None, "mask_mod": None, "aux": None,
-}  # fmt: skip
+from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
+from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
+from kernels_dsl.ops.attention.operation import ATTENTION
+from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
+from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.operation import Arguments
+from kernels_dsl.ops.operators import define, schema_of
+from lowering.records import frozen
+
+_LISTS = ("counts", "indices", "full_counts", "full_indices")
+_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
+_DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
-def _options(
-    tensors: tuple[Any, ...], given: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Any, ...], Extras]:
-    """(all keywords, options of `run_direct`, tensors) of an operator call. `tensors`: of _TENSORS, aux."""
-    positional = dict(zip((*_TENSORS, "aux"), tensors))
-    a: dict[str, Any] = {**dict.fromkeys(_TENSORS), **_DEFAULTS, **given, **positional}
-    lists = (a["counts"], a["indices"], a["full_counts"], a["full_indices"])
-    blocks = None
-    if any(x is not None for x in lists):
-        blocks = BlockLists(*lists, block=(a["block_q"], a["block_k"]))
-    seqlens, longest = None, None
-    if a["layout"] == "thd":
-        seqlens = (a["cu_seqlens_q"], a["cu_seqlens_k"], a["seqused_k"])
-        longest = (a["max_seqlen_q"], None if a["max_seqlen_k"] < 0 else a["max_seqlen_k"])
-    window = (a["window_left"], a["window_right"])
-    unlimited = window == (None, None)
-    options = (a["causal"], None if unlimited else window, a["alignment"], a["scale"], a["softcap"])
-    return a, options, Extras(a["mask"], a["sinks"], blocks, tuple(a["aux"] or ()), seqlens, longest)
+@frozen
+class Operands(Arguments):
+    """The arguments of both operators, of which each leaves some out. Lengths below 0 are none."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
+    full_counts: torch.Tensor | None = None
+    full_indices: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    aux: tuple[Any, ...] = ()
+    layout: str = "bshd"
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    alignment: str = "bottom_right"
+    scale: float | None = None
+    softcap: float = 0.0
+    block_q: int = 128
+    block_k: int = 128
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = -1
+    return_lse: bool = False
+    family: str | None = None
+    score_mod: str | None = None
+    mask_mod: str | None = None
+
+    outputs = ()
+
+    def options(self) -> AttentionOptions:
+        """The options that both have."""
+        window = (self.window_left, self.window_right)
+        unlimited = window == (None, None)
+        return AttentionOptions(
+            self.causal, None if unlimited else window, self.alignment, self.scale, self.softcap
+        )
+
+    def extras(self) -> Extras:
+        """The tensors beside q, k and v."""
+        blocks = None
+        if any(getattr(self, name) is not None for name in _LISTS):
+            block = (self.block_q, self.block_k)
+            blocks = BlockLists(self.counts, self.indices, self.full_counts, self.full_indices, block=block)
+        aux = tuple(self.aux or ())  # a list, or None
+        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
+            return Extras(self.mask, self.sinks, blocks, aux)
+        seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
+        longest = MaxSeqlens(self.max_seqlen_q, None if self.max_seqlen_k < 0 else self.max_seqlen_k)
+        return Extras(self.mask, self.sinks, blocks, aux, seqlens, longest)
 
 
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: Any, **given: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    a, options, extras = _options(tensors, given)
-    rest = (True, None, (None, a["family"]), True)
-    functions = (function_of(a["score_mod"]), function_of(a["mask_mod"]))
-    if a["return_lse"]:
-        return run_direct(q, k, v, a["layout"], options, extras, functions, rest)
-    out = run_direct(q, k, v, a["layout"], options, extras, functions, (False, *rest[1:]))
-    return out, q.new_empty((0,), dtype=torch.float32)
+_ATTENTION_LACKS = _DESCALES
+_FP8_LACKS = ("mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod")
+_RESULTS = "-> (Tensor, Tensor)"
 
 
-def _attention_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: Any, **given: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    a, (causal, window, alignment, scale, softcap), extras = _options(tensors, given)
-    call = describe(
-        q, k, v, layout=a["layout"], causal=causal, window=window, alignment=alignment, scale=scale,
-        softcap=softcap, extras=extras,
+def _operands(lacks: tuple[str, ...], tensors: tuple[Any, ...], given: dict[str, Any]) -> Operands:
+    names = [name for name in Operands.types if name not in lacks]
+    return Operands(**dict(zip(names, tensors)), **given)
+
+
+def _attention_call(tensors: tuple[Any, ...], given: dict[str, Any]) -> AttentionArguments:
+    x = _operands(_ATTENTION_LACKS, tensors, given)
+    return AttentionArguments(
+        x.q, x.k, x.v, x.options(), x.layout, x.extras(), x.score_mod, x.mask_mod,
+        return_lse=x.return_lse, family=x.family, drops_rows=True,
     )  # fmt: skip
-    lse = q.new_empty(lse_shape(call) if a["return_lse"] else (0,), dtype=torch.float32)
-    if call.layout == "bhsd" and q.stride(1) < q.stride(2) and call.q_len > 1 and call.heads > 1:
-        return q.new_empty((call.batch, call.q_len, call.heads, call.dim_v)).transpose(1, 2), lse
-    return q.new_empty(out_shape(call)), lse
 
 
-define("attention", _SCHEMA, _attention, _attention_fake, "backward yet: call it under torch.no_grad()")
+def _fp8_call(tensors: tuple[Any, ...], given: dict[str, Any]) -> AttentionFp8Arguments:
+    x = _operands(_FP8_LACKS, tensors, given)
+    return AttentionFp8Arguments(
+        x.q, x.k, x.v, x.options(), "bshd" if x.cu_seqlens_q is None else "thd", x.extras(),
+        return_lse=x.return_lse, drops_rows=True, q_descale=x.q_descale, k_descale=x.k_descale,
+        v_descale=x.v_descale,
+    )  # fmt: skip
+
+
+def _pair(call: AttentionArguments, result: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp, which has no elements where nobody asks for it."""
+    return result if call.return_lse else (result, call.q.new_empty((0,), dtype=torch.float32))
+
+
+def _new_lse(call: AttentionArguments, described: AttentionCall) -> torch.Tensor:
+    return call.q.new_empty(lse_shape(described) if call.return_lse else (0,), dtype=torch.float32)
+
+
+def _attention(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _attention_call(tensors, given)
+    score_mod, mask_mod = function_of(call.score_mod), function_of(call.mask_mod)
+    return _pair(call, ATTENTION.run(replace(call, score_mod=score_mod, mask_mod=mask_mod)))
+
+
+def _attention_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = replace(_attention_call(tensors, given), score_mod=None, mask_mod=None)
+    described, q = describe(call), call.q
+    if call.layout == "bhsd" and q.stride(1) < q.stride(2) and described.q_len > 1 and described.heads > 1:
+        shape = (described.batch, described.q_len, described.heads, described.dim_v)
+        return q.new_empty(shape).transpose(1, 2), _new_lse(call, described)
+    return q.new_empty(out_shape(described)), _new_lse(call, described)
+
+
+def _attention_fp8(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _fp8_call(tensors, given)
+    return _pair(call, ATTENTION_FP8.run(call))
+
+
+def _attention_fp8_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _fp8_call(tensors, given)
+    described = ATTENTION_FP8.describe(call)
+    return call.q.new_empty(out_shape(described), dtype=torch.bfloat16), _new_lse(call, described)
+
+
+define(
+    "attention", f"({schema_of(Operands, _ATTENTION_LACKS)}) {_RESULTS}", _attention, _attention_fake,
+    "backward yet: call it under torch.no_grad()",
+)  # fmt: skip
+define(
+    "attention_fp8", f"({schema_of(Operands, _FP8_LACKS)}) {_RESULTS}", _attention_fp8, _attention_fp8_fake,
+    "backward: call it under torch.no_grad()",
+)  # fmt: skip
+
+
+def _shared(call: AttentionArguments) -> dict[str, Any]:
+    """What both operators take of a call."""
+    causal, window, alignment, scale, softcap = call.options
+    left, right = (None, None) if window is None else window
+    extras = call.extras
+    keywords: dict[str, Any] = {
+        "causal": causal, "window_left": left, "window_right": right, "alignment": alignment, "scale": scale,
+        "softcap": softcap, "return_lse": call.return_lse, "sinks": extras.sinks,
+    }  # fmt: skip
+    if extras.blocks is not None:
+        keywords.update(zip(_LISTS, extras.blocks.tensors))
+        keywords["block_q"], keywords["block_k"] = extras.blocks.block
+    if extras.seqlens is not None:
+        keywords.update(zip(_SEQLENS, extras.seqlens))
+    if extras.max_seqlens is not None:
+        keywords["max_seqlen_q"] = extras.max_seqlens.q
+    return keywords
+
+
+def _result(call: AttentionArguments, output: torch.Tensor, lse: torch.Tensor) -> Any:
+    """What the caller gets."""
+    if call.out is not None:
+        check_out(call.out, tuple(output.shape), output.dtype, output.device)
+        output = copy_rows(call.out, output, call.extras)
+    return (output, lse) if call.return_lse else output
 
 
 def _name(argument: str, function: Any) -> str | None:
@@ -94,48 +202,32 @@ def _name(argument: str, function: Any) -> str | None:
     return name_of(argument, function, torch.compiler.is_compiling())
 
 
-def call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: str,
-    options: tuple[Any, ...],
-    extras: Extras,
-    rest: tuple[Any, ...],
-) -> Any:
-    """A call as an operator. `rest`: (score_mod, mask_mod, return_lse, out, family).
-
-    TypeError where the operator's schema cannot express an argument.
-    """
-    score_mod, mask_mod, return_lse, out, family = rest
-    named = dict(zip(NAMES.get(layout, ("q", "k", "v")), (q, k, v)))
-    refuse_forward_mode("attention", {**named, **extras.tensors(), "out": out})
+def attention(call: AttentionArguments) -> Any:
+    """A call as an operator. TypeError where the operator's schema cannot express an argument."""
+    refuse_forward_mode("attention", {**call.read(), "out": call.out})
+    extras = call.extras
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             raise TypeError(
                 f"aux[{i}] is a {type(x).__name__}, must be a torch.Tensor under torch.compile, a mode or a "
                 "subclass"
             )
-    causal, window, alignment, scale, softcap = options
-    left, right = (None, None) if window is None else window
-    keywords: dict[str, Any] = {
-        "layout": layout, "causal": causal, "window_left": left, "window_right": right,
-        "alignment": alignment, "scale": scale, "softcap": softcap, "mask": extras.mask,
-        "sinks": extras.sinks, "return_lse": return_lse,
-        "family": family, "score_mod": _name("score_mod", score_mod), "mask_mod": _name("mask_mod", mask_mod),
-        "aux": extras.aux or None,
-    }  # fmt: skip
-    if extras.blocks is not None:
-        names = ("counts", "indices", "full_counts", "full_indices")
-        keywords.update(zip(names, extras.blocks.tensors))
-        keywords["block_q"], keywords["block_k"] = extras.blocks.block
-    if extras.seqlens is not None:
-        keywords.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), extras.seqlens))
+    keywords = _shared(call)
     if extras.max_seqlens is not None:
-        max_q, max_k = extras.max_seqlens
-        keywords.update(max_seqlen_q=max_q, max_seqlen_k=-1 if max_k is None else max_k)
-    result, lse = torch.ops.kernels_dsl.attention(q, k, v, **keywords)
-    if out is not None:
-        check_out(out, tuple(result.shape), result.dtype, result.device)
-        result = copy_rows(out, result, extras)
-    return (result, lse) if return_lse else result
+        keywords["max_seqlen_k"] = -1 if extras.max_seqlens.k is None else extras.max_seqlens.k
+    keywords.update(
+        layout=call.layout, mask=extras.mask, family=call.family, aux=extras.aux or None,
+        score_mod=_name("score_mod", call.score_mod), mask_mod=_name("mask_mod", call.mask_mod),
+    )  # fmt: skip
+    return _result(call, *torch.ops.kernels_dsl.attention(call.q, call.k, call.v, **keywords))
+
+
+def attention_fp8(call: AttentionFp8Arguments) -> Any:
+    """A call as an operator. ValueError where gradients are asked for with `out`."""
+    call.refuse_gradients()
+    read = call.read()
+    refuse_forward_mode("attention_fp8", {**read, "out": call.out})
+    if call.out is not None:
+        refuse_written(read.values(), out=call.out)
+    tensors = (call.q, call.k, call.v, *call.descales)
+    return _result(call, *torch.ops.kernels_dsl.attention_fp8(*tensors, **_shared(call)))

@@ -14,7 +14,7 @@ from kernels_dsl.config.attention import (
 )
 from kernels_dsl.config.attention_sm80 import sm80_config
 from kernels_dsl.config.problem import L40S
-from kernels_dsl.ops.attention.attention_fp8 import FUNCTIONS
+from kernels_dsl.ops.attention.fp8_plan import FUNCTIONS
 
 LARGE = Extent(rows=1 << 16, keys=1 << 16, heads=64, sms=132)
 

@@ -7,8 +7,10 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from kernels_dsl.ops.attention import attention, attention_fp8
+from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import plan as attention_plan
+from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8
+from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.target import Target
 
 
@@ -17,8 +19,10 @@ def launched(monkeypatch):
     """The arguments of each launch, on tensors that pass for those of an H200."""
     calls = []
     target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
-    monkeypatch.setattr(attention, "target_of", lambda *_: target)
-    monkeypatch.setattr(attention, "_PLANS", {})
+    monkeypatch.setattr(operation, "target_of", lambda *_: target)
+    for used in (ATTENTION, ATTENTION_FP8):
+        monkeypatch.setattr(used, "calls", {})
+        monkeypatch.setattr(used, "plans", {})
     monkeypatch.setattr(attention_plan.Launch, "__call__", lambda self, *args: calls.append(("first", args)))
     monkeypatch.setattr(
         attention_plan.Launch, "direct", lambda self: lambda *args: calls.append(("again", args))
@@ -72,15 +76,6 @@ def test_other_tensors_get_plans_of_their_own(launched):
         assert all(x.data_ptr() % 16 == 0 for x in args[:3])
 
 
-@pytest.fixture
-def launched_fp8(launched, monkeypatch):
-    """The same for `attention_fp8`."""
-    target = Target(DEVICES_BY_ARCH["sm_90a"], -1)
-    monkeypatch.setattr(attention_fp8, "target_of", lambda *_: target)
-    monkeypatch.setattr(attention_fp8, "_PLANS", {})
-    return launched
-
-
 def _fp8(*shape):
     return torch.zeros(shape, dtype=torch.float8_e4m3fn)
 
@@ -95,24 +90,24 @@ DESCALES = {
 
 @pytest.mark.parametrize("kind", list(DESCALES))
 @pytest.mark.parametrize("causal", [False, True])
-def test_fp8_the_second_call_launches_what_the_first_does(launched_fp8, kind, causal):
+def test_fp8_the_second_call_launches_what_the_first_does(launched, kind, causal):
     q, k, v = _fp8(2, 100, 8, 64), _fp8(2, 200, 4, 64), _fp8(2, 200, 4, 32)
     descales = [None if shape is None else torch.ones(shape) for shape in DESCALES[kind]]
     options = dict(zip(("q_descale", "k_descale", "v_descale"), descales), causal=causal)
     for _ in range(2):
         kernels_dsl.attention_fp8(q, k, v, **options)
-    (way, args), (way_again, args_again) = launched_fp8
+    (way, args), (way_again, args_again) = launched
     assert (way, way_again) == ("first", "again")
     assert _described(args) == _described(args_again)
     assert [x.data_ptr() for x in args_again[:3]] == [x.data_ptr() for x in (q, k, v)]
     assert all(x is y for x, y in zip(args_again[6:9], descales))
 
 
-def test_fp8_other_arguments_go_the_long_way(launched_fp8):
+def test_fp8_other_arguments_go_the_long_way(launched):
     """A cached call does not hide an error, an option, or a tensor that must be prepared."""
     x, heads = _fp8(2, 100, 4, 64), torch.ones(2, 4)
     kernels_dsl.attention_fp8(x, x, x, q_descale=heads)
-    launched_fp8.clear()
+    launched.clear()
     with pytest.raises(ValueError, match="q_descale is"):
         kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(2, 3))
     with pytest.raises(TypeError, match="k is a NoneType"):
@@ -120,10 +115,10 @@ def test_fp8_other_arguments_go_the_long_way(launched_fp8):
     with pytest.raises(ValueError, match="out shares memory with v, must be a tensor of its own"):
         both = torch.empty(2, 100, 4, 128, dtype=x.dtype)
         kernels_dsl.attention_fp8(x, x, both[..., :64], out=both.view(torch.bfloat16))
-    assert not launched_fp8
+    assert not launched
     kernels_dsl.attention_fp8(x, x, x, q_descale=torch.ones(()))
     kernels_dsl.attention_fp8(x, x, x, q_descale=heads, return_lse=True)
     kernels_dsl.attention_fp8(x, x, x.mT.contiguous().mT, q_descale=heads)
-    assert [way for way, _ in launched_fp8] == ["first"] * 3
-    (_, one), (_, with_lse), (_, strided) = launched_fp8
+    assert [way for way, _ in launched] == ["first"] * 3
+    (_, one), (_, with_lse), (_, strided) = launched
     assert (one[6].shape, with_lse[5].shape, strided[2].stride(-1)) == ((1,), (2, 4, 100), 1)

@@ -13,17 +13,19 @@ import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.problem import H200, L40S, Device
-from kernels_dsl.ops.attention import attention as ops
+from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.attention.blocks import BlockLists, document_mask
+from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.target import Target
 
 
 @pytest.fixture
 def on_h200(monkeypatch):
     """CPU tensors are taken for tensors on an H200: plans are made, nothing is launched."""
-    monkeypatch.setattr(ops, "target_of", lambda *_: Target(H200, -1))
-    monkeypatch.setattr(ops, "_PLANS", {})
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(H200, -1))
+    monkeypatch.setattr(ATTENTION, "calls", {})
+    monkeypatch.setattr(ATTENTION, "plans", {})
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -178,12 +180,12 @@ def test_lists_are_checked_on_request():
 
 def test_a_gpu_that_is_too_old_is_refused_with_the_reason(monkeypatch):
     turing = Device("T4", (7, 5), 40, 65536)
-    monkeypatch.setattr(ops, "target_of", lambda *_: Target(turing, -1))
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(turing, -1))
     assert "q is on T4 of compute capability 7.5, must be 8.0" in kernels_dsl.attention_supports(Q, K, K)
 
 
 def test_the_family_follows_from_the_gpu(monkeypatch):
-    monkeypatch.setattr(ops, "target_of", lambda *_: Target(L40S, -1))
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(L40S, -1))
     assert kernels_dsl.attention_supports(Q, K, K) is None
     assert kernels_dsl.attention_supports(Q, K, K, family="sm80") is None
     assert "family is 'sm90', must be one of ('sm80',)" in kernels_dsl.attention_supports(
@@ -204,7 +206,7 @@ def test_the_family_follows_from_the_gpu(monkeypatch):
     ],
 )
 def test_a_configuration_that_does_not_fit(monkeypatch, config, message):
-    monkeypatch.setattr(ops, "target_of", lambda *_: Target(L40S, -1))
+    monkeypatch.setattr(operation, "target_of", lambda *_: Target(L40S, -1))
     assert message in kernels_dsl.attention_supports(Q, K, K, config=config)
     assert "family is 'sm90', must be config's, 'sm80', or None" in kernels_dsl.attention_supports(
         Q, K, K, config=config, family="sm90"
@@ -313,7 +315,7 @@ def test_values_are_looked_at_in_checked_mode(on_h200, monkeypatch, changes, mes
     arguments = {n: torch.tensor(x).int() if isinstance(x, list) else x for n, x in arguments.items()}
     ran = []
     plan = attention_plan.Plan(lambda *call: ran.append(call) or (None, None), None)
-    monkeypatch.setattr(attention_plan, "build", lambda *call: plan)
+    monkeypatch.setattr(ATTENTION, "_build", lambda *call: plan)
     packed = _tensor(40, 2, 64)
     kernels_dsl.attention_varlen(packed, packed, packed, **arguments)  # outside of the mode nothing is read
     with kernels_dsl.checked():

@@ -10,8 +10,9 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.problem import H200
-from kernels_dsl.ops.attention import attention_fp8
+from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import blocks as attention_blocks
+from kernels_dsl.ops.attention import fp8_plan
 from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference import quantize as ref
@@ -60,12 +61,12 @@ def test_block_lists(seed):
 
 def test_v_of_later_heads_beside_the_products(seed, monkeypatch):
     """Two CTAs, so that they take several tiles; numbers are 0 again."""
-    target, counters = attention_fp8.target_of, []
+    target, counters = operation.target_of, []
     few = replace(H200, sm_count=2)
-    monkeypatch.setattr(attention_fp8, "target_of", lambda *a: replace(target(*a), device=few))
-    make = attention_fp8.counter_and_workspace
+    monkeypatch.setattr(operation, "target_of", lambda *a: replace(target(*a), device=few))
+    make = fp8_plan.counter_and_workspace
     monkeypatch.setattr(
-        attention_fp8, "counter_and_workspace", lambda *a: counters.append(make(*a)) or counters[-1]
+        fp8_plan, "counter_and_workspace", lambda *a: counters.append(make(*a)) or counters[-1]
     )
     config = Sm90AttentionConfig(192, 96, 128, 128, stages=3, watch_sums=True, linear_exps=3, later_v=2)
     shapes = _shapes((3, 3), (200, 120), (128, 128))
@@ -115,7 +116,7 @@ def test_one_descale_for_all_and_for_heads_of_keys(seed):
 
 
 def test_operator_and_its_fake(seed):
-    import kernels_dsl.ops.attention.fp8_register
+    import kernels_dsl.ops.attention.register
 
     (q, qs, _), (k, ks, _), (v, vs, _) = (quantised((1, 40, 1, 64), seed + i) for i in range(3))
     torch.library.opcheck(

@@ -11,9 +11,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
-from kernels_dsl.ops.attention import attention as ops
-from kernels_dsl.ops.attention import attention_fp8 as fp8_ops
-from kernels_dsl.ops.attention import blocks, register
+from kernels_dsl.ops.attention import arguments, blocks, fp8_plan, register
 from kernels_dsl.ops.attention import plan as attention_plan
 from lowering import emulator
 
@@ -205,10 +203,11 @@ def test_wrong_options_of_what_is_around_attention(build, message):
 
 def test_an_out_whose_unit_modes_have_odd_strides_is_not_copied():
     """A stride of a mode of size 1 says nothing."""
-    extras = ops.Extras(seqlens=(SUMS, SUMS, None), max_seqlens=(9, None))
-    call = ops.describe(*[torch.zeros(9, 1, 64).bfloat16()] * 3, layout="thd", extras=extras)
+    extras = arguments.Extras(seqlens=arguments.Seqlens(SUMS, SUMS), max_seqlens=arguments.MaxSeqlens(9))
+    tensors = [torch.zeros(9, 1, 64).bfloat16()] * 3
+    call = arguments.describe(arguments.AttentionArguments(*tensors, layout="thd", extras=extras))
     out = torch.zeros(9 * 128).bfloat16().as_strided((9, 1, 64), (128, 7, 1))
     to = attention_plan.destination(call, out)
     assert not to.copied and to.of(out).data_ptr() == out.data_ptr() and to.of(out).stride(1) % 8 == 0
     odd = torch.zeros(9 * 128).bfloat16().as_strided((9, 1, 64), (67, 64, 1))
-    assert attention_plan.destination(call, odd).copied and fp8_ops.destination is attention_plan.destination
+    assert attention_plan.destination(call, odd).copied and fp8_plan.destination is attention_plan.destination

@@ -1,0 +1,80 @@
+"""`attention` in its three forms as an operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops import checked, overlap
+from kernels_dsl.ops.attention.arguments import (
+    MODES,
+    NO_EXTRAS,
+    AttentionArguments,
+    AttentionCall,
+    describe,
+)
+from kernels_dsl.ops.attention.outputs import check_out, out_shape
+from kernels_dsl.ops.attention.plan import Plan, build
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, watched
+from kernels_dsl.ops.operation import Operation
+
+_grad_enabled = torch.is_grad_enabled
+
+
+class _Attention(Operation[AttentionArguments, Plan]):
+    def seen_as_operator(self, call: AttentionArguments) -> bool:
+        """Whether torch.compile, a mode, a transform or a tensor subclass must see the call."""
+        if watched():
+            return True
+        tensors = [x for x in call.read().values() if x is not None]
+        subclass = any(isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES for x in tensors)
+        return subclass and all(isinstance(x, torch.Tensor) for x in (call.q, call.k, call.v))
+
+    def entry(self, plan: Plan, call: AttentionArguments, tensors: tuple[Any, ...]) -> Any:
+        """What the call cache has: the bare launch, or of packed sequences the plan."""
+        return plan.bare if call.extras is NO_EXTRAS else plan
+
+
+def refuse_gradient(call: AttentionArguments) -> None:
+    """RuntimeError where a gradient is asked for, TypeError for what is no mask; past the dispatcher."""
+    grad = _grad_enabled()
+    for name, x in call.read().items():
+        if type(x) in PLAIN_TYPES:
+            if grad and x.requires_grad:
+                raise RuntimeError(
+                    f"{name} requires grad, but attention has no backward yet: call it under "
+                    "torch.no_grad(), or on detached tensors"
+                )
+        elif x is not None and isinstance(x, torch.Tensor):
+            if hasattr(x, "seq_len_kv"):
+                raise TypeError(f"mask is a {type(x).__name__}, must be None: say causal and alignment")
+            check_tensor(name, x)
+
+
+def _describe(call: AttentionArguments) -> AttentionCall:
+    described = describe(call)
+    if call.extras.aux and call.score_mod is call.mask_mod is None:
+        raise ValueError("aux is given, must be empty without score_mod and mask_mod, whose arguments it is")
+    check_out(call.out, out_shape(described), call.q.dtype, call.q.device)
+    return described
+
+
+def check_addresses_and_values(call: AttentionArguments) -> None:
+    """ValueError where `out` shares memory with what the call reads, and in checked mode for wrong values."""
+    if call.out is not None:
+        named = {name: x for name, x in call.read().items() if x is not None}
+        overlap.check_overlap(call.out, named, tuple(named))
+    if call.extras is not NO_EXTRAS and checked.is_checked():
+        rows = MODES[call.layout][1]
+        lengths = (call.q.shape[rows], call.k.shape[rows])
+        checked.check_values(call.extras, lengths, call.out is None and not call.drops_rows)
+
+
+def _follow(plan: Plan, call: AttentionArguments) -> Any:
+    check_addresses_and_values(call)
+    result, lse = plan.run(call.q, call.k, call.v, call.out, call.extras)
+    return (result, lse) if call.return_lse else result
+
+
+ATTENTION = _Attention("attention", AttentionArguments, _describe, build, _follow)
