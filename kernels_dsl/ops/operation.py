@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.eager_path import (
     check_memory,
@@ -55,6 +57,10 @@ class Arguments:
     """Field, without the outputs -> type in the schema."""
     tensors: ClassVar[tuple[str, ...]]
     """Fields that are tensors or tuples of them, without the outputs."""
+    lists: ClassVar[tuple[str, ...]]
+    """Those that are tuples."""
+    choices: ClassVar[tuple[str, ...]]
+    """Fields that are no tensors, alpha and beta apart."""
 
     def __init_subclass__(cls) -> None:
         hidden = (*cls.outputs, *cls.unlisted)
@@ -63,6 +69,9 @@ class Arguments:
         inherited: dict[str, str] = cls.types if is_dataclass(cls) else {}
         cls.types = {**inherited, **{name: SCHEMA_TYPES[text] for name, text in listed.items()}}
         cls.tensors = tuple(name for name, kind in cls.types.items() if kind.startswith("Tensor"))
+        cls.lists = tuple(name for name, kind in cls.types.items() if kind == "Tensor[]?")
+        beside = (*cls.tensors, "alpha", "beta")
+        cls.choices = tuple(name for name in cls.types if name not in beside)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -75,7 +84,7 @@ class Arguments:
         aliases = self.aliases
         for name in self.tensors:
             value = getattr(self, name)
-            if self.types[name] == "Tensor[]?":
+            if name in self.lists:
                 found.update((f"{name}[{i}]", x) for i, x in enumerate(value))
             else:
                 found[aliases.get(name, name)] = value
@@ -93,27 +102,25 @@ class Arguments:
         """ValueError where gradients are asked for that do not exist."""
 
     def plan_key(self) -> Any:
-        """All that a plan depends on."""
-        parts: list[Any] = []
-        for name, kind in self.types.items():
-            value = getattr(self, name)
-            if name == "alpha" or name == "beta":
-                parts.append(value == (1.0 if name == "alpha" else 0.0))
-            elif kind == "Tensor[]?":
-                parts.append(tuple(map(signature, value)))
-            else:
-                parts.append(signature(value) if kind.startswith("Tensor") else value)
-        parts += [signature(getattr(self, name)) for name in self.outputs]
-        return tuple(parts)
+        """All that a plan depends on. Of alpha and beta that is whether they have no effect."""
+        given = vars(self)
+        layouts = [
+            signature(given[name]) for name in (*self.tensors, *self.outputs) if name not in self.lists
+        ]
+        layouts += [signature(x) for name in self.lists for x in given[name]]
+        options = [given[name] for name in self.choices]
+        return given.get("alpha") == 1.0, given.get("beta") == 0.0, *layouts, *options
 
     def in_memory(self: Self) -> Self:
         """The record with negated views as tensors of memory; the same where there are none."""
         changed: dict[str, Any] = {}
         for name in self.tensors:  # type: ignore[attr-defined]
             value = getattr(self, name)
-            made = written_out(value if isinstance(value, tuple) else (value,))
-            if made is not None:
-                changed[name] = made if isinstance(value, tuple) else made[0]
+            if name not in self.lists:  # type: ignore[attr-defined]
+                if isinstance(value, torch.Tensor) and value.is_neg():
+                    (changed[name],) = written_out((value,)) or (value,)
+            elif (made := written_out(value)) is not None:
+                changed[name] = made
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
 

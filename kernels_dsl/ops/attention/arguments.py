@@ -112,6 +112,21 @@ class Extras(NamedTuple):
             found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
+    def values(self) -> list[torch.Tensor]:
+        """The same without names."""
+        lists = self.blocks.tensors if isinstance(self.blocks, BlockLists) else ()
+        given = (self.mask, self.sinks, *lists, *self.aux, *(self.seqlens or ()))
+        return [x for x in given if x is not None and isinstance(x, torch.Tensor)]
+
+    def form(self) -> tuple[Any, ...]:
+        """Which ones are there, and all that is no tensor."""
+        blocks: Any = None
+        if self.blocks is not None:
+            blocks = (self.blocks.block, *[x is None for x in self.blocks.tensors])
+        seqlens = None if self.seqlens is None else self.seqlens.used is None
+        kinds = tuple(map(type, self.aux))
+        return type(self.mask), type(self.sinks), blocks, kinds, seqlens, self.max_seqlens
+
     def in_memory(self) -> Extras:
         """The same with negated views as tensors of memory (`eager_path`)."""
         found = self

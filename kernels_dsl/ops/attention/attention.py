@@ -34,6 +34,7 @@ from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
 from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.options import boolean, integer, one_of, real
+from kernels_dsl.ops.overlap import ranges_meet
 
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object
 
@@ -87,7 +88,6 @@ def attention(
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else widths_of(window)
     key: Any = None
-    extras = NO_EXTRAS
     if mask is sinks is blocks is score_mod is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
             key = _key(q, k, "bshd", causal, window, alignment, scale, softcap)
@@ -95,14 +95,13 @@ def attention(
                 output = _repeated(key, q, k, v)
                 if output is not None:
                     return output
-    else:
+    options = AttentionOptions(causal, window, alignment, scale, softcap)
+    extras = NO_EXTRAS
+    if not mask is sinks is blocks is None or aux is not _NO_AUX:
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
         extras = Extras(mask, sinks, blocks, aux_of(aux))
-    call = AttentionArguments(
-        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "bshd", extras, score_mod,
-        mask_mod, return_lse=return_lse, config=config, family=family, out=out,
-    )  # fmt: skip
-    return _first(call, key)
+    return _other(q, k, v, options, "bshd", extras, key, score_mod=score_mod, mask_mod=mask_mod,
+                  return_lse=return_lse, config=config, family=family, out=out)  # fmt: skip
 
 
 def scaled_dot_product_attention(
@@ -158,7 +157,7 @@ def scaled_dot_product_attention(
                 return output
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
     options = AttentionOptions(is_causal, None, alignment, scale, 0.0)
-    out = _first(AttentionArguments(query, key, value, options, "bhsd", extras), seen)
+    out = _other(query, key, value, options, "bhsd", extras, seen)
     return out[0] if unbatched else out
 
 
@@ -212,19 +211,9 @@ def attention_varlen(
     longest = MaxSeqlens(max_seqlen_q, None if mask is None else max_seqlen_k)
     seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k)
     extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, longest)
-    key: Any = None
-    if mask is sinks is blocks is None and score_mod is mask_mod is out is None and aux is _NO_AUX:
-        if return_lse is False and config is None and family is None and not is_checked():
-            key = _key(q, k, (max_seqlen_q, seqused_k is None), causal, window, alignment, scale, softcap)
-            if key is not None:
-                output = _repeated(key, q, k, v, extras)
-                if output is not None:
-                    return output
-    call = AttentionArguments(
-        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "thd", extras, score_mod,
-        mask_mod, return_lse=return_lse, config=config, family=family, out=out,
-    )  # fmt: skip
-    return _first(call, key)
+    options = AttentionOptions(causal, window, alignment, scale, softcap)
+    return _other(q, k, v, options, "thd", extras, None, score_mod=score_mod, mask_mod=mask_mod,
+                  return_lse=return_lse, config=config, family=family, out=out)  # fmt: skip
 
 
 def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
@@ -238,22 +227,13 @@ def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
         return None
 
 
-def _tensors(q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, ...]:
-    """What the call cache compares."""
-    if extras.seqlens is None:
-        return (q, k, v)
-    return (q, k, v, *[x for x in extras.seqlens if x is not None])
-
-
-def _repeated(key: Any, q: Any, k: Any, v: Any, extras: Extras = NO_EXTRAS) -> torch.Tensor | None:
-    """The output of a call like an earlier one; None where there was none."""
-    tensors = (q, k, v) if extras is NO_EXTRAS else _tensors(q, k, v, extras)
-    found = call_cache.find(ATTENTION.calls, key, tensors)
-    if found is None:
+def _repeated(key: Any, q: Any, k: Any, v: Any) -> torch.Tensor | None:
+    """The output of a call like an earlier one that had q, k and v alone; None where there was none."""
+    bare = call_cache.find(ATTENTION.calls, key, (q, k, v))
+    if bare is None:
         return None
-    output: torch.Tensor
     try:
-        output = found(q, k, v) if extras is NO_EXTRAS else found.run(q, k, v, None, extras)[0]
+        output: torch.Tensor = bare(q, k, v)
         return output
     except ValueError as error:
         if not refuses_address(error):
@@ -262,12 +242,58 @@ def _repeated(key: Any, q: Any, k: Any, v: Any, extras: Extras = NO_EXTRAS) -> t
     return None
 
 
-def _first(call: AttentionArguments, key: Any) -> Any:
-    """A call that the call cache does not have."""
+def _other(
+    q: Any,
+    k: Any,
+    v: Any,
+    options: AttentionOptions,
+    layout: str,
+    extras: Extras,
+    key: Any,
+    *,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    return_lse: bool = False,
+    config: Any = None,
+    family: str | None = None,
+    out: Any = None,
+) -> Any:
+    """A call with more than q, k and v, or that the call cache does not have."""
+    tensors: tuple[Any, ...] = (q, k, v)
+    if key is None and not is_checked():
+        form = (
+            layout,
+            extras is NO_EXTRAS or extras.form(),
+            out is None,
+            score_mod,
+            mask_mod,
+            return_lse,
+            config,
+            family,
+        )
+        key = _key(q, k, form, options)
+        if key is not None:
+            if extras is not NO_EXTRAS:
+                tensors += tuple(extras.values())
+            if out is not None:
+                tensors += (out,)
+            found = call_cache.find(ATTENTION.calls, key, tensors)
+            if found is not None and (out is None or not ranges_meet(out, tensors[:-1], found.extents)):
+                try:
+                    result = found.plan.run(q, k, v, out, extras)
+                    return result if return_lse else result[0]
+                except ValueError as error:
+                    if not refuses_address(error):
+                        raise
+                call_cache.look_at_addresses(ATTENTION.calls, key)
+    call = AttentionArguments(
+        q, k, v, options, layout, extras, score_mod, mask_mod,
+        return_lse=return_lse, config=config, family=family, out=out,
+    )  # fmt: skip
     if not watched():
-        boolean("return_lse", call.return_lse)
+        boolean("return_lse", return_lse)
         refuse_gradient(call)
-    return ATTENTION.first(call, key, _tensors(call.q, call.k, call.v, call.extras), _operator)
+    return ATTENTION.first(call, key, tensors, _operator)
 
 
 def _operator() -> Callable[[AttentionArguments], Any]:

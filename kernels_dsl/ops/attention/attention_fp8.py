@@ -20,8 +20,10 @@ from kernels_dsl.ops.attention.arguments import (
 )
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
+from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.options import integer
+from kernels_dsl.ops.overlap import ranges_meet
 
 _Tensor = torch.Tensor
 
@@ -88,13 +90,10 @@ def attention_fp8(
                     if not refuses_address(error):
                         raise
                 call_cache.look_at_addresses(ATTENTION_FP8.calls, key)
+    options = AttentionOptions(causal, window, alignment, scale, softcap)
+    descales = (q_descale, k_descale, v_descale)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
-    call = AttentionFp8Arguments(
-        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "bshd", extras,
-        return_lse=return_lse, config=config, out=out, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale,
-    )  # fmt: skip
-    return ATTENTION_FP8.first(call, key, tensors, _operator)
+    return _other((q, k, v, *descales), options, extras, key, tensors, return_lse, config, out)
 
 
 def attention_fp8_varlen(
@@ -135,12 +134,45 @@ def attention_fp8_varlen(
         max_seqlen_q = integer("max_seqlen_q", max_seqlen_q)
     seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k)
     extras = Extras(sinks=sinks, blocks=blocks, seqlens=seqlens, max_seqlens=MaxSeqlens(max_seqlen_q))
+    options = AttentionOptions(causal, window, alignment, scale, softcap)
+    descales = (q_descale, k_descale, v_descale)
+    return _other((q, k, v, *descales), options, extras, None, (), return_lse, config, out)
+
+
+def _other(
+    operands: tuple[Any, ...],
+    options: AttentionOptions,
+    extras: Extras,
+    key: Any,
+    tensors: tuple[Any, ...],
+    return_lse: bool,
+    config: Any,
+    out: Any,
+) -> Any:
+    """A call with more than q, k, v and descales, `operands`, or that the call cache does not have."""
+    q, k, v, *descales = operands
+    if key is None and type(q) is type(k) is _Tensor and not is_checked():
+        kinds = (*map(type, descales), extras is NO_EXTRAS or extras.form(), out is None, return_lse, config)
+        tensors = tuple([x for x in (*operands, *extras.values(), out) if x is not None])
+        try:
+            key = (q.shape, k.shape, kinds, options)
+        except RuntimeError:  # nested tensors, which have no shape, are refused further on
+            pass
+        else:
+            found = call_cache.find(ATTENTION_FP8.calls, key, tensors)
+            if found is not None and (out is None or not ranges_meet(out, tensors[:-1], found.extents)):
+                try:
+                    return found.plan.run(operands, extras, out)
+                except ValueError as error:
+                    if not refuses_address(error):
+                        raise
+                call_cache.look_at_addresses(ATTENTION_FP8.calls, key)
     call = AttentionFp8Arguments(
-        q, k, v, AttentionOptions(causal, window, alignment, scale, softcap), "thd", extras,
-        return_lse=return_lse, config=config, out=out, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale,
+        q, k, v, options, "bshd" if extras.seqlens is None else "thd", extras,
+        return_lse=return_lse, config=config, out=out, q_descale=descales[0], k_descale=descales[1],
+        v_descale=descales[2],
     )  # fmt: skip
-    return ATTENTION_FP8.first(call, None, (), _operator)
+    return ATTENTION_FP8.first(call, key, tensors, _operator)
 
 
 def _operator() -> Callable[[AttentionFp8Arguments], Any]:

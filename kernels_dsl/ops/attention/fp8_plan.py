@@ -20,7 +20,7 @@ from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_choice import check_choice, choose
-from kernels_dsl.ops.attention.operation import check_addresses_and_values
+from kernels_dsl.ops.attention.operation import check_addresses_and_values, repeated
 from kernels_dsl.ops.attention.outputs import (
     check_out,
     destination,
@@ -87,8 +87,10 @@ class Plan:
 
 class _AttentionFp8(Operation[AttentionFp8Arguments, Plan]):
     def entry(self, plan: Plan, call: AttentionFp8Arguments, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has: the bare launch."""
-        return plan.bare
+        """What the call cache has: the bare launch, where no more than q, k, v and descales are given."""
+        if call.extras is NO_EXTRAS and call.out is None and call.config is None and not call.return_lse:
+            return plan.bare
+        return repeated(plan, call.out, tensors)
 
 
 def _describe(call: AttentionFp8Arguments) -> AttentionCall:

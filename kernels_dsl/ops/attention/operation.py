@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +18,23 @@ from kernels_dsl.ops.attention.outputs import check_out, out_shape
 from kernels_dsl.ops.attention.plan import Plan, build
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, watched
 from kernels_dsl.ops.operation import Operation
+from kernels_dsl.ops.overlap import byte_extent
 
 _grad_enabled = torch.is_grad_enabled
+
+
+class Repeated(NamedTuple):
+    """What the call cache has of a call with more than q, k and v. `extents`: bytes that its tensors span,
+    `out` first; empty where that is not given."""
+
+    plan: Any
+    extents: tuple[int, ...]
+
+
+def repeated(plan: Any, out: torch.Tensor | None, tensors: tuple[Any, ...]) -> Repeated:
+    """That of a plan; `out` is the last of the tensors, if it is given."""
+    extents = () if out is None else tuple(map(byte_extent, (out, *tensors[:-1])))
+    return Repeated(plan, extents)
 
 
 class _Attention(Operation[AttentionArguments, Plan]):
@@ -32,8 +47,12 @@ class _Attention(Operation[AttentionArguments, Plan]):
         return subclass and all(isinstance(x, torch.Tensor) for x in (call.q, call.k, call.v))
 
     def entry(self, plan: Plan, call: AttentionArguments, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has: the bare launch, or of packed sequences the plan."""
-        return plan.bare if call.extras is NO_EXTRAS else plan
+        """What the call cache has: the bare launch, where q, k and v alone are given."""
+        functions = call.score_mod is call.mask_mod is None
+        if call.extras is NO_EXTRAS and functions and call.config is None and call.family is None:
+            if call.out is None and not call.return_lse:
+                return plan.bare
+        return repeated(plan, call.out, tensors)
 
 
 def refuse_gradient(call: AttentionArguments) -> None:

@@ -15,7 +15,7 @@ from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import check_dtype
-from kernels_dsl.ops.gemm.product import repeated, weight
+from kernels_dsl.ops.gemm.product import given, repeated, weight
 from kernels_dsl.ops.gradients import refuse_forward_mode
 from kernels_dsl.ops.options import boolean, instance, number
 
@@ -92,9 +92,7 @@ def bsr_gemm(
         extras: tuple[Any, ...] = ()
         if not (c is bias is residual is epilogue is None) or epilogue_args:
             extras = (c, bias, residual, *epilogue_args)
-            tensors += tuple(
-                [x for x in extras if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))]
-            )
+            tensors += given(extras)
             zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":

@@ -11,7 +11,7 @@ from kernels_dsl.ops.bsr.arguments import BsrConfig, BsrScaledArguments
 from kernels_dsl.ops.bsr.product import BSR_SCALED_GEMM
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import repeated, weight
+from kernels_dsl.ops.gemm.product import given, repeated, weight
 from kernels_dsl.ops.options import boolean
 
 _Tensor = torch.Tensor
@@ -72,10 +72,7 @@ def bsr_scaled_gemm(
     values = sparse.values
     key: Any = None
     tensors: tuple[Any, ...] = ()
-    if c is bias is residual is None and not epilogue_args and type(dense) is type(values) is _Tensor:
-        tensors = (values, dense, scales, dense_scale)
-        if out is not None:
-            tensors += (out,)
+    if type(dense) is type(values) is _Tensor:
         one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
             key = (
@@ -85,9 +82,17 @@ def bsr_scaled_gemm(
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
     if key is not None:
-        if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
-            key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
-        extras = (None, None, None, scales, dense_scale)
+        tensors = (values, dense, scales, dense_scale) if out is None else (values, dense, out)
+        extras = (c, bias, residual, scales, dense_scale, *epilogue_args)
+        if c is bias is residual is None and not epilogue_args:
+            if out is not None:
+                tensors += (scales, dense_scale)
+            if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
+                key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
+        else:
+            tensors = (values, dense, *given((out, *extras)))
+            zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
+            key = (key, bias_axis, zero, *map(type, extras))
         result = repeated(sparse._kept, key, tensors, out, alpha, beta, extras)
         if result is not None:
             return result

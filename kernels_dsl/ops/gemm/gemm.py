@@ -12,7 +12,7 @@ from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmArguments
-from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, repeated, weight
+from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, given, repeated, weight
 from kernels_dsl.ops.gradients import refuse_written
 
 _Tensor = torch.Tensor
@@ -72,9 +72,7 @@ def gemm(
         extras: tuple[Any, ...] = ()
         if not (c is bias is residual is epilogue is None) or epilogue_args:
             extras = (c, bias, residual, *epilogue_args)
-            tensors += tuple(
-                [x for x in extras if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))]
-            )
+            tensors += given(extras)
             zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":

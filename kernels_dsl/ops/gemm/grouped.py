@@ -11,7 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.grouped_arguments import GROUPED_GEMM, GroupedArguments
-from kernels_dsl.ops.gemm.product import repeated
+from kernels_dsl.ops.gemm.product import given, repeated
 
 
 def grouped_gemm(
@@ -50,16 +50,19 @@ def grouped_gemm(
     if epilogue_args.__class__ is not tuple:
         epilogue_args = product_options.arguments(epilogue_args)
     key: Any = None
-    tensors = (a, b, offs)
-    usual = bias is residual is out is None and not epilogue_args
-    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+    tensors: tuple[Any, ...] = (a, b, offs)
+    if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        extras = (None, bias, residual, None, None, None, offs, None, *epilogue_args)
+        kinds: Any = None
+        if not bias is residual is out is None or epilogue_args:
+            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
+        options = (alpha, activation, epilogue, out_dtype, False, config, family)
         try:
-            key = (a.shape, b.shape, (alpha, activation, epilogue, out_dtype, False, config, family))
+            key = (a.shape, b.shape, kinds, out is None, options)
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            extras = (None, None, None, None, None, None, offs, None)
-            result = repeated(GROUPED_GEMM.calls, key, tensors, None, alpha, 1.0, extras)
+            result = repeated(GROUPED_GEMM.calls, key, tensors, out, alpha, 1.0, extras)
             if result is not None:
                 return result
     call = GroupedArguments(
@@ -112,17 +115,19 @@ def scaled_grouped_gemm(
         if not isinstance(scale, torch.Tensor):
             raise TypeError(f"{name} is a {type(scale).__name__}, must be a torch.Tensor")
     key: Any = None
-    tensors = (a, b, scale_a, scale_b, offs)
-    usual = bias is residual is scale_result is amax is out is None and not epilogue_args
-    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+    tensors: tuple[Any, ...] = (a, b, scale_a, scale_b, offs)
+    if amax is None and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, None, *epilogue_args)
+        kinds: Any = "scaled"
+        if not bias is residual is scale_result is out is None or epilogue_args:
+            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
         options = (alpha, activation, epilogue, out_dtype, use_fast_accum, config, family)
         try:
-            key = (a.shape, b.shape, "scaled", options)
+            key = (a.shape, b.shape, kinds, out is None, options)
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            extras = (None, None, None, scale_a, scale_b, None, offs, None)
-            result = repeated(GROUPED_GEMM.calls, key, tensors, None, alpha, 1.0, extras)
+            result = repeated(GROUPED_GEMM.calls, key, tensors, out, alpha, 1.0, extras)
             if result is not None:
                 return result
     call = GroupedArguments(

@@ -17,6 +17,7 @@ from kernels_dsl.ops.options import LARGEST
 from kernels_dsl.ops.overlap import ranges_meet
 
 Call = TypeVar("Call", bound=DenseArguments)
+_Tensor = torch.Tensor
 
 
 def repeated(
@@ -48,6 +49,11 @@ def repeated(
             raise
     look_at_addresses(calls, key)
     return None
+
+
+def given(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors among values."""
+    return tuple([x for x in values if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))])
 
 
 def weight(value: Any, neutral: float) -> Any:

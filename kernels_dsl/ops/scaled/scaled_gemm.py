@@ -11,7 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import repeated
+from kernels_dsl.ops.gemm.product import given, repeated
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM, ScaledArguments
 
 
@@ -71,17 +71,20 @@ def scaled_gemm(
         epilogue_args = product_options.arguments(epilogue_args)
     key: Any = None
     tensors: tuple[Any, ...] = (a, b, scale_a, scale_b)
-    usual = c is residual is scale_result is amax is None and not epilogue_args
-    if usual and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+    if amax is None and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
         options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum, config, family)
+        extras = (c, bias, residual, scale_a, scale_b, scale_result, None, *epilogue_args)
+        kinds: Any = bias is None
+        if c is residual is scale_result is None and not epilogue_args:
+            if not bias is out is None:
+                tensors += tuple([x for x in (bias, out) if x is not None])
+        else:
+            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
         try:
-            key = (a.shape, b.shape, bias is None, out is None, options)
+            key = (a.shape, b.shape, kinds, out is None, options)
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            if not bias is out is None:
-                tensors += tuple([x for x in (bias, out) if x is not None])
-            extras = (None, bias, None, scale_a, scale_b, None, None)
             result = repeated(SCALED_GEMM.calls, key, tensors, out, alpha, beta, extras)
             if result is not None:
                 return result
