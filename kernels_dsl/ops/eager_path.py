@@ -1,5 +1,5 @@
-"""Which tensors kernels can have as they are, which can go past PyTorch's dispatcher, and what of them a plan
-depends on.
+"""Tensors that kernels can have as they are, calls that can go past PyTorch's dispatcher, and what of them a
+plan depends on.
 
 A kernel gets an address, sizes and strides, so a tensor must be what lies in its memory: dense, of no class
 of its own, and none that PyTorch negates or conjugates only when it is read. Every operation asks here.
@@ -9,7 +9,7 @@ no tensor for a kernel (`check_tensor`) or goes to the dispatcher, which does wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,3 +118,43 @@ def watched() -> bool:
         or _functorch_level() is not None
         or _forward_ad._current_level >= 0
     )
+
+
+def asks_gradients(values: Iterable[Any]) -> bool:
+    """Whether the call of an operator with these arguments would be differentiated."""
+    return _grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in values
+    )
+
+
+def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> None:
+    """ValueError where gradients are asked for and one of the named outputs is given."""
+    given = [name for name, tensor in written.items() if tensor is not None]
+    if given and asks_gradients((*values, *written.values())):
+        raise ValueError(
+            f"{given[0]} is given and a tensor requires grad, must not: use torch.no_grad(), or no {given[0]}"
+        )
+
+
+def refuse_forward_mode(operation: str, named: Mapping[str, Any]) -> None:
+    """NotImplementedError where an argument has a tangent, of torch.func.jvp or of a dual tensor.
+
+    PyTorch takes an operator without a forward-mode derivative for a constant.
+    """
+    if torch.compiler.is_compiling() or _forward_ad._current_level < 0:
+        return
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor) and _has_tangent(value):
+            raise NotImplementedError(
+                f"{name} has a tangent, must have none: {operation} has no forward-mode derivative"
+            )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Also where it cannot be told: in a transform that torch.func.jvp has around it."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor):
+        level = functorch.peek_interpreter_stack()
+        if level is None or level.key() != functorch.TransformType.Jvp:
+            return True
+    return _forward_ad.unpack_dual(tensor).tangent is not None

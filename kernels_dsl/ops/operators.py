@@ -16,9 +16,8 @@ import torch
 
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
-from kernels_dsl.ops.eager_path import check_tensor
+from kernels_dsl.ops.eager_path import check_tensor, refuse_forward_mode, refuse_written
 from kernels_dsl.ops.epilogues import name_for
-from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.tracing import constant_result
 
@@ -46,7 +45,7 @@ def define(
     if no_gradient is not None:
         message = f"kernels_dsl::{name} has no {no_gradient}"
 
-        def refuse(ctx: Any, *grads: Any) -> Any:
+        def refuse(ctx: Any, *grads: object) -> Any:
             raise RuntimeError(message)
 
         torch.library.register_autograd(f"kernels_dsl::{name}", refuse, lib=LIBRARY)
@@ -115,9 +114,9 @@ class Operator:
             schema += "".join(f", {text.format(name)}" for text, name in zip(texts, outputs))
             define(f"{operation.name}_out", f"({schema}) -> ()", self._out, self._out_fake)
 
-    def call_of(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def call_of(self, positional: tuple[object, ...], keywords: dict[str, Any]) -> Any:
         """The record of an operator's arguments."""
-        given = {**dict(zip(self.record.types, positional)), **keywords}
+        given: dict[str, Any] = {**dict(zip(self.record.types, positional)), **keywords}
         for name, value in given.items():
             if self.record.types.get(name) in ("Tensor[]?", "SymInt[]"):
                 given[name] = tuple(value or ())
@@ -125,16 +124,16 @@ class Operator:
                 given[name] = _DECODED[name](value)
         return self.record(**given)
 
-    def _new(self, *positional: Any, **keywords: Any) -> torch.Tensor:
+    def _new(self, *positional: object, **keywords: Any) -> torch.Tensor:
         return self.operation.run(self.call_of(positional, keywords))
 
-    def _out(self, *positional: Any, **keywords: Any) -> None:
+    def _out(self, *positional: object, **keywords: Any) -> None:
         self.operation.run(self.call_of(positional, keywords))
 
-    def _new_fake(self, *positional: Any, **keywords: Any) -> torch.Tensor:
+    def _new_fake(self, *positional: object, **keywords: Any) -> torch.Tensor:
         return self.fake(self.call_of(positional, keywords))
 
-    def _out_fake(self, *positional: Any, **keywords: Any) -> None:
+    def _out_fake(self, *positional: object, **keywords: Any) -> None:
         self.operation.describe(self.call_of(positional, keywords))
 
     def fake(self, call: Any) -> torch.Tensor:

@@ -133,7 +133,9 @@ class Extras(NamedTuple):
         if isinstance(self.blocks, BlockLists):
             lists = written_out(self.blocks.tensors)
             if lists is not None:
-                found = found._replace(blocks=self.blocks.of(lists))
+                found = found._replace(
+                    blocks=BlockLists(lists[0], lists[1], lists[2], lists[3], self.blocks.block)
+                )
         aux, seqlens = written_out(self.aux), written_out(self.seqlens or ())
         if aux is not None:
             found = found._replace(aux=aux)

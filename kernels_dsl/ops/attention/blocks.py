@@ -42,11 +42,6 @@ class BlockLists:
         """(counts, indices, full counts, full indices)."""
         return self.counts, self.indices, self.full_counts, self.full_indices
 
-    def of(self, tensors: Sequence[torch.Tensor | None]) -> BlockLists:
-        """Blocks as large with other `tensors`."""
-        counts, indices, full_counts, full_indices = tensors
-        return BlockLists(counts, indices, full_counts, full_indices, self.block)
-
     def check_indices(self, k_len: int) -> None:
         """ValueError for a count or a block index out of range, or a block that is listed twice for a query
         block. Reads the lists: a host synchronisation. `kernels_dsl.checked` does it before each call."""

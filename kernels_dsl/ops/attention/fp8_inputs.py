@@ -7,8 +7,7 @@ from functools import lru_cache
 import torch
 
 from kernels_dsl.config.attention import DESCALE_KEYS
-from kernels_dsl.ops.eager_path import check_tensor, watched
-from kernels_dsl.ops.gradients import refuse_forward_mode
+from kernels_dsl.ops.eager_path import check_tensor, refuse_forward_mode, watched
 from kernels_dsl.ops.options import boolean
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices

@@ -25,7 +25,7 @@ from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Argume
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.eager_path import refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import define, schema_of
 from lowering.records import frozen

@@ -12,7 +12,7 @@ from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.eager_path import check_output, check_tensor
+from kernels_dsl.ops.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
@@ -28,7 +28,6 @@ from kernels_dsl.ops.gemm.arguments import (
     result_dtype,
 )
 from kernels_dsl.ops.gemm.grad import refuse_functions
-from kernels_dsl.ops.gradients import asks_gradients
 from kernels_dsl.ops.operation import Arguments, Named
 from kernels_dsl.ops.scaled.arguments import OperandScale, check_scale
 from lowering.records import frozen

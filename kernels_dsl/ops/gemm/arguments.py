@@ -14,11 +14,10 @@ import torch
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops import options
-from kernels_dsl.ops.eager_path import check_output, check_tensor
+from kernels_dsl.ops.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.grad import refuse_functions
-from kernels_dsl.ops.gradients import asks_gradients
 from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
 

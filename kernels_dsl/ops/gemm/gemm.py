@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops.eager_path import PLAIN_TYPES
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmArguments
 from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, given, repeated, weight
-from kernels_dsl.ops.gradients import refuse_written
 
 _Tensor = torch.Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.gradients import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.eager_path import refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
 from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments, check_out, check_out_memory
@@ -21,17 +21,17 @@ def _call_of(
     return QuantizeArguments(x, scale, transpose=_TRANSPOSES[transpose], **options)
 
 
-def _quantize(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+def _quantize(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
     call = _call_of(*tensors, **options)
     return new_ones(QUANTIZE.run(call), call.scheme)
 
 
-def _quantize_fake(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+def _quantize_fake(*tensors: torch.Tensor, **options: Any) -> list[torch.Tensor]:
     call = _call_of(*tensors, **options)
     return new_results(call.x.shape, QUANTIZE.describe(call), call.x.device)
 
 
-def _quantize_out(x: torch.Tensor, written: list[torch.Tensor], *scale: Any, **options: Any) -> None:
+def _quantize_out(x: torch.Tensor, written: list[torch.Tensor], *scale: torch.Tensor, **options: Any) -> None:
     call = _call_of(x, *scale, **options)
     out = assemble(written, call.scheme, call.scale)
     check_out(out, x, call.scale, call.scheme, strides=False)
@@ -45,7 +45,9 @@ def _quantize_out(x: torch.Tensor, written: list[torch.Tensor], *scale: Any, **o
         QUANTIZE.plan_of(call)(x, call.scale, out)
 
 
-def _quantize_out_fake(x: torch.Tensor, written: list[torch.Tensor], *scale: Any, **options: Any) -> None:
+def _quantize_out_fake(
+    x: torch.Tensor, written: list[torch.Tensor], *scale: torch.Tensor, **options: Any
+) -> None:
     call = _call_of(x, *scale, **options)
     scheme = QUANTIZE.describe(call)
     check_out(assemble(written, scheme, call.scale), x, call.scale, scheme, strides=False)
