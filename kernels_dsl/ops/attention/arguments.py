@@ -121,8 +121,10 @@ class Extras(NamedTuple):
     def form(self) -> tuple[Any, ...]:
         """Which ones are there, and all that is no tensor."""
         blocks: Any = None
-        if self.blocks is not None:
+        if isinstance(self.blocks, BlockLists):
             blocks = (self.blocks.block, *[x is None for x in self.blocks.tensors])
+        elif self.blocks is not None:
+            blocks = type(self.blocks)
         seqlens = None if self.seqlens is None else self.seqlens.used is None
         kinds = tuple(map(type, self.aux))
         return type(self.mask), type(self.sinks), blocks, kinds, seqlens, self.max_seqlens
@@ -133,9 +135,9 @@ class Extras(NamedTuple):
         if isinstance(self.blocks, BlockLists):
             lists = written_out(self.blocks.tensors)
             if lists is not None:
-                found = found._replace(
-                    blocks=BlockLists(lists[0], lists[1], lists[2], lists[3], self.blocks.block)
-                )
+                counts, indices, full_counts, full_indices = lists
+                blocks = BlockLists(counts, indices, full_counts, full_indices, self.blocks.block)
+                found = found._replace(blocks=blocks)
         aux, seqlens = written_out(self.aux), written_out(self.seqlens or ())
         if aux is not None:
             found = found._replace(aux=aux)
