@@ -121,7 +121,7 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
-TURNING_WARPS = 3
+TRANSPOSING_WARPS = 3
 """Of the producer warpgroup, that transpose V beside the attention."""
 LATER_SHARES = 8
 """What `Sm90AttentionConfig.later_v` counts: so many shares are all heads."""
@@ -308,7 +308,7 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
     if config.turns_v:
         tiles += (2 if config.dim_v <= 128 else 1) * config.tile_n * config.dim_v
     if config.later_v:
-        tiles += 2 * TURNING_WARPS * config.later_keys * config.dim_v
+        tiles += 2 * TRANSPOSING_WARPS * config.later_keys * config.dim_v
     needed = SM90_RESERVED_SMEM + tiles * element_bytes
     # The SM keeps 1 KB for itself of each CTA's share.
     there = smem_bytes if config.ctas_per_sm == 1 else (smem_bytes - 1024) // 2

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from kernels_dsl.config.attention import (
-    TURNING_WARPS,
     AttentionVariant,
     Extent,
     Sm90AttentionConfig,
@@ -179,10 +178,3 @@ def test_what_a_callers_configuration_is_refused_for(changes, element_bytes, rea
     config = replace(Sm90AttentionConfig(128, 128, 128, 128), **changes)
     found = sm90_why_not(config, H200.smem_bytes, element_bytes)
     assert found is not None and reason in found
-
-
-def test_the_budget_knows_how_many_warps_transpose_v() -> None:
-    pytest.importorskip("cutlass")
-    from kernels_dsl.kernels.attention.forward_sm90_transpose import WARPS
-
-    assert WARPS == TURNING_WARPS

@@ -74,9 +74,13 @@ def diagonal_shift(variant: AttentionVariant, seq: SeqInfo) -> Int32:
 
 @cute.jit
 def visit_range(
-    variant: cutlass.Constexpr, tile: cutlass.Constexpr, m: Int32, seq: SeqInfo, window: Window
+    variant: cutlass.Constexpr[AttentionVariant],
+    tile: cutlass.Constexpr[TileShape],
+    m: Int32,
+    seq: SeqInfo,
+    window: Window,
 ) -> Visit:
-    """Visit of query tile `m` for masks that are a range of keys a row; `tile` is a `TileShape`."""
+    """Visit of query tile `m` for masks that are a range of keys a row."""
     first_row = m * tile.queries
     last_row = cutlass.min(first_row + tile.queries, seq.q_len) - 1
     shift = diagonal_shift(variant, seq)
@@ -103,7 +107,9 @@ def visit_range(
 
 
 @cute.jit
-def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: KeyLists) -> Visit:
+def visit_list(
+    variant: cutlass.Constexpr[AttentionVariant], at: QueryTile, seq: SeqInfo, lists: KeyLists
+) -> Visit:
     """Visit of a query tile whose key blocks are listed."""
     tiles, split = variant.lists
     row = at.m // tiles
@@ -120,14 +126,14 @@ def visit_list(variant: cutlass.Constexpr, at: QueryTile, seq: SeqInfo, lists: K
 
 @cute.jit
 def visit_tile(
-    variant: cutlass.Constexpr,
-    tile: cutlass.Constexpr,
+    variant: cutlass.Constexpr[AttentionVariant],
+    tile: cutlass.Constexpr[TileShape],
     at: QueryTile,
     seq: SeqInfo,
     window: Window,
     lists: KeyLists | None,
 ) -> Visit:
-    """The key blocks of a query tile, by range or by list; `tile` is a `TileShape`."""
+    """The key blocks of a query tile, by range or by list."""
     if cutlass.const_expr(variant.lists is not None):
         return visit_list(variant, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
@@ -135,12 +141,12 @@ def visit_tile(
 
 @cute.jit
 def block_at(
-    variant: cutlass.Constexpr,
+    variant: cutlass.Constexpr[AttentionVariant],
     visit: Visit,
     at: QueryTile,
     lists: KeyLists | None,
     position: Int32,
-    rising: cutlass.Constexpr = False,
+    rising: cutlass.Constexpr[bool] = False,
 ) -> Int32:
     """The key tile at a position, from 0 to visit.count - 1, of a walk. A range is walked from its right.
 

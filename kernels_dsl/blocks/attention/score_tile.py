@@ -1,23 +1,17 @@
-"""Everything between the two products of attention and after them: from a tile of scores to probabilities,
-and from sums to the rows' results.
+"""A block of scores in the accumulators of a matrix instruction: score functions, masks, and its conversion
+to an operand of the next product.
 
-The tile lies in the accumulators of WGMMA or mma.sync, see `softmax`. A block of scores passes
-
-    scale, softcap, score function | masks | softmax step | conversion to an operand of the next product
-    change_and_mask                        | softmax_step, or one of its variants | to_operand
-
-fp8 operands may have a factor for every 128 keys. A step multiplies its scores by K's; running maxima are
-kept in units of the last block's scores, the output in units of the last block of V.
+The block lies in the accumulators of WGMMA or mma.sync, seen as (rows, columns), see `softmax`.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from kernels_dsl.blocks.attention import softmax, softmax_no_max
-from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.kv_blocks import Visit
 from kernels_dsl.blocks.attention.mask import (
     HIDDEN,
     ScoreOrigin,
@@ -25,42 +19,10 @@ from kernels_dsl.blocks.attention.mask import (
     column_offset,
     mask_elements,
     mask_range,
-    query_of,
-    row_offset,
 )
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
-from kernels_dsl.blocks.attention.work import AttentionSpec, Work, kv_head
-from kernels_dsl.config.attention import DESCALE_KEYS
-
-FP8_OFFSET = 8.0
-"""Probabilities as fp8 are 2^8 times as large: up to 256 of e4m3's 448, so that fewer are subnormal."""
-K_NOW, V_NOW, K_NEXT, V_NEXT = range(4)
-"""Elements of `Rows.scales`."""
-
-
-class ScoreSpec(AttentionSpec, Protocol):
-    """Trace-time facts of a forward kernel."""
-
-    @property
-    def lazy_rescale(self) -> bool: ...  # a row's maximum may lag behind the true one: `softmax.lazy_step`
-    @property
-    def no_max(self) -> bool: ...  # `softmax_no_max` in place of `softmax`
-    @property
-    def linear_exps(self) -> int: ...  # with `no_max`: one in so many exponentials is linear; 0: none
-
-
-class Rows(Protocol):
-    """A thread's state of its rows."""
-
-    @property
-    def row_max(self) -> cute.Tensor: ...  # (rows,) float32: running maxima
-    @property
-    def row_sum(self) -> cute.Tensor: ...  # (rows,) float32: running sums
-    @property
-    def correction(self) -> cute.Tensor: ...  # (rows,) float32: what older outputs must be multiplied by
-    @property
-    def scales(self) -> cute.Tensor | None: ...  # (4,) float32: factors of the last and the next block
+from kernels_dsl.blocks.attention.work import AttentionSpec, Work
 
 
 class Tile(NamedTuple):
@@ -82,136 +44,20 @@ class ScoreBlock(NamedTuple):
     """Number of the block of keys."""
 
 
-def probability_offset(spec: ScoreSpec) -> float:
-    """Exponent of 2 of the factor of probabilities."""
-    if spec.no_max:
-        return softmax_no_max.SUM_LOG2
-    return FP8_OFFSET if spec.dtype.width == 8 else 0.0
-
-
-def scale_of_scores(spec: ScoreSpec, work: Work) -> Float32:
+def scale_of_scores(spec: AttentionSpec, work: Work) -> Float32:
     """Factor of scores inside of exp2."""
     if spec.variant.changes_scores:
         return Float32(softmax.LOG2_E)
     return work.scores.scale * softmax.LOG2_E
 
 
-def descaled(work: Work, at: QueryTile) -> Work:
-    """`work` with the scale of a tile's scores, where Q and K are fp8."""
-    if work.descales is None:
-        return work
-    q_scale, k_scale = work.descales.q, work.descales.k
-    scale = work.scores.scale
-    if q_scale is not None:
-        scale = scale * q_scale[at.batch, at.head]
-    if k_scale is not None and cute.rank(k_scale) == 2:
-        scale = scale * k_scale[at.batch, kv_head(at.head, work.heads_per_kv)]
-    return work._replace(scores=work.scores._replace(scale=scale))
-
-
-def fetch_descales(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work, position: Int32) -> None:
-    """Loads the factors of K and V for the key block at `position` of a visit as those of the next block; 1
-    where there is none a block. A step early: in its own step the products would wait for the load."""
-    position = cutlass.min(position, tile.visit.count - 1)
-    block = block_at(spec.variant, tile.visit, tile.at, work.lists, position)
-    for i, scale in ((K_NEXT, work.descales.k), (V_NEXT, work.descales.v)):
-        if scale is None or cute.rank(scale) == 2:
-            rows.scales[i] = Float32(1.0)
-        else:
-            head = kv_head(tile.at.head, work.heads_per_kv)
-            rows.scales[i] = scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS]
-
-
-def start_descales(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work) -> Work:
-    """`in_block_units` of the first block; factors of the second are under way."""
-    fetch_descales(spec, rows, tile, work, Int32(0))
-    rows.scales[K_NOW], rows.scales[V_NOW] = rows.scales[K_NEXT], rows.scales[V_NEXT]
-    fetch_descales(spec, rows, tile, work, Int32(1))
-    return in_block_units(work, rows)
-
-
-def in_block_units(work: Work, rows: Rows) -> Work:
-    """`work` with the scale of the scores of the last block."""
-    return work._replace(scores=work.scores._replace(scale=work.scores.scale * rows.scales[K_NOW]))
-
-
-def enter_block(spec: ScoreSpec, rows: Rows, work: Work) -> Work:
-    """`in_block_units` of the next block, which becomes the last; maxima are converted to its units."""
-    if not spec.variant.changes_scores:
-        ratio = rows.scales[K_NOW] * cute.arch.rcp_approx(rows.scales[K_NEXT])
-        for r in range(cute.size(rows.row_max)):
-            rows.row_max[r] = rows.row_max[r] * ratio
-    rows.scales[K_NOW] = rows.scales[K_NEXT]
-    return in_block_units(work, rows)
-
-
-def convert_output_units(rows: Rows) -> None:
-    """Lets the next correction convert outputs to units of V's next block, which becomes the last."""
-    ratio = rows.scales[V_NOW] * cute.arch.rcp_approx(rows.scales[V_NEXT])
-    for r in range(cute.size(rows.correction)):
-        rows.correction[r] = rows.correction[r] * ratio
-    rows.scales[V_NOW] = rows.scales[V_NEXT]
-
-
-def start_rows(spec: ScoreSpec, rows: Rows, tile: Tile, work: Work) -> None:
-    """Takes an attention sink, a key with a value of 0, into the sums; one lane of a quad adds it."""
-    if not spec.variant.sinks:
-        return
-    logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
-    once = softmax.choose(tile.column == 0, Float32(2.0 ** probability_offset(spec)), Float32(0.0))
-    for r in range(cute.size(rows.row_max)):
-        rows.row_max[r], rows.row_sum[r] = logit, once
-
-
-def softmax_step(
-    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool | Boolean, first: bool
+def change_and_mask(
+    spec: AttentionSpec, scores: cute.Tensor, scored: ScoreBlock, masked: bool | Boolean
 ) -> None:
-    """Masks the scores of one block and takes them into the running softmax; they become probabilities.
+    """Applies scale and softcap, score functions and masks, where the variant has them.
 
-    `masked` is known at trace time, or decides by a branch. `first`: there is no maximum yet, `row_max` and
-    `row_sum` may hold anything.
+    `masked` is known at trace time, or decides by a branch.
     """
-    change_and_mask(spec, scores, scored, masked)
-    exponentiate(spec, scores, rows, scored.work, masked, first)
-
-
-def softmax_step_lazy(
-    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool
-) -> Boolean:
-    """`softmax_step` of blocks after the first, with a maximum that may lag. True where a row of this warp
-    has a new one: older outputs must be multiplied by `correction` then, and only then.
-    """
-    change_and_mask(spec, scores, scored, masked)
-    view = softmax.rows_and_columns(scores)
-    scale = scale_of_scores(spec, scored.work)
-    return softmax.lazy_step(view, rows.row_max, rows.row_sum, rows.correction, scale, may_hide(spec, masked))
-
-
-def softmax_step_no_max(
-    spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor, rows: Rows, scored: ScoreBlock, masked: bool
-) -> Boolean:
-    """`softmax_step` and `to_operand` of blocks after the first, with `softmax_no_max`; result as that of
-    `softmax_step_lazy`."""
-    change_and_mask(spec, scores, scored, masked)
-
-    def pack(i: int, values: cute.Tensor) -> None:
-        ordered = cute.make_rmem_tensor(cute.make_layout((2, (2, 2)), stride=(4, (1, 2))), Float32)
-        for r in range(2):
-            for c in range(4):
-                ordered[r, c] = values[r, c]
-        for r in range(2):  # four keys of a row are a register of the operand
-            source = cute.make_tensor(ordered.iterator + 4 * r, cute.make_layout(4))
-            target = cute.make_tensor(operand.iterator + 8 * i + 4 * r, cute.make_layout(4))
-            target.store(source.load().to(spec.dtype))
-
-    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, scored.work)
-    exact = masked or scored.work.lse is not None  # which shows the sums
-    linear = 0 if exact else spec.linear_exps
-    return softmax_no_max.step(view, rows.row_max, rows.row_sum, rows.correction, scale, pack, linear, masked)
-
-
-def change_and_mask(spec: ScoreSpec, scores: cute.Tensor, scored: ScoreBlock, masked: bool | Boolean) -> None:
-    """The first half of `softmax_step`: score functions, softcap and masks."""
     tile, variant = scored.tile, spec.variant
     view = softmax.rows_and_columns(scores)
     start = scored.block * spec.tile_n
@@ -226,23 +72,7 @@ def change_and_mask(spec: ScoreSpec, scores: cute.Tensor, scored: ScoreBlock, ma
         mask_tail(spec, view, origin, start, tile.visit.k_len)
 
 
-def exponentiate(
-    spec: ScoreSpec, scores: cute.Tensor, rows: Rows, work: Work, masked: bool | Boolean, first: bool
-) -> None:
-    """The second half of `softmax_step`: scores become probabilities."""
-    view, scale = softmax.rows_and_columns(scores), scale_of_scores(spec, work)
-    may_be_empty = may_hide(spec, masked)
-    if spec.no_max:
-        softmax_no_max.first_step(view, rows.row_max, rows.row_sum, scale, may_be_empty, masked)
-        return
-    correction = None if first and not spec.variant.sinks else rows.correction
-    softmax.online_step(
-        view, rows.row_max, rows.row_sum, correction, scale, may_be_empty, spec.lazy_rescale,
-        offset=probability_offset(spec),
-    )  # fmt: skip
-
-
-def may_hide(spec: ScoreSpec, masked: bool | Boolean) -> bool:
+def may_hide(spec: AttentionSpec, masked: bool | Boolean) -> bool:
     """True where all scores of a row may be -inf.
 
     A listed whole block of a packed sequence may lie after all of its keys.
@@ -251,7 +81,7 @@ def may_hide(spec: ScoreSpec, masked: bool | Boolean) -> bool:
     return masked is not False or variant.hides_anywhere or (spec.varlen and variant.lists is not None)
 
 
-def mask_block(spec: ScoreSpec, view: cute.Tensor, origin: ScoreOrigin, scored: ScoreBlock) -> None:
+def mask_block(spec: AttentionSpec, view: cute.Tensor, origin: ScoreOrigin, scored: ScoreBlock) -> None:
     """Applies every mask that the variant has, to a block that needs it."""
     variant, tile, work = spec.variant, scored.tile, scored.work
     if variant.mask == "boolean" or variant.mask_mod is not None:
@@ -261,7 +91,7 @@ def mask_block(spec: ScoreSpec, view: cute.Tensor, origin: ScoreOrigin, scored: 
 
 @cute.jit
 def mask_where(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[AttentionSpec],
     view: cute.Tensor,
     origin: ScoreOrigin,
     scored: ScoreBlock,
@@ -276,7 +106,9 @@ def mask_where(
 
 
 @cute.jit
-def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, origin: ScoreOrigin, start: Int32, k_len: Int32):
+def mask_tail(
+    spec: cutlass.Constexpr[AttentionSpec], view: cute.Tensor, origin: ScoreOrigin, start: Int32, k_len: Int32
+):
     """Masks the end of the keys in a whole block, whose first key is `start`: the last block of a list may
     reach past it."""
     if start + spec.tile_n > k_len:
@@ -286,8 +118,8 @@ def mask_tail(spec: cutlass.Constexpr, view: cute.Tensor, origin: ScoreOrigin, s
                 view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
 
 
-def to_operand(spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor) -> None:
-    """Converts probabilities to operand A of the second product.
+def to_operand(spec: AttentionSpec, scores: cute.Tensor, operand: cute.Tensor) -> None:
+    """Converts a block, such as probabilities, to operand A of the next product.
 
     An accumulator of 16 rows x 16 keys has the same elements in the same order as a 16-bit operand. An 8-bit
     one has four neighbouring keys of a row where the accumulator has two of each row: what the operand takes
@@ -303,30 +135,3 @@ def to_operand(spec: ScoreSpec, scores: cute.Tensor, operand: cute.Tensor) -> No
         source = cute.make_tensor(scores.iterator + 8 * k, pairs)
         target = cute.make_tensor(operand.iterator + 8 * k, cute.make_layout(pairs.shape))
         target.store(source.load().to(spec.dtype))
-
-
-def output_factor(rows: Rows, tile: Tile, work: Work) -> Float32 | None:
-    """Factor that takes outputs from units of fp8 V to theirs, or None."""
-    if work.descales is None or work.descales.v is None:
-        return None
-    if cute.rank(work.descales.v) == 3:
-        return rows.scales[V_NOW]
-    return work.descales.v[tile.at.batch, kv_head(tile.at.head, work.heads_per_kv)]
-
-
-@cute.jit
-def finish_rows(spec: cutlass.Constexpr, output: cute.Tensor, rows: Rows, tile: Tile, work: Work):
-    """Divides the output (accumulators) by the row sums and stores the log-sum-exp."""
-    view, factor = softmax.rows_and_columns(output), output_factor(rows, tile, work)
-    scale, offset = scale_of_scores(spec, work), probability_offset(spec)
-    softmax.finish(view, rows.row_max, rows.row_sum, scale, offset, factor)
-    if cutlass.const_expr(work.lse is not None):
-        if tile.column == 0:
-            for r in cutlass.range_constexpr(cute.size(rows.row_max)):
-                row = query_of(tile.row + row_offset(r), spec.pack)
-                head = tile.at.head * spec.pack + (tile.row + row_offset(r)) % spec.pack
-                if row < tile.seq.q_len:
-                    if cutlass.const_expr(spec.varlen):
-                        work.lse[head, tile.seq.q_start + row] = rows.row_max[r]
-                    else:
-                        work.lse[tile.at.batch, head, row] = rows.row_max[r]

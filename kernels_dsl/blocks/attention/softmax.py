@@ -117,7 +117,7 @@ def lazy_step(
     row_sum: cute.Tensor,
     correction: cute.Tensor,
     scale_log2: Float32,
-    may_be_empty: cutlass.Constexpr,
+    may_be_empty: cutlass.Constexpr[bool],
 ) -> cutlass.Boolean:
     """`online_step` with a lazy maximum, which a warp looks for only where one of its scores is far above the
     old one: else there is nothing to exchange between lanes, and exponentials do not wait for a maximum.
@@ -204,7 +204,7 @@ def finish(
     row_max: cute.Tensor,  # (rows,): maxima in, log-sum-exp (natural) out
     row_sum: cute.Tensor,  # (rows,)
     scale_log2: Float32,
-    offset: cutlass.Constexpr = 0.0,
+    offset: cutlass.Constexpr[float] = 0.0,
     factor: Float32 | None = None,
 ):
     """Divides by the sums, which are 2^offset times too large, and multiplies by `factor`. A row without any

@@ -81,9 +81,9 @@ def step(
     row_sum: cute.Tensor,  # (2,)
     correction: cute.Tensor,  # (2,)
     scale_log2: Float32,
-    pack: cutlass.Constexpr,  # a `Pack`
-    linear: cutlass.Constexpr,  # one in so many exponentials is taken by `_linear`; 0: none
-    masked: cutlass.Constexpr,
+    pack: cutlass.Constexpr[Pack],
+    linear: cutlass.Constexpr[int],  # one in so many exponentials is taken by `_linear`; 0: none
+    masked: cutlass.Constexpr[bool],
 ) -> Boolean:
     """Takes a further block. True where this warp has new references; `correction`, what older outputs must
     be multiplied by, is set in that case alone.

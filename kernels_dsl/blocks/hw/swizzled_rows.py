@@ -219,7 +219,7 @@ def in_pairs(tensor: cute.Tensor) -> cute.Tensor:
 @cute.jit
 def store_rows(
     values: cute.Tensor,  # 16-bit accumulator fragment ((2, 2), M, N) of this warp's rows
-    tile: cutlass.Constexpr,  # RowsTile of those rows
+    tile: cutlass.Constexpr[RowsTile],  # of those rows
     address: Int32,  # of as much shared memory, this warp's own
     target: cute.Tensor,  # (rows, columns) in global memory, columns contiguous, rows on 16 bytes
     first_row: Int32,  # of the warp, in target

@@ -43,7 +43,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, in_pairs
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
-from .forward_sm80_spec import make_spec
+from .forward_sm80_spec import ForwardSpec, make_spec
 from .forward_sm80_tile import work_tile
 
 
@@ -65,9 +65,9 @@ def attention_sm80(
     mask: cute.Tensor | None,
     aux: tuple[cute.Tensor, ...] | None,
     stream: cuda.CUstream,
-    layout: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    variant: cutlass.Constexpr,
+    layout: cutlass.Constexpr[str],
+    config: cutlass.Constexpr[Sm80AttentionConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
 ):
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, base and
     strides multiples of 16 bytes. The others: see `AttentionArguments`, `ScoreOperands`, `Window`.
@@ -116,7 +116,7 @@ def launch(
 
 @entry_name("attention_sm80")
 @cute.kernel
-def attention_kernel(spec: cutlass.Constexpr, operands: Operands, work: Work):
+def attention_kernel(spec: cutlass.Constexpr[ForwardSpec], operands: Operands, work: Work):
     """Device side: the tile of this CTA. fp8 operands are pairs (`in_pairs`), V transposed."""
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_query_tile(cute.arch.block_idx()[0], work.tiles)

@@ -16,10 +16,9 @@ from cutlass import Boolean, Float32, Int32, Int64
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, visit_tile
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
-from kernels_dsl.blocks.attention.score_tile import (
-    ScoreBlock,
-    Tile,
-    change_and_mask,
+from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, change_and_mask, to_operand
+from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqInfo, padded_start
+from kernels_dsl.blocks.attention.softmax_steps import (
     convert_output_units,
     descaled,
     enter_block,
@@ -28,9 +27,7 @@ from kernels_dsl.blocks.attention.score_tile import (
     finish_rows,
     in_block_units,
     start_rows,
-    to_operand,
 )
-from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqInfo, padded_start
 from kernels_dsl.blocks.attention.work import Operands, Work, kv_head
 from kernels_dsl.blocks.hw.mma_sync import (
     make_tiled_mma,
@@ -53,7 +50,7 @@ from .forward_sm80_spec import ForwardSpec
 
 
 class Fragments(NamedTuple):
-    """A thread's part of its warp's rows; the last four are `score_tile.Rows`."""
+    """A thread's part of its warp's rows; the last four are `softmax_steps.Rows`."""
 
     q: cute.Tensor | None
     """((2, 2, 2), M, K) of Q where it stays in registers."""
@@ -93,7 +90,7 @@ class KeyBlock(NamedTuple):
 
 @cute.jit
 def work_tile(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     operands: Operands,
     base: Int32,  # address of the CTA's shared memory
     work: Work,
@@ -180,7 +177,9 @@ def make_fragments(spec: ForwardSpec) -> Fragments:
 
 
 @cute.jit
-def attend(spec: cutlass.Constexpr, memory: Memory, fragments: Fragments, tile: Tile, work: Work):
+def attend(
+    spec: cutlass.Constexpr[ForwardSpec], memory: Memory, fragments: Fragments, tile: Tile, work: Work
+):
     """Unnormalised output, row maxima and sums of one query tile, over the key blocks of its visit."""
     visit = tile.visit
     fragments.out.fill(0.0)
@@ -235,13 +234,13 @@ def start_values(spec: ForwardSpec, memory: Memory, block: KeyBlock, k_len: Int3
 
 @cute.jit
 def step(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     memory: Memory,
     fragments: Fragments,
     tile: Tile,
     work: Work,
     block: KeyBlock,
-    first: cutlass.Constexpr,
+    first: cutlass.Constexpr[bool],
 ) -> Int32:
     """Takes one block of keys into the output, with copies of the next in flight. Returns the next block's
     number."""
@@ -290,7 +289,12 @@ def needs_mask(spec: ForwardSpec, visit: Visit, position: Int32) -> bool | Boole
 
 @cute.jit
 def start_next_copies(
-    spec: cutlass.Constexpr, memory: Memory, tile: Tile, work: Work, block: KeyBlock, first: cutlass.Constexpr
+    spec: cutlass.Constexpr[ForwardSpec],
+    memory: Memory,
+    tile: Tile,
+    work: Work,
+    block: KeyBlock,
+    first: cutlass.Constexpr[bool],
 ) -> Int32:
     """Starts the copies that the next step waits for. Returns the number of its block of keys.
 

@@ -70,9 +70,9 @@ def attention_sm90(
     counter: cute.Tensor | None,
     max_ctas: Int32,
     stream: cuda.CUstream,
-    layout: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    variant: cutlass.Constexpr,
+    layout: cutlass.Constexpr[str],
+    config: cutlass.Constexpr[Sm90AttentionConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
 ):
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, 16-byte
     aligned base and strides (o: only where `config.o_tma`). `max_ctas`: SMs that run CTAs at one time. The

@@ -21,9 +21,9 @@ from cutlass.cute.nvgpu import warpgroup as wgmma
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, diagonal_shift
-from kernels_dsl.blocks.attention.score_tile import (
-    ScoreBlock,
-    Tile,
+from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, to_operand
+from kernels_dsl.blocks.attention.seqlen import V_STEP
+from kernels_dsl.blocks.attention.softmax_steps import (
     convert_output_units,
     descaled,
     enter_block,
@@ -35,9 +35,7 @@ from kernels_dsl.blocks.attention.score_tile import (
     softmax_step_no_max,
     start_descales,
     start_rows,
-    to_operand,
 )
-from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.epilogue import tile_store as epi
@@ -57,7 +55,7 @@ from .forward_sm90_spec import ForwardSpec
 
 
 class Fragments(NamedTuple):
-    """A consumer warpgroup's operands and registers; the last four are `score_tile.Rows`."""
+    """A consumer warpgroup's operands and registers; the last four are `softmax_steps.Rows`."""
 
     q: cute.Tensor
     """(MMA, MMA_M, MMA_K, stages) descriptors of this warpgroup's 64 rows."""
@@ -101,7 +99,12 @@ class Site(NamedTuple):
 
 @cute.jit
 def consume(
-    spec: cutlass.Constexpr, shared: Shared, mmas: Mmas, output: Output, work: Work, warpgroup: Int32
+    spec: cutlass.Constexpr[ForwardSpec],
+    shared: Shared,
+    mmas: Mmas,
+    output: Output,
+    work: Work,
+    warpgroup: Int32,
 ):
     """Consumer warpgroup number `warpgroup`: its 64 rows of every work tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
@@ -125,7 +128,7 @@ def consume(
 
 @cute.jit
 def work_tile(
-    spec: cutlass.Constexpr, resources: Resources, states: KvState, output: Output, site: Site
+    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, output: Output, site: Site
 ) -> KvState:
     """One work tile, from its first scores to its output; skipped where this warpgroup has no row in it."""
     site = site._replace(work=descaled(site.work, site.tile.at))
@@ -140,7 +143,7 @@ def work_tile(
 
 @cute.jit
 def skip_tile(
-    spec: cutlass.Constexpr, rings: Rings, states: KvState, visit: Visit, warpgroup: Int32
+    spec: cutlass.Constexpr[ForwardSpec], rings: Rings, states: KvState, visit: Visit, warpgroup: Int32
 ) -> KvState:
     """Releases the stages of a tile and passes this warpgroup's turns."""
     k_ring, v_ring = rings.k, rings.v
@@ -161,7 +164,7 @@ def skip_tile(
 
 @cute.jit
 def compute_rows(
-    spec: cutlass.Constexpr, resources: Resources, states: KvState, output: Output, site: Site
+    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, output: Output, site: Site
 ) -> KvState:
     """The rows of this warpgroup in one work tile."""
     fragments, rings = resources.fragments, resources.rings
@@ -219,7 +222,9 @@ def issue_output(resources: Resources, states: KvState) -> None:
 
 
 @cute.jit
-def attend(spec: cutlass.Constexpr, resources: Resources, states: KvState, site: Site) -> KvState:
+def attend(
+    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, site: Site
+) -> KvState:
     """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
     tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
     visit = tile.visit
@@ -285,12 +290,12 @@ def forget_stages(spec: ForwardSpec, states: KvState) -> KvState:
 
 @cute.jit
 def step(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     resources: Resources,
     states: KvState,
     site: Site,
     position: Int32,
-    masked: cutlass.Constexpr,
+    masked: cutlass.Constexpr[bool],
 ) -> KvState:
     """Scores and softmax of the block at `position`, beside the output of the block before it."""
     tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
@@ -349,7 +354,7 @@ def seen_blocks(spec: ForwardSpec, site: Site) -> Int32:
 
 @cute.jit
 def hidden_step(
-    spec: cutlass.Constexpr, resources: Resources, states: KvState, site: Site, position: Int32
+    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, site: Site, position: Int32
 ) -> KvState:
     """`step` where all scores are hidden: no product of Q and K, and weights of 0."""
     rings, fragments = resources.rings, resources.fragments
@@ -371,7 +376,7 @@ def hidden_step(
 
 
 @cute.jit
-def apply_correction(spec: cutlass.Constexpr, fragments: Fragments, states: KvState):
+def apply_correction(spec: cutlass.Constexpr[ForwardSpec], fragments: Fragments, states: KvState):
     """Multiplies the output by the last block's `correction` where that has been put off.
 
     Just before the output's next product, and not when the correction is known: a branch there would keep
@@ -384,7 +389,10 @@ def apply_correction(spec: cutlass.Constexpr, fragments: Fragments, states: KvSt
 
 @cute.jit
 def release_q(
-    spec: cutlass.Constexpr, ring: pipeline.PipelineAsync, state: pipeline.PipelineState, last: Boolean
+    spec: cutlass.Constexpr[ForwardSpec],
+    ring: pipeline.PipelineAsync,
+    state: pipeline.PipelineState,
+    last: Boolean,
 ):
     """Releases Q after the `last` scores of a tile: the next one arrives beside what is left to do."""
     if cutlass.const_expr(not spec.stage_in_q):
@@ -393,7 +401,9 @@ def release_q(
 
 
 @cute.jit
-def block_to_mask(spec: cutlass.Constexpr, site: Site, position: Int32, masked: cutlass.Constexpr) -> Int32:
+def block_to_mask(
+    spec: cutlass.Constexpr[ForwardSpec], site: Site, position: Int32, masked: cutlass.Constexpr[bool]
+) -> Int32:
     """The key block at `position`; 0 where its number does not matter, since lists take time to read."""
     variant, tile, lists = spec.variant, site.tile, site.work.lists
     block = Int32(0)
@@ -405,7 +415,7 @@ def block_to_mask(spec: cutlass.Constexpr, site: Site, position: Int32, masked: 
 
 
 @cute.jit
-def next_warpgroup(spec: cutlass.Constexpr, warpgroup: Int32) -> Int32:
+def next_warpgroup(spec: cutlass.Constexpr[ForwardSpec], warpgroup: Int32) -> Int32:
     """The warpgroup whose turn comes after that of `warpgroup`."""
     if cutlass.const_expr(spec.consumers == 2):
         return 1 - warpgroup
@@ -417,7 +427,11 @@ def next_warpgroup(spec: cutlass.Constexpr, warpgroup: Int32) -> Int32:
 
 @cute.jit
 def clear_tail(
-    spec: cutlass.Constexpr, sV: cute.Tensor, v_state: pipeline.PipelineState, site: Site, position: Int32
+    spec: cutlass.Constexpr[ForwardSpec],
+    sV: cute.Tensor,
+    v_state: pipeline.PipelineState,
+    site: Site,
+    position: Int32,
 ):
     """Zeroes what follows the last key in the block of V at `v_state`; the warpgroups share the work.
 
@@ -445,7 +459,7 @@ def clear_tail(
 
 @cute.jit
 def store_output(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     resources: Resources,
     output: Output,
     staging: cute.Tensor,  # (64, epi_n, stages)

@@ -24,13 +24,13 @@ from cutlass.cute.nvgpu import OperandMajorMode
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.tma import TmaCopy
-from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES
+from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES, TRANSPOSING_WARPS
 
 from .forward_sm90_records import SegmentLayouts, Shared
 from .forward_sm90_spec import ForwardSpec
-from .forward_sm90_transpose import WARPS, BlockShape, transpose_block
+from .forward_sm90_transpose import BlockShape, transpose_block
 
-ROLES = WARPS + 1
+ROLES = TRANSPOSING_WARPS + 1
 """Warps of a CTA that leave at the end."""
 CLAIMED, DONE, LEFT = range(3)
 """Counters: segments that are claimed, segments that are transposed, warps that have left."""
@@ -82,7 +82,7 @@ def segment_layouts(spec: ForwardSpec) -> SegmentLayouts:
     """Layouts in shared memory of segments, one a warp."""
     shapes = (spec.deferred_keys, spec.dim_v), (spec.dim_v, spec.deferred_keys)
     return SegmentLayouts(
-        *(staged_smem_layout(spec.dtype, shape, WARPS, OperandMajorMode.K) for shape in shapes)
+        *(staged_smem_layout(spec.dtype, shape, TRANSPOSING_WARPS, OperandMajorMode.K) for shape in shapes)
     )
 
 
@@ -111,7 +111,7 @@ def describe_deferred(
 
 @cute.jit
 def transpose_segments(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     deferred: Deferred,
     shared: Shared,
     warp: Int32,
@@ -121,7 +121,7 @@ def transpose_segments(
     lane = cute.arch.lane_idx()
     shape = cutlass.const_expr(BlockShape(spec.deferred_keys, spec.dim_v))
     source, target = (buffer.iterator.toint() + warp * (shape.keys * shape.columns) for buffer in buffers)
-    state = pipeline.PipelineState(WARPS, Int32(0), warp, Int32(0))
+    state = pipeline.PipelineState(TRANSPOSING_WARPS, Int32(0), warp, Int32(0))
     item = claim(deferred)
     while item < deferred.size:
         number = item // deferred.segments
@@ -143,7 +143,7 @@ def transpose_segments(
         cute.arch.sync_warp()
         if lane == 0:
             cute.arch.atomic_add(deferred.counters.iterator + DONE, Int32(1), sem="release", scope="gpu")
-        state = pipeline.PipelineState(WARPS, state.count, state.index, state.phase ^ 1)
+        state = pipeline.PipelineState(TRANSPOSING_WARPS, state.count, state.index, state.phase ^ 1)
     leave(deferred)
 
 

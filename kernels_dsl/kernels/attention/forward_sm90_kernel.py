@@ -11,19 +11,21 @@ from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
+from kernels_dsl.config.attention import TRANSPOSING_WARPS
 
-from . import forward_sm90_transpose as transpose
 from .forward_sm90_consumer import consume
 from .forward_sm90_deferred import Deferred, transpose_segments
 from .forward_sm90_producer import produce
 from .forward_sm90_records import Layouts, Loads, Mmas, Output, Rings, Segments, Shared, SharedTiles
 from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_transpose import THREADS as TRANSPOSING_THREADS
+from .forward_sm90_transpose import transpose_values
 
 
 @entry_name("attention_sm90")
 @cute.kernel
 def attention_kernel(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     mmas: Mmas,
     layouts: Layouts,
     loads: Loads,
@@ -46,7 +48,7 @@ def attention_kernel(
             cpasync.prefetch_descriptor(deferred.store.atom)
     queue = None
     if cutlass.const_expr(work.counter is not None):
-        listeners = spec.consumers * WARPGROUP_THREADS + (transpose.THREADS if spec.raw_stages else 0)
+        listeners = spec.consumers * WARPGROUP_THREADS + (TRANSPOSING_THREADS if spec.raw_stages else 0)
         queue = tile_queue.make_tile_queue(storage.barriers + ring_words(spec), storage.slots, listeners)
     shared = Shared(rings, storage.tiles, queue)
     sync_after_init((1, 1))
@@ -61,7 +63,7 @@ def attention_kernel(
         if warp == spec.consumers * 4:
             produce(spec, shared, loads, work, deferred)
         elif cutlass.const_expr(spec.raw_stages):
-            transpose.transpose_values(spec, shared, work)
+            transpose_values(spec, shared, work)
         elif cutlass.const_expr(deferred is not None):
             transpose_segments(spec, deferred, shared, warp - (spec.consumers * 4 + 1))
     else:
@@ -82,15 +84,17 @@ def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
     return Rings(
         q=ring(spec.q_stages, spec.q_bytes, consumer_warps),
         k=ring(spec.stages, spec.k_bytes, consumer_warps),
-        v=ring(spec.stages, spec.v_bytes, consumer_warps, transpose.WARPS - 1 if spec.raw_stages else 0),
-        raw_v=ring(spec.raw_stages, spec.v_bytes, transpose.WARPS) if spec.raw_stages else None,
-        segments=ring(transpose.WARPS, spec.deferred_keys * spec.dim_v, 1) if spec.deferred_shares else None,
+        v=ring(spec.stages, spec.v_bytes, consumer_warps, TRANSPOSING_WARPS - 1 if spec.raw_stages else 0),
+        raw_v=ring(spec.raw_stages, spec.v_bytes, TRANSPOSING_WARPS) if spec.raw_stages else None,
+        segments=ring(TRANSPOSING_WARPS, spec.deferred_keys * spec.dim_v, 1)
+        if spec.deferred_shares
+        else None,
     )
 
 
 def ring_words(spec: ForwardSpec) -> int:
     """8-byte words for mbarriers of `make_rings`."""
-    segments = transpose.WARPS if spec.deferred_shares else 0
+    segments = TRANSPOSING_WARPS if spec.deferred_shares else 0
     return 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + segments)
 
 
@@ -110,7 +114,7 @@ def allocate(spec: ForwardSpec, layouts: Layouts) -> Storage:
     With `stage_in_q` a warpgroup's output is staged in the first columns of its own rows of Q.
     """
     tile_slots = tile_queue.WORDS * tile_queue.STAGES
-    warps = transpose.WARPS if spec.deferred_shares else 0
+    warps = TRANSPOSING_WARPS if spec.deferred_shares else 0
     words = ring_words(spec) + 2 * tile_queue.STAGES
     segment_size = warps * spec.deferred_keys * spec.dim_v
     raw_size = spec.raw_stages * spec.v_bytes

@@ -42,7 +42,9 @@ class Progress(NamedTuple):
 
 
 @cute.jit
-def produce(spec: cutlass.Constexpr, shared: Shared, loads: Loads, work: Work, deferred: Deferred | None):
+def produce(
+    spec: cutlass.Constexpr[ForwardSpec], shared: Shared, loads: Loads, work: Work, deferred: Deferred | None
+):
     """Producer warp: loads Q and the key blocks of its visit for each work tile of this CTA."""
     states = KvState(
         producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.loaded_v_stages)
@@ -70,7 +72,7 @@ def produce(spec: cutlass.Constexpr, shared: Shared, loads: Loads, work: Work, d
 
 @cute.jit
 def load_tile(
-    spec: cutlass.Constexpr,
+    spec: cutlass.Constexpr[ForwardSpec],
     shared: Shared,
     loads: Loads,
     work: Work,

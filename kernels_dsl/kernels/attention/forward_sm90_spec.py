@@ -14,9 +14,13 @@ from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_column
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 from kernels_dsl.blocks.mainloop.operand_ring import BARRIER_BYTES, SMEM_BYTES
-from kernels_dsl.config.attention import DESCALE_KEYS, PACKS, AttentionVariant, Sm90AttentionConfig
-
-from .forward_sm90_transpose import WARPS as TRANSPOSING_WARPS
+from kernels_dsl.config.attention import (
+    DESCALE_KEYS,
+    PACKS,
+    TRANSPOSING_WARPS,
+    AttentionVariant,
+    Sm90AttentionConfig,
+)
 
 
 class Registers(NamedTuple):

@@ -25,12 +25,12 @@ from kernels_dsl.blocks.hw.dsl import transposed
 from kernels_dsl.blocks.hw.layouts import SWIZZLES
 from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
+from kernels_dsl.config.attention import TRANSPOSING_WARPS
 
 from .forward_sm90_records import Shared
+from .forward_sm90_spec import ForwardSpec
 
-WARPS = 3
-"""Transposing warps of the producer's warpgroup: all but the one that loads."""
-THREADS = WARPS * 32
+THREADS = TRANSPOSING_WARPS * 32
 COLUMNS = 4
 """Columns of one lane at a time: a word."""
 
@@ -43,7 +43,7 @@ class BlockShape(NamedTuple):
 
 
 @cute.jit
-def transpose_values(spec: cutlass.Constexpr, shared: Shared, work: Work):
+def transpose_values(spec: cutlass.Constexpr[ForwardSpec], shared: Shared, work: Work):
     """Moves every block of V that this CTA's work tiles visit from the raw ring to that of the products."""
     raw_ring, v_ring = shared.rings.raw_v, shared.rings.v
     raw, values = shared.tiles.raw_v.iterator.toint(), shared.tiles.v.iterator.toint()
@@ -71,11 +71,11 @@ def transpose_values(spec: cutlass.Constexpr, shared: Shared, work: Work):
 
 @cute.jit
 def transpose_block(
-    shape: cutlass.Constexpr,  # BlockShape
+    shape: cutlass.Constexpr[BlockShape],
     source: Int32,  # address in shared memory
     target: Int32,  # address in shared memory
     thread: Int32,
-    threads: cutlass.Constexpr,
+    threads: cutlass.Constexpr[int],
 ):
     """Transposes one thread's share of a block."""
     quads = cutlass.const_expr(shape.columns // COLUMNS)

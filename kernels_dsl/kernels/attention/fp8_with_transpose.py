@@ -25,6 +25,8 @@ from kernels_dsl.blocks.attention.work import (
     Operands,
     rows_first,
 )
+from kernels_dsl.config.attention import AttentionVariant, Sm90AttentionConfig
+from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.quantize import TileQuantization
 from kernels_dsl.kernels.quantize.packed import transpose_packed
 from kernels_dsl.kernels.quantize.tile import launch_tiles
@@ -59,10 +61,10 @@ def attention_fp8_with_transpose(
     numbers: cute.Tensor | None,  # counters of `DeferredValues`, with config.later_v
     max_ctas: Int32,
     stream: cuda.CUstream,
-    layout: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    variant: cutlass.Constexpr,
-    descale_modes: cutlass.Constexpr,
+    layout: cutlass.Constexpr[str],
+    config: cutlass.Constexpr[Sm90AttentionConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
+    descale_modes: cutlass.Constexpr[tuple[int | None, ...]],
 ):
     """Launches both on Hopper. Arguments as those of `attention_sm90`; v contiguous along the head dimension;
     packed transposed values are (Hk, Dv, keys) with sequences at `seqlen.padded_start`.
@@ -112,10 +114,10 @@ def attention_fp8_sm80_with_transpose(
     lists: tuple[cute.Tensor | None, ...] | None,  # `KeyLists`
     sinks: cute.Tensor | None,
     stream: cuda.CUstream,
-    layout: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    variant: cutlass.Constexpr,
-    descale_modes: cutlass.Constexpr,
+    layout: cutlass.Constexpr[str],
+    config: cutlass.Constexpr[Sm80AttentionConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
+    descale_modes: cutlass.Constexpr[tuple[int | None, ...]],
 ):
     """Launches both on sm_89 and later, with the SM80-class kernel."""
     arguments = AttentionArguments(
