@@ -96,6 +96,12 @@ class Site(NamedTuple):
         """First row of this warpgroup."""
         return self.tile.at.m * spec.tile_m + self.warpgroup * WGMMA_M
 
+    def has_rows(self, spec: ForwardSpec) -> Boolean:
+        """False for a warpgroup without a row in the tile, where such are skipped."""
+        if not spec.skips_rows:
+            return Boolean(True)
+        return self.first_row(spec) < self.tile.seq.q_len * spec.pack
+
 
 @cute.jit
 def consume(
@@ -132,9 +138,7 @@ def work_tile(
 ) -> KvState:
     """One work tile, from its first scores to its output; skipped where this warpgroup has no row in it."""
     site = site._replace(work=descaled(site.work, site.tile.at))
-    if cutlass.const_expr(not spec.skips_rows):
-        states = compute_rows(spec, resources, states, output, site)
-    elif site.first_row(spec) < site.tile.seq.q_len * spec.pack:
+    if site.has_rows(spec):
         states = compute_rows(spec, resources, states, output, site)
     else:
         states = skip_tile(spec, resources.rings, states, site.tile.visit, site.warpgroup)
@@ -406,10 +410,10 @@ def block_to_mask(
 ) -> Int32:
     """The key block at `position`; 0 where its number does not matter, since lists take time to read."""
     variant, tile, lists = spec.variant, site.tile, site.work.lists
-    block = Int32(0)
-    if cutlass.const_expr(masked or variant.lists is None or variant.changes_scores or spec.varlen):
-        block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
-    elif tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0:
+    block, needed = Int32(0), Boolean(True)
+    if cutlass.const_expr(not (masked or variant.lists is None or variant.changes_scores or spec.varlen)):
+        needed = tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0
+    if needed:
         block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
     return block
 
@@ -489,9 +493,8 @@ def store_output(
     )  # fmt: skip
     if cutlass.const_expr(spec.epilogue.use_tma):
         by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile)
-        if cutlass.const_expr(not spec.varlen):
-            store(spec.epilogue, write=by_tma)
-        elif first_row + WGMMA_M <= rows:
+        whole = first_row + WGMMA_M <= rows if spec.varlen else Boolean(True)
+        if whole:
             store(spec.epilogue, write=by_tma)
         else:
             epi.drain(spec.epilogue, site.thread)
