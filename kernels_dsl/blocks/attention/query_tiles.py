@@ -1,7 +1,7 @@
-"""Which query tile a number stands for: groups of heads in order, the longest tiles of a group first.
+"""Order of query tiles: groups of heads one after another, the longest tiles of a group first.
 
-Heads are cut into groups whose K and V fit in L2 together; within a group the tiles of all heads that
-have the most key blocks under a causal mask go first. Groups differ by one head at most.
+Heads are cut into groups whose K and V fit in L2 together. Within a group those tiles of all heads go first
+that have the most key blocks under a causal mask. Groups differ by one head at most.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 L2_BYTES = 32 << 20
-"""What K and V of a group may take: of an H200's 50 MB of L2, the rest is for Q, O and the next group."""
+"""Bytes for K and V of a group: the rest of an H200's 50 MB of L2 is for Q, O and the next group."""
 
 
 class QueryTile(NamedTuple):
@@ -23,14 +23,18 @@ class QueryTile(NamedTuple):
 
 
 class QueryTiles(NamedTuple):
-    """Extent of the work: tiles of the longest sequence, query heads, sequences, groups of heads."""
+    """Extent of the work."""
 
     m: Int32
+    """Tiles of the longest sequence."""
     heads: Int32
+    """Query heads."""
     batch: Int32
+    """Sequences."""
     groups: Int32
+    """Groups of heads."""
     lead: Int32 | None = None
-    """None, or so many heads of the first group are a group of their own before the rest of it."""
+    """Heads of the first group that are a group of their own before its other heads; None: none are."""
 
     @property
     def size(self) -> Int32:
@@ -51,14 +55,14 @@ def decode_query_tile(index: Int32, tiles: QueryTiles) -> QueryTile:
     all_heads = tiles.heads * tiles.batch
     narrow = all_heads // tiles.groups
     wider = all_heads - narrow * tiles.groups  # groups that have narrow + 1 heads
-    rest = index - wider * (narrow + 1) * tiles.m
+    local = index - wider * (narrow + 1) * tiles.m
     width, first_head = narrow + 1, Int32(0)
-    if rest >= 0:
+    if local >= 0:
         width, first_head = narrow, wider * (narrow + 1)
     else:
-        rest = index
-    group = rest // (width * tiles.m)
-    within = rest - group * width * tiles.m
+        local = index
+    group = local // (width * tiles.m)
+    within = local - group * width * tiles.m
     first_head = first_head + group * width
     if cutlass.const_expr(tiles.lead is not None):
         if first_head == 0 and tiles.lead < width:

@@ -26,7 +26,7 @@ from kernels_dsl.blocks.attention.work import AttentionSpec, Work
 
 
 class Tile(NamedTuple):
-    """The work tile at hand, and the first row and column of this thread in it."""
+    """A work tile, and the first row and column of this thread in it."""
 
     at: QueryTile
     seq: SeqInfo

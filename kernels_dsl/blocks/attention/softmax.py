@@ -18,12 +18,10 @@ from kernels_dsl.blocks.hw.dsl import inline_ptx
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 CHAINS = 4
-"""Independent partial results of a reduction within a thread: hides the latency of each."""
-
-
+"""Independent partial results of a reduction within a thread, which hide each other's latency."""
 SLACK_LOG2 = 8.0
-"""A lazy maximum is replaced once the true one is larger by this: probabilities are up to 2^8 = 256 then,
-which float16 holds as precisely as those up to 1, and the division by the sum makes up for the factor."""
+"""A lazy maximum is replaced once the true one is larger by this. Probabilities reach 2^8 = 256 then,
+which float16 holds as precisely as those up to 1, and the division by the sum cancels the factor."""
 
 
 def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
@@ -56,7 +54,7 @@ def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
 
 
 def finite_or_zero(value: Float32) -> Float32:
-    """0 for -inf: a row that has seen no key yet has no maximum to subtract."""
+    """`value`, or 0 for -inf: a row that has seen no key yet has no maximum to subtract."""
     return choose(value == Float32(-math.inf), Float32(0.0), value)
 
 
@@ -79,7 +77,7 @@ def online_step(
     scores: cute.Tensor,  # (rows, columns) float32: scores in, probabilities out
     row_max: cute.Tensor,  # (rows,)
     row_sum: cute.Tensor,  # (rows,)
-    correction: cute.Tensor | None,  # (rows,): what older sums and outputs must be multiplied by; None: none
+    correction: cute.Tensor | None,  # (rows,): factor of older sums and outputs; None: there are none
     scale_log2: Float32,
     may_be_empty: bool,
     lazy: bool = False,
@@ -87,9 +85,9 @@ def online_step(
 ) -> None:
     """Takes a tile of scores into the running softmax. exp(scale * s) is taken as exp2(scale_log2 * s).
 
-    `may_be_empty` says that a row can have no key so far, its maximum then being -inf. With `lazy` a
-    maximum stays as it is until the true one is much larger (see SLACK_LOG2), so that corrections are
-    nearly always exactly 1. Probabilities and sums are 2^offset times as large as they would be.
+    `may_be_empty`: a row can have no key so far; its maximum is -inf then. With `lazy` a maximum stays as it
+    is until the true one is much larger (see SLACK_LOG2), so that corrections are nearly always exactly 1.
+    Probabilities and sums have a factor of 2^offset.
     """
     for r in range(cute.size(scores, mode=[0])):
         old = row_max[r]
@@ -119,10 +117,10 @@ def lazy_step(
     scale_log2: Float32,
     may_be_empty: cutlass.Constexpr[bool],
 ) -> cutlass.Boolean:
-    """`online_step` with a lazy maximum, which a warp looks for only where one of its scores is far above the
-    old one: else there is nothing to exchange between lanes, and exponentials do not wait for a maximum.
+    """`online_step` with a lazy maximum, which a warp computes only where one of its scores is far above the
+    old one. Otherwise lanes exchange nothing, and exponentials do not wait for a maximum.
 
-    Returns whether this warp has new maxima; `correction` is set in that case alone.
+    True where this warp has new maxima; `correction` is set in that case alone.
     """
     rows = cute.size(scores, mode=[0])
     highest = [fold(scores, r, cute.arch.fmax) for r in range(rows)]
@@ -149,7 +147,7 @@ def lazy_step(
 
 
 def base_of(maximum: Float32, may_be_empty: bool) -> Float32:
-    """What is subtracted from a row's scores."""
+    """The reference that is subtracted from a row's scores."""
     return finite_or_zero(maximum) if may_be_empty else maximum
 
 
@@ -160,10 +158,10 @@ def plus(x: Float32, y: Float32) -> Float32:
 
 @cute.jit
 def finish_sums(row_sum: cute.Tensor):
-    """Nothing that follows is scheduled before these sums, and so the exponentials in them, are there.
+    """Keeps the compiler from scheduling what follows before these sums, and the exponentials in them.
 
-    By a vote of the warp about what never happens. Without it ptxas puts a wait for WGMMA that is written
-    behind the exponentials in front of most of them.
+    By a vote of the warp on something that never happens. Without it ptxas moves a wait for WGMMA that is
+    written after the exponentials before most of them.
     """
     total = row_sum[0]
     for r in cutlass.range_constexpr(1, cute.size(row_sum)):
@@ -207,8 +205,8 @@ def finish(
     offset: cutlass.Constexpr[float] = 0.0,
     factor: Float32 | None = None,
 ):
-    """Divides by the sums, which are 2^offset times too large, and multiplies by `factor`. A row without any
-    key gives exactly 0, also where values are NaN, and a log-sum-exp of -inf.
+    """Divides by the sums, which have a factor of 2^offset, and multiplies by `factor`. A row without any key
+    gives exactly 0, also where values are NaN, and a log-sum-exp of -inf.
     """
     some_empty = cutlass.Boolean(False)
     for r in cutlass.range_constexpr(cute.size(output, mode=[0])):

@@ -37,7 +37,7 @@ class SoftmaxSpec(AttentionSpec, Protocol):
     """Trace-time facts of a forward kernel."""
 
     @property
-    def lazy_rescale(self) -> bool: ...  # a row's maximum may lag behind the true one: `softmax.lazy_step`
+    def lazy_rescale(self) -> bool: ...  # a row's maximum may be an older one: `softmax.lazy_step`
     @property
     def no_max(self) -> bool: ...  # `softmax_no_max` in place of `softmax`
     @property
@@ -90,12 +90,18 @@ def fetch_descales(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work, positi
             rows.scales[i] = scale[tile.at.batch, head, block * spec.tile_n // DESCALE_KEYS]
 
 
-def start_descales(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work) -> Work:
-    """`in_block_units` of the first block; factors of the second are under way."""
+def fetch_first_descales(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work) -> Work:
+    """`in_block_units` of the first block, whose factors are those of the last block and of the next."""
     fetch_descales(spec, rows, tile, work, Int32(0))
     rows.scales[K_NOW], rows.scales[V_NOW] = rows.scales[K_NEXT], rows.scales[V_NEXT]
-    fetch_descales(spec, rows, tile, work, Int32(1))
     return in_block_units(work, rows)
+
+
+def start_descales(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work) -> Work:
+    """`in_block_units` of the first block; factors of the second are under way."""
+    work = fetch_first_descales(spec, rows, tile, work)
+    fetch_descales(spec, rows, tile, work, Int32(1))
+    return work
 
 
 def in_block_units(work: Work, rows: Rows) -> Work:

@@ -24,6 +24,7 @@ from kernels_dsl.blocks.attention.softmax_steps import (
     enter_block,
     exponentiate,
     fetch_descales,
+    fetch_first_descales,
     finish_rows,
     in_block_units,
     start_rows,
@@ -186,9 +187,7 @@ def attend(
     fragments.row_max.fill(-math.inf)
     fragments.row_sum.fill(0.0)
     if cutlass.const_expr(spec.scales_by_block):
-        fetch_descales(spec, fragments, tile, work, Int32(0))
-        fragments.scales[0], fragments.scales[1] = fragments.scales[2], fragments.scales[3]
-        start_rows(spec, fragments, tile, in_block_units(work, fragments))
+        start_rows(spec, fragments, tile, fetch_first_descales(spec, fragments, tile, work))
     else:
         start_rows(spec, fragments, tile, work)
     first = block_at(spec.variant, visit, tile.at, work.lists, Int32(0))

@@ -75,7 +75,7 @@ class Fragments(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """What a consumer warpgroup computes with, for the whole of the kernel."""
+    """Rings, memory and registers of a consumer warpgroup, for the whole of the kernel."""
 
     rings: Rings
     tiles: SharedTiles
@@ -84,7 +84,7 @@ class Resources(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a thread of a consumer works: its tile, and its own number."""
+    """Position of a consumer's thread in the work: its tile, and its own number."""
 
     tile: Tile
     work: Work
@@ -412,7 +412,8 @@ def block_to_mask(
     variant, tile, lists = spec.variant, site.tile, site.work.lists
     block, needed = Int32(0), Boolean(True)
     if cutlass.const_expr(not (masked or variant.lists is None or variant.changes_scores or spec.varlen)):
-        needed = tile.visit.k_len % (variant.lists[1] * spec.tile_n) != 0
+        _, split = variant.lists
+        needed = tile.visit.k_len % (split * spec.tile_n) != 0
     if needed:
         block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
     return block

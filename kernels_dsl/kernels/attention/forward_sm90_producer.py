@@ -28,11 +28,11 @@ from .forward_sm90_spec import ForwardSpec
 
 ASK_AHEAD = 2
 """Blocks before the end of a tile at which the number of the next one is asked for: early enough for the
-answer, and no earlier, since a CTA with a long tile at hand would keep the next one from others."""
+answer, and no earlier, since a CTA with a long tile would keep the next one from others."""
 
 
 class Progress(NamedTuple):
-    """What the loads of a tile leave to the next one."""
+    """State that the loads of a tile leave to those of the next one."""
 
     states: KvState
     asked: Int32

@@ -1,6 +1,6 @@
 """A maximum that falls behind where scores move it often: large scales, keys that grow along the walk.
 
-With fp8 operands it is watched sums that take a new reference (`blocks.watched_softmax`).
+With fp8 operands it is watched sums that take a new reference (`blocks.attention.softmax_no_max`).
 """
 
 from __future__ import annotations
