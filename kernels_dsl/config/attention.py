@@ -84,11 +84,11 @@ class Sm90AttentionConfig:
     their number.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.attention.softmax_no_max`. Then one in `linear_exps` exponentials, if not 0, is taken without
-    MUFU, with an error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the kernel
-    transposes V itself, each CTA the blocks that it visits, in place of a kernel before it. `later_v`, with
-    tile_m 192 and dense sequences: the kernel before transposes V of so many LATER_SHARES-ths of the heads
-    only, whose tiles come first, and idle warps of the attention do the rest beside them, `later_keys` keys
-    at a time.
+    MUFU, with an error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the
+    kernel transposes V itself, each CTA the blocks that it visits, in place of a kernel before it.
+    `later_v`, with tile_m 192 and dense sequences: the kernel before transposes V of so many
+    LATER_SHARES-ths of the heads only, whose tiles come first, and idle warps of the attention do the rest
+    beside them, `later_keys` keys at a time.
     """
 
     tile_m: int
