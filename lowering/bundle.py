@@ -24,8 +24,8 @@ from typing import Any
 from lowering import arch as arch_module
 from lowering import cache, scratch, signing, toolchain
 from lowering.errors import DamagedEntry, LoweringError, Untrusted, plain
-from lowering.function import key_of
 from lowering.launch import CompiledKernel
+from lowering.signature import key_of
 from lowering.store import Entry, unpack
 
 MANIFEST = "manifest.json"

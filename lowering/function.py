@@ -12,7 +12,6 @@ A call goes through up to four steps, each of which ends the search:
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 import threading
@@ -35,7 +34,15 @@ from lowering.errors import (
     without_colours,
 )
 from lowering.launch import CompiledKernel
-from lowering.signature import ArgumentClass, Parameter, classify, is_wide, parameters_of
+from lowering.signature import (
+    ArgumentClass,
+    Parameter,
+    classify,
+    is_wide,
+    key_of,
+    named_tensors,
+    parameters_of,
+)
 from lowering.store import Entry, Store
 
 RUNTIME_LIBRARIES = (toolchain.RUNTIME_NAME, "libtvm_ffi.so", "libc.so.6")
@@ -204,7 +211,7 @@ class JitFunction:
                     f"compiling {self.name!r} on a machine without a GPU: "
                     "say for which arch, as in arch='sm_90a'"
                 )
-            on_gpu = (t.device.index for _, t in _named_tensors((), args) if t.device.type == "cuda")
+            on_gpu = (t.device.index for _, t in named_tensors((), args) if t.device.type == "cuda")
             arch = arch_module.arch_of_device(next(on_gpu, 0))
         if self._check is not None:
             self._check(*args, **constants)
@@ -357,7 +364,7 @@ class JitFunction:
         :raises ArgumentTypeError, ArgumentValueError: naming the tensor that is elsewhere than the first.
         """
         first: tuple[str, Any] | None = None
-        for name, tensor in _named_tensors(self.runtime_parameters, args):
+        for name, tensor in named_tensors(self.runtime_parameters, args):
             if tensor.device.type not in ("cuda", "cpu"):
                 raise ArgumentTypeError(
                     f"argument {name!r} is on device {tensor.device}, expected a CUDA tensor; meta tensors "
@@ -377,7 +384,7 @@ class JitFunction:
     def _emulate(self, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
         arch = emulated_arch()
         if arch is None:
-            name = next(n for n, t in _named_tensors(self.runtime_parameters, args) if t.device.type == "cpu")
+            name = next(n for n, t in named_tensors(self.runtime_parameters, args) if t.device.type == "cpu")
             raise ArgumentTypeError(
                 f"argument {name!r} is on the CPU, expected a CUDA tensor; to run {self.name!r} on the CPU, "
                 f"call it within lowering.emulator.run(arch='sm_90a') or set {EMULATE_VARIABLE}=sm_90a"
@@ -426,11 +433,6 @@ def forget_loaded() -> None:
     _generation[0] += 1
 
 
-def key_of(parts: dict[str, Any]) -> str:
-    """The key of a kernel: the SHA-256 of its parts as canonical JSON."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _from_disk(store: Store | None, key: str) -> CompiledKernel | None:
     if store is None:
         return None
@@ -475,26 +477,6 @@ def _capturing() -> bool:
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return False
     return bool(torch.cuda.is_current_stream_capturing())
-
-
-def _named_tensors(
-    parameters: Sequence[Parameter], args: Sequence[Any], by_address: bool = False
-) -> list[tuple[str, Any]]:
-    """The tensors of a call; `by_address`: and those behind an `Address`."""
-    found: list[tuple[str, Any]] = []
-
-    def add(name: str, arg: Any) -> None:
-        if isinstance(arg, (tuple, list)):
-            for i, item in enumerate(arg):
-                add(f"{name}[{i}]", item)
-        elif hasattr(arg, "data_ptr"):
-            found.append((name, arg))
-        elif by_address and isinstance(arg, Address):
-            found.append((name, arg.tensor))
-
-    for i, arg in enumerate(args):
-        add(parameters[i].name if i < len(parameters) else f"#{i}", arg)
-    return found
 
 
 def _add_other(token: list[Any], arg: Any) -> None:

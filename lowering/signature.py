@@ -16,7 +16,9 @@ no say in the alignment class.
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -260,3 +262,28 @@ def tensor_class(name: str, tensor: Any) -> TensorClass:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) if 0 not in shape else 0
     wide_shape = max(shape) >= WIDE_EXTENT
     return TensorClass(dtype, tuple(classes), align, extent >= WIDE_EXTENT or wide_shape, wide_shape)
+
+
+def named_tensors(
+    parameters: Sequence[Parameter], args: Sequence[Any], by_address: bool = False
+) -> list[tuple[str, Any]]:
+    """The tensors of a call; `by_address`: and those behind an `Address`."""
+    found: list[tuple[str, Any]] = []
+
+    def add(name: str, arg: Any) -> None:
+        if isinstance(arg, (tuple, list)):
+            for i, item in enumerate(arg):
+                add(f"{name}[{i}]", item)
+        elif hasattr(arg, "data_ptr"):
+            found.append((name, arg))
+        elif by_address and isinstance(arg, Address):
+            found.append((name, arg.tensor))
+
+    for i, arg in enumerate(args):
+        add(parameters[i].name if i < len(parameters) else f"#{i}", arg)
+    return found
+
+
+def key_of(parts: dict[str, Any]) -> str:
+    """The key of a kernel: the SHA-256 of its parts as canonical JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -252,6 +252,53 @@ def test_starred_tuples_count_as_what_is_in_them():
     assert sorted(count for _, count in signatures.calls(tree)) == [1, 7]
 
 
+def _runtime_imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    """What a module imports when it runs, inside of functions too: no names that only types need."""
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in for_types:
+            yield from (name for _, name in _imports(node, module, is_package))
+
+
+def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or through others."""
+    reach: dict[str, set[str]] = {}
+    for module in arrows:
+        seen, waiting = set(), [module]
+        while waiting:
+            for other in arrows[waiting.pop()] - seen:
+                seen.add(other)
+                waiting.append(other)
+        reach[module] = seen
+    found = {frozenset(o for o in reach[m] if m in reach[o]) for m in arrows if m in reach[m]}
+    return sorted(map(sorted, found))
+
+
+def test_no_import_goes_in_a_circle(trees):
+    modules = {_module(path): (path, tree) for path, tree in trees.items()}
+    arrows: dict[str, set[str]] = {}
+    for module, (path, tree) in modules.items():
+        arrows[module] = set()
+        for imported in _runtime_imports(tree, module, path.name == "__init__.py"):
+            name = imported
+            while name and name not in modules:  # the module that a name is imported from
+                name = name.rpartition(".")[0]
+            arrows[module] |= {name} - {"", module}
+    assert _circles(arrows) == []
+
+
+def test_the_circle_rule_itself():
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    tree = ast.parse("if TYPE_CHECKING:\n    import x\ndef f():\n    from . import y")
+    assert list(_runtime_imports(tree, "k.z", False)) == ["k.y"]
+
+
 def _loaded_by(statement: str) -> set[str]:
     """Top-level packages in sys.modules of a fresh interpreter after `statement`."""
     code = f"{statement}\nimport sys\nprint(' '.join({{name.split('.')[0] for name in sys.modules}}))"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from . import peers
-from .machine import Machine
 from .memory import Fault
 from .ptx import Instruction
 from .reports import EmulatorError, Kind
 from .shadow import byte_index
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
+
+if TYPE_CHECKING:
+    from .machine import Machine
 
 Array = np.ndarray
 

@@ -316,7 +316,7 @@ class Machine:
     def _check_pending(self, warp: Warp, ins: Instruction) -> None:
         if ins.root == "wgmma":
             return
-        from .program import registers
+        from .ptx import registers
 
         for operand in ins.operands:
             for register in registers(operand):

@@ -14,8 +14,7 @@ import numpy as np
 
 from . import access, taint
 from .machine import Machine
-from .program import registers
-from .ptx import Imm, Instruction, Vector
+from .ptx import Imm, Instruction, Vector, registers
 from .reports import EmulatorError, Kind
 from .semantics import ldmatrix, mma, tensor_core, wgmma
 from .state import OFFSET_MASK, SHARED_BASE, Warp, Warpgroup

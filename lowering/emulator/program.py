@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .ptx import Imm, Instruction, Kernel, Pair, Reg, Symbol, Vector
+from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
 from .reports import PtxError
 from .translate import Names, Translator
 
@@ -28,20 +28,6 @@ NO_EFFECT = {
     "discard",
     "createpolicy",
 }
-
-
-def registers(operand: object) -> list[int]:
-    """Numbers of the registers in an operand."""
-    if isinstance(operand, Reg):
-        return [operand.index]
-    if isinstance(operand, Vector):
-        return [r for item in operand.items for r in registers(item)]
-    if isinstance(operand, Pair):
-        return registers(operand.first) + registers(operand.second)
-    if hasattr(operand, "base"):
-        found = registers(operand.base)
-        return found + [r for item in getattr(operand, "coords", ()) for r in registers(item)]
-    return []
 
 
 @dataclass

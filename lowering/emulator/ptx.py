@@ -510,3 +510,17 @@ class _Operands:
         if token == "WARP_SZ":
             return Imm(32)
         return Symbol(token)
+
+
+def registers(operand: object) -> list[int]:
+    """Numbers of the registers in an operand."""
+    if isinstance(operand, Reg):
+        return [operand.index]
+    if isinstance(operand, Vector):
+        return [r for item in operand.items for r in registers(item)]
+    if isinstance(operand, Pair):
+        return registers(operand.first) + registers(operand.second)
+    if hasattr(operand, "base"):
+        found = registers(operand.base)
+        return found + [r for item in getattr(operand, "coords", ()) for r in registers(item)]
+    return []

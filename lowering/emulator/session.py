@@ -190,7 +190,7 @@ _loaded: dict[str, _Loaded] = {}
 def load(function: JitFunction, args: Sequence[Any], constants: dict[str, Any], arch: str) -> _Loaded:
     """Compile ``function`` for the emulator, once for each key in this process."""
     from lowering.compile import compile_for_emulator
-    from lowering.function import key_of
+    from lowering.signature import key_of
 
     key = key_of(function.key_parts(args, constants, arch))
     found = _loaded.get(key)
@@ -218,9 +218,9 @@ def launch(function: JitFunction, args: Sequence[Any], constants: dict[str, Any]
             values.append([0])
         elif parameter.is_runtime:
             values += _leaves(next(classes), next(runtime))
-    from lowering.function import _named_tensors
+    from lowering.signature import named_tensors
 
-    named = _named_tensors(function.runtime_parameters, args, by_address=True)
+    named = named_tensors(function.runtime_parameters, args, by_address=True)
     session.call(loaded.module, loaded.host, values, [(f"argument {n!r}", t) for n, t in named])
 
 

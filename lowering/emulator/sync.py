@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import access, peers
 from .barriers import MBarrier, NamedBarrier, SecondWait
 from .clocks import Handover
-from .machine import Machine
 from .ptx import Address, Instruction, Sink
 from .reports import Kind
 from .shadow import AgentKind
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
+
+if TYPE_CHECKING:
+    from .machine import Machine
 
 Array = np.ndarray
 

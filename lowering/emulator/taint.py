@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .program import registers
-from .ptx import Address, Instruction, Reg
+from .ptx import Address, Instruction, Reg, registers
 from .reports import Kind
 
 if TYPE_CHECKING:
