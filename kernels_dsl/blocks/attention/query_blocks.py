@@ -1,0 +1,98 @@
+"""Walks of query blocks for a tile of keys: what a backward pass visits, and where it needs a mask.
+
+The counterpart of `kv_blocks`. Under a causal mask or a window a key is seen by a range of queries, so a key
+tile visits a range of query blocks; those that an edge of the mask cuts, and all of them where the tile
+reaches past the last key, are masked element by element.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+
+
+class KeyTile(NamedTuple):
+    """Coordinates of a backward CTA's work."""
+
+    n: Int32
+    kv_head: Int32
+    batch: Int32
+
+
+class KeyTiles(NamedTuple):
+    """Extent of the work: key tiles of the longest sequence, KV heads, sequences."""
+
+    n: Int32
+    kv_heads: Int32
+    batch: Int32
+
+    @property
+    def size(self) -> Int32:
+        """Number of tiles in all."""
+        return self.n * self.kv_heads * self.batch
+
+
+class QueryWalk(NamedTuple):
+    """Query blocks `first` … `end` - 1; those from `whole_first` to `whole_end` - 1 need no mask."""
+
+    first: Int32
+    end: Int32
+    whole_first: Int32
+    whole_end: Int32
+
+    @property
+    def count(self) -> Int32:
+        """Blocks in all; 0 where no query sees a key of the tile."""
+        return self.end - self.first
+
+    def masked(self, block: Int32) -> Boolean:
+        """Says whether `block` needs a mask."""
+        return (block < self.whole_first) | (block >= self.whole_end)
+
+
+@cute.jit
+def decode_key_tile(index: Int32, tiles: KeyTiles) -> KeyTile:
+    """Tile number `index`: those of one head follow one another, so that their Q and dO are read from L2.
+
+    Under a causal mask the first tiles of a head visit the most queries.
+    """
+    image = index // tiles.n
+    batch = image // tiles.kv_heads
+    return KeyTile(index - image * tiles.n, image - batch * tiles.kv_heads, batch)
+
+
+@cute.jit
+def walk_queries(
+    variant: cutlass.Constexpr, tile: cutlass.Constexpr, n: Int32, seq: SeqInfo, window: Window
+) -> QueryWalk:
+    """Query blocks that key tile `n` visits; `tile` is (queries, keys)."""
+    rows, keys = tile
+    shift = diagonal_shift(variant, seq)
+    first_key = n * keys
+    last_key = cutlass.min(first_key + keys, seq.k_len) - 1
+    begin, whole_begin = Int32(0), Int32(0)
+    if cutlass.const_expr(variant.right):
+        begin = cutlass.max(first_key - shift - window.right, 0)
+        whole_begin = cutlass.max(last_key - shift - window.right, 0)
+    end, whole_end = seq.q_len, seq.q_len
+    if cutlass.const_expr(variant.left):
+        end = cutlass.min(end, last_key - shift + window.left + 1)
+        whole_end = cutlass.min(whole_end, first_key - shift + window.left + 1)
+    first = begin // rows
+    last = cutlass.max(cute.ceil_div(cutlass.max(end, 0), rows), first)
+    if last_key < first_key:  # the tile lies after the keys that count
+        last = first
+    # Past the last query the log-sum-exp is +inf: a block needs no mask for it.
+    whole_last = cute.ceil_div(cutlass.max(whole_end, 0), rows)
+    if cutlass.const_expr(variant.left):
+        whole_last = cutlass.max(whole_end, 0) // rows
+    whole_first = cute.ceil_div(whole_begin, rows)
+    if first_key + keys > seq.k_len:
+        whole_first = last
+    if cutlass.const_expr(variant.masks_everywhere):
+        whole_first = last
+    return QueryWalk(first, last, whole_first, whole_last)

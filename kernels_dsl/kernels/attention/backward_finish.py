@@ -1,0 +1,84 @@
+"""Last kernel of an attention backward: dQ from its float32 sums, scaled and in order."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.blocks.attention.seqlen import SeqExtent, seq_info
+from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
+from kernels_dsl.blocks.hw.dsl import entry_name
+
+from .backward_work import SHARE_THREADS, VECTOR, RowTiles, first_element, vector_pointer
+
+
+@cute.jit
+def finish_dq(
+    dq_sums: cute.Tensor,  # float32, see `SumsOfTile`
+    dq: cute.Tensor,
+    scale: Float32,
+    cu_q: cute.Tensor | None,
+    max_q: Int32,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    tile: cutlass.Constexpr,  # (rows of a query tile, columns of dQ)
+    order: cutlass.Constexpr,
+):
+    """Launches the kernel. dq: even offsets of rows, contiguous head dimension."""
+    mdQ = rows_first(dq, LAYOUTS[layout])
+    rows, heads, batch, longest = mdQ.shape[0], mdQ.shape[2], mdQ.shape[3], mdQ.shape[0]
+    if cutlass.const_expr(cu_q is not None):
+        longest, batch = max_q, cute.size(cu_q) - 1
+    blocks = cute.ceil_div(longest, tile[0])
+    per_head = blocks
+    if cutlass.const_expr(cu_q is not None):
+        per_head = rows // tile[0] + batch
+    kernel = finish_kernel(
+        dq_sums, mdQ, scale, SeqExtent(Int32(rows), Int32(rows), cu_q, cu_q, None),
+        RowTiles(Int32(per_head), Int32(heads)), tile, order,
+    )  # fmt: skip
+    shares = tile[0] * tile[1] // order.size
+    kernel.launch(
+        grid=(blocks, heads, batch), block=(shares * SHARE_THREADS, 1, 1), stream=stream,
+        preferred_smem_carveout=0,
+    )  # fmt: skip
+
+
+@entry_name("attention_backward_finish")
+@cute.kernel
+def finish_kernel(
+    sums: cute.Tensor,
+    mdQ: cute.Tensor,  # (rows, D, heads, B)
+    scale: Float32,
+    extent: SeqExtent,
+    tiles: RowTiles,
+    tile: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+):
+    """One query tile of one head."""
+    block, head, batch = cute.arch.block_idx()
+    varlen = cutlass.const_expr(extent.cu_q is not None)
+    seq = seq_info(extent, batch)
+    if cutlass.const_expr(not varlen) or block * tile[0] < seq.q_len:
+        number = tiles.number(tile[0], varlen, seq, batch, head, block)
+        image = Int32(0) if varlen else batch
+        target = cute.domain_offset((seq.q_start, 0), mdQ[None, None, head, image])
+        thread = cute.arch.thread_idx()[0]
+        share = thread // SHARE_THREADS
+        thread = thread % SHARE_THREADS
+        row, column = first_element(order, share, thread)
+        row = row + block * tile[0]
+        shares = tile[0] * tile[1] // order.size
+        start = vector_pointer(order, sums, number * shares + share, thread)
+        found = cute.make_rmem_tensor(VECTOR, Float32)
+        for i in cutlass.range_constexpr(order.vectors):
+            vector = (start + i * (VECTOR * SHARE_THREADS)).align(16)
+            cute.autovec_copy(cute.make_tensor(vector, cute.make_layout(VECTOR)), found)
+            for r in cutlass.range_constexpr(2):
+                at = (row + 8 * r, column + 8 * i)
+                if at[0] < seq.q_len and at[1] < mdQ.shape[1]:
+                    pair = cute.make_rmem_tensor(2, mdQ.element_type)
+                    for c in cutlass.range_constexpr(2):
+                        pair[c] = (found[2 * r + c] * scale).to(mdQ.element_type)
+                    place = (target.iterator + cute.crd2idx(at, target.layout)).align(4)
+                    cute.autovec_copy(pair, cute.make_tensor(place, cute.make_layout(2)))

@@ -1,0 +1,223 @@
+"""Attention backward for Hopper: TMA, WGMMA, warp-specialised. dQ, dK and dV from dO and the log-sum-exp.
+
+A CTA keeps a tile of 128 keys and walks the query blocks that see them, of all query heads that share the
+keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah et al., 'FlashAttention-3', 2024.)
+
+Roles. A producer warp issues the TMA loads: K and V once, then Q with its log-sum-exp and dO with its row
+sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in registers.
+
+A step of a consumer, for one query block; products are WGMMA:
+
+    tensor cores | S^T = K Q^T, dP^T = V dO^T |      | dV += P^T dO | dK += dS^T Q, dQ = dS K |
+    registers                          | P = exp2(S - lse) | dS = P (dP - row sum) |    | dQ to memory
+
+dS^T goes to shared memory, where both warpgroups meet: each computes half of dQ over the keys of both. The
+halves are added to float32 sums in global memory, which `backward_dq` scales, converts and stores. In the
+deterministic variant a query tile's shares are added in the order of their key tiles.
+"""
+
+from typing import NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, decode_key_tile, walk_queries
+from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo, SeqLens, seq_info
+from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
+from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan
+from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
+from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+
+from .backward_sm90_consumer import Mmas, Output, Outputs, consume
+from .backward_sm90_producer import Load, Loads, Rings, SharedTiles, produce
+from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
+from .backward_work import BackwardWork, KeyJob, RowTiles, Sums
+
+
+class SmemLayouts(NamedTuple):
+    """Layouts of the tiles in shared memory; `staging` is that of one warpgroup's outputs."""
+
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    q: cute.ComposedLayout
+    do: cute.ComposedLayout
+    ds: cute.ComposedLayout
+    staging: cute.ComposedLayout
+
+
+@cute.jit
+def attention_backward_sm90(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    do: cute.Tensor,
+    dk: cute.Tensor,
+    dv: cute.Tensor,
+    lse: cute.Tensor,  # float32, see `Sums`
+    row_sums: cute.Tensor,
+    dq_sums: cute.Tensor,
+    turns: cute.Tensor | None,
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    seqlens: tuple[cute.Tensor, cute.Tensor, cute.Tensor | None] | None,  # `SeqLens`
+    max_k: Int32,  # keys of the longest sequence where packed
+    mask: cute.Tensor | None,
+    aux: tuple[cute.Tensor, ...] | None,
+    stream: cuda.CUstream,
+    layout: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+):
+    """Launches the kernel. q, k, v, do, dk, dv: `layout` is a key of `LAYOUTS`."""
+    mQ, mK, mV, mdO, mdK, mdV = (rows_first(t, LAYOUTS[layout]) for t in (q, k, v, do, dk, dv))
+    spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
+    mmas, layouts = make_mmas(spec), make_layouts(spec)
+    loads = Loads(
+        Load(*tma.make_load_atom(mQ, layouts.q, (spec.tile_q, spec.dim))),
+        Load(*tma.make_load_atom(mK, layouts.k, (spec.tile_k, spec.dim))),
+        Load(*tma.make_load_atom(mV, layouts.v, (spec.tile_k, spec.dim_v))),
+        Load(*tma.make_load_atom(mdO, layouts.do, (spec.tile_q, spec.dim_v))),
+    )
+    outputs = Outputs(
+        dk=make_output(spec.dk_epilogue, mdK, layouts.staging),
+        dv=make_output(spec.dv_epilogue, mdV, layouts.staging),
+    )
+    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
+    lengths, longest, per_head = SeqLens(None, None, None), keys, cute.ceil_div(rows, spec.tile_q)
+    if cutlass.const_expr(seqlens is not None):
+        lengths, longest = SeqLens(seqlens[0], seqlens[1], seqlens[2]), max_k
+        batch = cute.size(lengths.cu_q) - 1
+        per_head = rows // spec.tile_q + batch
+    tiles = KeyTiles(Int32(cute.ceil_div(longest, spec.tile_k)), Int32(mK.shape[2]), Int32(batch))
+    work = BackwardWork(
+        tiles=tiles,
+        extent=SeqExtent(Int32(rows), Int32(keys), *lengths),
+        window=Window(left, right),
+        scores=ScoreOperands(scale, softcap, mask, aux),
+        heads_per_kv=heads // mK.shape[2],
+        rows=RowTiles(per_head, Int32(heads)),
+        sums=Sums(lse, row_sums, dq_sums, turns),
+    )
+    kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
+    kernel.launch(grid=(tiles.size, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+
+
+def make_output(plan: EpiloguePlan, tensor: cute.Tensor, staging: cute.ComposedLayout) -> Output:
+    """Store of dK or dV, (rows, D, head, batch)."""
+    grouped = cute.group_modes(tensor, 2, 4)
+    if plan.use_tma:
+        return Output(*tma.make_store_atom(grouped, staging, plan.subtile), grouped)
+    return Output(None, grouped, grouped)
+
+
+def make_mmas(spec: BackwardSpec) -> Mmas:
+    """The products of one warpgroup."""
+    major, source = OperandMajorMode, warpgroup.OperandSource
+    return Mmas(
+        s=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_q),
+        dv=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim_v, source.RMEM),
+        dk=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim, source.RMEM),
+        dq=make_warpgroup_mma(spec.dtype, major.MN, major.MN, spec.dq_share[1]),
+        stored=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.dk_epilogue.epi_n),
+    )
+
+
+def make_layouts(spec: BackwardSpec) -> SmemLayouts:
+    """Layouts of the tiles in shared memory, as TMA writes and WGMMA reads them."""
+    major = OperandMajorMode
+    return SmemLayouts(
+        k=staged_smem_layout(spec.dtype, (spec.tile_k, spec.dim), 1, major.K),
+        v=staged_smem_layout(spec.dtype, (spec.tile_k, spec.dim_v), 1, major.K),
+        q=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim), spec.stages, major.K),
+        do=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim_v), spec.stages, major.K),
+        ds=staged_smem_layout(spec.dtype, (spec.tile_q, spec.tile_k), spec.ds_stages, major.MN),
+        staging=staged_smem_layout(spec.dtype, spec.dk_epilogue.subtile, spec.dk_epilogue.stages, major.K),
+    )
+
+
+@entry_name("attention_backward_sm90")
+@cute.kernel
+def backward_kernel(
+    spec: cutlass.Constexpr,
+    mmas: Mmas,
+    layouts: SmemLayouts,
+    loads: Loads,
+    outputs: Outputs,
+    work: BackwardWork,
+):
+    """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        for load in loads:
+            cpasync.prefetch_descriptor(load.atom)
+    barriers, tiles = allocate(spec, layouts)
+    warps = CONSUMERS * 4
+    k_bytes, v_bytes = spec.bytes_of(spec.tile_k, spec.dim), spec.bytes_of(spec.tile_k, spec.dim_v)
+    q_bytes = spec.bytes_of(spec.tile_q, spec.dim) + spec.stats_bytes
+    do_bytes = spec.bytes_of(spec.tile_q, spec.dim_v) + spec.stats_bytes
+    rings = Rings(
+        k=make_tma_ring(barriers, 1, k_bytes, warps, (1, 1)),
+        v=make_tma_ring(barriers + 2, 1, v_bytes, warps, (1, 1)),
+        q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
+        do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
+    )
+    sync_after_init((1, 1))
+    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
+    seq = seq_info(work.extent, at.batch)
+    job = KeyJob(at, seq, walk_queries(spec.variant, spec.tile, at.n, seq, work.window))
+    group = cute.arch.make_warp_uniform(warp // 4)
+    if group == CONSUMERS:
+        cute.arch.setmaxregister_decrease(spec.registers[0])
+        if warp == CONSUMERS * 4 and exists(spec, at, seq):
+            produce(spec, rings, loads, tiles, work, job)
+    else:
+        cute.arch.setmaxregister_increase(spec.registers[1])
+        if exists(spec, at, seq):
+            consume(spec, rings, mmas, tiles, outputs, work, job, group)
+
+
+def exists(spec: BackwardSpec, at: KeyTile, seq: SeqInfo) -> cutlass.Boolean:
+    """Says whether a key tile holds keys of its sequence: the grid is made for the longest one."""
+    return at.n * spec.tile_k < seq.k_len if spec.varlen else cutlass.Boolean(True)
+
+
+def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointer, SharedTiles]:
+    """mbarriers and tiles."""
+    words = 2 * (2 + 2 * spec.stages)
+    stats = spec.tile_q * spec.stages
+
+    @cute.struct
+    class SharedStorage:
+        barriers: cute.struct.MemRange[cutlass.Int64, words]
+        lse: cute.struct.Align[cute.struct.MemRange[Float32, stats], 128]
+        row_sums: cute.struct.Align[cute.struct.MemRange[Float32, stats], 128]
+        k: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.k)], 1024]
+        v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.v)], 1024]
+        q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.q)], 1024]
+        do: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.do)], 1024]
+        ds: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.ds)], 1024]
+
+    storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
+    rows, out = cute.make_layout((spec.tile_q, spec.stages)), layouts.staging
+    staging = cute.append(out.outer, cute.make_layout(CONSUMERS, stride=cute.cosize(out)))
+    tiles = SharedTiles(
+        k=storage.k.get_tensor(layouts.k.outer, swizzle=layouts.k.inner),
+        v=storage.v.get_tensor(layouts.v.outer, swizzle=layouts.v.inner),
+        q=storage.q.get_tensor(layouts.q.outer, swizzle=layouts.q.inner),
+        do=storage.do.get_tensor(layouts.do.outer, swizzle=layouts.do.inner),
+        ds=storage.ds.get_tensor(layouts.ds.outer, swizzle=layouts.ds.inner),
+        lse=storage.lse.get_tensor(rows),
+        row_sums=storage.row_sums.get_tensor(rows),
+        staging=storage.k.get_tensor(staging, swizzle=out.inner),
+    )
+    return storage.barriers.data_ptr(), tiles

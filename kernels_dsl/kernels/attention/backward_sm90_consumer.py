@@ -1,0 +1,401 @@
+"""Consumer role of the SM90 attention backward: five products a query block, dK and dV in registers.
+
+Scores are computed transposed, keys by queries, so that P and dS come out of the accumulators as the
+register operand of dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, which
+sums over the keys of both warpgroups.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, pipeline
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.kv_blocks import diagonal_shift
+from kernels_dsl.blocks.attention.mask import HIDDEN, column_offset, row_offset
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.epilogue.functions import identity
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, sync_consumers, sync_warpgroup
+from kernels_dsl.blocks.hw.dsl import inline_ptx
+from kernels_dsl.blocks.hw.grid_barrier import await_count
+from kernels_dsl.blocks.hw.pipeline import consumer_state
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
+
+from .backward_sm90_producer import Rings, SharedTiles
+from .backward_sm90_spec import CONSUMERS, BackwardSpec
+from .backward_work import SHARE_THREADS, VECTOR, BackwardWork, KeyJob, vector_pointer
+
+
+class Mmas(NamedTuple):
+    """Tiled MMAs of one warpgroup, named by their result."""
+
+    s: cute.TiledMma
+    """(keys, queries) of K Q^T, and of V dO^T"""
+    dv: cute.TiledMma
+    """(keys, Dv)"""
+    dk: cute.TiledMma
+    """(keys, D)"""
+    dq: cute.TiledMma
+    """(queries, D), or half of the columns"""
+    stored: cute.TiledMma
+    """A subtile of dK or dV on its way out."""
+
+
+class Output(NamedTuple):
+    """dK or dV: TMA store or None, its coordinates, and the tensor (rows, D, (heads, B))."""
+
+    atom: cute.CopyAtom | None
+    coordinates: cute.Tensor
+    tensor: cute.Tensor
+
+
+class Fragments(NamedTuple):
+    """A consumer warpgroup's operands (descriptors) and accumulators."""
+
+    k: cute.Tensor
+    """A of S^T: this warpgroup's keys."""
+    q: cute.Tensor
+    """B of S^T."""
+    v: cute.Tensor
+    """A of dP^T."""
+    do: cute.Tensor
+    """B of dP^T."""
+    do_rows: cute.Tensor
+    """B of dV: dO summed over its rows."""
+    q_rows: cute.Tensor
+    """B of dK."""
+    ds: cute.Tensor
+    """A of dQ: all keys."""
+    k_rows: cute.Tensor
+    """B of dQ."""
+    dk: cute.Tensor
+    """float32 (64 keys, D) accumulators."""
+    dv: cute.Tensor
+    """float32 (64 keys, Dv) accumulators."""
+
+
+class Outputs(NamedTuple):
+    """Where the results of a work tile go."""
+
+    dk: Output
+    dv: Output
+
+
+class Visit(NamedTuple):
+    """A query block, and its number among the query tiles of all heads and sequences."""
+
+    block: Int32
+    number: Int32
+
+
+class Site(NamedTuple):
+    """Where a consumer thread works: its job, and its first key, and first query in a block."""
+
+    work: BackwardWork
+    job: KeyJob
+    key: Int32
+    query: Int32
+    group: Int32
+    thread: Int32
+
+
+@cute.jit
+def consume(
+    spec: cutlass.Constexpr,
+    rings: Rings,
+    mmas: Mmas,
+    tiles: SharedTiles,
+    outputs: Outputs,
+    work: BackwardWork,
+    job: KeyJob,
+    group: Int32,
+):
+    """Consumer warpgroup number `group`: 64 keys of one work tile against its query blocks."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    at, walk = job.at, job.walk
+    key = at.n * spec.tile_k + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+    site = Site(work, job, key, thread % 4 * 2, group, thread)
+    parts = make_fragments(spec, mmas, tiles, site)
+    parts.dk.fill(0.0)
+    parts.dv.fill(0.0)
+    once, state = consumer_state(1), consumer_state(spec.stages)
+    rings.k.consumer_wait(once)
+    rings.v.consumer_wait(once)
+    if cutlass.const_expr(spec.varlen):
+        clear_keys(spec, tiles, site)
+    for member in cutlass.range(work.heads_per_kv, unroll=1):
+        head = at.kv_head * work.heads_per_kv + member
+        for block in cutlass.range(walk.first, walk.end, unroll=1):
+            number = work.rows.number(spec.tile_q, spec.varlen, job.seq, at.batch, head, block)
+            state = step(spec, rings, state, mmas, parts, tiles, site, Visit(block, number))
+    # K is where the outputs are staged: the other warpgroup may still multiply by it.
+    sync_consumers(CONSUMERS)
+    store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, tiles.staging, site)
+    for i in cutlass.range_constexpr(cute.size(parts.dk)):
+        parts.dk[i] = parts.dk[i] * work.scores.scale
+    store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
+    epi.drain(spec.dk_epilogue, thread)
+
+
+def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Site) -> Fragments:
+    """Operand descriptors in shared memory, and accumulators."""
+
+    def turned(tile: cute.Tensor) -> cute.Tensor:
+        modes = (1, 0, 2) if cute.rank(tile) == 3 else (1, 0)
+        return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=list(modes)))
+
+    group, thread = site.group, site.thread
+    s, dv, dk, dq = (mma.get_slice(thread) for mma in (mmas.s, mmas.dv, mmas.dk, mmas.dq))
+    sK, sV = (x[None, None, 0] for x in (tiles.k, tiles.v))
+    own_k = cute.local_tile(sK, (WGMMA_M, spec.dim), (group, 0))
+    own_v = cute.local_tile(sV, (WGMMA_M, spec.dim_v), (group, 0))
+    rows, columns = spec.dq_share
+    ds_at = (group, 0, None) if rows < spec.tile_q else (0, 0, None)
+    ds = cute.local_tile(tiles.ds, (rows, spec.tile_k), ds_at)
+    k_rows = cute.local_tile(turned(sK), (columns, spec.tile_k), (group if columns < spec.dim else 0, 0))
+    return Fragments(
+        k=mmas.s.make_fragment_A(s.partition_A(own_k)),
+        q=mmas.s.make_fragment_B(s.partition_B(tiles.q)),
+        v=mmas.s.make_fragment_A(s.partition_A(own_v)),
+        do=mmas.s.make_fragment_B(s.partition_B(tiles.do)),
+        do_rows=mmas.dv.make_fragment_B(dv.partition_B(turned(tiles.do))),
+        q_rows=mmas.dk.make_fragment_B(dk.partition_B(turned(tiles.q))),
+        ds=mmas.dq.make_fragment_A(dq.partition_A(ds)),
+        k_rows=mmas.dq.make_fragment_B(dq.partition_B(k_rows)),
+        dk=cute.make_rmem_tensor(mmas.dk.partition_shape_C((WGMMA_M, spec.dim)), Float32),
+        dv=cute.make_rmem_tensor(mmas.dv.partition_shape_C((WGMMA_M, spec.dim_v)), Float32),
+    )
+
+
+@cute.jit
+def step(
+    spec: cutlass.Constexpr,
+    rings: Rings,
+    state: pipeline.PipelineState,
+    mmas: Mmas,
+    parts: Fragments,
+    tiles: SharedTiles,
+    site: Site,
+    visit: Visit,
+) -> pipeline.PipelineState:
+    """One query block: P and dS from their products, then its shares of dV, dK and dQ."""
+    stage = state.index
+    scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
+    d_probs = cute.make_rmem_tensor(scores.layout, Float32)
+    rings.q.consumer_wait(state)
+    if cutlass.const_expr(spec.varlen):
+        rings.do.consumer_wait(state)
+        clear_queries(spec, tiles, stage, site, visit.block)
+    issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
+    if cutlass.const_expr(not spec.varlen):
+        rings.do.consumer_wait(state)
+    issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
+    warpgroup.wait_group(1)
+    view = softmax.rows_and_columns(scores)
+    if site.job.walk.masked(visit.block):
+        mask_queries(spec, view, site, visit.block)
+    scale = site.work.scores.scale * softmax.LOG2_E
+    columns = row_values(spec, tiles.lse, stage, site)
+    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            view[r, c] = cute.math.exp2(view[r, c] * scale - columns[c], fastmath=True)
+    # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
+    operand = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
+    probs = cute.make_rmem_tensor(operand, spec.dtype)
+    d_scores = cute.make_rmem_tensor(operand, spec.dtype)
+    convert(scores, probs)
+    warpgroup.wait_group(0)
+    issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
+    d_view = softmax.rows_and_columns(d_probs)
+    columns = row_values(spec, tiles.row_sums, stage, site)
+    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            d_view[r, c] = view[r, c] * (d_view[r, c] - columns[c])
+    convert(d_probs, d_scores)
+    buffer = state.count % spec.ds_stages
+    store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
+    sync_consumers(CONSUMERS)
+    dq = cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32)
+    issue_product(mmas.dq, dq, parts.ds[None, None, None, buffer], parts.k_rows, False)
+    warpgroup.wait_group(1)
+    rings.do.consumer_release(state)
+    rings.q.consumer_release(state)
+    warpgroup.wait_group(0)
+    add_dq(spec, site, visit, dq)
+    state.advance()
+    return state
+
+
+@cute.jit
+def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, site: Site):
+    """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN."""
+    first = site.job.seq.k_len - site.job.at.n * spec.tile_k
+    if first < spec.tile_k:
+        for tile in (tiles.k, tiles.v):
+            clear_rows(tile[None, None, 0], cutlass.max(first, 0), site)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        sync_consumers(CONSUMERS)
+
+
+@cute.jit
+def clear_queries(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32, site: Site, block: Int32):
+    """The same for rows of Q and dO after a sequence's last query."""
+    first = site.job.seq.q_len - block * spec.tile_q
+    if first < spec.tile_q:
+        for tile in (tiles.q, tiles.do):
+            clear_rows(tile[None, None, stage], first, site)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        sync_consumers(CONSUMERS)
+
+
+@cute.jit
+def clear_rows(tile: cute.Tensor, first: Int32, site: Site):
+    """Sets rows of a tile (rows, columns) from `first` on to 0, a row a warpgroup."""
+    rows, columns = cute.size(tile, mode=[0]), cute.size(tile, mode=[1])
+    for row in cutlass.range(first + site.group, rows, CONSUMERS, unroll=1):
+        for column in cutlass.range(site.thread, columns, WARPGROUP_THREADS, unroll=1):
+            tile[row, column] = tile.element_type(0.0)
+
+
+def row_values(spec: BackwardSpec, values: cute.Tensor, stage: Int32, site: Site) -> cute.Tensor:
+    """One float32 of each of this thread's queries, from shared memory (queries, stages)."""
+    found = cute.make_rmem_tensor(spec.tile_q // 4, Float32)
+    for i in range(spec.tile_q // 8):
+        source = (values.iterator + stage * spec.tile_q + 8 * i + site.query).align(8)
+        target = cute.make_tensor(found.iterator + 2 * i, cute.make_layout(2))
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), target)
+    return found
+
+
+def convert(source: cute.Tensor, target: cute.Tensor) -> None:
+    """Accumulators as a register operand, 16 columns at a time (see `score_tile.to_operand`)."""
+    for i in range(cute.size(source) // 8):
+        part = cute.make_tensor(source.iterator + 8 * i, cute.make_layout(8))
+        cute.make_tensor(target.iterator + 8 * i, cute.make_layout(8)).store(
+            part.load().to(target.element_type)
+        )
+
+
+def mask_queries(spec: BackwardSpec, view: cute.Tensor, site: Site, block: Int32) -> None:
+    """Sets scores (keys, queries) outside of the mask, and of keys after the last, to -inf."""
+    variant, window, seq = spec.variant, site.work.window, site.job.seq
+    shift = diagonal_shift(variant, seq)
+    first_query = block * spec.tile_q + site.query
+    for r in range(cute.size(view, mode=[0])):
+        key = site.key + row_offset(r)
+        # Of this key: queries from `first` to `last` count, as offsets from the thread's first.
+        first = Int32(0)
+        if variant.right:
+            first = key - shift - window.right - first_query
+        first = cutlass.select_(key < seq.k_len, first.ir_value(), Int32(1 << 30).ir_value())
+        first = Int32(first)
+        last = key - shift + window.left - first_query if variant.left else None
+        for c in range(cute.size(view, mode=[1])):
+            keep = first <= column_offset(c)
+            if variant.left:
+                keep = keep & (last >= column_offset(c))
+            view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
+
+
+def store_d_scores(
+    spec: BackwardSpec,
+    mma: cute.TiledMma,
+    d_scores: cute.Tensor,
+    tiles: cute.Tensor,
+    buffer: Int32,
+    site: Site,
+) -> None:
+    """dS^T of this warpgroup's keys to shared memory, contiguous along the queries."""
+    copy = epi.register_to_smem_copy(mma, spec.dtype, spec.tile_q)
+    thr_copy = copy.get_slice(site.thread)
+    turned = cute.make_tensor(tiles.iterator, cute.select(tiles.layout, mode=[1, 0, 2]))
+    own = cute.local_tile(turned, (WGMMA_M, spec.tile_q), (site.group, 0, None))
+    target = thr_copy.partition_D(own)
+    # The registers of an accumulator in the order in which the copy takes them.
+    registers = cute.make_layout(thr_copy.partition_S(own).shape[:3])
+    source = cute.make_tensor(d_scores.iterator, registers)
+    cute.copy(copy, source, target[None, None, None, buffer])
+
+
+@cute.jit
+def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
+    """Adds this warpgroup's share of dQ of one query tile to the sums in global memory.
+
+    A warp adds 512 bytes at a time: sums lie as the accumulators do, and `finish_dq` brings them into order.
+    """
+    sums = site.work.sums
+    share = visit.number * CONSUMERS + site.group
+    if cutlass.const_expr(spec.deterministic):
+        turn = sums.turns.iterator + share
+        if site.thread == 0:
+            await_count(turn, site.job.at.n - first_tile_of(spec, site, visit.block))
+        sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
+    start = vector_pointer(spec.sums, sums.dq, share, site.thread)
+    for i in cutlass.range_constexpr(spec.sums.vectors):
+        values = [dq[VECTOR * i + j] for j in range(VECTOR)]
+        add_vector(start + i * (VECTOR * SHARE_THREADS), values)
+    if cutlass.const_expr(spec.deterministic):
+        sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
+        if site.thread == 0:
+            cute.arch.fence_acq_rel_gpu()
+            cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
+
+
+def first_tile_of(spec: BackwardSpec, site: Site, block: Int32) -> Int32:
+    """The first key tile that adds to dQ of query block `block`."""
+    if not spec.variant.left:
+        return Int32(0)
+    first_query = block * spec.tile_q + diagonal_shift(spec.variant, site.job.seq)
+    return cutlass.max(first_query - site.work.window.left, 0) // spec.tile_k
+
+
+@dsl_user_op
+def add_vector(address: cute.Pointer, values: list[Float32], *, loc=None, ip=None) -> None:
+    """`red.add` of four float32."""
+    inline_ptx(
+        None,
+        (address.toint(loc=loc, ip=ip), *values),
+        "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};",
+        "l,f,f,f,f",
+        effects=True,
+        loc=loc,
+        ip=ip,
+    )
+
+
+@cute.jit
+def store_keys(
+    spec: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    mma: cute.TiledMma,
+    acc: cute.Tensor,
+    output: Output,
+    staging: cute.Tensor,  # (64, epi_n, stages, consumers)
+    site: Site,
+):
+    """Stores this warpgroup's 64 rows of dK or dV."""
+    at, seq = site.job.at, site.job.seq
+    first = at.n * spec.tile_k + site.group * WGMMA_M
+    own = staging[None, None, None, site.group]
+    heads = output.tensor.shape[2]
+    image = at.kv_head + (Int32(0) if spec.varlen else at.batch * heads[0])
+    coordinates, tensor = output.coordinates, output.tensor
+    if cutlass.const_expr(spec.varlen):
+        coordinates = cute.domain_offset((seq.k_start, 0, 0), coordinates)
+        tensor = cute.domain_offset((seq.k_start, 0, 0), tensor)
+    extent = (seq.k_len, output.tensor.shape[1], cute.size(output.tensor, mode=[2]))
+    plain = epi.plain_writer(tensor, own, extent, site.thread)
+    write: Any = plain
+    if cutlass.const_expr(plan.use_tma):
+        write = epi.tma_writer(output.atom, coordinates, own, plan.subtile)
+        if cutlass.const_expr(spec.varlen):
+            write = epi.ClippedWriter(write, plain, seq.k_len)
+    epi.store_tile(
+        plan, acc, identity, (), origin=(first, Int32(0), image), extent=extent, sD=own, tiled_mma_epi=mma,
+        write=write, thread=site.thread, warpgroup=site.group,
+    )  # fmt: skip
