@@ -14,7 +14,7 @@ import torch
 
 import lowering
 from kernels_dsl.config.attention_backward import Sm90BackwardConfig, sm90_backward_config
-from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
+from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.outputs import is_empty
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
@@ -74,6 +74,17 @@ def why_not(call: AttentionCall, target: Target) -> str | None:
     if "sm90" not in target.device.families():
         return f"attention has no gradient on {target.device.name} yet, only on Hopper"
     return why_not_variant(call)
+
+
+def check_gradient(call: AttentionArguments, asked: str, target: Target | None) -> None:
+    """RuntimeError where there is no gradient of a call whose argument `asked` requires it.
+
+    `target` is where it runs, None for a call that is only traced.
+    """
+    described = describe(call)
+    reason = why_not_variant(described) if target is None else why_not(described, target)
+    if reason is not None:
+        raise RuntimeError(f"{asked} requires grad, but {reason}: call it under torch.no_grad()")
 
 
 class BackwardPlan:

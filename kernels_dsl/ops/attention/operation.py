@@ -14,9 +14,10 @@ from kernels_dsl.ops.attention.arguments import (
     AttentionCall,
     describe,
 )
+from kernels_dsl.ops.attention.backward import check_gradient
 from kernels_dsl.ops.attention.outputs import check_out, out_shape
 from kernels_dsl.ops.attention.plan import Plan, build
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, watched
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, asks_gradients, check_tensor, watched
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.overlap import byte_extent
 
@@ -39,10 +40,12 @@ def repeated(plan: Any, out: torch.Tensor | None, tensors: tuple[Any, ...]) -> R
 
 class _Attention(Operation[AttentionArguments, Plan]):
     def seen_as_operator(self, call: AttentionArguments) -> bool:
-        """Whether torch.compile, a mode, a transform or a tensor subclass must see the call."""
+        """Whether torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
         if watched():
             return True
         tensors = [x for x in call.read().values() if x is not None]
+        if asks_gradients(tensors):
+            return True
         subclass = any(isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES for x in tensors)
         return subclass and all(isinstance(x, torch.Tensor) for x in (call.q, call.k, call.v))
 
@@ -56,15 +59,12 @@ class _Attention(Operation[AttentionArguments, Plan]):
 
 
 def refuse_gradient(call: AttentionArguments) -> None:
-    """RuntimeError where a gradient is asked for, TypeError for what is no mask; past the dispatcher."""
+    """RuntimeError where a gradient is asked for that is not there, TypeError for what is no mask."""
     grad = _grad_enabled()
     for name, x in call.read().items():
         if type(x) in PLAIN_TYPES:
             if grad and x.requires_grad:
-                raise RuntimeError(
-                    f"{name} requires grad, but attention has no backward yet: call it under "
-                    "torch.no_grad(), or on detached tensors"
-                )
+                check_gradient(call, name, ATTENTION.target_of(call))
         elif x is not None and isinstance(x, torch.Tensor):
             if hasattr(x, "seq_len_kv"):
                 raise TypeError(f"mask is a {type(x).__name__}, must be None: say causal and alignment")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.attention import gradient
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
     AttentionCall,
@@ -20,14 +21,15 @@ from kernels_dsl.ops.attention.arguments import (
     Seqlens,
     describe,
 )
+from kernels_dsl.ops.attention.backward import check_gradient
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.eager_path import refuse_forward_mode, refuse_written
+from kernels_dsl.ops.eager_path import asks_gradients, refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operation import Arguments
-from kernels_dsl.ops.operators import define, schema_of
+from kernels_dsl.ops.operators import LIBRARY, define, schema_of
 from lowering.records import frozen
 
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
@@ -157,10 +159,10 @@ def _attention_fp8_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torc
     return call.q.new_empty(out_shape(described), dtype=torch.bfloat16), _new_lse(call, described)
 
 
-define(
-    "attention", f"({schema_of(Operands, _ATTENTION_LACKS)}) {_RESULTS}", _attention, _attention_fake,
-    "backward yet: call it under torch.no_grad()",
-)  # fmt: skip
+define("attention", f"({schema_of(Operands, _ATTENTION_LACKS)}) {_RESULTS}", _attention, _attention_fake)
+torch.library.register_autograd(
+    "kernels_dsl::attention", gradient.backward, setup_context=gradient.setup_context, lib=LIBRARY
+)
 define(
     "attention_fp8", f"({schema_of(Operands, _FP8_LACKS)}) {_RESULTS}", _attention_fp8, _attention_fp8_fake,
     "backward: call it under torch.no_grad()",
@@ -213,6 +215,12 @@ def attention(call: AttentionArguments) -> Any:
                 "subclass"
             )
     keywords = _shared(call)
+    read = call.read()
+    if asks_gradients(read.values()):
+        refuse_written(read.values(), out=call.out)
+        asked = next(name for name, x in read.items() if x is not None and x.requires_grad)
+        check_gradient(call, asked, None)
+        keywords["return_lse"] = True
     if extras.max_seqlens is not None:
         keywords["max_seqlen_k"] = -1 if extras.max_seqlens.k is None else extras.max_seqlens.k
     keywords.update(

@@ -77,16 +77,21 @@ def test_out_under_compile(seed):
     assert torch.equal(out, kernels_dsl.attention(q, k, v))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_are_refused_by_the_operator(compiled, seed):
-    """Where the eager check cannot see it: in a compiled graph, and by the operator's own name."""
+def test_the_operator_needs_the_log_sum_exp_for_a_gradient(seed):
     q, k, v = _tensors(seed)
-    q.requires_grad_()
-    call = torch.compile(kernels_dsl.attention, fullgraph=True, backend="aot_eager")
-    if not compiled:
-        call = lambda *t: OP(*t)[0]  # noqa: E731
-    with pytest.raises(Exception, match="no backward yet"):
-        call(q, k, v).float().sum().backward()
+    with pytest.raises(RuntimeError, match="return_lse is False, must be True for a gradient"):
+        OP(q.requires_grad_(), k, v)
+
+
+def test_gradients_under_compile(seed):
+    q, k, v = (x.requires_grad_() for x in _tensors(seed))
+    found = []
+    for call in (
+        kernels_dsl.attention,
+        torch.compile(kernels_dsl.attention, fullgraph=True, backend="aot_eager"),
+    ):
+        found.append(torch.autograd.grad(call(q, k, v, causal=True).float().square().sum(), (q, k, v)))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 def test_gradients_off(seed):

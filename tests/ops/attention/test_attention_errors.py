@@ -230,19 +230,24 @@ def test_a_configuration_for_hopper_that_does_not_fit(on_h200, config, message):
     assert found is None if message is None else message in found
 
 
-@pytest.mark.parametrize("name", ["q", "mask", "sinks", "aux[0]"])
-def test_gradients_are_refused(name):
-    asked = torch.zeros(4).requires_grad_()
-    options = {
-        "q": {},
-        "mask": {"mask": asked[0]},
-        "sinks": {"sinks": asked},
-        "aux[0]": {"mask_mod": document_mask, "aux": (asked,)},
-    }[name]
-    q = Q.clone().requires_grad_(name == "q")
-    with pytest.raises(RuntimeError, match=f"{re.escape(name)} requires grad, but attention has no backward"):
+@pytest.mark.parametrize(
+    ("name", "asked", "options", "message"),
+    [
+        ("mask", True, {"mask": torch.zeros(1)}, "attention has no gradient with mask yet"),
+        ("sinks", True, {"sinks": torch.zeros(4)}, "attention has no gradient with sinks yet"),
+        ("aux[0]", True, {"mask_mod": document_mask, "aux": (torch.zeros(4),)}, "with mask_mod yet"),
+        ("q", False, {"softcap": 3.0}, "attention has no gradient with softcap yet"),
+        ("q", False, {"score_mod": lambda score, b, h, i, j: score}, "with score_mod yet"),
+    ],
+)
+def test_gradients_that_are_not_there(on_h200, name, asked, options, message):
+    for x in (*options.values(), *options.get("aux", ())):
+        if isinstance(x, torch.Tensor):
+            x.requires_grad_(asked)
+    q = Q.clone().requires_grad_(not asked)
+    with pytest.raises(RuntimeError, match=f"{re.escape(name)} requires grad, but .*{re.escape(message)}"):
         kernels_dsl.attention(q, K, K, **options)
-    assert "no backward" in kernels_dsl.attention_supports(q, K, K, **options)
+    assert message in kernels_dsl.attention_supports(q, K, K, **options)
 
 
 def test_tangents_are_refused():
