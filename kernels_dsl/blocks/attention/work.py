@@ -148,18 +148,10 @@ def describe_work(
     groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
     lead = None if lead_kv is None else lead_kv * heads_per_kv
     return Work(
-        tiles=QueryTiles(cute.ceil_div(longest, spec.tile.queries), heads, Int32(batch), groups, lead),
-        extent=SeqExtent(rows, keys, *seqlens),
-        window=arguments.window,
-        scores=arguments.scores,
-        lists=arguments.lists,
-        sinks=arguments.sinks,
-        lse=arguments.lse,
-        heads_per_kv=heads_per_kv,
-        v_dim=v_dim,
-        counter=arguments.counter,
-        descales=arguments.descales,
-    )
+        QueryTiles(cute.ceil_div(longest, spec.tile.queries), heads, Int32(batch), groups, lead),
+        SeqExtent(rows, keys, *seqlens), arguments.window, arguments.scores, arguments.lists, arguments.sinks,
+        arguments.lse, heads_per_kv, v_dim=v_dim, counter=arguments.counter, descales=arguments.descales,
+    )  # fmt: skip
 
 
 @cute.jit

@@ -43,7 +43,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, in_pairs
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 
-from .forward_sm80_spec import ForwardSpec, make_spec
+from .forward_sm80_spec import Spec, make_spec
 from .forward_sm80_tile import work_tile
 
 
@@ -74,14 +74,10 @@ def attention_sm80(
     """
     operands = Operands(*(rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o)))
     arguments = AttentionArguments(
-        lse,
-        ScoreOperands(scale, softcap, mask, aux),
-        Window(left, right),
-        None if seqlens is None else SeqLens(*seqlens),
-        max_q,
-        None if lists is None else KeyLists(*lists),
-        sinks,
-    )
+        lse, ScoreOperands(scale, softcap, mask, aux), Window(left, right),
+        None if seqlens is None else SeqLens(*seqlens), max_q,
+        None if lists is None else KeyLists(*lists), sinks,
+    )  # fmt: skip
     launch(operands, arguments, stream, config, variant)
 
 
@@ -116,7 +112,7 @@ def launch(
 
 @entry_name("attention_sm80")
 @cute.kernel
-def attention_kernel(spec: cutlass.Constexpr[ForwardSpec], operands: Operands, work: Work):
+def attention_kernel(spec: Spec, operands: Operands, work: Work):
     """Device side: the tile of this CTA. fp8 operands are pairs (`in_pairs`), V transposed."""
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_query_tile(cute.arch.block_idx()[0], work.tiles)

@@ -131,6 +131,10 @@ class ForwardSpec:
         return self.k_offset + 2 * self.k_tile.bytes
 
 
+Spec = cutlass.Constexpr[ForwardSpec]
+"""A `ForwardSpec` as a parameter of device functions."""
+
+
 def make_spec(
     config: Sm80AttentionConfig,
     variant: AttentionVariant,

@@ -47,7 +47,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     store_rows,
 )
 
-from .forward_sm80_spec import ForwardSpec
+from .forward_sm80_spec import ForwardSpec, Spec
 
 
 class Fragments(NamedTuple):
@@ -91,7 +91,7 @@ class KeyBlock(NamedTuple):
 
 @cute.jit
 def work_tile(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     operands: Operands,
     base: Int32,  # address of the CTA's shared memory
     work: Work,
@@ -178,9 +178,7 @@ def make_fragments(spec: ForwardSpec) -> Fragments:
 
 
 @cute.jit
-def attend(
-    spec: cutlass.Constexpr[ForwardSpec], memory: Memory, fragments: Fragments, tile: Tile, work: Work
-):
+def attend(spec: Spec, memory: Memory, fragments: Fragments, tile: Tile, work: Work):
     """Unnormalised output, row maxima and sums of one query tile, over the key blocks of its visit."""
     visit = tile.visit
     fragments.out.fill(0.0)
@@ -233,7 +231,7 @@ def start_values(spec: ForwardSpec, memory: Memory, block: KeyBlock, k_len: Int3
 
 @cute.jit
 def step(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     memory: Memory,
     fragments: Fragments,
     tile: Tile,
@@ -288,12 +286,7 @@ def needs_mask(spec: ForwardSpec, visit: Visit, position: Int32) -> bool | Boole
 
 @cute.jit
 def start_next_copies(
-    spec: cutlass.Constexpr[ForwardSpec],
-    memory: Memory,
-    tile: Tile,
-    work: Work,
-    block: KeyBlock,
-    first: cutlass.Constexpr[bool],
+    spec: Spec, memory: Memory, tile: Tile, work: Work, block: KeyBlock, first: cutlass.Constexpr[bool]
 ) -> Int32:
     """Starts the copies that the next step waits for. Returns the number of its block of keys.
 

@@ -81,15 +81,10 @@ def attention_sm90(
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     mV = cute.make_tensor(v.iterator, cute.select(rows_first(v, LAYOUTS[layout]).layout, mode=[1, 0, 2, 3]))
     arguments = AttentionArguments(
-        lse,
-        ScoreOperands(scale, softcap, mask, aux),
-        Window(left, right),
-        None if seqlens is None else SeqLens(*seqlens),
-        max_q,
-        None if lists is None else KeyLists(*lists),
-        sinks,
-        counter,
-    )
+        lse, ScoreOperands(scale, softcap, mask, aux), Window(left, right),
+        None if seqlens is None else SeqLens(*seqlens), max_q,
+        None if lists is None else KeyLists(*lists), sinks, counter,
+    )  # fmt: skip
     launch(Operands(mQ, mK, mV, mO), arguments, max_ctas, stream, config, variant)
 
 

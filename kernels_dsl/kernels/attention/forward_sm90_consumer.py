@@ -51,7 +51,7 @@ from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full, release
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .forward_sm90_records import KvState, Mmas, Output, Rings, Shared, SharedTiles
-from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_spec import ForwardSpec, Spec
 
 
 class Fragments(NamedTuple):
@@ -104,14 +104,7 @@ class Site(NamedTuple):
 
 
 @cute.jit
-def consume(
-    spec: cutlass.Constexpr[ForwardSpec],
-    shared: Shared,
-    mmas: Mmas,
-    output: Output,
-    work: Work,
-    warpgroup: Int32,
-):
+def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, warpgroup: Int32):
     """Consumer warpgroup number `warpgroup`: its 64 rows of every work tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     fragments = make_fragments(spec, mmas, shared.tiles, warpgroup, thread)
@@ -133,9 +126,7 @@ def consume(
 
 
 @cute.jit
-def work_tile(
-    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, output: Output, site: Site
-) -> KvState:
+def work_tile(spec: Spec, resources: Resources, states: KvState, output: Output, site: Site) -> KvState:
     """One work tile, from its first scores to its output; skipped where this warpgroup has no row in it."""
     site = site._replace(work=descaled(site.work, site.tile.at))
     if site.has_rows(spec):
@@ -146,9 +137,7 @@ def work_tile(
 
 
 @cute.jit
-def skip_tile(
-    spec: cutlass.Constexpr[ForwardSpec], rings: Rings, states: KvState, visit: Visit, warpgroup: Int32
-) -> KvState:
+def skip_tile(spec: Spec, rings: Rings, states: KvState, visit: Visit, warpgroup: Int32) -> KvState:
     """Releases the stages of a tile and passes this warpgroup's turns."""
     k_ring, v_ring = rings.k, rings.v
     q_state, k_state, v_state = states.q, states.k, states.v
@@ -167,9 +156,7 @@ def skip_tile(
 
 
 @cute.jit
-def compute_rows(
-    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, output: Output, site: Site
-) -> KvState:
+def compute_rows(spec: Spec, resources: Resources, states: KvState, output: Output, site: Site) -> KvState:
     """The rows of this warpgroup in one work tile."""
     fragments, rings = resources.fragments, resources.rings
     states = attend(spec, resources, states, site)
@@ -226,9 +213,7 @@ def issue_output(resources: Resources, states: KvState) -> None:
 
 
 @cute.jit
-def attend(
-    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, site: Site
-) -> KvState:
+def attend(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvState:
     """Unnormalised output, row maxima and sums of one work tile, over the key blocks of its visit."""
     tile, work, (rings, _, mmas, fragments) = site.tile, site.work, resources
     visit = tile.visit
@@ -294,7 +279,7 @@ def forget_stages(spec: ForwardSpec, states: KvState) -> KvState:
 
 @cute.jit
 def step(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     resources: Resources,
     states: KvState,
     site: Site,
@@ -357,9 +342,7 @@ def seen_blocks(spec: ForwardSpec, site: Site) -> Int32:
 
 
 @cute.jit
-def hidden_step(
-    spec: cutlass.Constexpr[ForwardSpec], resources: Resources, states: KvState, site: Site, position: Int32
-) -> KvState:
+def hidden_step(spec: Spec, resources: Resources, states: KvState, site: Site, position: Int32) -> KvState:
     """`step` where all scores are hidden: no product of Q and K, and weights of 0."""
     rings, fragments = resources.rings, resources.fragments
     rings.k.consumer_wait(states.k)
@@ -380,7 +363,7 @@ def hidden_step(
 
 
 @cute.jit
-def apply_correction(spec: cutlass.Constexpr[ForwardSpec], fragments: Fragments, states: KvState):
+def apply_correction(spec: Spec, fragments: Fragments, states: KvState):
     """Multiplies the output by the last block's `correction` where that has been put off.
 
     Just before the output's next product, and not when the correction is known: a branch there would keep
@@ -392,12 +375,7 @@ def apply_correction(spec: cutlass.Constexpr[ForwardSpec], fragments: Fragments,
 
 
 @cute.jit
-def release_q(
-    spec: cutlass.Constexpr[ForwardSpec],
-    ring: pipeline.PipelineAsync,
-    state: pipeline.PipelineState,
-    last: Boolean,
-):
+def release_q(spec: Spec, ring: pipeline.PipelineAsync, state: pipeline.PipelineState, last: Boolean):
     """Releases Q after the `last` scores of a tile: the next one arrives beside what is left to do."""
     if cutlass.const_expr(not spec.stage_in_q):
         if last:
@@ -405,9 +383,7 @@ def release_q(
 
 
 @cute.jit
-def block_to_mask(
-    spec: cutlass.Constexpr[ForwardSpec], site: Site, position: Int32, masked: cutlass.Constexpr[bool]
-) -> Int32:
+def block_to_mask(spec: Spec, site: Site, position: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
     """The key block at `position`; 0 where its number does not matter, since lists take time to read."""
     variant, tile, lists = spec.variant, site.tile, site.work.lists
     block, needed = Int32(0), Boolean(True)
@@ -420,7 +396,7 @@ def block_to_mask(
 
 
 @cute.jit
-def next_warpgroup(spec: cutlass.Constexpr[ForwardSpec], warpgroup: Int32) -> Int32:
+def next_warpgroup(spec: Spec, warpgroup: Int32) -> Int32:
     """The warpgroup whose turn comes after that of `warpgroup`."""
     if cutlass.const_expr(spec.consumers == 2):
         return 1 - warpgroup
@@ -431,13 +407,7 @@ def next_warpgroup(spec: cutlass.Constexpr[ForwardSpec], warpgroup: Int32) -> In
 
 
 @cute.jit
-def clear_tail(
-    spec: cutlass.Constexpr[ForwardSpec],
-    sV: cute.Tensor,
-    v_state: pipeline.PipelineState,
-    site: Site,
-    position: Int32,
-):
+def clear_tail(spec: Spec, sV: cute.Tensor, v_state: pipeline.PipelineState, site: Site, position: Int32):
     """Zeroes what follows the last key in the block of V at `v_state`; the warpgroups share the work.
 
     It belongs to another sequence or to nobody, and 0 * NaN is NaN. All warpgroups meet here, so nobody may
@@ -464,7 +434,7 @@ def clear_tail(
 
 @cute.jit
 def store_output(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     resources: Resources,
     output: Output,
     staging: cute.Tensor,  # (64, epi_n, stages)

@@ -27,7 +27,7 @@ from kernels_dsl.blocks.hw.tma import TmaCopy
 from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES, TRANSPOSING_WARPS
 
 from .forward_sm90_records import SegmentLayouts, Shared
-from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_spec import ForwardSpec, Spec
 from .forward_sm90_transpose import BlockShape, transpose_block
 
 ROLES = TRANSPOSING_WARPS + 1
@@ -110,12 +110,7 @@ def describe_deferred(
 
 
 @cute.jit
-def transpose_segments(
-    spec: cutlass.Constexpr[ForwardSpec],
-    deferred: Deferred,
-    shared: Shared,
-    warp: Int32,
-):
+def transpose_segments(spec: Spec, deferred: Deferred, shared: Shared, warp: Int32):
     """Transposes segments as long as there are some; `warp` is the number among those that transpose."""
     ring, buffers = shared.rings.segments, shared.tiles.segments
     lane = cute.arch.lane_idx()

@@ -17,7 +17,7 @@ from .forward_sm90_consumer import consume
 from .forward_sm90_deferred import Deferred, transpose_segments
 from .forward_sm90_producer import produce
 from .forward_sm90_records import Layouts, Loads, Mmas, Output, Rings, Segments, Shared, SharedTiles
-from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_spec import ForwardSpec, Spec
 from .forward_sm90_transpose import THREADS as TRANSPOSING_THREADS
 from .forward_sm90_transpose import transpose_values
 
@@ -25,7 +25,7 @@ from .forward_sm90_transpose import transpose_values
 @entry_name("attention_sm90")
 @cute.kernel
 def attention_kernel(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     mmas: Mmas,
     layouts: Layouts,
     loads: Loads,

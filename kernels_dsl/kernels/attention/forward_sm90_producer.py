@@ -24,7 +24,7 @@ from kernels_dsl.blocks.hw.pipeline import producer_state, put
 
 from .forward_sm90_deferred import Deferred, await_values, leave
 from .forward_sm90_records import KvState, Loads, Shared, SharedTiles
-from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_spec import ForwardSpec, Spec
 
 ASK_AHEAD = 2
 """Blocks before the end of a tile at which the number of the next one is asked for: early enough for the
@@ -42,9 +42,7 @@ class Progress(NamedTuple):
 
 
 @cute.jit
-def produce(
-    spec: cutlass.Constexpr[ForwardSpec], shared: Shared, loads: Loads, work: Work, deferred: Deferred | None
-):
+def produce(spec: Spec, shared: Shared, loads: Loads, work: Work, deferred: Deferred | None):
     """Producer warp: loads Q and the key blocks of its visit for each work tile of this CTA."""
     states = KvState(
         producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.loaded_v_stages)
@@ -72,7 +70,7 @@ def produce(
 
 @cute.jit
 def load_tile(
-    spec: cutlass.Constexpr[ForwardSpec],
+    spec: Spec,
     shared: Shared,
     loads: Loads,
     work: Work,

@@ -142,6 +142,10 @@ class ForwardSpec:
         return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
 
 
+Spec = cutlass.Constexpr[ForwardSpec]
+"""A `ForwardSpec` as a parameter of device functions."""
+
+
 def make_spec(
     config: Sm90AttentionConfig,
     variant: AttentionVariant,

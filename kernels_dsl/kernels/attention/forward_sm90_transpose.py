@@ -28,7 +28,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 from kernels_dsl.config.attention import TRANSPOSING_WARPS
 
 from .forward_sm90_records import Shared
-from .forward_sm90_spec import ForwardSpec
+from .forward_sm90_spec import Spec
 
 THREADS = TRANSPOSING_WARPS * 32
 COLUMNS = 4
@@ -43,7 +43,7 @@ class BlockShape(NamedTuple):
 
 
 @cute.jit
-def transpose_values(spec: cutlass.Constexpr[ForwardSpec], shared: Shared, work: Work):
+def transpose_values(spec: Spec, shared: Shared, work: Work):
     """Moves every block of V that this CTA's work tiles visit from the raw ring to that of the products."""
     raw_ring, v_ring = shared.rings.raw_v, shared.rings.v
     raw, values = shared.tiles.raw_v.iterator.toint(), shared.tiles.v.iterator.toint()

@@ -73,16 +73,11 @@ def attention_fp8_with_transpose(
     one element.
     """
     arguments = AttentionArguments(
-        lse,
-        ScoreOperands(scale, softcap, None, None),
-        Window(left, right),
-        None if seqlens is None else SeqLens(*seqlens),
-        max_q,
-        None if lists is None else KeyLists(*lists),
-        sinks,
-        counter,
+        lse, ScoreOperands(scale, softcap, None, None), Window(left, right),
+        None if seqlens is None else SeqLens(*seqlens), max_q,
+        None if lists is None else KeyLists(*lists), sinks, counter,
         descales=leading_modes(Descales(q_descale, k_descale, v_descale), descale_modes),
-    )
+    )  # fmt: skip
     deferred = None
     mV = rows_first(v, LAYOUTS[layout])  # (keys, Dv, Hk, B)
     if cutlass.const_expr(not config.turns_v):
@@ -121,15 +116,11 @@ def attention_fp8_sm80_with_transpose(
 ):
     """Launches both on sm_89 and later, with the SM80-class kernel."""
     arguments = AttentionArguments(
-        lse,
-        ScoreOperands(scale, softcap, None, None),
-        Window(left, right),
-        None if seqlens is None else SeqLens(*seqlens),
-        max_q,
-        None if lists is None else KeyLists(*lists),
-        sinks,
+        lse, ScoreOperands(scale, softcap, None, None), Window(left, right),
+        None if seqlens is None else SeqLens(*seqlens), max_q,
+        None if lists is None else KeyLists(*lists), sinks,
         descales=leading_modes(Descales(q_descale, k_descale, v_descale), descale_modes),
-    )
+    )  # fmt: skip
     transpose(v, transposed, arguments.seqlens, 0, stream, layout)
     mQ, mK, mO = (rows_first(t, LAYOUTS[layout]) for t in (q, k, o))  # (rows, dim, head, batch)
     mV = rows_first(transposed, TRANSPOSED[layout])  # (Dv, keys, Hk, B)
