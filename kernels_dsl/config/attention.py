@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels_dsl.config.budget import SM90_RESERVED_SMEM, why_not_wgmma_columns
+from kernels_dsl.config.family import FAMILIES
 from lowering.records import frozen
 
 MAX_HEAD_DIM = 256
@@ -109,6 +110,7 @@ class Sm90AttentionConfig:
     later_keys: int = 32
 
     family = "sm90"
+    traits = FAMILIES[family]
 
     def several_tiles(self, extent: Extent) -> bool:
         """Whether some CTA of a persistent launch gets more than one query tile."""

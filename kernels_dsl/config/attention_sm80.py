@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kernels_dsl.config.attention import AttentionVariant, Extent, padded_dim
+from kernels_dsl.config.family import FAMILIES
 from lowering.records import frozen
 
 
@@ -35,6 +36,14 @@ class Sm80AttentionConfig:
     element_bytes: int = 2
 
     family = "sm80"
+    traits = FAMILIES[family]
+    # Of what the other family has a choice.
+    pack, later_v, later_keys = 1, 0, 32
+    turns_v = watch_sums = False
+
+    def several_tiles(self, extent: Extent) -> bool:
+        """Whether some CTA gets more than one query tile."""
+        return False
 
     @property
     def q_bytes(self) -> int:

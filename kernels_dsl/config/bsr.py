@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from kernels_dsl.config.bsr_layout import BsrProblem
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
 from lowering.records import frozen
 
@@ -93,6 +94,11 @@ class Sm90BsrConfig:
     pairs: bool = False
 
     family = "sm90"
+    traits = FAMILIES[family]
+
+    def with_plain_stores(self) -> Sm90BsrConfig:
+        """The same without TMA stores, which unaligned results cannot have."""
+        return replace(self, epi_tma=False)
 
     @property
     def tile(self) -> tuple[int, int]:

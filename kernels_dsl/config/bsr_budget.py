@@ -5,8 +5,6 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kernels_dsl.config import budget
 from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig, stores_by_tma
 from kernels_dsl.config.bsr_layout import BsrProblem
@@ -28,8 +26,8 @@ LANES = 32
 
 def fitted(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem) -> Sm90BsrConfig | Sm80GemmConfig:
     """`config`, with TMA stores switched off where D's alignment forbids them."""
-    if isinstance(config, Sm90BsrConfig) and config.epi_tma and not stores_by_tma(problem):
-        return replace(config, epi_tma=False)
+    if config.epi_tma and not stores_by_tma(problem):
+        return config.with_plain_stores()
     return config
 
 

@@ -97,7 +97,7 @@ def two_partial_sets(config: Sm90GemmConfig, promotion: Promotion | None) -> boo
 
 def stage_bytes(config: GemmConfig, ab_bytes: int) -> int:
     """Shared memory of one stage of A and B."""
-    tile_k = config.tile_k_for(ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
+    tile_k = config.tile_k_for(ab_bytes)
     return (config.tile_m + config.tile_n) * tile_k * ab_bytes
 
 
@@ -174,7 +174,7 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
     """Why `config` cannot compute `problem` on `device`; None if it can."""
     if config.family not in device.families():
         have = f"{device.capability[0]}.{device.capability[1]}"
-        need = "9.0 (TMA and WGMMA)" if config.family == "sm90" else "8.0 or later"
+        need = config.traits.needs
         return f"the {config.family} kernels need compute capability {need}, {device.name} has {have}"
     reason = not_positive(config, zero=("tile_k", "stages"))
     if reason is not None:
@@ -190,8 +190,7 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         reason = _why_not_grouped(config)
     if reason:
         return reason
-    tile_k = config.tile_k_for(problem.ab_bytes) if isinstance(config, Sm90GemmConfig) else config.tile_k
-    k_tiles = max(1, -(-problem.k // tile_k))
+    k_tiles = max(1, -(-problem.k // config.tile_k_for(problem.ab_bytes)))
     if not 1 <= config.split_k <= k_tiles:
         return f"split_k is {config.split_k}, must be from 1 to the {k_tiles} tiles of K = {problem.k}"
     needed = smem_bytes(config, problem, device.smem_bytes)
@@ -217,7 +216,7 @@ def _why_not_grouped(config: GemmConfig) -> str | None:
     """Groups of rows are along the kernel's M, and their partial sums would have nowhere to go."""
     if config.split_k > 1:
         return f"split_k is {config.split_k}, must be 1 with groups of rows"
-    if getattr(config, "turned", False):
+    if config.turned:
         return "turned tiles have their rows along N, which cannot be in groups"
     return None
 

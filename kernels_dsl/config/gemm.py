@@ -8,7 +8,9 @@ device is decided in `budget`.
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.promotion import Promotion
 from lowering.records import frozen
 
@@ -58,10 +60,19 @@ class Sm90GemmConfig:
     stream_k: bool = False
 
     family = "sm90"
+    traits = FAMILIES[family]
 
     def tile_k_for(self, element_bytes: int) -> int:
         """Elements of K in a tile for operands of `element_bytes` bytes each."""
         return self.tile_k or 128 // element_bytes
+
+    def with_plain_stores(self) -> Sm90GemmConfig:
+        """The same without TMA stores, which unaligned results cannot have."""
+        return replace(self, epi_tma=False)
+
+    def in_orders(self, raster_group: int) -> list[Sm90GemmConfig]:
+        """The same with tiles visited in each of the orders that groups of this size have."""
+        return [replace(self, raster_group=raster_group, raster_along_m=along_m) for along_m in (True, False)]
 
 
 @frozen
@@ -85,6 +96,22 @@ class Sm80GemmConfig:
     copy_bytes_b: int = 16
 
     family = "sm80"
+    traits = FAMILIES[family]
+    # Of what the other family has a choice.
+    cluster_m = cluster_n = 1
+    turned = stream_k = epi_tma = pairs = False
+
+    def tile_k_for(self, element_bytes: int) -> int:
+        """Elements of K in a tile."""
+        return self.tile_k
+
+    def with_plain_stores(self) -> Sm80GemmConfig:
+        """The same without TMA stores, which unaligned results cannot have."""
+        return self
+
+    def in_orders(self, raster_group: int) -> list[Sm80GemmConfig]:
+        """The same with tiles visited in groups of this size."""
+        return [replace(self, raster_group=raster_group)]
 
     @property
     def threads(self) -> int:

@@ -290,7 +290,7 @@ def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Ca
     for candidate in TABLES[kind_of(problem, family)]:
         if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config)):
             continue
-        for split in SPLITS if not getattr(candidate.config, "turned", False) else (1,):
+        for split in SPLITS if not candidate.config.turned else (1,):
             if split > 1 and not _split_pays(candidate.config, problem, device, split):
                 continue
             config = adapted(replace(candidate.config, split_k=split), problem)
@@ -306,7 +306,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 def oriented(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
     """`problem` as a kernel with `config` sees it: with M and N exchanged where that is turned."""
-    if not getattr(config, "turned", False):
+    if not config.turned:
         return problem
     return replace(
         problem, m=problem.n, n=problem.m, a_k_major=problem.b_k_major, b_k_major=problem.a_k_major,

@@ -14,6 +14,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.budget import why_not
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
@@ -82,7 +83,7 @@ def _configs(family: str, problem: GemmProblem, device: Device, plain: bool) -> 
     """The table's configurations; for a plain epilogue in both directions of raster and with a split of K."""
     for candidate in TABLES[family]:
         for split in (1, _SPLIT) if plain else (1,):
-            if split > 1 and getattr(candidate.config, "turned", False):
+            if split > 1 and candidate.config.turned:
                 continue
             if split > 1 and candidate.config.tile_m * candidate.config.tile_n > 128 * 128:
                 continue  # a split is for few tiles, which are small ones
@@ -109,8 +110,7 @@ def gemm_kernel(config: GemmConfig, kind: OperandKind, align: int = 16) -> Kerne
     if isinstance(config, Sm90GemmConfig) and not config.epi_tma:
         d = matrix(_EXTENT, _EXTENT, pitch=_EXTENT + 1)
     operands: tuple[Any, ...] | None = (matrix(_EXTENT),) if kind.epilogue.bias else None
-    turned = isinstance(config, Sm90GemmConfig) and config.turned
-    epilogue, layout = kind.epilogue, EntryLayout(("n",) if kind.epilogue.bias else (), swap=turned)
+    epilogue, layout = kind.epilogue, EntryLayout(("n",) if kind.epilogue.bias else (), swap=config.turned)
     if config.split_k > 1:
         d = matrix(config.split_k, _EXTENT, _EXTENT, dtype=torch.float32)
         operands, epilogue, layout = None, _PLAIN, EntryLayout()
@@ -127,7 +127,12 @@ def reduce_kernel(split_k: int, kind: OperandKind, family: str) -> Kernel:
     bias = torch.empty((_EXTENT,), dtype=_DTYPES[kind.dtype], device="meta")
     args = (workspace, d, (bias,) if kind.epilogue.bias else None)
     layout = EntryLayout(("n",) if kind.epilogue.bias else ())
-    constexprs = {"split_k": split_k, "epilogue": kind.epilogue, "layout": layout, "early": family == "sm90"}
+    constexprs = {
+        "split_k": split_k,
+        "epilogue": kind.epilogue,
+        "layout": layout,
+        "early": FAMILIES[family].launches_early,
+    }
     return f"gemm splitk_reduce {split_k} {kind.label}", FUNCTIONS["splitk_reduce"], args, constexprs
 
 

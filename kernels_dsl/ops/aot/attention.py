@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent, Sm90AttentionConfig
+from kernels_dsl.config.attention import AttentionVariant, Extent
 from kernels_dsl.config.attention_table import choose, choose_for_lists
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.aot.lists import iter_lists
 from kernels_dsl.ops.attention.plan import FUNCTIONS
@@ -112,7 +113,7 @@ def _arguments(kind: AttentionKind, family: str, queued: bool) -> tuple[Any, ...
         lists = {"full": (*none, *whole), "partial": (*masked, *none), "both": (*masked, *whole)}[kind.lists]
     scalars = (1.0, 1.0, 0, 0)  # scale, softcap, left, right
     arguments = (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None)
-    if family == "sm80":
+    if not FAMILIES[family].is_persistent:
         return arguments
     return (*arguments, empty(1) if queued else None, _SMS)
 
@@ -132,11 +133,10 @@ def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
         found = ((choose(family, *dims, variant, device, extent), extent) for extent in _EXTENTS)
     uneven = variant.uneven or kind.layout == "thd"
     for config, queued in dict.fromkeys(
-        (config, uneven and isinstance(config, Sm90AttentionConfig) and config.several_tiles(extent))
-        for config, extent in found
+        (config, uneven and config.several_tiles(extent)) for config, extent in found
     ):
         label = kind.label + " queued" * queued
-        twice = " twice an SM" if getattr(config, "ctas_per_sm", 1) == 2 else ""
+        twice = " twice an SM" if config.ctas_per_sm == 2 else ""
         name = f"attention {family} {config.tile_m}x{config.tile_n}{twice} {label}"
         constexprs = {"layout": kind.layout, "config": config, "variant": variant}
         yield name, FUNCTIONS[family], _arguments(kind, family, queued), constexprs

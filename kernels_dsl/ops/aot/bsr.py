@@ -58,7 +58,7 @@ def bsr_kernel(
     config: BsrConfig = hopper or choose_sm80(problem)
     kind = _DTYPES[dtype]
     lists: tuple[Any, ...]
-    lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None, None)
+    lists = (_meta(4 + blocks * 4 + 2 * _KEPT), _meta(1) if config.traits.is_persistent else None, None)
     if split and isinstance(config, Sm90BsrConfig):
         config = replace(unpaired(config), split=True)
         lists = (_meta(4 + blocks * 4 + 3 * _KEPT), _meta(_SMS), _meta(_EXTENT, dtype=torch.float32))
@@ -121,7 +121,7 @@ def scaled_kernel(family: str, block: tuple[int, int], dense_left: bool) -> Kern
     args = (
         _meta(_KEPT, *block, dtype=kind), dense if dense_left else dense.t(),
         _meta(*size, dtype=torch.bfloat16),
-        _meta(4 + 8 * 4 + 2 * _KEPT), _meta(1) if config.family == "sm90" else None, None,
+        _meta(4 + 8 * 4 + 2 * _KEPT), _meta(1) if config.traits.is_persistent else None, None,
         (_meta(_KEPT, 1, 1, dtype=torch.float32), _meta(1, dtype=torch.float32)), _SMS,
     )  # fmt: skip
     layout = BsrLayout(block, False, dense_left, ("1",), scaled=True)

@@ -9,7 +9,6 @@ from kernels_dsl.config.attention import (
     LATER_SHARES,
     AttentionVariant,
     Extent,
-    Sm90AttentionConfig,
     sm90_fp8_config,
     sm90_list_config,
     split_of,
@@ -36,8 +35,7 @@ def check_choice(call: AttentionCall, target: Target, by_block: bool, config: At
         return
     target.families(config.family, "q")
     reason = why_not(config, call.dim, call.dim_v, device, element_bytes=1)
-    if isinstance(config, Sm90AttentionConfig):
-        reason = reason or _why_not_sm90(config, call, by_block)
+    reason = reason or _why_not_fp8(config, call, by_block)
     if by_block and DESCALE_KEYS % config.tile_n:
         reason = f"tile_n must divide {DESCALE_KEYS} where blocks of keys have descales"
     if reason is not None:
@@ -73,8 +71,8 @@ def _of_table(
     return chosen, replace(variant, lists=split)
 
 
-def _why_not_sm90(config: Sm90AttentionConfig, call: AttentionCall, by_block: bool) -> str | None:
-    """What fp8 operands and the call ask of a caller's configuration of the Hopper kernel."""
+def _why_not_fp8(config: AttentionConfig, call: AttentionCall, by_block: bool) -> str | None:
+    """What fp8 operands and the call ask of a caller's configuration."""
     if config.tile_n % 32:
         return "tile_n must be a multiple of 32"
     group = call.heads // call.kv_heads

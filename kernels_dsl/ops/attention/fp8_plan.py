@@ -176,8 +176,8 @@ def _build(call: AttentionCall, arguments: AttentionFp8Arguments, target: Target
         "descale_modes": tuple(map(_descale_modes, descales)),
     }  # fmt: skip
     heads = (call.heads, call.kv_heads, call.kv_heads)
-    turns_v = isinstance(chosen, Sm90AttentionConfig) and chosen.turns_v
-    by_tma = isinstance(chosen, Sm90AttentionConfig) and (turns_v or chosen.later_v)
+    turns_v = chosen.turns_v
+    by_tma = turns_v or chosen.later_v
     values_step = prepared_for_tma(v) if by_tma else _values_step(call, v)
     steps = (
         prepared_for_tma(q), prepared_for_tma(arguments.k), values_step, *map(_descale_step, descales, heads)
@@ -232,16 +232,16 @@ def _launching(
     scalars = (call.scale, call.softcap, call.left, call.right)
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     chosen = launch.constexprs["config"]
-    hopper = isinstance(chosen, Sm90AttentionConfig)
-    queued = hopper and (call.packed or call.block is not None or call.variant.uneven)
+    persistent = chosen.traits.is_persistent
+    queued = persistent and (call.packed or call.block is not None or call.variant.uneven)
     if queued and not call.packed:
         extent = Extent(call.q_len, call.k_len, call.batch * call.heads, max_ctas)
         queued = chosen.several_tiles(extent)
     simple = extras is NO_EXTRAS and not return_lse and not any(steps) and to is None
     without_extras = (*scalars, None, call.longest_q, None, None)
 
-    def of_hopper() -> tuple[Any, ...]:
-        if not hopper:
+    def of_persistent() -> tuple[Any, ...]:
+        if not persistent:
             return ()
         numbers = counter_and_workspace(index, 0, LATER_NUMBERS)[0] if chosen.later_v else None
         return tile_counter(index) if queued else None, numbers, max_ctas
@@ -254,7 +254,7 @@ def _launching(
         if extras is not NO_EXTRAS:
             seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
             last = (*scalars, seqlens, call.longest_q, *lists_and_sinks(call, extras))
-        launch(q, k, v, make_transpose(), out, lse, *descales, *last, *of_hopper())
+        launch(q, k, v, make_transpose(), out, lse, *descales, *last, *of_persistent())
         if to is not None and given is not None:
             out = given.copy_(out) if to.copied else given
         elif simple and plan.bare is None:
@@ -274,7 +274,7 @@ def _launching(
 
         def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
             out = make_out()
-            kernel(q, k, v, make_transpose(), out, None, *descales, *without_extras, *of_hopper())
+            kernel(q, k, v, make_transpose(), out, None, *descales, *without_extras, *of_persistent())
             return out
 
         return alone if make_transpose is _nothing and not queued else general

@@ -97,7 +97,7 @@ def build(call: AttentionCall, given: AttentionArguments, target: Target) -> Pla
 
 def check_grid(call: AttentionCall, config: AttentionConfig) -> None:
     """ValueError where a launch would have more work tiles than kernels can count."""
-    tiles = -(-call.longest_q * getattr(config, "pack", 1) // config.tile_m) * call.heads * call.batch
+    tiles = -(-call.longest_q * config.pack // config.tile_m) * call.heads * call.batch
     if tiles >= MAX_TILES:
         name = "max_seqlen_q" if call.packed else "q's length"
         raise ValueError(
@@ -108,7 +108,7 @@ def check_grid(call: AttentionCall, config: AttentionConfig) -> None:
 
 def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
     """ValueError where a caller's configuration packs heads that cannot share a tile."""
-    pack, group = getattr(config, "pack", 1), call.heads // call.kv_heads
+    pack, group = config.pack, call.heads // call.kv_heads
     if pack > 1 and (group % pack or not call.variant.packable or call.block is not None):
         raise ValueError(
             f"config packs {pack} heads, must pack a divisor of the {group} query heads of a KV head, and "
@@ -179,7 +179,7 @@ class _Tail:
         self.index = launch.target.index
         self.last: tuple[Any, ...] = ()
         self.queued = False
-        if isinstance(config, Sm90AttentionConfig):
+        if config.traits.is_persistent:
             self.last = (sms,)
             uneven = call.packed or call.block is not None or call.variant.uneven
             extent = Extent(call.longest_q, 0, call.heads * call.batch, sms)

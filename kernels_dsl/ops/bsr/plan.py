@@ -23,6 +23,7 @@ from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.bsr.arguments import (
     CONFIGS,
@@ -94,10 +95,13 @@ def _output_align(d_shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tenso
     return layout.align if layout.contiguous == "row" else dtype.itemsize
 
 
+_CHOOSE: dict[str, Callable[[BsrProblem], BsrConfig | None]] = {"sm90": choose, "sm80": choose_sm80}
+
+
 def _pick(problem: BsrProblem, families: tuple[str, ...]) -> BsrConfig:
     """The configuration of the fastest family that can compute the problem."""
-    chosen = choose(problem) if "sm90" in families else None
-    return choose_sm80(problem) if chosen is None else chosen
+    found = (_CHOOSE[family](problem) for family in families)
+    return next((config for config in found if config is not None), None) or choose_sm80(problem)
 
 
 def _fitted(config: BsrConfig, problem: BsrProblem, target: Target) -> BsrConfig:
@@ -119,7 +123,7 @@ def _fp8_families(given: BsrProductArguments, target: Target, families: tuple[st
             f"compute capability {major}.{minor}: fp8 matrix instructions need 8.9"
         )
     block_k = sparse.block[0 if given.by_column else 1]
-    if families[0] == "sm80" and block_k % MMA_K_FP8:
+    if not FAMILIES[families[0]].uses_tma and block_k % MMA_K_FP8:
         raise ValueError(
             f"the sparse matrix has blocks of {sparse.block}, {block_k} along the summed mode, must be "
             f"a multiple of {MMA_K_FP8} for fp8 in the sm80 family: what an instruction sums has one scale"
@@ -171,7 +175,7 @@ def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
         return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
     factor = _dense_factor(call, given)
     problem = _problem(call, given, factor.k_major, _output_align(call.d_shape, call.d_dtype, given.out))
-    if config is None and "sm90" in families and reads_other_order(problem):
+    if config is None and FAMILIES[families[0]].uses_tma and reads_other_order(problem):
         other = "column" if (factor.copy or factor.layout.contiguous) == "row" else "row"
         factor, problem = replace(factor, copy=other), replace(problem, dense_k_major=False)
     chosen = _pick(problem, families) if config is None else _fitted(config, problem, target)
@@ -206,7 +210,7 @@ def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
     if rule is not None:
         packed = lists.in_pieces(rule)
     else:
-        packed = lists.in_pairs if getattr(chosen, "pairs", False) else lists.packed
+        packed = lists.in_pairs if chosen.pairs else lists.packed
     launch = _Launch(
         FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
     )
@@ -351,7 +355,7 @@ def build_sampled(call: SampledCall, given: SampledArguments, target: Target) ->
     constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=given.alpha != 1.0), "block": block}
     b_k_major = (copies[1] or layouts[1].contiguous) == "column"
     chosen = None
-    if "sm90" in families:
+    if FAMILIES[families[0]].uses_tma:
         kept = pattern.nnz / max(1, pattern.rows)
         chosen = choose_sampled(block, b_k_major, min(aligns) >= ALIGN, kept)
     if chosen is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kernels_dsl.config import gemm_table
-from kernels_dsl.config.gemm import GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.measure import interleaved
 from kernels_dsl.ops.gemm.decide import tuned_record
@@ -52,12 +51,7 @@ def feasible(
 
 def raster_variants(config: GemmConfig) -> list[GemmConfig]:
     """`config` with its tiles visited in other orders."""
-    made: list[GemmConfig] = []
-    for group in RASTER_GROUPS:
-        if isinstance(config, Sm90GemmConfig):
-            made += [replace(config, raster_group=group, raster_along_m=along_m) for along_m in (True, False)]
-        else:
-            made.append(replace(config, raster_group=group))
+    made = (other for group in RASTER_GROUPS for other in config.in_orders(group))
     return [other for other in made if other != config]
 
 

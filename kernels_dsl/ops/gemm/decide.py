@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.budget import why_not
+from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.config.tuned import TunedRecord
@@ -66,10 +66,11 @@ def copy_needed(layout: MatrixLayout, k_mode: str, dtype: torch.dtype, family: s
 
     `k_mode` is the mode ("row" or "column") that is contiguous when K is.
     """
+    by_tma = FAMILIES[family].uses_tma
     # fp8 matrix instructions read their operands along K only, and so does WGMMA with tf32.
-    if layout.contiguous != k_mode and (dtype.itemsize == 1 or (dtype.itemsize == 4 and family == "sm90")):
+    if layout.contiguous != k_mode and (dtype.itemsize == 1 or (dtype.itemsize == 4 and by_tma)):
         return k_mode
-    if family == "sm80":
+    if not by_tma:
         enough = dtype.itemsize > 1 or layout.align >= 4  # cp.async; without it go pairs of 16-bit elements
         return None if layout.contiguous and enough else k_mode
     return None if layout.contiguous and layout.align >= 16 else (layout.contiguous or k_mode)
@@ -86,7 +87,8 @@ def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
     """
     if call.groups is not None:
         return False  # groups are along the kernel's M
-    return d.contiguous == "column" or (family == "sm90" and call.m <= THIN_M < call.n)
+    wide = FAMILIES[family].least_rows > THIN_M
+    return d.contiguous == "column" or (wide and call.m <= THIN_M < call.n)
 
 
 def _problem(
@@ -148,8 +150,8 @@ def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> 
 
     ValueError says why it cannot compute the problem.
     """
-    if isinstance(config, Sm90GemmConfig) and config.epi_tma and problem.d_align < 16 and config.split_k == 1:
-        config = replace(config, epi_tma=False)
+    if config.epi_tma and problem.d_align < 16 and config.split_k == 1:
+        config = config.with_plain_stores()
     reason = why_not(config, problem, target.device)
     if reason is not None:
         raise ValueError(f"config is {config}, must be one that fits: {reason}")
@@ -206,5 +208,5 @@ def decide(
             name = "sm80"
     copies, problem = options[name]
     chosen = _pick(problem, target, name) if config is None else fit_to_problem(config, problem, target)
-    swap = transposed(call, layouts[2], name) != getattr(chosen, "turned", False)
+    swap = transposed(call, layouts[2], name) != chosen.turned
     return Decision(problem, chosen, swap, *copies)

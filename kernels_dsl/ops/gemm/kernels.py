@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import lowering
-from kernels_dsl.config.gemm import GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.target import Target
 from lowering.loaded import LoadedCubin
@@ -36,7 +36,7 @@ def resident_ctas(kernel: lowering.CompiledKernel | None, config: GemmConfig, ta
     fill it and clusters of four do not; one that does not fit would start when all others have ended.
     """
     count = target.device.sm_count
-    if kernel is None or not isinstance(config, Sm90GemmConfig) or config.cluster_m * config.cluster_n <= 2:
+    if kernel is None or config.cluster_m * config.cluster_n <= 2:
         return count
     cluster = (config.cluster_m, config.cluster_n)
     return min(count, _resident_clusters(kernel, cluster, target.index) * math.prod(cluster))

@@ -121,7 +121,7 @@ class _Launch:
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
         self._make_partials: Callable[[], torch.Tensor] | None = None
-        self._streams = isinstance(decision.config, Sm90GemmConfig) and decision.config.stream_k
+        self._streams = decision.config.stream_k
         self._cut = (1, 1, 0, 1)  # counters, elements of the workspace, shared tiles, K tiles of a share
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
@@ -178,7 +178,7 @@ class _Launch:
                 "split_k": self.decision.config.split_k,
                 "epilogue": self.call.epilogue,
                 "layout": replace(self.layout, promotion=None),
-                "early": self.decision.family == "sm90",
+                "early": self.decision.config.traits.launches_early,
             }
             self._reduce, _ = gemm_kernels.launcher(
                 "splitk_reduce", self.target, (workspace, d, rest), constexprs
