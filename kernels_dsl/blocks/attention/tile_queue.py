@@ -88,17 +88,19 @@ class ConsumedTiles:
         """True where there is a tile at `position`."""
         return position.number < size
 
-    def decode(self, position: TilePosition) -> WorkTile:
-        """The tile at `position`, whose state is advanced."""
+    def decode(self, position: TilePosition) -> tuple[WorkTile, TilePosition]:
+        """The tile at `position`, and the position for `next`."""
+        number, state = position
         if self.queue is None:
-            at, _, visit = work_tile(self.spec, self.work, position.number)
+            at, _, visit = work_tile(self.spec, self.work, number)
         else:
-            at, visit = take_tile(self.queue, position.state)
-            position.state.advance()
-        return WorkTile(at, seq_info(self.work.extent, at.batch), visit)
+            at, visit = take_tile(self.queue, state)
+            state.advance()
+        tile = WorkTile(at, seq_info(self.work.extent, at.batch), visit)
+        return tile, TilePosition(number, state)
 
     def next(self, position: TilePosition) -> TilePosition:
-        """The position after this one, whose tile has been decoded."""
+        """The next position."""
         number, state = position
         if self.queue is None:
             return TilePosition(number + cute.arch.grid_dim()[0], state)

@@ -116,12 +116,12 @@ def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, 
             give_turn(NamedBarrier.MMA_ORDER, Int32(0))
     position, size = tiles.first(), tiles.size()
     while tiles.more(position, size):
-        at, seq, visit = tiles.decode(position)
+        (at, seq, visit), taken = tiles.decode(position)
         if spec.has_rows(at, seq):
             row = at.m * spec.tile_m + warpgroup * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
             tile = Tile(at, seq, visit, row, thread % 4 * 2)
             states = work_tile(spec, resources, states, output, Site(tile, work, warpgroup, thread))
-        position = tiles.next(position)
+        position = tiles.next(taken)
     epi.drain(spec.epilogue, thread)
 
 

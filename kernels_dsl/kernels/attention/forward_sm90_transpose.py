@@ -52,7 +52,7 @@ def transpose_values(spec: Spec, shared: Shared, work: Work):
     thread = cute.arch.thread_idx()[0] - (spec.threads - THREADS)
     position, size = tiles.first(), tiles.size()
     while tiles.more(position, size):
-        tile = tiles.decode(position)
+        tile, taken = tiles.decode(position)
         for _ in cutlass.range(tile.visit.count, unroll=1):
             raw_ring.consumer_wait(raw_state)
             v_ring.sync_object_empty.wait(v_state.index, v_state.phase)
@@ -66,7 +66,7 @@ def transpose_values(spec: Spec, shared: Shared, work: Work):
                 cute.arch.mbarrier_arrive(v_ring.producer_get_barrier(v_state))
             raw_state.advance()
             v_state.advance()
-        position = tiles.next(position)
+        position = tiles.next(taken)
 
 
 @cute.jit

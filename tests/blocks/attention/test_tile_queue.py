@@ -69,12 +69,12 @@ def _handed_out(out: cute.Tensor, count: cute.Tensor, counter: cute.Tensor | Non
         source, found = ConsumedTiles(FACTS, work, queue), Int32(0)
         position, size = source.first(), source.size()
         while source.more(position, size):
-            tile = source.decode(position)
+            tile, taken = source.decode(position)
             if lane == 0:
                 out[cta, found, 0], out[cta, found, 1] = tile.at.m, tile.at.head
                 out[cta, found, 2], out[cta, found, 3] = tile.at.batch, tile.visit.count
             found = found + 1
-            position = source.next(position)
+            position = source.next(taken)
         if lane == 0:
             count[cta] = found
 
