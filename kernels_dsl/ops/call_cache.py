@@ -18,6 +18,8 @@ import torch
 
 MAX_KEYS = 8192  # some hundred bytes each
 _MAX_OF_A_KEY = 4
+_MISALIGNED = "Misaligned Tensor data"
+"""How a launch says that a tensor's address is no multiple of what its kernel was compiled for."""
 _make_comparison: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 _is_compiling = torch.compiler.is_dynamo_compiling  # other tracers have a mode, or tensors of their own type
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -29,7 +31,7 @@ def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
     """What was kept of such a call, where this one may go past the dispatcher too; None: look further.
 
     Addresses are not looked at: a launch refuses those that are not multiples of what its kernel takes with
-    a ValueError. The caller then does without, and calls `look_at_addresses`.
+    a ValueError. The caller then does without, after `refused`.
     """
     if _is_compiling() or _forward_ad._current_level >= 0 or _dispatch_modes():
         return None
@@ -60,8 +62,11 @@ def put(kept: dict[Any, Any], key: Any, value: Any, most: int = MAX_KEYS) -> Non
     kept[key] = value
 
 
-def look_at_addresses(kept: dict[Any, Any], key: Any) -> None:
-    """From now on find calls of this key only where all addresses are multiples of 16."""
+def refused(kept: dict[Any, Any], key: Any, error: ValueError) -> None:
+    """What was found for a call refused its addresses: from now on calls of this key are found only where all
+    addresses are multiples of 16. Raises any other error."""
+    if _MISALIGNED not in str(error):
+        raise error
     kept[key] = tuple((_and_aligned(same), *rest) for same, *rest in kept.get(key, ()))
 
 

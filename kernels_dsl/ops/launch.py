@@ -57,15 +57,6 @@ def address_of(target: Target) -> Callable[[torch.Tensor], int]:
     return lowering.Address if target.emulated else torch.Tensor.data_ptr
 
 
-_MISALIGNED = "Misaligned Tensor data"
-
-
-def refuses_address(error: ValueError) -> bool:
-    """Whether a launch says so of a tensor's address: kernels are compiled for multiples of 16 bytes, where
-    the first call's tensors had such addresses."""
-    return _MISALIGNED in str(error)
-
-
 class Launch:
     """Launches `function` on `target`; compiles it at the first call, for arguments of one signature."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -94,7 +97,7 @@ def test_addresses():
     call_cache.keep(found, "key", odd, "slow plan")
     assert call_cache.find(found, "key", odd) is None
     call_cache.keep(found, "key", (X, Y), "plan")
-    call_cache.look_at_addresses(found, "key")
+    call_cache.refused(found, "key", ValueError("Misaligned Tensor data on argument #0"))
     assert call_cache.find(found, "key", odd) is None and call_cache.find(found, "key", (X, Y)) == "plan"
 
 
@@ -112,3 +115,18 @@ def test_only_some_calls_of_a_key_are_kept():
         call_cache.keep(found, "key", (torch.zeros(n),), n)
     hits = [call_cache.find(found, "key", (torch.zeros(n),)) for n in range(1, 10)]
     assert hits == [1, 2, 3, 4] + [None] * 5
+
+
+def test_another_error_than_of_an_address_is_the_callers():
+    found = {}
+    call_cache.keep(found, "key", (X, Y), "plan")
+    with pytest.raises(ValueError, match="a user's step"):
+        call_cache.refused(found, "key", ValueError("a user's step"))
+    assert call_cache.find(found, "key", LIKE["an address of four bytes"]) == "plan"
+
+
+def test_how_a_launch_refuses_an_address():
+    """The compiler writes this text into what it compiles."""
+    (spec,) = importlib.util.find_spec("nvidia_cutlass_dsl").submodule_search_locations
+    (path,) = Path(spec).rglob("tvm_ffi_builder/tvm_ffi_builder.py")
+    assert f'"{call_cache._MISALIGNED} "' in path.read_text()

@@ -32,7 +32,6 @@ from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
-from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.options import boolean, integer, one_of, real
 from kernels_dsl.ops.overlap import ranges_meet
 
@@ -240,9 +239,7 @@ def _repeated(key: Any, q: Any, k: Any, v: Any) -> torch.Tensor | None:
         output: torch.Tensor = bare(q, k, v)
         return output
     except ValueError as error:
-        if not refuses_address(error):
-            raise
-    call_cache.look_at_addresses(ATTENTION.calls, key)
+        call_cache.refused(ATTENTION.calls, key, error)
     return None
 
 
@@ -287,9 +284,7 @@ def _other(
                     result = found.plan.run(q, k, v, out, extras)
                     return result if return_lse else result[0]
                 except ValueError as error:
-                    if not refuses_address(error):
-                        raise
-                call_cache.look_at_addresses(ATTENTION.calls, key)
+                    call_cache.refused(ATTENTION.calls, key, error)
     call = AttentionArguments(
         q, k, v, options, layout, extras, score_mod, mask_mod,
         return_lse=return_lse, config=config, family=family, out=out,

@@ -21,7 +21,6 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.options import integer
 from kernels_dsl.ops.overlap import ranges_meet
 
@@ -87,9 +86,7 @@ def attention_fp8(
                 try:
                     return bare(q, k, v, q_descale, k_descale, v_descale)
                 except ValueError as error:
-                    if not refuses_address(error):
-                        raise
-                call_cache.look_at_addresses(ATTENTION_FP8.calls, key)
+                    call_cache.refused(ATTENTION_FP8.calls, key, error)
     options = AttentionOptions(causal, window, alignment, scale, softcap)
     descales = (q_descale, k_descale, v_descale)
     extras = NO_EXTRAS if sinks is blocks is None else Extras(sinks=sinks, blocks=blocks)
@@ -164,9 +161,7 @@ def _other(
                 try:
                     return found.plan.run(operands, extras, out)
                 except ValueError as error:
-                    if not refuses_address(error):
-                        raise
-                call_cache.look_at_addresses(ATTENTION_FP8.calls, key)
+                    call_cache.refused(ATTENTION_FP8.calls, key, error)
     call = AttentionFp8Arguments(
         q, k, v, options, "bshd" if extras.seqlens is None else "thd", extras,
         return_lse=return_lse, config=config, out=out, q_descale=descales[0], k_descale=descales[1],

@@ -18,7 +18,6 @@ from kernels_dsl.ops.bsr.arguments import (
 )
 from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.operation import Operation
 
 Call = TypeVar("Call", bound=MatrixArguments)
@@ -73,9 +72,7 @@ def repeated_sampled(calls: dict[Any, Any], key: Any, factors: tuple[Any, ...], 
     try:
         return plan(*factors, None if alpha == 1.0 else (alpha,))
     except ValueError as error:
-        if not refuses_address(error):
-            raise
-    call_cache.look_at_addresses(calls, key)
+        call_cache.refused(calls, key, error)
     return None
 
 

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import torch
 
 from kernels_dsl.ops import overlap
-from kernels_dsl.ops.call_cache import find, look_at_addresses
+from kernels_dsl.ops.call_cache import find, refused
 from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmArguments, describe
 from kernels_dsl.ops.gemm.plan import Plan, build
-from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.options import LARGEST
 from kernels_dsl.ops.overlap import ranges_meet
@@ -45,9 +44,7 @@ def repeated(
         result: torch.Tensor = plan.run(tensors[0], tensors[1], out, operands)
         return result
     except ValueError as error:
-        if not refuses_address(error):
-            raise
-    look_at_addresses(calls, key)
+        refused(calls, key, error)
     return None
 
 

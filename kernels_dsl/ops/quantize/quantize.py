@@ -9,7 +9,6 @@ import torch
 
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor
-from kernels_dsl.ops.launch import refuses_address
 from kernels_dsl.ops.quantize.arguments import check, check_target
 from kernels_dsl.ops.quantize.buffers import Made
 from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments
@@ -59,9 +58,7 @@ def quantize(
                 result: Made = plan(x, scale, None)
                 return result
             except ValueError as error:
-                if not refuses_address(error):
-                    raise
-            call_cache.look_at_addresses(QUANTIZE.calls, key)
+                call_cache.refused(QUANTIZE.calls, key, error)
     call = QuantizeArguments(x, scale, dtype, scaling, transpose)
     made: Made = QUANTIZE.first(call, key, tensors, _operator)
     return made
@@ -90,9 +87,7 @@ def _into(
                     plan(x, scale, out)
                     return out
                 except ValueError as error:
-                    if not refuses_address(error):
-                        raise
-                call_cache.look_at_addresses(QUANTIZE.calls, key)
+                    call_cache.refused(QUANTIZE.calls, key, error)
     QUANTIZE.first(QuantizeArguments(x, scale, dtype, scaling, transpose, out), key, tensors, _operator)
     return out
 
