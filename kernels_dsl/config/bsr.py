@@ -160,7 +160,7 @@ def pieces_rule(
 
 
 def pieces_memory(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule) -> tuple[int, int]:
-    """Elements of (counters, workspace) for the sums of pieces: `blocks.list_pieces`."""
+    """Elements of (counters, workspace) for the sums of pieces: `blocks.reduce.partial_sums`."""
     tiles = problem.nnz // rule.length * tiles_of_list(problem, config) * config.cluster_s * config.cluster_x
     sharing = 1 if config.schedule is Schedule.PINGPONG else 3  # warpgroups, at most
     return ARRIVALS + sharing * tiles, config.tile_s * config.tile_x * tiles

@@ -25,7 +25,7 @@ class Shares(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """Numbers of pieces, `blocks.schedule.scheduler.piece_of`."""
+        """Numbers of pieces, as `blocks.reduce.partial_sums` counts them."""
         return self.tiles + self.clusters - 1 if self.tiles else 0
 
 
@@ -45,6 +45,6 @@ def shares(config: Sm90GemmConfig, problem: GemmProblem, max_ctas: int) -> Share
 
 
 def memory(config: Sm90GemmConfig, found: Shares) -> tuple[int, int]:
-    """Elements of (counters, workspace) for the sums of pieces: `blocks.shared_tiles`."""
+    """Elements of (counters, workspace) for the sums of pieces: `blocks.reduce.partial_sums`."""
     pieces = max(1, found.pieces) * config.cluster_m * config.cluster_n
     return COUNTERS * sm90_consumers(config) * pieces, config.tile_m * config.tile_n * pieces

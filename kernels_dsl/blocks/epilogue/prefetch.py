@@ -1,4 +1,4 @@
-"""Operands of an epilogue that are loaded before the main loop, so that nobody waits for them behind it.
+"""Operands of an epilogue that are loaded before the main loop, so that nobody waits for them after it.
 
 They are those that vary along rows or columns only: a few registers hold what the threads of a warp need of
 its warpgroup's tile. Of rows each thread keeps its own values. Of columns each lane keeps those of a few, two
@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.epilogue.operands import fragment_layout, gather_plan, is_broadcast, load_guarded
+from kernels_dsl.blocks.epilogue.operands import (
+    Operands,
+    fragment_layout,
+    gather_plan,
+    is_broadcast,
+    load_guarded,
+)
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
+from kernels_dsl.blocks.reduce.maximum import Coord
 
 LANE_COLUMNS = 64
 """Columns that the lanes of a warp keep in two registers each."""
 
 
+class Region(NamedTuple):
+    """A warpgroup's tile of D: where it begins, and the extent of D, outside of which nothing is read."""
+
+    origin: Coord
+    extent: Coord
+
+
 class Along(enum.Enum):
-    """Where an operand has more than one element for a tile."""
+    """Modes of a tile along which an operand has more than one element."""
 
     ROWS = 0
     COLUMNS = 1
@@ -51,7 +65,7 @@ class EarlyOperand:
         return cute.make_tensor(values.iterator, layout)
 
     def _value(self, row: int, column: int) -> Float32:
-        """The element `row` rows and `column` columns behind the thread's first."""
+        """The element `row` rows and `column` columns after the thread's first."""
         lane = cute.arch.lane_idx()
         if self.along is Along.NOWHERE:
             return self.values[0]
@@ -66,8 +80,8 @@ class EarlyOperand:
 def from_lane(value: Float32, lane: Int32, *, loc=None, ip=None) -> Float32:
     """`value` of another lane or one's own, taken here and not before.
 
-    A plain register would be used for all subtiles at once, in front of everything else, and the main loop's
-    last stage would be released that much later.
+    A plain register would be used for all subtiles at once, before everything else, and the main loop's last
+    stage would be released that much later.
     """
     text = "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;"
     return inline_ptx(Float32, (value, lane), text, "=f,f,r", effects=True, loc=loc, ip=ip)
@@ -84,7 +98,7 @@ def along(operand: Any) -> Along | None:
 
 
 def offsets_kept(mode: Along, tile: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Where what a thread keeps lies, from its first element of a (rows, columns) tile on."""
+    """Offsets of the elements that a thread keeps, from its first one of a (rows, columns) tile."""
     if mode is Along.NOWHERE:
         return [(0, 0, 0)]
     if mode is Along.ROWS:
@@ -92,23 +106,23 @@ def offsets_kept(mode: Along, tile: tuple[int, int]) -> list[tuple[int, int, int
     return [(0, column + v, 0) for column in range(0, tile[1], LANE_COLUMNS) for v in (0, 1)]
 
 
-def early_registers(operands: tuple, tile: tuple[int, int], modes: tuple[Along, ...]) -> int:
+def early_registers(operands: Operands, tile: tuple[int, int], modes: tuple[Along, ...]) -> int:
     """Registers that `load_early` takes."""
     return sum(len(offsets_kept(mode, tile)) for mode in map(along, operands) if mode in modes)
 
 
 def load_early(
-    operands: tuple,
+    operands: Operands,
     tile: tuple[int, int],  # rows and columns of the warpgroup's tile
     modes: tuple[Along, ...],
-    origin: tuple,  # (m, n, batch) of it
-    extent: tuple,  # (M, N, L); nothing is read beyond
+    region: Region,
     tiled_mma_epi: cute.TiledMma,
     thread: Int32,  # within the warpgroup
-) -> tuple:
+) -> Operands:
     """`EarlyOperand`s of those operands that vary along one of `modes`; the others as they are."""
+    (m, n, batch), extent = region
     first = tiled_mma_epi.get_slice(thread).partition_C(
-        cute.domain_offset(origin, cute.make_identity_tensor((WGMMA_M, 8, 1)))[None, None, 0]
+        cute.domain_offset((m, n, batch), cute.make_identity_tensor((WGMMA_M, 8, 1)))[None, None, 0]
     )[0]
     loaded: list[Any] = []
     for operand in operands:
@@ -116,15 +130,15 @@ def load_early(
         if mode not in modes:
             loaded.append(operand)
             continue
-        column = origin[1] + 2 * cute.arch.lane_idx() if mode is Along.COLUMNS else first[1]
+        column = n + 2 * cute.arch.lane_idx() if mode is Along.COLUMNS else first[1]
         offsets = offsets_kept(mode, tile)
         values = cute.make_rmem_tensor(cute.make_layout(len(offsets)), Float32)
         for i, offset in enumerate(offsets):
-            load_guarded(operand, (first[0], column, origin[2]), offset, extent, values, i)
+            load_guarded(operand, (first[0], column, batch), offset, extent, values, i)
         loaded.append(EarlyOperand(operand, mode, values))
     return tuple(loaded)
 
 
-def at_piece(loaded: tuple, corner: tuple[int, int], tCcD: cute.Tensor) -> tuple:
-    """What `load_operands` returned, with the piece at `corner` of every `EarlyOperand`."""
+def at_piece(loaded: Operands, corner: tuple[int, int], tCcD: cute.Tensor) -> Operands:
+    """The operands as `load_operands` returned them, with the piece at `corner` of every `EarlyOperand`."""
     return tuple(x.piece(corner, tCcD) if isinstance(x, EarlyOperand) else x for x in loaded)

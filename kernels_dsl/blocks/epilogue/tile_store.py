@@ -8,17 +8,19 @@ overlap the main loop of whoever computes next. One barrier a subtile is enough:
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
-from kernels_dsl.blocks.epilogue.operands import apply_epilogue, load_operands, operand_registers
-from kernels_dsl.blocks.epilogue.prefetch import Along, at_piece, early_registers, load_early
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, sync_warpgroup
+from kernels_dsl.blocks.epilogue.operands import Operands, apply_epilogue, load_operands, operand_registers
+from kernels_dsl.blocks.epilogue.prefetch import Along, Region, at_piece, early_registers, load_early
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer, NamedBarrier, sync_warpgroup
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
-from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
+from kernels_dsl.blocks.reduce.maximum import Coord, publish_maxima, running_maxima
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,17 @@ class EpiloguePlan:
     before: int = 0
     """Registers that it has for operands that are loaded before the main loop."""
     early: tuple[Along, ...] = (Along.ROWS, Along.COLUMNS)
-    """Which those are."""
+    """Kinds of those operands."""
 
     @property
     def subtile(self) -> tuple[int, int]:
         """Rows and columns that go through one staging buffer."""
         return WGMMA_M, self.epi_n
+
+    def layout(self) -> cute.ComposedLayout:
+        """Staging buffers of a warpgroup in shared memory: (64, epi_n, stages)."""
+        major = cute.nvgpu.OperandMajorMode.MN if self.m_major else cute.nvgpu.OperandMajorMode.K
+        return staged_smem_layout(self.dtype, self.subtile, self.stages, major)
 
 
 def epilogue_columns(tile_n: int, dtype: type[cutlass.Numeric]) -> int:
@@ -73,82 +80,107 @@ def register_to_smem_copy(
     return cute.make_tiled_copy_S(atom, like)
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """The epilogue of one consumer warpgroup: function(acc, *operands) of float32 values makes the output."""
+
+    plan: EpiloguePlan
+    function: Callable[..., Any]
+    mma: cute.TiledMma  # 64 x epi_n
+    staging: cute.Tensor  # (64, epi_n, stages)
+    consumer: Consumer
+
+    def prefetch(self, operands: Operands, region: Region) -> Operands:
+        """Before a tile's main loop: loads the operands that the plan names.
+
+        Returns the operands as they are where registers do not hold them.
+        """
+        plan = self.plan
+        if not 0 < early_registers(operands, plan.tile, plan.early) <= plan.before:
+            return operands
+        return load_early(operands, plan.tile, plan.early, region, self.mma, self.consumer.thread)
+
+    def drain(self) -> None:
+        """Returns once all stores have read shared memory."""
+        drain(self.plan, self.consumer.thread)
+
+
+class StagingCopy(NamedTuple):
+    """Copy of a subtile's registers, of `shape`, to the buffers `target` (R2S, R2S_M, R2S_N, stages)."""
+
+    copy: cute.TiledCopy
+    shape: cute.Shape
+    target: cute.Tensor
+
+
 @cute.jit
 def store_tile(
-    plan: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,  # Epilogue
     acc: cute.Tensor,  # (MMA, MMA_M, MMA_N) float32
-    epilogue: cutlass.Constexpr,
-    operands: cutlass.Constexpr,  # a tuple, or what `operands_before` made of it
-    origin: tuple,  # (m, n, batch) of the warpgroup's tile in D
-    extent: tuple,  # (M, N, L)
-    sD: cute.Tensor,  # (64, epi_n, stages)
-    tiled_mma_epi: cute.TiledMma,  # 64 x epi_n
-    write: cutlass.Constexpr,  # write(stage, m, n): shared -> global
-    thread: Int32,  # within the warpgroup
-    warpgroup: Int32,
+    operands: cutlass.Constexpr,  # as they are, or as `Epilogue.prefetch` returned them
+    region: Region,
+    write: cutlass.Constexpr,  # write(stage, (m, n, batch)): shared -> global
     fetch: cutlass.Constexpr = None,  # fetch(subtile, sums) brings those of a subtile in place of `acc`
 ):
     """Runs the epilogue of one tile, subtile by subtile; with `fetch` in a loop, whose code is short."""
-    copy_r2s = register_to_smem_copy(tiled_mma_epi, plan.dtype, plan.epi_n, plan.m_major)
-    thr_copy = copy_r2s.get_slice(thread)
-    tRS_sD = thr_copy.partition_D(sD)  # (R2S, R2S_M, R2S_N, stages)
-    thr_mma = tiled_mma_epi.get_slice(thread)
+    plan, consumer = epilogue.plan, epilogue.consumer
+    copy_r2s = register_to_smem_copy(epilogue.mma, plan.dtype, plan.epi_n, plan.m_major)
+    thr_copy = copy_r2s.get_slice(consumer.thread)
+    tRS_sD = thr_copy.partition_D(epilogue.staging)  # (R2S, R2S_M, R2S_N, stages)
+    thr_mma = epilogue.mma.get_slice(consumer.thread)
     c_sub = cute.make_identity_tensor((*plan.subtile, 1))
     shape = thr_mma.partition_shape_C(plan.subtile)  # (MMA, 1, 1)
     r_acc = cute.make_rmem_tensor(shape, cutlass.Float32)
     size = cute.size(r_acc)
     operands = running_maxima(operands)
     pieces = cute.size(acc) // size
-    place = partial(subtile_place, plan, thr_mma, c_sub, origin)
+    coordinates = partial(subtile_coordinates, plan, thr_mma, c_sub, region.origin)
     # All at once where registers allow, so that one load's way from L2 is waited for, not one a subtile.
-    early = fetch is None and operand_registers(operands, place(0)[1]) * pieces <= plan.spare
-    loaded = [load_operands(operands, place(sub)[1], extent) for sub in range(pieces)] if early else []
-    drain(plan, thread)
-    sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
-    registers = thr_copy.partition_S(sD).shape[:3]
-    finish = partial(_finish_subtile, plan, epilogue, r_acc, (copy_r2s, registers, tRS_sD), write)
+    early = fetch is None and operand_registers(operands, coordinates(0)[1]) * pieces <= plan.spare
+    loaded = (
+        [load_operands(operands, coordinates(sub)[1], region.extent) for sub in range(pieces)]
+        if early
+        else []
+    )
+    drain(plan, consumer.thread)
+    sync_warpgroup(NamedBarrier.EPILOGUE, consumer.warpgroup)
+    staging = StagingCopy(copy_r2s, thr_copy.partition_S(epilogue.staging).shape[:3], tRS_sD)
+    finish = partial(_finish_subtile, epilogue, r_acc, staging, write)
     if cutlass.const_expr(fetch is None):
         for sub in cutlass.range_constexpr(pieces):
             for i in cutlass.range_constexpr(size):
                 r_acc[i] = acc[sub * size + i]
-            at, t_coord = place(sub)
-            values = loaded[sub] if cutlass.const_expr(early) else load_operands(operands, t_coord, extent)
-            values = at_piece(values, corner(plan, sub), t_coord)
-            finish(values, sub, at, who=(thread, warpgroup))
+            first, tCcD = coordinates(sub)
+            if cutlass.const_expr(early):
+                values = loaded[sub]
+            else:
+                values = load_operands(operands, tCcD, region.extent)
+            finish(at_piece(values, corner(plan, sub), tCcD), sub, first)
     else:
         for sub in cutlass.range(pieces, unroll=1):
             fetch(sub, r_acc)
-            at, t_coord = place(sub)
-            finish(load_operands(operands, t_coord, extent), sub, at, who=(thread, warpgroup))
+            first, tCcD = coordinates(sub)
+            finish(load_operands(operands, tCcD, region.extent), sub, first)
     publish_maxima(operands)
 
 
-def _finish_subtile(plan, epilogue, r_acc, copy, write, values, sub, at, who) -> None:
+def _finish_subtile(
+    epilogue: Epilogue,
+    r_acc: cute.Tensor,
+    staging: StagingCopy,
+    write: Callable[[Int32, Coord], None],
+    values: Operands,
+    sub: Int32,
+    first: Coord,
+) -> None:
     """From accumulators of subtile `sub`, a number or an Int32, to the store; `values` of the operands."""
-    copy_r2s, registers, tRS_sD = copy
-    tRS_rD = cute.make_rmem_tensor(registers, plan.dtype)
+    plan = epilogue.plan
+    tRS_rD = cute.make_rmem_tensor(staging.shape, plan.dtype)
     r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
-    r_d.store(apply_epilogue(epilogue, r_acc.load(), values).to(plan.dtype))
+    r_d.store(apply_epilogue(epilogue.function, r_acc.load(), values).to(plan.dtype))
     stage = sub % plan.stages
-    cute.copy(copy_r2s, tRS_rD, tRS_sD[None, None, None, stage])
-    store_subtile(plan, write, stage, at, *who)
-
-
-def operands_before(
-    plan: EpiloguePlan,
-    operands: tuple,
-    origin: tuple,
-    extent: tuple,
-    tiled_mma_epi: cute.TiledMma,
-    thread: Int32,
-) -> tuple:
-    """For a tile's epilogue, called before its main loop: those that `plan` names are loaded.
-
-    The operands as they are, where registers do not hold them. Arguments as those of `store_tile`.
-    """
-    if not 0 < early_registers(operands, plan.tile, plan.early) <= plan.before:
-        return operands
-    return load_early(operands, plan.tile, plan.early, origin, extent, tiled_mma_epi, thread)
+    cute.copy(staging.copy, tRS_rD, staging.target[None, None, None, stage])
+    store_subtile(plan, write, stage, first, epilogue.consumer)
 
 
 def corner(plan: EpiloguePlan, sub: int) -> tuple[int, int]:
@@ -157,16 +189,15 @@ def corner(plan: EpiloguePlan, sub: int) -> tuple[int, int]:
     return (sub // columns) * WGMMA_M, (sub % columns) * plan.epi_n
 
 
-def subtile_place(
-    plan: EpiloguePlan, thr_mma: cute.ThrMma, c_sub: cute.Tensor, origin: tuple, sub: int
-) -> tuple[tuple, cute.Tensor]:
-    """((m, n, batch) of subtile number `sub`, the coordinates (MMA, 1, 1) of a thread's elements in it)."""
-    row, column = corner(plan, sub)
+def subtile_coordinates(
+    plan: EpiloguePlan, thr_mma: cute.ThrMma, c_sub: cute.Tensor, origin: Coord, sub: int
+) -> tuple[Coord, cute.Tensor]:
+    """(m, n, batch) of subtile number `sub`, and the coordinates (MMA, 1, 1) of a thread's elements in it."""
+    (row, column), (m, n, batch) = corner(plan, sub), origin
     # Divisibility lets the gathering of operands use vector loads.
-    m = cute.assume(origin[0] + row, divby=WGMMA_M)
-    n = cute.assume(origin[1] + column, divby=plan.epi_n)
-    at = (m, n, origin[2])
-    return at, thr_mma.partition_C(cute.domain_offset(at, c_sub)[None, None, 0])
+    m, n = cute.assume(m + row, divby=WGMMA_M), cute.assume(n + column, divby=plan.epi_n)
+    first = (m, n, batch)
+    return first, thr_mma.partition_C(cute.domain_offset(first, c_sub)[None, None, 0])
 
 
 @cute.jit
@@ -179,7 +210,7 @@ def drain(plan: cutlass.Constexpr, thread: Int32):
 
 @cute.jit
 def store_subtile(
-    plan: cutlass.Constexpr, write: cutlass.Constexpr, stage: int, at: tuple, thread: Int32, warpgroup: Int32
+    plan: cutlass.Constexpr, write: cutlass.Constexpr, stage: int, first: Coord, consumer: Consumer
 ):
     """Hands a filled staging buffer to the store.
 
@@ -187,29 +218,25 @@ def store_subtile(
     storing warp arrives only once all but the newest `stages - 2` stores before this one have been
     read (TMA), or all threads arrive after they have read the last one (plain stores).
     """
-    if cutlass.const_expr(isinstance(write, ClippedWriter)):
+    if cutlass.const_expr(plan.use_tma):
         cute.arch.fence_proxy("async.shared", space="cta")
-        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
+    sync_warpgroup(NamedBarrier.EPILOGUE, consumer.warpgroup)
+    if cutlass.const_expr(isinstance(write, ClippedWriter)):
         by_tma, by_threads = write.whole, write.part
-        if at[0] + WGMMA_M <= write.rows:
-            if cute.arch.make_warp_uniform(thread // 32) == 0:
-                by_tma(stage, at)
+        if first[0] + WGMMA_M <= write.rows:
+            if cute.arch.make_warp_uniform(consumer.thread // 32) == 0:
+                by_tma(stage, first)
         else:
-            by_threads(stage, at)
-        if cute.arch.make_warp_uniform(thread // 32) == 0:
+            by_threads(stage, first)
+    elif cutlass.const_expr(not plan.use_tma):
+        write(stage, first)
+    if cutlass.const_expr(plan.use_tma):
+        if cute.arch.make_warp_uniform(consumer.thread // 32) == 0:
+            if cutlass.const_expr(not isinstance(write, ClippedWriter)):
+                write(stage, first)
             # A group of no stores where the rows were clipped: groups count staging buffers.
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
-    elif cutlass.const_expr(plan.use_tma):
-        cute.arch.fence_proxy("async.shared", space="cta")
-        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
-        if cute.arch.make_warp_uniform(thread // 32) == 0:
-            write(stage, at)
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(plan.stages - 2, read=True)
-    else:
-        sync_warpgroup(NamedBarrier.EPILOGUE, warpgroup)
-        write(stage, at)
 
 
 class ClippedWriter:
@@ -224,9 +251,9 @@ class ClippedWriter:
 def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: tuple[int, int]) -> Callable:
     """`write(stage, (m, n, batch))` by one TMA store; clipped at D's edges by the hardware."""
 
-    def write(stage: int, at: tuple) -> None:
-        corner = cute.domain_offset((at[0], at[1], 0), mD)
-        gD = cute.local_tile(corner, subtile, (0, 0, at[2]))
+    def write(stage: int, first: Coord) -> None:
+        m, n, batch = first
+        gD = cute.local_tile(cute.domain_offset((m, n, 0), mD), subtile, (0, 0, batch))
         tDsD, tDgD = cute.nvgpu.cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2)
         )
@@ -235,7 +262,7 @@ def tma_writer(atom: cute.CopyAtom, mD: cute.Tensor, sD: cute.Tensor, subtile: t
     return write
 
 
-def plain_writer(mD: cute.Tensor, sD: cute.Tensor, extent: tuple, thread: Int32) -> Callable:
+def plain_writer(mD: cute.Tensor, sD: cute.Tensor, extent: Coord, thread: Int32) -> Callable:
     """`write(stage, (m, n, batch))` by predicated stores, one element a thread: any strides of D will do.
 
     Neighbouring threads take neighbours along D's contiguous mode, rows where that is mode 0.
@@ -245,14 +272,15 @@ def plain_writer(mD: cute.Tensor, sD: cute.Tensor, extent: tuple, thread: Int32)
     fast = rows if by_rows else columns
 
     @cute.jit
-    def write(stage: int, at: tuple):
+    def write(stage: int, first: Coord):
+        m, n, batch = first
         # Not unrolled: the accumulators of a tile leave few registers for addresses and predicates.
         for i in cutlass.range(rows * columns // WARPGROUP_THREADS, unroll=1):
             element = thread + i * WARPGROUP_THREADS
             r, c = element // fast, element % fast
             if cutlass.const_expr(by_rows):
                 r, c = c, r
-            if at[0] + r < extent[0] and at[1] + c < extent[1]:
-                mD[at[0] + r, at[1] + c, at[2]] = sD[r, c, stage]
+            if m + r < extent[0] and n + c < extent[1]:
+                mD[m + r, n + c, batch] = sD[r, c, stage]
 
     return write

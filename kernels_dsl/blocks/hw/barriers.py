@@ -4,12 +4,20 @@ Id 0 is `__syncthreads`. A warpgroup's barrier is its base id plus the warpgroup
 """
 
 import enum
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 WARPGROUP_THREADS = 128
+
+
+class Consumer(NamedTuple):
+    """A thread of a consumer: number of the warpgroup in its CTA, and of the thread in the warpgroup."""
+
+    warpgroup: Int32
+    thread: Int32
 
 
 class NamedBarrier(enum.IntEnum):

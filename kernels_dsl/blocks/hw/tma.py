@@ -97,3 +97,16 @@ def tile_loader(
         cute.copy(atom, t_g[None, k_tile], t_s[None, stage], tma_bar_ptr=barrier, **extra)
 
     return load
+
+
+def both(
+    load_a: Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None],
+    load_b: Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None],
+) -> Callable[[cutlass.Int32, cutlass.Int32, cute.Pointer], None]:
+    """`load(k_tile, stage, barrier)` of two operands, each by a `tile_loader`."""
+
+    def load(k_tile: cutlass.Int32, stage: cutlass.Int32, barrier: cute.Pointer) -> None:
+        load_a(k_tile, stage, barrier)
+        load_b(k_tile, stage, barrier)
+
+    return load

@@ -9,7 +9,8 @@ cp.async get in the way of the matrix instructions' own reads of shared memory; 
 that want to issue, has time for some fifty instructions a stage.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -19,94 +20,178 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.blocks.hw.cp_async import cp_async
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.pipeline import skip
+from kernels_dsl.blocks.mainloop.operand_ring import ExtraWords
 from kernels_dsl.config.promotion import RECENT, ScaleTiles, TileScales
 
 LANES = 32
 ARRIVALS = 1
 """Of the copying warp at a stage."""
 BULK_BYTES = 16
-"""What a bulk copy's addresses and size are multiples of."""
+"""The addresses and size of a bulk copy are multiples of it."""
 BULK_LEAST = 128
 """Scales from which on they are copied so: fewer come later in bulk."""
 
 
-def staged_scales(
-    tiles: ScaleTiles | None, stages: int
-) -> tuple[int, Callable[[cute.Pointer], tuple[cute.Tensor, cute.Tensor]]] | None:
-    """(8-byte words of shared memory, what makes tensors of a pointer to them); None for none.
+class Scales(NamedTuple):
+    """Scales of 128 elements of K, float32: of A (groups of M, groups of K), of B (groups of N, groups of K).
 
-    The tensors: (floats, stages), and of few scales (entries, RECENT stages).
+    In kernels' arguments both have a third mode, L.
     """
+
+    a: cute.Tensor
+    b: cute.Tensor
+
+
+class StagedScales(NamedTuple):
+    """Scales in shared memory: (floats, stages), and where a tile has few (entries, RECENT stages)."""
+
+    stages: cute.Tensor
+    few: cute.Tensor
+
+
+def staged_scales(tiles: ScaleTiles | None, stages: int) -> ExtraWords | None:
+    """Shared memory of `StagedScales`; None where there are no scales."""
     if tiles is None:
         return None
     staged, recent = tiles.floats * stages, tiles.few * RECENT
 
-    def set_up(words: cute.Pointer) -> tuple[cute.Tensor, cute.Tensor]:
+    def set_up(words: cute.Pointer) -> StagedScales:
         floats = cute.recast_ptr(words, dtype=Float32)
-        return (
+        return StagedScales(
             cute.make_tensor(floats, cute.make_layout((max(1, tiles.floats), stages))),
             cute.make_tensor(floats + staged, cute.make_layout((max(1, tiles.few), RECENT))),
         )
 
-    return (staged + recent) // 2, set_up
+    return ExtraWords((staged + recent) // 2, set_up)
 
 
-@cute.jit
-def copy_stages(
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiles: cutlass.Constexpr,  # ScaleTiles
-    places: tuple,  # of `staged_scales`
-    scales: tuple,  # of A and B: (groups of MN, groups of K)
-    origin: tuple,  # (m, n) of the tile's first row and column
-    groups: tuple,  # first and end
-) -> pipeline.PipelineState:
-    """What the copying warp does for the stages of a tile, from `state` on. Returns the state behind them."""
-    first, end = groups
-    few = fetch_few(tiles, scales, origin, first)
-    while first < end:
-        count = cutlass.min(end - first, Int32(LANES))
-        following = fetch_few(tiles, scales, origin, first + LANES)
-        in_bulk = bulk_source(tiles.a, scales[0], origin[0], first) and bulk_source(
-            tiles.b, scales[1], origin[1], first
-        )
-        if in_bulk:
-            copy_in_bulk(ring, state, tiles, places, scales, origin, (first, count), few)
-        else:
-            copy_singly(ring, state, tiles, places, scales, origin, (first, count), few)
-        few, state = following, skip(state, count)
-        first += count
-    return state
+class BulkCopies(NamedTuple):
+    """Copies of an operand's scales, one a K group: bytes of each, address of the first, step to the next."""
+
+    size: Int32
+    source: Int64
+    step: Int64
 
 
-@cute.jit
-def fetch_few(tiles: cutlass.Constexpr, scales: tuple, origin: tuple, first: Int32) -> tuple:
-    """Loads of few scales: this lane's are of K group `first` + lane, or of the last one. Not waited for."""
-    values = []
-    for tile, mS, start in zip((tiles.a, tiles.b), scales, origin):
-        if const_expr(tile.few):
-            group = cutlass.min(first + cute.arch.lane_idx(), mS.shape[1] - 1)
-            for i in range_constexpr(tile.count):
-                row = cutlass.min((start + i * tile.step) // tile.rows, mS.shape[0] - 1)
-                values.append(mS[row, group])
-    return tuple(values)
+@dataclass(frozen=True)
+class ScaleLoader:
+    """The copying warp's work on one tile of the output, whose first row and column are `m` and `n`."""
 
+    ring: pipeline.PipelineTmaAsync
+    tiles: ScaleTiles
+    staged: StagedScales
+    scales: Scales  # of the tile's batch
+    m: Int32
+    n: Int32
 
-@cute.jit
-def leave_few(recent: cute.Tensor, values: tuple, stage: Int32) -> None:
-    """Stores what `fetch_few` loaded for the stages from number `stage` on, before what lane 0 does next.
+    @cute.jit
+    def copy(self, state: pipeline.PipelineState, first: Int32, end: Int32) -> pipeline.PipelineState:
+        """Copies the scales of K groups `first` to `end`. Returns the state after their stages."""
+        few = self.fetch_few(first)
+        while first < end:
+            count = cutlass.min(end - first, Int32(LANES))
+            following = self.fetch_few(first + LANES)
+            in_bulk = bulk_source(self.tiles.a, self.scales.a, self.m, first) and bulk_source(
+                self.tiles.b, self.scales.b, self.n, first
+            )
+            if in_bulk:
+                self.copy_in_bulk(state, first, count, few)
+            else:
+                self.copy_singly(state, first, count, few)
+            few, state = following, skip(state, count)
+            first += count
+        return state
 
-    The stages whose scales these replace were empty when a later one was waited for.
-    """
-    lane = cute.arch.lane_idx()
-    for i in range_constexpr(len(values)):
-        recent[i, (stage + lane) & (RECENT - 1)] = values[i]
-    cute.arch.sync_warp()
+    def operands(self) -> tuple[tuple[TileScales, cute.Tensor, Int32], ...]:
+        """Of A and B: how their scales lie, the scales, the tile's first row."""
+        return (self.tiles.a, self.scales.a, self.m), (self.tiles.b, self.scales.b, self.n)
+
+    @cute.jit
+    def fetch_few(self, first: Int32) -> tuple[Float32, ...]:
+        """Starts loads of few scales: of K group `first` + this lane, or of the last one."""
+        values = []
+        for tile, mS, start in self.operands():
+            if const_expr(tile.few):
+                group = cutlass.min(first + cute.arch.lane_idx(), mS.shape[1] - 1)
+                for i in range_constexpr(tile.count):
+                    row = cutlass.min((start + i * tile.step) // tile.rows, mS.shape[0] - 1)
+                    values.append(mS[row, group])
+        return tuple(values)
+
+    @cute.jit
+    def leave_few(self, values: cutlass.Constexpr, stage: Int32) -> None:
+        """Stores what `fetch_few` loaded for the stages from number `stage` on, before what lane 0 does next.
+
+        The stages whose scales these replace were empty when a later one was waited for.
+        """
+        lane, few = cute.arch.lane_idx(), self.staged.few
+        for i in range_constexpr(len(values)):
+            few[i, (stage + lane) & (RECENT - 1)] = values[i]
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def copy_in_bulk(
+        self, state: pipeline.PipelineState, first: Int32, count: Int32, few: cutlass.Constexpr
+    ) -> None:
+        """Waits until each stage is empty, and begins its copies; leaves the few scales.
+
+        After a tensor's last row a copy leaves what was there.
+        """
+        a = bulk_copies(self.tiles.a, self.scales.a, self.m, first)
+        b = bulk_copies(self.tiles.b, self.scales.b, self.n, first)
+        source_a, source_b = a.source, b.source
+        own = state.clone()
+        # The first copies do not wait for the loads of the few.
+        self.begin_bulk(own, a, b, False)
+        self.leave_few(few, own.count)
+        if cute.arch.lane_idx() == 0:
+            cute.arch.mbarrier_arrive(self.ring.producer_get_barrier(own))
+        for _ in cutlass.range(1, count, unroll=1):
+            own.advance()
+            source_a, source_b = source_a + a.step, source_b + b.step
+            self.begin_bulk(own, a._replace(source=source_a), b._replace(source=source_b), True)
+
+    @cute.jit
+    def begin_bulk(
+        self, state: pipeline.PipelineState, a: BulkCopies, b: BulkCopies, arrive: cutlass.Constexpr
+    ) -> None:
+        """Waits until the stage at `state` is empty, begins its copies from both addresses, and arrives."""
+        self.ring.sync_object_empty.wait(state.index, state.phase)
+        full = self.ring.producer_get_barrier(state)
+        target = self.staged.stages.iterator + state.index * self.tiles.floats
+        if cute.arch.lane_idx() == 0:
+            if const_expr(self.tiles.floats > 0):
+                expect = cute.arch.mbarrier_arrive_and_expect_tx if arrive else cute.arch.mbarrier_expect_tx
+                expect(full, a.size + b.size)
+            elif const_expr(arrive):
+                cute.arch.mbarrier_arrive(full)
+            for tile, copies in ((self.tiles.a, a), (self.tiles.b, b)):
+                if const_expr(not tile.few):
+                    copy_bulk(target + tile.start, copies.source, copies.size, full)
+
+    @cute.jit
+    def copy_singly(
+        self, state: pipeline.PipelineState, first: Int32, count: Int32, few: cutlass.Constexpr
+    ) -> None:
+        """The same, element by element; all lanes do it."""
+        own = state.clone()
+        for k in cutlass.range(count, unroll=1):
+            self.ring.sync_object_empty.wait(own.index, own.phase)
+            stage, full = self.staged.stages[None, own.index], self.ring.producer_get_barrier(own)
+            for tile, mS, start in self.operands():
+                copy_elements(tile, mS, start, first + k, stage)
+            arrive_with_copies(full)
+            if k == 0:
+                self.leave_few(few, own.count)
+            cute.arch.sync_warp()
+            if cute.arch.lane_idx() == 0:
+                cute.arch.mbarrier_arrive(full)
+            own.advance()
 
 
 @cute.jit
 def bulk_source(tile: cutlass.Constexpr, mS: cute.Tensor, origin: Int32, group: Int32) -> Boolean:
-    """Whether an operand's scales of the tile can be copied in bulk, or need no copy."""
+    """True where an operand's scales of the tile can be copied in bulk, or need no copy."""
     possible = Boolean(True)
     if const_expr(not tile.few):
         if const_expr(tile.step > 1 or tile.count < BULK_LEAST):
@@ -125,96 +210,14 @@ def bulk_rows(tile: TileScales, mS: cute.Tensor, origin: Int32) -> Int32:
 
 
 @cute.jit
-def copy_in_bulk(
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiles: cutlass.Constexpr,
-    places: tuple,
-    scales: tuple,
-    origin: tuple,
-    groups: tuple,  # first, number
-    few: tuple,
-) -> None:
-    """Waits until the stages are empty, one after the other, and begins their copies; leaves the few scales.
-
-    Behind a tensor's last row a copy leaves what was there.
-    """
-    bytes_a, source_a, step_a = bulk_copies(tiles.a, scales[0], origin[0], groups[0])
-    bytes_b, source_b, step_b = bulk_copies(tiles.b, scales[1], origin[1], groups[0])
-    own = state.clone()
-    # The first copies do not wait for the loads of the few.
-    begin_bulk(ring, own, tiles, places[0], (source_a, source_b), (bytes_a, bytes_b), False)
-    leave_few(places[1], few, own.count)
-    if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive(ring.producer_get_barrier(own))
-    for _ in cutlass.range(1, groups[1], unroll=1):
-        own.advance()
-        source_a, source_b = source_a + step_a, source_b + step_b
-        begin_bulk(ring, own, tiles, places[0], (source_a, source_b), (bytes_a, bytes_b), True)
-
-
-@cute.jit
-def begin_bulk(
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiles: cutlass.Constexpr,
-    sS: cute.Tensor,
-    sources: tuple,
-    sizes: tuple,
-    arrive: cutlass.Constexpr,
-) -> None:
-    """Waits until the stage at `state` is empty, begins its copies from A's and B's address, and arrives."""
-    ring.sync_object_empty.wait(state.index, state.phase)
-    full = ring.producer_get_barrier(state)
-    at = sS.iterator + state.index * tiles.floats
-    if cute.arch.lane_idx() == 0:
-        if const_expr(tiles.floats > 0):
-            expect = cute.arch.mbarrier_arrive_and_expect_tx if arrive else cute.arch.mbarrier_expect_tx
-            expect(full, sizes[0] + sizes[1])
-        elif const_expr(arrive):
-            cute.arch.mbarrier_arrive(full)
-        for tile, source, size in zip((tiles.a, tiles.b), sources, sizes):
-            if const_expr(not tile.few):
-                copy_bulk(at + tile.start, source, size, full)
-
-
-@cute.jit
-def bulk_copies(tile: cutlass.Constexpr, mS: cute.Tensor, origin: Int32, group: Int32) -> tuple:
-    """(bytes of a K group's copy, address of the first, from one to the next)."""
+def bulk_copies(tile: cutlass.Constexpr, mS: cute.Tensor, origin: Int32, group: Int32) -> BulkCopies:
+    """Copies of an operand's scales of the tile at `origin`, from K group `group` on; none of few scales."""
     size, source, step = Int32(0), Int64(0), Int64(0)
     if const_expr(not tile.few):
         size = bulk_rows(tile, mS, origin) * 4
         source = (mS.iterator + cute.crd2idx((origin, group), mS.layout)).toint()
         step = Int64(mS.stride[1]) * 4
-    return size, source, step
-
-
-@cute.jit
-def copy_singly(
-    ring: pipeline.PipelineTmaAsync,
-    state: pipeline.PipelineState,
-    tiles: cutlass.Constexpr,
-    places: tuple,
-    scales: tuple,
-    origin: tuple,
-    groups: tuple,  # first, number
-    few: tuple,
-) -> None:
-    """The same, element by element; all lanes do it."""
-    first, count = groups
-    own = state.clone()
-    for k in cutlass.range(count, unroll=1):
-        ring.sync_object_empty.wait(own.index, own.phase)
-        stage, full = places[0][None, own.index], ring.producer_get_barrier(own)
-        copy_elements(tiles.a, scales[0], origin[0], first + k, stage)
-        copy_elements(tiles.b, scales[1], origin[1], first + k, stage)
-        arrive_with_copies(full)
-        if k == 0:
-            leave_few(places[1], few, own.count)
-        cute.arch.sync_warp()
-        if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(full)
-        own.advance()
+    return BulkCopies(size, source, step)
 
 
 @cute.jit
@@ -251,5 +254,5 @@ def copy_bulk(target: cute.Pointer, source: Int64, size: Int32, full: cute.Point
 
 
 def entry(tile: TileScales, row: Int32) -> Int32:
-    """Which of a tile's scales that of its row `row` is."""
+    """Number of row `row`'s scale among those of a tile."""
     return row if tile.step == 1 else row // tile.step

@@ -15,13 +15,13 @@ LANES = 32
 class BlockLists(NamedTuple):
     """The pattern, by blocks along D's blocked mode: int32.
 
-    `table` (R, 4): number, first entry, entry behind the last, and 0, of each list, longest first. An entry
+    `table` (R, 4): number, first entry, entry after the last, and 0, of each list, longest first. An entry
     has `dense`, the number of the dense matrix' block along K, and `kept`, that of the kept block. `heavy`
     (1): how many lists at the start of `table` are much longer than the mean.
 
     Where lists may come in pieces, each piece has its line in the table, with `config.bsr.PIECE` in place of
-    0; `heavy` (2) also has how many lines of the table count. `pieces` is the `list_pieces` word of a piece
-    at its first entry. Else `pieces` is None.
+    0; `heavy` (2) also has how many lines of the table count. `pieces` has at a piece's first entry the word
+    of its `partial_sums.Piece`. Else `pieces` is None.
 
     For clusters that take two lists, a line's number is made of two: the smaller one, the other one times
     `config.bsr.PAIR_ROWS` (the same for a list without a partner), and SECOND in the second line of a pair,
@@ -36,6 +36,13 @@ class BlockLists(NamedTuple):
     kept: cute.Tensor
     heavy: cute.Tensor
     pieces: cute.Tensor | None = None
+
+
+class ListEnds(NamedTuple):
+    """Numbers past the blocks: kept ones, and the dense matrix' along K. A load there brings zeros."""
+
+    kept: Int32
+    dense: Int32
 
 
 HEADER = 4
@@ -91,7 +98,7 @@ class ListItem(NamedTuple):
 
 @cute.jit
 def of_pair(word: Int32, rank: Int32) -> tuple[Int32, Int32]:
-    """(number of the list, which of a panel's two tiles) CTA `rank` of a cluster that takes two lists has.
+    """Number of the list, and which of a panel's two tiles, of CTA `rank` of a cluster that takes two lists.
 
     A pair's two lists are worked on in one tile, a list without a partner in both.
     """
@@ -116,7 +123,7 @@ def entries_of_pair(item: ListItem, rank: Int32, half: Int32) -> ListItem:
 
 
 class ListPlace(NamedTuple):
-    """Where a work item is: its line in the table, which of the block's tiles it is, and its panel of the
+    """Place of a work item: its line in the table, which of the block's tiles it is, and its panel of the
     dense mode counted through all batches (negative: there is no item).
     """
 
@@ -161,7 +168,7 @@ def list_place(work: Int32, grid: ListGrid, heavy: Int32, sub_tiles: cutlass.Con
 
 @cute.jit
 def place_word(lists: BlockLists, place: ListPlace) -> Int32:
-    """What `list_item` wants when it has arrived: lanes 0 to 3 have the place's line of the table, 4 its
+    """The word of this lane for `list_item`: lanes 0 to 3 load the place's line of the table, 4 has its
     panel, 5 its part.
 
     A load of what is the same in all lanes would be waited for at once, and more registers are not to be had.
@@ -195,13 +202,10 @@ def group_count(item: ListItem, units: cutlass.Constexpr) -> Int32:
 
 
 @cute.jit
-def entries_of_lane(lists: BlockLists, at: Int32, end: Int32, ends: tuple) -> tuple[Int32, Int32]:
-    """(dense, kept) of entry `at` + this lane; behind `end`, the extents `ends` = (kept, dense).
-
-    A load there brings zeros.
-    """
+def entries_of_lane(lists: BlockLists, at: Int32, end: Int32, ends: ListEnds) -> tuple[Int32, Int32]:
+    """(dense, kept) of entry `at` + this lane; from `end` on, those of `ends`."""
     mine = at + cute.arch.lane_idx()
-    dense, kept = ends[1], ends[0]
+    dense, kept = ends.dense, ends.kept
     if mine < end:
         dense = lists.dense[mine]
         kept = lists.kept[mine]
@@ -220,7 +224,7 @@ class ListScales:
 
     @cute.jit
     def fetch(self, at: Int32) -> Float32:
-        """The scale of entry `at` + this lane; 0 behind the list's end."""
+        """The scale of entry `at` + this lane; 0 after the list's end."""
         scale = Float32(0.0)
         if at + cute.arch.lane_idx() < self.end:
             scale = self.scales[self.kept[at + cute.arch.lane_idx()]]

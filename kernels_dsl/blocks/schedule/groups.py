@@ -1,29 +1,32 @@
-"""Rows of A and D in groups, each with a B of its own: where a group lies is read on the GPU.
+"""Rows of A and D in groups, each with a B of its own: the GPU reads where a group lies.
 
-`offsets` (groups), int32, says behind which row a group ends; it starts where the one before ends. The
+`offsets` (groups), int32, has the row before which a group ends; it starts where the one before ends. The
 output tiles of a group are those of a GEMM of its rows alone, and come after those of the groups before it.
-What is of another group in a tile of A makes rows that are not stored.
+Rows of another group in a tile of A make rows that are not stored.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
+from cutlass.pipeline import PipelineState
 
-from kernels_dsl.blocks.schedule.scheduler import TileCoord, grouped_raster
+from kernels_dsl.blocks.hw.pipeline import skip
+from kernels_dsl.blocks.schedule.scheduler import Raster, Tile, TileCoord, grouped_raster
+from kernels_dsl.blocks.schedule.tile_source import KRange
 
 LANES = 32
 LAST_TILE = 2**31 - 1
 
 
 class GroupedGrid(NamedTuple):
-    """Extent of the problem: what it takes to find a tile."""
+    """Extent of the problem: all that it takes to find a tile."""
 
     offsets: cute.Tensor  # (groups) int32
     rows: Int32  # of all groups
     n: Int32  # cluster tiles along N
-    shared: None = None  # as `scheduler.TileGrid` has it
 
     def most(self, tile_m: int) -> Int32:
         """Cluster tiles of `tile_m` rows at most, whatever the offsets."""
@@ -32,15 +35,16 @@ class GroupedGrid(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where to go on searching for tiles: 32 groups from `block` on, and how many tiles come before them."""
+    """Place in the offsets from which the search for a later tile goes on: 32 groups from `block` on, and the
+    number of tiles before them."""
 
     block: Int32
     before: Int32
 
 
 class Group(NamedTuple):
-    """Where a group lies: its number, its first row, how many it has, how many tiles come before it, and from
-    where a later tile is to be searched."""
+    """A group of rows: its number, first row, number of rows, number of tiles before it, and the cursor from
+    which a later tile is searched for."""
 
     number: Int32
     start: Int32
@@ -51,7 +55,7 @@ class Group(NamedTuple):
 
 @cute.jit
 def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, cursor: Cursor) -> Group:
-    """The group of cluster tile number `index`; beyond the last tile one without rows behind all tiles.
+    """The group of cluster tile number `index`; beyond the last tile one without rows after all tiles.
 
     All lanes of a warp take part, with the same index: each looks at one of 32 groups at a time. Rows beyond
     all rows, and groups that end before they start, do not exist.
@@ -75,9 +79,9 @@ def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, curso
             other = cute.arch.shuffle_sync_up(upto, offset=1 << step, mask_and_clamp=0)
             if lane >= 1 << step:
                 upto = upto + other
-        behind = cute.arch.vote_ballot_sync(before + upto > index)
-        if behind != 0:
-            first = cute.arch.popc(~behind & (behind - 1))  # the lowest bit that is set
+        after = cute.arch.vote_ballot_sync(before + upto > index)
+        if after != 0:
+            first = cute.arch.popc(~after & (after - 1))  # the lowest bit that is set
             number = block + first
             start = cute.arch.shuffle_sync(begin, first)
             rows = cute.arch.shuffle_sync(own, first)
@@ -94,7 +98,7 @@ def find_group(index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, curso
 
 
 def first_cursor() -> Cursor:
-    """Where a search starts at first."""
+    """Start of a search through all groups."""
     return Cursor(Int32(0), Int32(0))
 
 
@@ -105,26 +109,85 @@ def tile_count(grid: GroupedGrid, tile_m: int) -> Int32:
 
 @cute.jit
 def decode_group_tile(
-    index: Int32,
-    grid: GroupedGrid,
-    tile_m: cutlass.Constexpr,
-    raster: cutlass.Constexpr,
-    cursor: Cursor,
+    index: Int32, grid: GroupedGrid, tile_m: cutlass.Constexpr, raster: cutlass.Constexpr, cursor: Cursor
 ) -> tuple[TileCoord, Group]:
     """Cluster tile number `index`, its batch the group's number, m counted from the group's start; the group.
     Beyond the last tile one at the origin, of a group without rows.
 
-    `raster`: tiles that are visited together, and whether along M, as `decode_tile` has them. `cursor`:
-    that of an earlier tile's group, or the first.
+    `raster`: a `Raster`. `cursor`: that of an earlier tile's group, or the first.
     """
     group = find_group(index, grid, tile_m, cursor)
     in_group = index - group.tiles_before if group.rows > 0 else Int32(0)
     tiles_m = cutlass.max((group.rows + (tile_m - 1)) // tile_m, Int32(1))
-    if cutlass.const_expr(raster[1]):
-        m, n = grouped_raster(in_group, tiles_m, grid.n, raster[0])
+    if cutlass.const_expr(raster.along_m):
+        m, n = grouped_raster(in_group, tiles_m, grid.n, raster.group)
     else:
-        n, m = grouped_raster(in_group, grid.n, tiles_m, raster[0])
+        n, m = grouped_raster(in_group, grid.n, tiles_m, raster.group)
     return TileCoord(m, n, group.number, Int32(0)), group
+
+
+class GroupPosition(NamedTuple):
+    """Number of a cluster tile, and the cursor from which its group is searched for."""
+
+    cursor: Cursor
+    number: Int32
+
+
+@dataclass(frozen=True)
+class GroupedTiles:
+    """A `TileSource`: cluster tiles of all groups, which clusters take as those of `DenseTiles`."""
+
+    grid: GroupedGrid
+    raster: Raster
+    tile_m: int  # rows of a cluster's tile
+    k_tiles: Int32
+    cluster: Int32
+    clusters: Int32
+    stride: Int32  # from one position to the next: `clusters`, or twice as many where warpgroups take turns
+    looks_ahead = True
+
+    def first(self) -> GroupPosition:
+        """The first of this cluster's tiles."""
+        return GroupPosition(first_cursor(), self.cluster)
+
+    def slices(self) -> Int32:
+        """The number of groups: the third extent of the output."""
+        return cute.size(self.grid.offsets)
+
+    def size(self) -> Int32:
+        """The number of tiles of all groups."""
+        return tile_count(self.grid, self.tile_m)
+
+    def more(self, position: GroupPosition, size: Int32) -> Boolean:
+        """True where there is such a tile."""
+        return position.number < size
+
+    def decode(self, position: GroupPosition) -> tuple[Tile, GroupPosition]:
+        """The tile with its coordinates and group."""
+        cursor, number = position
+        at, group = decode_group_tile(number, self.grid, self.tile_m, self.raster, cursor)
+        return Tile(number, at, group), GroupPosition(group.cursor, number)
+
+    def next(self, position: GroupPosition) -> GroupPosition:
+        """The position after that."""
+        return GroupPosition(position.cursor, position.number + self.stride)
+
+    def k_range(self, tile: Tile) -> KRange:
+        """All K tiles."""
+        return KRange(Int32(0), self.k_tiles)
+
+    def leave_first(
+        self, position: GroupPosition, state: PipelineState
+    ) -> tuple[GroupPosition, PipelineState]:
+        """Past the first tile, which is the other warpgroup's."""
+        state = skip(state, self.k_tiles)
+        return GroupPosition(position.cursor, position.number + self.clusters), state
+
+    def leave_other(
+        self, tile: Tile, position: GroupPosition, state: PipelineState
+    ) -> tuple[GroupPosition, PipelineState]:
+        """Past the other warpgroup's tile before the one at `position`."""
+        return position, skip(state, self.k_tiles)
 
 
 def from_row(tma_tensor: cute.Tensor, group: Group | None) -> cute.Tensor:

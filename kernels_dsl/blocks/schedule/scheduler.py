@@ -1,15 +1,20 @@
-"""Which output tile a CTA works on next: a static persistent schedule with a rasterisation that L2 likes.
+"""A static persistent schedule of output tiles, with a rasterisation that L2 likes.
 
 Clusters walk the list of cluster tiles with a stride of the number of clusters. Neighbours in the
 list are neighbours in the output: `group` tiles along one mode are visited before the next along the
 other, so that the tiles in flight at one time share rows of A and columns of B in L2.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
+from cutlass.pipeline import PipelineState
+
+from kernels_dsl.blocks.hw.pipeline import skip
+from kernels_dsl.blocks.schedule.tile_source import KRange
 
 
 class TileCoord(NamedTuple):
@@ -57,7 +62,7 @@ class GridDivisors(NamedTuple):
     """Tiles of the inner mode in the last group."""
 
 
-class SharedTiles(NamedTuple):
+class CutTiles(NamedTuple):
     """The first `tiles` cluster tiles, K tile after K tile: `share` of these for each cluster."""
 
     tiles: Int32
@@ -73,8 +78,8 @@ class TileGrid(NamedTuple):
     splits: int
     divisors: GridDivisors | None = None
     """Where `decode_tile` is called with one group and order."""
-    shared: SharedTiles | None = None
-    """Tiles that are cut along K; their sums are those of `blocks.shared_tiles`."""
+    cut: CutTiles | None = None
+    """Tiles that are cut along K; their sums meet in `blocks.reduce.partial_sums`."""
 
     @property
     def size(self) -> Int32:
@@ -139,57 +144,113 @@ def decode_tile(
 
 
 @cute.jit
-def split_range(k_tiles: Int32, split: Int32, splits: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """First and past-the-last K tile of a split; splits differ by one tile at most."""
+def split_range(k_tiles: Int32, split: Int32, splits: cutlass.Constexpr) -> KRange:
+    """The K tiles of a split; splits differ by one tile at most."""
     if cutlass.const_expr(splits == 1):
-        return Int32(0), k_tiles
-    return k_tiles * split // splits, k_tiles * (split + 1) // splits
+        return KRange(Int32(0), k_tiles)
+    return KRange(k_tiles * split // splits, k_tiles * (split + 1) // splits)
 
 
-@cute.jit
-def first_work(grid: TileGrid, cluster: Int32, k_tiles: Int32) -> Int32:
-    """Number of the first cluster tile that `cluster` works on."""
-    work = cluster
-    if cutlass.const_expr(grid.shared is not None):
-        begin, tiles = cluster * grid.shared.share, grid.shared.tiles
-        work = tiles + cluster
-        if begin < tiles * k_tiles:
-            work = begin // k_tiles
-    return work
+class Raster(NamedTuple):
+    """Order of a plane's tiles: `group` tiles along M or else N go before a step along the other mode."""
+
+    group: int
+    along_m: bool
 
 
-@cute.jit
-def next_work(grid: TileGrid, work: Int32, cluster: Int32, clusters: Int32, k_tiles: Int32) -> Int32:
-    """The one after cluster tile `work`."""
-    following = work + clusters
-    if cutlass.const_expr(grid.shared is not None):
-        tiles = grid.shared.tiles
-        end = cutlass.min((cluster + 1) * grid.shared.share, tiles * k_tiles)
-        if work < tiles:
-            following = tiles + cluster
-            if (work + 1) * k_tiles < end:
-                following = work + 1
-    return following
+class Tile(NamedTuple):
+    """A cluster's tile of the output."""
+
+    number: Int32
+    at: TileCoord
+    group: Any = None
+    """The `Group` from whose first row `at.m` counts, where rows are in groups."""
 
 
-@cute.jit
-def k_range(grid: TileGrid, work: Int32, cluster: Int32, k_tiles: Int32) -> tuple[Int32, Int32]:
-    """First and past-the-last K tile that `cluster` does of cluster tile `work`."""
-    first, end = Int32(0), k_tiles
-    if cutlass.const_expr(grid.shared is not None):
-        if work < grid.shared.tiles:
-            begin = cluster * grid.shared.share - work * k_tiles
-            first, end = cutlass.max(begin, Int32(0)), cutlass.min(begin + grid.shared.share, k_tiles)
-    return first, end
+@dataclass(frozen=True)
+class DenseTiles:
+    """A `TileSource`: each cluster takes the tile with its own number, then every so many further on.
 
-
-@cute.jit
-def piece_of(grid: TileGrid, work: Int32, cluster: Int32, k_tiles: Int32) -> tuple[Int32, Int32, Int32]:
-    """(number of a shared tile's first piece, how many it has, which of them is `cluster`'s).
-
-    Along the K tiles each next piece has another tile or another cluster, so their sum numbers the pieces.
+    Where tiles are cut along K, those come first. A position is a tile's number.
     """
-    share = grid.shared.share
-    first = work * k_tiles // share
-    last = ((work + 1) * k_tiles - 1) // share
-    return work + first, last - first + 1, cluster - first
+
+    grid: TileGrid
+    raster: Raster
+    splits: int
+    k_tiles: Int32
+    cluster: Int32
+    clusters: Int32
+    stride: Int32  # from one position to the next: `clusters`, or twice as many where warpgroups take turns
+    looks_ahead = True
+
+    @cute.jit
+    def first(self) -> Int32:
+        """The first of this cluster's tiles."""
+        number, cut = self.cluster, self.grid.cut
+        if cutlass.const_expr(cut is not None):
+            begin, tiles = self.cluster * cut.share, cut.tiles
+            number = tiles + self.cluster
+            if begin < tiles * self.k_tiles:
+                number = begin // self.k_tiles
+        return number
+
+    def slices(self) -> Int32:
+        """Batches times splits: the third extent of the output."""
+        return self.grid.batch * self.splits
+
+    def size(self) -> Int32:
+        """The number of tiles in all."""
+        return self.grid.size
+
+    def more(self, position: Int32, size: Int32) -> Boolean:
+        """True where there is such a tile."""
+        return position < size
+
+    def coordinates(self, position: Int32) -> TileCoord:
+        """Coordinates of the tile."""
+        return decode_tile(position, self.grid, self.raster.group, self.raster.along_m)
+
+    def decode(self, position: Int32) -> tuple[Tile, Int32]:
+        """The tile with its coordinates."""
+        return Tile(position, self.coordinates(position)), position
+
+    @cute.jit
+    def next(self, position: Int32) -> Int32:
+        """The number of this cluster's tile after number `position`."""
+        following, cut = position + self.stride, self.grid.cut
+        if cutlass.const_expr(cut is not None):
+            tiles = cut.tiles
+            end = cutlass.min((self.cluster + 1) * cut.share, tiles * self.k_tiles)
+            if position < tiles:
+                following = tiles + self.cluster
+                if (position + 1) * self.k_tiles < end:
+                    following = position + 1
+        return following
+
+    @cute.jit
+    def k_range(self, tile: Tile) -> KRange:
+        """The K tiles of its split, or those of a cut tile that are this cluster's."""
+        cut = self.grid.cut
+        if cutlass.const_expr(cut is None):
+            return split_range(self.k_tiles, tile.at.split, self.splits)
+        first, end = Int32(0), self.k_tiles
+        if tile.number < cut.tiles:
+            begin = self.cluster * cut.share - tile.number * self.k_tiles
+            first, end = cutlass.max(begin, Int32(0)), cutlass.min(begin + cut.share, self.k_tiles)
+        return KRange(first, end)
+
+    def leave_first(self, position: Int32, state: PipelineState) -> tuple[Int32, PipelineState]:
+        """Past the first tile, which is the other warpgroup's."""
+        state = skip(state, self._stages(position))
+        return position + self.clusters, state
+
+    def leave_other(self, tile: Tile, position: Int32, state: PipelineState) -> tuple[Int32, PipelineState]:
+        """Past the other warpgroup's tile before the one at `position`."""
+        return position, skip(state, self._stages(position - self.clusters))
+
+    def _stages(self, position: Int32) -> Int32:
+        """K tiles of a tile in a grid without cut ones."""
+        if self.splits == 1:
+            return self.k_tiles
+        first, end = split_range(self.k_tiles, self.coordinates(position).split, self.splits)
+        return end - first

@@ -11,6 +11,7 @@ softmax is one of three (`spec.no_max`, `spec.lazy_rescale`, or neither); the tw
 output do so before its next product.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
+    Consumer,
     NamedBarrier,
     give_turn,
     sync_consumers,
@@ -457,18 +459,17 @@ def store_output(
         image = tile.at.head + tile.at.batch * work.tiles.heads
     origin = (first_row, Int32(0), image)
     predicated = epi.plain_writer(mO, staging, extent, site.thread)
-    store = partial(
-        epi.store_tile, acc=resources.fragments.out, epilogue=identity, operands=(), origin=origin,
-        extent=extent, sD=staging, tiled_mma_epi=resources.mmas.out, thread=site.thread,
-        warpgroup=site.warpgroup,
-    )  # fmt: skip
+    consumer = Consumer(site.warpgroup, site.thread)
+    epilogue = epi.Epilogue(spec.epilogue, identity, resources.mmas.out, staging, consumer)
+    region = epi.Region(origin, extent)
+    store = partial(epi.store_tile, acc=resources.fragments.out, operands=(), region=region)
     if cutlass.const_expr(spec.epilogue.use_tma):
         by_tma = epi.tma_writer(output.atom, tma_o, staging, spec.epilogue.subtile)
         whole = first_row + WGMMA_M <= rows if spec.varlen else Boolean(True)
         if whole:
-            store(spec.epilogue, write=by_tma)
+            store(epilogue, write=by_tma)
         else:
             epi.drain(spec.epilogue, site.thread)
-            store(spec.predicated_epilogue, write=predicated)
+            store(replace(epilogue, plan=spec.predicated_epilogue), write=predicated)
     else:
-        store(spec.epilogue, write=predicated)
+        store(epilogue, write=predicated)

@@ -3,6 +3,8 @@
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.epilogue.operands import Operands
+from kernels_dsl.blocks.reduce.partial_sums import SumMemory
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.bsr_layout import BsrLayout
 from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
@@ -23,17 +25,17 @@ def bsr_sm90_entry(
     lists: cute.Tensor,
     counter: cute.Tensor,
     workspace: cute.Tensor | None,
-    operands: tuple | None,
+    operands: Operands | None,
     max_ctas: cutlass.Int32,
     stream,
     config: cutlass.Constexpr[Sm90BsrConfig],
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[BsrLayout],
 ):
-    """Launch the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
+    """Launches the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
     int32 (1,), 0, see `item_queue`; with `config.split` more counters follow it, and `workspace` is that of
-    `list_pieces`. With `layout.scaled` the first of the operands is float32 (blocks) or (L, blocks), or
-    (blocks, 1, 1) or (L, blocks, 1, 1): what each kept block is multiplied by.
+    `partial_sums`. With `layout.scaled` the first of the operands is float32 (blocks) or (L, blocks), or
+    (blocks, 1, 1) or (L, blocks, 1, 1): the factor of each kept block.
     """
     scales = None
     if layout.scaled:
@@ -42,8 +44,8 @@ def bsr_sm90_entry(
     mD, extra = views.d, views.operands
     if config.sparse_on_m == layout.dense_left:  # the blocked mode is D's other one
         mD, extra = _swapped(mD), tuple(_swapped(x) for x in extra)
-    work = (views.lists(lists, layout, config.split, config.pairs), counter, workspace)
     bsr_sm90(
-        views.s, views.x, mD, work, extra, max_ctas, stream, config=config, epilogue=epilogue,
+        views.s, views.x, mD, views.lists(lists, layout, config.split, config.pairs),
+        SumMemory(counter, workspace), extra, max_ctas, stream, config=config, epilogue=epilogue,
         scales=scales_view(scales, mD.shape[2]) if layout.scaled else None,
     )  # fmt: skip

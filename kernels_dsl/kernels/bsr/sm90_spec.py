@@ -1,4 +1,4 @@
-"""What the SM90 block-sparse GEMM derives from its configuration and operand types at trace time."""
+"""Facts that the SM90 block-sparse GEMM derives from its configuration and operand types at trace time."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
-from kernels_dsl.blocks.mainloop.operand_ring import Warpgroups, stages_that_fit
+from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
 from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
 
 MOST_N = 256
@@ -43,7 +43,7 @@ class BsrSpec(Warpgroups):
     sparse_on_m: bool
     sub_clusters: int
     stages: int
-    dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
+    mma_dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     promoted: bool
     epilogue: EpiloguePlan
     kept_k: int
@@ -63,8 +63,18 @@ class BsrSpec(Warpgroups):
 
     @property
     def two_rings(self) -> bool:
-        """Whether kept blocks, `kept_k` of K a stage, have a ring of their own."""
+        """True where kept blocks, `kept_k` of K a stage, have a ring of their own."""
         return self.kept_stages > 0
+
+    @property
+    def assists(self) -> bool:  # type: ignore[override]
+        """A second producer warp fills it."""
+        return self.two_rings
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        """CTAs load the dense matrix each for itself."""
+        return self.two_rings and not self.pairs
 
     @property
     def kept_parts(self) -> int:
@@ -74,7 +84,7 @@ class BsrSpec(Warpgroups):
     @property
     def kept_bytes(self) -> int:
         """Bytes of a stage of kept blocks in a ring of their own."""
-        return self.tile_m * self.kept_k * self.dtypes[0].width // 8
+        return self.tile_m * self.kept_k * self.mma_dtypes[0].width // 8
 
     @property
     def shares_n(self) -> int:
@@ -82,14 +92,14 @@ class BsrSpec(Warpgroups):
         return self.tile_n // self.wg_n
 
     @property
-    def stage_bytes(self) -> int:
+    def stage_bytes(self) -> int:  # type: ignore[override]
         """Bytes of one stage in shared memory, of A and B or of B, which are what TMA announces."""
         rows = self.tile_n if self.two_rings else self.tile_m + self.tile_n
-        return rows * self.unit_k * self.units * self.dtypes[0].width // 8
+        return rows * self.unit_k * self.units * self.mma_dtypes[0].width // 8
 
     @property
     def asks_late(self) -> bool:
-        """Whether an item is taken towards the end of the list before, not at its start.
+        """True where an item is taken towards the end of the list before, not at its start.
 
         Uneven lists even out better. But where groups are small asking takes longer than the ring covers, and
         a producer of large blocks, or one that follows scales too, has no registers left for it.
@@ -97,12 +107,12 @@ class BsrSpec(Warpgroups):
         if self.promoted or (self.sparse_on_m and not self.two_rings):
             return False
         group = (self.tile_m + self.tile_n) * self.unit_k * self.units * len(self.pieces)
-        return group * self.dtypes[0].width // 8 >= LATE_GROUP
+        return group * self.mma_dtypes[0].width // 8 >= LATE_GROUP
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA."""
-        return {1: (40, 232), 2: (40, 232), 3: (32, 160)}[self.consumers]
+    def registers(self) -> Registers:  # type: ignore[override]
+        """64 K registers serve the CTA."""
+        return Registers(32, 160) if self.consumers == 3 else Registers(40, 232)
 
 
 def make_spec(
@@ -149,7 +159,7 @@ def make_spec(
         tile_m, tile_n, config.unit_k, config.units, pieces, wg_m=wg_m, wg_n=wg_n, consumers=consumers,
         pingpong=pingpong, cluster=config.cluster, sparse_on_m=config.sparse_on_m,
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
-        dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
+        mma_dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
         split=config.split, pairs=config.pairs,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.config.gemm import EntryLayout, Sm90GemmConfig
 from kernels_dsl.kernels.gemm.entry_views import views_of
 from kernels_dsl.kernels.gemm.sm90 import gemm_sm90
@@ -12,15 +13,13 @@ def gemm_sm90_entry(
     a: cute.Tensor,
     b: cute.Tensor,
     d: cute.Tensor,
-    operands: tuple | None,
+    operands: Operands | None,
     max_ctas: cutlass.Int32,
     stream,
     config: cutlass.Constexpr[Sm90GemmConfig],
     epilogue: cutlass.Constexpr,
     layout: cutlass.Constexpr[EntryLayout],
 ):
-    """Launch the TMA + WGMMA family on tensors in PyTorch's orientation."""
+    """Launches the TMA + WGMMA family on tensors in PyTorch's orientation."""
     views = views_of(a, b, d, operands, layout, config.split_k, config.stream_k)
-    how = config, epilogue, views.promotion
-    tensors = views.a, views.b, views.d, views.scales, views.operands
-    gemm_sm90(*tensors, max_ctas, stream, how, offsets=views.offsets, stream_k=views.stream)
+    gemm_sm90(views, max_ctas, stream, config, epilogue)

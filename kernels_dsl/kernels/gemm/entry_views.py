@@ -1,4 +1,4 @@
-"""What the host functions that the op calls have in common: PyTorch's orientation in, the kernel's out.
+"""Views for the host functions that the op calls: PyTorch's orientation in, the kernel's out.
 
 There is one such function a family, each in its own module, so that an edit of one family's kernel leaves
 the compiled kernels of the other valid. It makes the kernel's views of the caller's tensors while tracing
@@ -12,12 +12,25 @@ sums, (L * split_k, rows, columns) in the kernel's own orientation, swapped or n
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
+from cutlass import Int32
 
+from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.mainloop.operand_views import batch_extent, batch_first_view, epilogue_operand_view
+from kernels_dsl.blocks.mainloop.scale_ring import Scales
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.config.promotion import Promotion
+
+
+class StreamK(NamedTuple):
+    """Tiles that are cut along K: `partial_sums.SumMemory`, cut tiles, K tiles of a cluster's share."""
+
+    counters: cute.Tensor
+    workspace: cute.Tensor
+    tiles: Int32
+    share: Int32
 
 
 @dataclass(frozen=True)
@@ -25,28 +38,37 @@ class Views:
     """A (M, K, L), B (N, K, L), D (M, N, L) and the epilogue's operands (M, N, L), in the kernel's sense.
 
     `scales`: of 128 elements of K each, (groups of M, groups of K, L) and (groups of N, groups of K, L); None
-    where `promotion`, also in the kernel's sense, has none. `offsets`: where groups of rows of A and D end,
-    each with a matrix of B, L groups; None where there are none. `stream`: (counters, workspace, shared
-    tiles, K tiles of a share) with `config.stream_k`.
+    where `promotion`, also in the kernel's sense, has none. `offsets`: the ends of groups of rows of A and D,
+    each with a matrix of B, L groups; None where there are none.
     """
 
     a: cute.Tensor
     b: cute.Tensor
     d: cute.Tensor
-    operands: tuple
-    scales: tuple | None
+    operands: Operands
+    scales: Scales | None
     promotion: Promotion | None
     offsets: cute.Tensor | None = None
-    stream: tuple | None = None
+    stream_k: StreamK | None = None
 
 
-def views_of(a, b, d, operands, layout: EntryLayout, split_k: int, stream_k: bool = False) -> Views:
+def views_of(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    d: cute.Tensor,
+    operands: Operands | None,
+    layout: EntryLayout,
+    split_k: int,
+    stream_k: bool = False,
+) -> Views:
     """The kernel's views of a call's tensors."""
-    offsets = stream = None
+    offsets = cut = None
+    left: list[Any] = list(operands or ())
     if stream_k:
-        stream, operands = tuple(operands[:4]), operands[4:]
+        counters, workspace, tiles, share, *left = left
+        cut = StreamK(counters, workspace, tiles, share)
     if layout.grouped:
-        offsets, *operands = operands
+        offsets, *left = left
         batch = offsets.shape[0]
         mD = batch_first_view(d, batch, swap=False)
     elif split_k > 1:
@@ -57,23 +79,25 @@ def views_of(a, b, d, operands, layout: EntryLayout, split_k: int, stream_k: boo
         mD = batch_first_view(d, batch, swap=layout.swap)  # (M, N, L)
     scales, promotion = None, layout.promotion
     if promotion is not None and promotion.scaled:
-        scale_a, scale_b, *operands = operands
+        scale_a, scale_b, *left = left
         # (M, groups of K) and (groups of K, groups of N), as a and b lie themselves.
-        scales = batch_first_view(scale_a, batch, swap=False), batch_first_view(scale_b, batch, swap=True)
+        scales = Scales(
+            batch_first_view(scale_a, batch, swap=False), batch_first_view(scale_b, batch, swap=True)
+        )
     if layout.swap:
         promotion = None if promotion is None else promotion.swapped()
-        scales = None if scales is None else scales[::-1]
+        scales = None if scales is None else Scales(scales.b, scales.a)
         mA = batch_first_view(b, batch, swap=True)  # (K, N) seen as the kernel's (M, K, L)
         mB = batch_first_view(a, batch, swap=False)  # (M, K) seen as the kernel's (N, K, L)
     else:
         mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
     shape = (mD.shape[0], mD.shape[1], batch)
-    views = operand_views(operands, shape, layout)
-    return Views(mA, mB, mD, views, scales, promotion, offsets, stream)
+    views = operand_views(tuple(left), shape, layout)
+    return Views(mA, mB, mD, views, scales, promotion, offsets, cut)
 
 
-def operand_views(operands, shape, layout: EntryLayout) -> tuple:
+def operand_views(operands: Operands | None, shape: cute.Shape, layout: EntryLayout) -> Operands:
     """The epilogue's operands as tensors of `shape`, in the kernel's orientation; scalars as they are.
 
     `operands` is None where there are none: the DSL has no argument type for an empty tuple.

@@ -28,7 +28,7 @@ from kernels_dsl.blocks.mainloop.multistage import (
 )
 from kernels_dsl.blocks.mainloop.promotion import promoted_sum
 from kernels_dsl.blocks.schedule.groups import GroupedGrid, decode_group_tile, first_cursor, rows_of
-from kernels_dsl.blocks.schedule.scheduler import TileGrid, decode_tile, split_range
+from kernels_dsl.blocks.schedule.scheduler import Raster, TileGrid, decode_tile, split_range
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.kernels.gemm.entry_views import Views
@@ -90,7 +90,7 @@ def gemm_sm80_kernel(
     k_tiles = cute.ceil_div(mA.shape[1], config.tile_k)
     if cutlass.const_expr(isinstance(grid, GroupedGrid)):
         tile, group = decode_group_tile(
-            bidx, grid, config.tile_m, (config.raster_group, True), first_cursor()
+            bidx, grid, config.tile_m, Raster(config.raster_group, True), first_cursor()
         )
         mA, mD = rows_of(mA, group), rows_of(mD, group)
         operands = tuple(rows_of(operand, group) for operand in operands)

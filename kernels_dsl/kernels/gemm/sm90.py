@@ -3,9 +3,9 @@
 Roles. The last warpgroup of a CTA is the producer: one of its warps issues the TMA loads, the others
 only give up their registers. The warpgroups before it are consumers: WGMMA and epilogue.
 
-Pipelines. One ring of `stages` (A tile, B tile) pairs, `blocks.pipeline`; a consumer releases a stage
+Pipelines. One ring of `stages` (A tile, B tile) pairs, `blocks.hw.pipeline`; a consumer releases a stage
 when the WGMMAs that read it are done, which is one K tile after they were issued. Arrivals that
-empty a stage: `blocks.arrive_counts`. The epilogue has a ring of its own a warpgroup.
+empty a stage: `multicast_release_count` there. The epilogue has a ring of its own a warpgroup.
 
 Timeline of a CTA, cooperative (both warpgroups hold half of the rows of one tile):
 
@@ -19,6 +19,9 @@ and ping-pong (each warpgroup owns whole tiles; named barriers pass the tensor c
     consumer 1|                   | wgmma tile 1 | epilogue 1 |            | wgmma tile 3 | ...
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -27,67 +30,66 @@ from cutlass import Int32
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
+from kernels_dsl.blocks.mainloop.operand_ring import Layouts
+from kernels_dsl.blocks.reduce.partial_sums import SumMemory
 from kernels_dsl.blocks.schedule.groups import GroupedGrid
-from kernels_dsl.blocks.schedule.scheduler import SharedTiles, TileGrid, with_divisors
+from kernels_dsl.blocks.schedule.scheduler import CutTiles, TileGrid, with_divisors
+from kernels_dsl.config.gemm import Sm90GemmConfig
+from kernels_dsl.kernels.skeleton import Loads, Mmas, Output
 
-from .sm90_roles import gemm_kernel
+from .entry_views import Views
+from .sm90_roles import Extent, gemm_kernel
 from .sm90_spec import GemmSpec, make_spec
 
 
-@cute.jit
 def gemm_sm90(
-    mA: cute.Tensor,  # (M, K, L)
-    mB: cute.Tensor,  # (N, K, L)
-    mD: cute.Tensor,  # (M, N, L * split_k)
-    scales,  # None, or of A (groups of M, groups of K, L) and of B, as `promotion` says
-    operands,  # None or a tuple of (M, N, L) tensors and Float32 scalars, for the epilogue
-    max_ctas: Int32,
-    stream: cuda.CUstream,
-    how: cutlass.Constexpr,  # configuration, epilogue, promotion or None
-    offsets=None,  # None, or (L) int32: groups of rows of A and D, `blocks.groups`
-    stream_k=None,  # None, or (counters, workspace, tiles, share): memory of `shared_tiles`, `SharedTiles`
-):
+    views: Views, max_ctas: Int32, stream: cuda.CUstream, config: Sm90GemmConfig, epilogue: Callable[..., Any]
+) -> None:
     """Launches the GEMM. A and B: 16-byte aligned base and strides, contiguous in mode 0 or 1.
 
     D is contiguous in mode 0 or 1 and 16-byte aligned where `config.epi_tma`, else of any strides.
     `epilogue(acc, *operands)` maps float32 TensorSSA values to the output. `max_ctas` is the number
-    of CTAs that run at one time. With `config.split_k` > 1, D holds the partial sums of each split.
-    `promotion`: fp8 products are summed by the tensor cores over 128 of K at a time, `blocks.promotion`.
+    of CTAs that run at one time. With `config.split_k` > 1, D holds the partial sums of each split. With
+    `views.promotion` the tensor cores sum fp8 products over 128 of K at a time, see `promoted_ring`.
     """
-    config, epilogue, promotion = how
-    spec = make_spec(config, mA, mB, mD, promotion)
+    mA, mB, mD, operands = views.a, views.b, views.d, views.operands
+    spec = make_spec(config, mA, mB, mD, views.promotion)
     a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes
-    tiled_mma = make_warpgroup_mma(a_dtype, a_major, b_major, spec.mma_n, b_dtype=b_dtype)
-    tiled_mma_epi = make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype)
-    a_layout = staged_smem_layout(a_dtype, (spec.tile_m, spec.tile_k), spec.stages, a_major)
-    b_layout = staged_smem_layout(b_dtype, (spec.tile_n, spec.tile_k), spec.stages, b_major)
-    d_major = cute.nvgpu.OperandMajorMode.MN if spec.epilogue.m_major else cute.nvgpu.OperandMajorMode.K
-    d_layout = staged_smem_layout(mD.element_type, spec.epilogue.subtile, spec.epilogue.stages, d_major)
+    mmas = Mmas(
+        make_warpgroup_mma(a_dtype, a_major, b_major, spec.mma_n, b_dtype=b_dtype),
+        make_warpgroup_mma(a_dtype, a_major, b_major, spec.epilogue.epi_n, b_dtype=b_dtype),
+    )
+    a_tile, b_tile = (spec.tile_m, spec.tile_k), (spec.tile_n, spec.tile_k)
+    layouts = Layouts(
+        staged_smem_layout(a_dtype, a_tile, spec.stages, a_major),
+        staged_smem_layout(b_dtype, b_tile, spec.stages, b_major),
+        spec.epilogue.layout(),
+    )
+    loads = Loads(
+        tma.make_load_atom(mA, layouts.a, a_tile, spec.cluster[1]),
+        tma.make_load_atom(mB, layouts.b, b_tile, spec.cluster[0]),
+    )
+    store = tma.TmaCopy(None, mD)
+    if spec.epilogue.use_tma:
+        store = tma.make_store_atom(mD, layouts.d, spec.epilogue.subtile)
 
-    a_atom, tma_a = tma.make_load_atom(mA, a_layout, (spec.tile_m, spec.tile_k), spec.cluster[1])
-    b_atom, tma_b = tma.make_load_atom(mB, b_layout, (spec.tile_n, spec.tile_k), spec.cluster[0])
-    d_atom, tma_d = None, mD
-    if cutlass.const_expr(spec.epilogue.use_tma):
-        d_atom, tma_d = tma.make_store_atom(mD, d_layout, spec.epilogue.subtile)
-
-    problem = (cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
-    grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), offsets)
-    cluster_size = spec.cluster[0] * spec.cluster[1]
-    clusters = max_ctas // cluster_size
-    if cutlass.const_expr(stream_k is None):
+    problem = Extent(cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
+    grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), views.offsets)
+    clusters, memory = max_ctas // (spec.cluster[0] * spec.cluster[1]), None
+    if views.stream_k is None:
         clusters = cutlass.min(clusters, tiles)
     else:
-        grid = grid._replace(shared=SharedTiles(*(Int32(x) for x in stream_k[2:])))
-    clusters = cutlass.max(clusters, Int32(1))
-    output = (d_atom, tma_d, () if operands is None else operands, *(() if offsets is None else (mD,)))
+        assert isinstance(grid, TileGrid)
+        grid = grid._replace(cut=CutTiles(Int32(views.stream_k.tiles), Int32(views.stream_k.share)))
+        memory = SumMemory(views.stream_k.counters, views.stream_k.workspace)
+    output = Output(*store, operands, None if views.offsets is None else mD)
     kernel = gemm_kernel(
-        spec, epilogue, (tiled_mma, tiled_mma_epi), (a_layout, b_layout, d_layout),
-        (a_atom, tma_a, b_atom, tma_b), output, scales, (grid, problem),
-        memory=None if stream_k is None else stream_k[:2],
+        spec, epilogue, mmas, layouts, loads, output, views.scales,
+        grid=grid, problem=problem, memory=memory,
     )  # fmt: skip
     kernel.launch(
-        grid=(spec.cluster[0], spec.cluster[1], clusters),
+        grid=(spec.cluster[0], spec.cluster[1], cutlass.max(clusters, Int32(1))),
         block=(spec.threads, 1, 1),
         cluster=(*spec.cluster, 1),
         min_blocks_per_mp=1,
@@ -96,18 +98,19 @@ def gemm_sm90(
     )
 
 
-def tile_grid(spec: GemmSpec, problem: tuple, slices: Int32, offsets: cute.Tensor | None) -> tuple:
-    """Extent of the schedule for (M, N, K) `problem`, and cluster tiles at most.
+def tile_grid(
+    spec: GemmSpec, problem: Extent, slices: Int32, offsets: cute.Tensor | None
+) -> tuple[TileGrid | GroupedGrid, Int32]:
+    """Extent of the schedule, and cluster tiles at most.
 
-    `slices`: batches * splits of D. `offsets`: None, or where groups of rows end.
+    `slices`: batches * splits of D. `offsets`: None, or the ends of groups of rows.
     """
-    columns = spec.tile_n * spec.cluster[1]
-    tiles_n = cute.ceil_div(problem[1], columns)
+    tiles_n = cute.ceil_div(problem.n, spec.tile_n * spec.cluster[1])
     if offsets is not None:
-        groups = GroupedGrid(offsets, Int32(problem[0]), Int32(tiles_n))
+        groups = GroupedGrid(offsets, Int32(problem.m), Int32(tiles_n))
         return groups, groups.most(spec.cluster_rows)
-    tiles_m = cute.ceil_div(problem[0], spec.cluster_rows)
+    tiles_m = cute.ceil_div(problem.m, spec.cluster_rows)
     grid = TileGrid(tiles_m, tiles_n, slices // spec.split_k, spec.split_k)
-    if cutlass.const_expr(spec.promotion is not None):
-        grid = with_divisors(grid, spec.raster_group, spec.raster_along_m)
+    if spec.promotion is not None:
+        grid = with_divisors(grid, *spec.raster)
     return grid, grid.size

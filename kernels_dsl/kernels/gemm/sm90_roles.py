@@ -1,54 +1,79 @@
-"""Device side of the SM90 GEMM: the kernel that hands out roles, and one function a role."""
+"""Device side of the SM90 GEMM: the kernel, and what it fills into the skeleton's loops."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
+from cutlass.pipeline import PipelineState
 
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.hw import tma
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, give_turn, wait_turn
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer
 from kernels_dsl.blocks.hw.dsl import entry_name
-from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state, skip
 from kernels_dsl.blocks.mainloop.operand_ring import (
+    ExtraWords,
+    Layouts,
+    Share,
+    SharedTiles,
     held_address,
     main_loop,
-    pass_turn,
     start,
     warpgroup_share,
 )
 from kernels_dsl.blocks.mainloop.promoted_ring import (
+    ChunkFactors,
+    NextStage,
     begin_ahead,
     by_rows,
-    chunk_factors,
     end_ahead,
     overlapped_set,
     promoted_loop,
 )
-from kernels_dsl.blocks.mainloop.scale_ring import copy_stages, staged_scales
-from kernels_dsl.blocks.reduce import shared_tiles
+from kernels_dsl.blocks.mainloop.scale_ring import ScaleLoader, Scales, StagedScales, staged_scales
+from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
 from kernels_dsl.blocks.schedule.groups import (
-    Cursor,
     Group,
     GroupedGrid,
-    decode_group_tile,
-    first_cursor,
+    GroupedTiles,
+    GroupPosition,
     from_row,
     rows_of,
-    tile_count,
 )
-from kernels_dsl.blocks.schedule.scheduler import (
-    TileCoord,
-    TileGrid,
-    decode_tile,
-    first_work,
-    k_range,
-    next_work,
-    piece_of,
-    split_range,
-)
+from kernels_dsl.blocks.schedule.scheduler import DenseTiles, Tile, TileGrid
+from kernels_dsl.blocks.schedule.tile_source import KRange
+from kernels_dsl.kernels import skeleton
+from kernels_dsl.kernels.skeleton import Cta, Loads, Mmas, Output, this_cta
+
+from .sm90_spec import GemmSpec
+
+
+class Extent(NamedTuple):
+    """Sizes of the problem."""
+
+    m: Int32
+    n: Int32
+    k: Int32
+
+
+class BesideTiles(NamedTuple):
+    """Shared memory beside the tiles: scales, and flags of the warpgroups for partial sums; None without."""
+
+    scales: StagedScales | None
+    flags: cute.Pointer | None
+
+
+def beside_tiles(spec: GemmSpec) -> ExtraWords:
+    """Memory of `BesideTiles`."""
+    scales = staged_scales(spec.scales, spec.stages) or ExtraWords(0, lambda _: None)
+
+    def set_up(pointer: cute.Pointer) -> BesideTiles:
+        return BesideTiles(scales.set_up(pointer), pointer + scales.words if spec.stream_k else None)
+
+    return ExtraWords(scales.words + (spec.consumers if spec.stream_k else 0), set_up)
 
 
 @entry_name("gemm_sm90")
@@ -56,258 +81,251 @@ from kernels_dsl.blocks.schedule.scheduler import (
 def gemm_kernel(
     spec: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
-    mmas: tuple,  # (main loop's, epilogue's) TiledMma
-    smem_layouts: tuple,  # of A, B and the epilogue's staging
-    loads: tuple,  # (atom A, coordinates of A (M, K, L), atom B, coordinates of B (N, K, L))
-    output: tuple,  # (atom D or None, D or its coordinates (M, N, L), epilogue operands; with groups: D)
-    scales: tuple | None,  # of A and B, for promoted sums
-    schedule: tuple,  # (tiles, (M, N, K))
-    memory: tuple | None,  # of `shared_tiles`, where tiles are shared
+    mmas: Mmas,
+    layouts: Layouts,
+    loads: Loads,
+    output: Output,
+    scales: Scales | None,  # for promoted sums
+    grid: TileGrid | GroupedGrid,
+    problem: Extent,
+    memory: SumMemory | None,  # for tiles that are cut along K
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
-    dtypes = (*spec.mma_dtypes, spec.epilogue.dtype)
-    atoms = (loads[0], loads[2], output[0])
-    extra = staged_scales(spec.scales, spec.stages)
-    if cutlass.const_expr(spec.stream_k):
-        extra = shared_tiles.with_flags(extra, spec.consumers)
-    ring, (sA, sB, sD), warp, *sS = start(spec, atoms, dtypes, smem_layouts, spec.cluster, extra)
-    pieces = None
-    if cutlass.const_expr(spec.stream_k):
-        pieces, sS = (memory, sS[0][-1]), [sS[0][:-1]]
-    group = cute.arch.make_warp_uniform(warp // 4)
-    if group == spec.consumers:
-        cute.arch.setmaxregister_decrease(spec.registers[0])
-        if warp == spec.consumers * 4:
-            produce(spec, ring, loads, (sA, sB), *schedule)
-        if cutlass.const_expr(spec.scales is not None):
-            if warp == spec.consumers * 4 + 1:
-                produce_scales(spec, ring, scales, sS[0], *schedule)
-    else:
-        cute.arch.setmaxregister_increase(spec.registers[1])
-        kept_b = sB
-        if cutlass.const_expr(spec.promotion is not None):
-            kept_b = held_address(sB, smem_layouts[1].inner)
-        consume((spec, epilogue), ring, mmas, (sA, kept_b, sD, *sS), output, (*schedule, pieces), group)
+    ring, shared, warp, beside = start(
+        spec, [loads.a.atom, loads.b.atom, output.atom], layouts, beside_tiles(spec)
+    )
+    roles = GemmRoles(
+        spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
+        grid=grid, problem=problem, memory=memory, beside=beside,
+    )  # fmt: skip
+    skeleton.run_roles(spec, warp, roles)
 
 
-@cute.jit
-def produce(
-    spec: cutlass.Constexpr,
-    ring: pipeline.PipelineTmaAsync,
-    loads: tuple,
-    s_tiles: tuple,
-    grid: TileGrid | GroupedGrid,
-    problem: tuple,
-):
-    """Producer warp: for each work tile of this cluster, loads its K tiles into the ring."""
-    a_atom, tma_a, b_atom, tma_b = loads
-    rank_m, rank_n, cluster = cute.arch.block_idx()
-    gA = cute.local_tile(tma_a, (spec.tile_m, spec.tile_k), (None, None, None))  # (bM, bK, restM, restK, L)
-    gB = cute.local_tile(tma_b, (spec.tile_n, spec.tile_k), (None, None, None))  # (bN, bK, restN, restK, L)
-    # CTAs of one cluster row share A's tile, those of one column B's: each loads a slice for all.
-    tAsA, tAgA = tma.load_partition(a_atom, gA, s_tiles[0], cute.make_layout(spec.cluster[1]), rank_n)
-    tBsB, tBgB = tma.load_partition(b_atom, gB, s_tiles[1], cute.make_layout(spec.cluster[0]), rank_m)
-    a_mask, b_mask = tma.multicast_masks(spec.cluster, (rank_m, rank_n))
+@dataclass(frozen=True)
+class GemmRoles:
+    """All that the roles of a CTA know; `skeleton.Roles`."""
 
-    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
-    clusters = cute.arch.grid_dim()[2]
-    state = producer_state(spec.stages)
-    work, size, cursor = first_work(grid, cluster, k_tiles), work_items(spec, grid), first_cursor()
-    while work < size:
-        at, group = work_tile(spec, grid, work, cursor)
-        cursor = cursor if group is None else group.cursor
-        m, n = at.m * spec.cluster[0] + rank_m, at.n * spec.cluster[1] + rank_n
-        rows = tAgA
-        if cutlass.const_expr(group is not None):
-            tiles = cute.local_tile(from_row(tma_a, group), (spec.tile_m, spec.tile_k), (None, None, None))
-            peers = cute.make_layout(spec.cluster[1])
-            rows = tma.load_partition(a_atom, tiles, s_tiles[0], peers, rank_n)[1]
-        load_a = tma.tile_loader(a_atom, rows[None, m, None, at.batch], tAsA, a_mask)
-        load_b = tma.tile_loader(b_atom, tBgB[None, n, None, at.batch], tBsB, b_mask)
-        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
-        for k in cutlass.range(first, end, unroll=1):
-            ring.producer_acquire(state)
-            full = ring.producer_get_barrier(state)
-            load_a(k, state.index, full)
-            load_b(k, state.index, full)
-            ring.producer_commit(state)
-            state.advance()
-        work = next_work(grid, work, cluster, clusters, k_tiles)
-    # Peers may still write into this CTA's shared memory, or signal its barriers: stay until they are done.
-    ring.producer_tail(state)
+    spec: GemmSpec
+    epilogue: Callable[..., Any]
+    ring: pipeline.PipelineTmaAsync
+    shared: SharedTiles
+    layouts: Layouts
+    mmas: Mmas
+    loads: Loads
+    output: Output
+    scales: Scales | None
+    grid: TileGrid | GroupedGrid
+    problem: Extent
+    memory: SumMemory | None
+    beside: BesideTiles
 
+    def k_tiles(self) -> Int32:
+        """K tiles of the whole of K."""
+        return cute.ceil_div(self.problem.k, self.spec.tile_k)
 
-@cute.jit
-def produce_scales(
-    spec: cutlass.Constexpr,
-    ring: pipeline.PipelineTmaAsync,
-    scales: tuple,
-    places: tuple,  # of `staged_scales`
-    grid: TileGrid | GroupedGrid,
-    problem: tuple,
-):
-    """Copying warp: for each work tile, the scales of its K tiles, into the stages that `produce` fills."""
-    rank_m, rank_n, cluster = cute.arch.block_idx()
-    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
-    state = producer_state(spec.stages)
-    work, size, cursor = first_work(grid, cluster, k_tiles), work_items(spec, grid), first_cursor()
-    while work < size:
-        at, rows = work_tile(spec, grid, work, cursor)
-        cursor = cursor if rows is None else rows.cursor
-        m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m
-        n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
-        of_a = scales[0] if rows is None else rows_of(scales[0], rows)
-        of_batch = of_a[None, None, at.batch], scales[1][None, None, at.batch]
-        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
-        state = copy_stages(ring, state, spec.scales, places, of_batch, (m, n), (first, end))
-        work = next_work(grid, work, cluster, cute.arch.grid_dim()[2], k_tiles)
+    def tiles(self, cta: Cta, k_tiles: Int32, clusters: Int32, turns: int = 1) -> DenseTiles | GroupedTiles:
+        """The tiles of this CTA's cluster, or those of each of `turns` warpgroups."""
+        spec, grid = self.spec, self.grid
+        walk = (k_tiles, cta.cluster, clusters, clusters * turns)
+        if isinstance(grid, TileGrid):
+            return DenseTiles(grid, spec.raster, spec.split_k, *walk)
+        return GroupedTiles(grid, spec.raster, spec.cluster_rows, *walk)
 
+    def produce(self) -> None:
+        """Producer warp: for each work tile of this cluster, loads its K tiles into the ring."""
+        spec, (load_a, load_b), shared = self.spec, self.loads, self.shared
+        cta = this_cta()
+        tile_a, tile_b, every = (spec.tile_m, spec.tile_k), (spec.tile_n, spec.tile_k), (None, None, None)
+        gB = cute.local_tile(load_b.coordinates, tile_b, every)  # (bN, bK, restN, restK, L)
+        # CTAs of one cluster row share A's tile, those of one column B's: each loads a slice for all.
+        peers_a, peers_b = (cute.make_layout(spec.cluster[mode]) for mode in (1, 0))
+        tBsB, tBgB = tma.load_partition(load_b.atom, gB, shared.b, peers_b, cta.m)
+        a_mask, b_mask = tma.multicast_masks(spec.cluster, (cta.m, cta.n))
+        tiles = self.tiles(cta, self.k_tiles(), skeleton.cluster_count())
 
-@cute.jit
-def consume(
-    how: cutlass.Constexpr,  # (spec, epilogue)
-    ring: pipeline.PipelineTmaAsync,
-    mmas: tuple,
-    s_tiles: tuple,
-    output: tuple,
-    schedule: tuple,  # (grid, problem, memory and flags of `shared_tiles` or None)
-    group: Int32,
-):
-    """Consumer warpgroup number `group`: main loop and epilogue of its share of the tiles."""
-    spec, epilogue = how
-    grid, problem, pieces = schedule
-    sA, sB, sD = s_tiles[0], s_tiles[1], s_tiles[2][None, None, None, group]
-    rank_m, rank_n, cluster = cute.arch.block_idx()
-    clusters = cute.arch.grid_dim()[2]
-    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    row, fragments = warpgroup_share(spec, mmas[0], (sA, sB), thread, group)
+        def rows_from(group: Group | None) -> tma.Partition:
+            gA = cute.local_tile(
+                from_row(load_a.coordinates, group), tile_a, every
+            )  # (bM, bK, restM, restK, L)
+            return tma.load_partition(load_a.atom, gA, shared.a, peers_a, cta.n)
 
-    k_tiles = cute.ceil_div(problem[2], spec.tile_k)
-    state = consumer_state(spec.stages)
-    work, stride = first_work(grid, cluster, k_tiles), clusters
-    if cutlass.const_expr(spec.pingpong):
-        stride = clusters * 2
-        if group == 1:
-            give_turn(NamedBarrier.MMA_ORDER, Int32(0))
-            state = skip(state, k_tile_count(spec, grid, k_tiles, work))
-            work += clusters
-    size, cursor = work_items(spec, grid), first_cursor()
-    if cutlass.const_expr(spec.promotion is not None):
-        factors = chunk_factors(spec.scales, s_tiles[3:], mmas[0], row, thread, problem[2] >> 31)
-        if cutlass.const_expr(spec.ahead):
-            fragments[0].fill(0.0)
-    done, ready = Int32(0), Boolean(False)  # K tiles of the next tile that are summed already
-    while work < size:
-        at, rows = work_tile(spec, grid, work, cursor)
-        cursor = cursor if rows is None else rows.cursor
-        first, end = k_part(spec, grid, (work, at.split), cluster, k_tiles)
-        m = (at.m * spec.cluster[0] + rank_m) * spec.tile_m + row
-        n = (at.n * spec.cluster[1] + rank_n) * spec.tile_n
-        origin, where = (m, n, at.batch * spec.split_k + at.split), (grid, problem, rows)
-        extent, operands = gathered(spec, output[2], where)
-        operands = epi.operands_before(spec.epilogue, operands, origin, extent, mmas[1], thread)
-        if cutlass.const_expr(spec.pingpong):
-            wait_turn(NamedBarrier.MMA_ORDER, group)
-        this, work = work, next_work(grid, work, cluster, stride, k_tiles)
-        if cutlass.const_expr(spec.promotion is None):
-            state = main_loop(
-                ring, state, mmas[0], fragments, end - first, pieces=(None,), units=1,
-                next_turn=pass_turn(group) if spec.pingpong else None,
-            )  # fmt: skip
-        else:
-            if cutlass.const_expr(not spec.ahead):
-                fragments[0].fill(0.0)
-            state, ready = promoted_loop(
-                ring, (state, ready), mmas[0], fragments, end - first - done, factors, spec.two_partial_sets
+        all_rows = rows_from(None)
+
+        def load(tile: Tile, state: PipelineState) -> PipelineState:
+            m, n = tile.at.m * spec.cluster[0] + cta.m, tile.at.n * spec.cluster[1] + cta.n
+            rows = all_rows if tile.group is None else rows_from(tile.group)
+            a = tma.tile_loader(
+                load_a.atom, rows.tiles[None, m, None, tile.at.batch], all_rows.shared, a_mask
             )
-            if cutlass.const_expr(spec.ahead):
-                ahead = overlapped_set(mmas[0], factors)
-                begin_ahead(ring, (state, ready), work < size, mmas[0], fragments, ahead, factors)
-        write = writer(spec, output, sD, where, extent, thread)
+            b = tma.tile_loader(load_b.atom, tBgB[None, n, None, tile.at.batch], tBsB, b_mask)
+            return skeleton.load_stages(self.ring, state, tiles.k_range(tile), tma.both(a, b))
+
+        state = skeleton.load_tiles(spec.stages, tiles, load)
+        # Peers may still write into this CTA's shared memory, or signal its barriers: stay until then.
+        self.ring.producer_tail(state)
+
+    def assist(self) -> None:
+        """Copying warp: for each work tile, the scales of its K tiles, into the stages of `produce`."""
+        spec, tiles_of_scales, staged = self.spec, self.spec.scales, self.beside.scales
+        assert self.scales is not None and tiles_of_scales is not None and staged is not None
+        scale_a, scale_b = self.scales
+        cta = this_cta()
+        tiles = self.tiles(cta, self.k_tiles(), skeleton.cluster_count())
+
+        def load(tile: Tile, state: PipelineState) -> PipelineState:
+            m = (tile.at.m * spec.cluster[0] + cta.m) * spec.tile_m
+            n = (tile.at.n * spec.cluster[1] + cta.n) * spec.tile_n
+            of_a = scale_a if tile.group is None else rows_of(scale_a, tile.group)
+            scales = Scales(of_a[None, None, tile.at.batch], scale_b[None, None, tile.at.batch])
+            loader = ScaleLoader(self.ring, tiles_of_scales, staged, scales, m, n)
+            return loader.copy(state, *tiles.k_range(tile))
+
+        skeleton.load_tiles(spec.stages, tiles, load)
+
+    def consume(self, group: Int32) -> None:
+        """Consumer warpgroup number `group`: main loop and epilogue of its share of the tiles."""
+        spec, (sA, sB, sD) = self.spec, self.shared
+        if spec.promotion is not None:
+            sB = held_address(sB, self.layouts.b.inner)
+        staging = sD[None, None, None, group]
+        cta, clusters = this_cta(), skeleton.cluster_count()
+        consumer = Consumer(group, cute.arch.thread_idx()[0] % WARPGROUP_THREADS)
+        share = warpgroup_share(spec, self.mmas.main, sA, sB, consumer)
+        tiles = self.tiles(cta, self.k_tiles(), clusters, turns=2 if spec.pingpong else 1)
+        epilogue = epi.Epilogue(spec.epilogue, self.epilogue, self.mmas.epilogue, staging, consumer)
+        skeleton.consume_tiles(spec, tiles, GemmConsumer(self, tiles, cta, share, epilogue), group)
+
+
+class Walk(NamedTuple):
+    """Carried from tile to tile. Of promoted sums: `NextStage.ready`, and K tiles of the next tile that are
+    summed already."""
+
+    position: Int32 | GroupPosition
+    state: PipelineState
+    ready: Boolean
+    done: Int32
+
+
+class OutputTile(NamedTuple):
+    """K tiles of a warpgroup's tile, where it lies in D, the operands of its epilogue."""
+
+    k: KRange
+    region: epi.Region
+    operands: epi.Operands
+
+
+@dataclass(frozen=True)
+class GemmConsumer:
+    """A consumer warpgroup's work on its tiles; `skeleton.TileConsumer`."""
+
+    roles: GemmRoles
+    tiles: DenseTiles | GroupedTiles
+    cta: Cta
+    share: Share
+    epilogue: epi.Epilogue
+    factors: ChunkFactors | None = None
+
+    def begin(self, position: Int32 | GroupPosition, state: PipelineState) -> tuple["GemmConsumer", Walk]:
+        """The consumer with its factors; nothing is summed yet."""
+        roles, factors = self.roles, None
+        if roles.spec.scales is not None and roles.beside.scales is not None:
+            zero = roles.problem.k >> 31
+            factors = ChunkFactors(
+                roles.spec.scales, roles.beside.scales, roles.mmas.main, self.share.row,
+                self.epilogue.consumer, zero,
+            )  # fmt: skip
+        if roles.spec.ahead:
+            self.share.fragments.acc.fill(0.0)
+        return replace(self, factors=factors), Walk(position, state, Boolean(False), Int32(0))
+
+    def prepare(self, tile: Tile) -> OutputTile:
+        """Loads what the epilogue needs early."""
+        k = self.tiles.k_range(tile)
+        roles, at, group = self.roles, tile.at, tile.group
+        spec, cta = roles.spec, self.cta
+        m = (at.m * spec.cluster[0] + cta.m) * spec.tile_m + self.share.row
+        n = (at.n * spec.cluster[1] + cta.n) * spec.tile_n
+        rows, operands = roles.problem.m, roles.output.operands
+        if group is not None:
+            rows, operands = group.rows, tuple(rows_of(operand, group) for operand in operands)
+        region = epi.Region(
+            (m, n, at.batch * spec.split_k + at.split), (rows, roles.problem.n, self.tiles.slices())
+        )
+        return OutputTile(k, region, self.epilogue.prefetch(operands, region))
+
+    def compute(self, tile: Tile, output: OutputTile, walk: Walk) -> Walk:
+        """The main loop, of one level of sums or of two."""
+        spec, ring, mma, fragments = (
+            self.roles.spec,
+            self.roles.ring,
+            self.roles.mmas.main,
+            self.share.fragments,
+        )
+        stages = output.k.end - output.k.first
+        if spec.promotion is None:
+            turn = skeleton.pass_turn(self.epilogue.consumer.warpgroup) if spec.pingpong else None
+            state = main_loop(ring, walk.state, mma, fragments, stages, pass_turn=turn)
+            return walk._replace(state=state)
+        if not spec.ahead:
+            fragments.acc.fill(0.0)
+        stage, left = NextStage(walk.state, walk.ready), stages - walk.done
+        stage = promoted_loop(ring, stage, mma, fragments, left, self.factors, spec.two_partial_sets)
+        return walk._replace(state=stage.state, ready=stage.ready)
+
+    def finish(self, tile: Tile, output: OutputTile, walk: Walk, more: Boolean) -> Walk:
+        """The epilogue; perhaps the next tile's first stage is multiplied beside it."""
+        if not self.roles.spec.ahead:
+            self.store(tile, output)
+            return walk
+        ring, mma, fragments = self.roles.ring, self.roles.mmas.main, self.share.fragments
+        ahead = overlapped_set(mma, self.factors)
+        stage = NextStage(walk.state, walk.ready)
+        begin_ahead(ring, stage, more, mma, fragments, ahead, self.factors)
+        self.store(tile, output)
+        state = end_ahead(ring, walk.state, more, fragments.acc, ahead, self.factors)
+        return walk._replace(state=state, ready=Boolean(False), done=Int32(1))
+
+    @cute.jit
+    def store(self, tile: cutlass.Constexpr, output: cutlass.Constexpr):
+        """Stores the tile; one that is cut along K only where this warpgroup has the sums of all pieces."""
+        acc = self.share.fragments.acc
         store = partial(
-            epi.store_tile, spec.epilogue, by_rows(fragments[0]), epilogue, operands, origin=origin,
-            extent=extent, sD=sD, tiled_mma_epi=mmas[1], write=write, thread=thread, warpgroup=group,
+            epi.store_tile, self.epilogue, by_rows(acc), output.operands, output.region,
+            self.writer(tile, output.region),
         )  # fmt: skip
-        if cutlass.const_expr(spec.stream_k):
-            whole = end - first == k_tiles
+        if cutlass.const_expr(self.roles.spec.stream_k):
+            whole = output.k.end - output.k.first == self.tiles.k_tiles
             if not whole:
-                piece = piece_of(grid, this, cluster, k_tiles)
-                place = place_in_cluster(spec, (rank_m, rank_n), group)
-                whole = shared_tiles.settle(piece, fragments[0], pieces, place, (thread, group))
+                whole = self.partial_sums(tile).keep_or_leave(acc)
             if whole:
                 store()
         else:
             store()
-        if cutlass.const_expr(spec.ahead):
-            state = end_ahead(ring, state, work < size, fragments[0], ahead, factors)
-            done, ready = Int32(1), Boolean(False)
-        if cutlass.const_expr(spec.pingpong):
-            state = skip(state, k_tile_count(spec, grid, k_tiles, work - clusters))
-    epi.drain(spec.epilogue, thread)
 
+    def partial_sums(self, tile: Tile) -> PartialSums:
+        """This warpgroup's piece of its part of a tile that is cut.
 
-def k_part(
-    spec, grid: TileGrid | GroupedGrid, work: tuple[Int32, Int32], cluster: Int32, k_tiles: Int32
-) -> tuple[Int32, Int32]:
-    """First and past-the-last K tile of `work`: (cluster tile, split of K)."""
-    if spec.stream_k:
-        return k_range(grid, work[0], cluster, k_tiles)
-    return split_range(k_tiles, work[1], spec.split_k)
+        Along the K tiles each next piece has another tile or another cluster: their sum numbers the pieces.
+        """
+        spec, tiles, consumer = self.roles.spec, self.tiles, self.epilogue.consumer
+        assert isinstance(tiles, DenseTiles) and self.roles.memory is not None
+        share, number = tiles.grid.cut.share, tile.number
+        first = number * tiles.k_tiles // share
+        last = ((number + 1) * tiles.k_tiles - 1) // share
+        piece = Piece(number + first, last - first + 1, tiles.cluster - first)
+        own = (self.cta.m * spec.cluster[1] + self.cta.n) * spec.consumers + consumer.warpgroup
+        part = Part(own, spec.cluster[0] * spec.cluster[1] * spec.consumers)
+        return PartialSums(self.roles.memory, self.roles.beside.flags, piece, part, consumer)
 
-
-def place_in_cluster(spec, rank: tuple[Int32, Int32], group: Int32) -> tuple[Int32, int]:
-    """(number of consumer warpgroup `group` of the CTA at `rank` in its cluster, how many those are)."""
-    number = (rank[0] * spec.cluster[1] + rank[1]) * spec.consumers + group
-    return number, spec.cluster[0] * spec.cluster[1] * spec.consumers
-
-
-def work_items(spec, grid: TileGrid | GroupedGrid) -> Int32:
-    """Cluster tiles in all. All lanes of a warp take part."""
-    return grid.size if isinstance(grid, TileGrid) else tile_count(grid, spec.cluster_rows)
-
-
-def work_tile(
-    spec, grid: TileGrid | GroupedGrid, work: Int32, cursor: Cursor
-) -> tuple[TileCoord, Group | None]:
-    """Cluster tile number `work`, and the group of rows from whose start it counts, None for none.
-
-    All lanes of a warp take part.
-    """
-    raster = spec.raster_group, spec.raster_along_m
-    if isinstance(grid, TileGrid):
-        return decode_tile(work, grid, *raster), None
-    return decode_group_tile(work, grid, spec.cluster_rows, raster, cursor)
-
-
-def gathered(spec, operands: tuple, where: tuple) -> tuple[tuple, tuple]:
-    """(extent, operands) of a tile's epilogue; `where`: (grid, (M, N, K), group of rows or None)."""
-    grid, problem, rows = where
-    if rows is None:
-        return (problem[0], problem[1], grid.batch * spec.split_k), operands
-    extent = (rows.rows, problem[1], cute.size(grid.offsets))
-    return extent, tuple(rows_of(operand, rows) for operand in operands)
-
-
-def writer(spec, output: tuple, sD: cute.Tensor, where: tuple, extent: tuple, thread: Int32) -> Any:
-    """How a tile's epilogue stores; `where` and `extent` as in `gathered`."""
-    atom_d, mD = output[:2]
-    rows = where[2]
-    subtile = spec.epilogue.subtile
-    if rows is None:
-        if spec.epilogue.use_tma:
-            return epi.tma_writer(atom_d, mD, sD, subtile)
-        return epi.plain_writer(mD, sD, extent, thread)
-    part = epi.plain_writer(rows_of(output[3], rows), sD, extent, thread)
-    if not spec.epilogue.use_tma:
-        return part
-    return epi.ClippedWriter(epi.tma_writer(atom_d, from_row(mD, rows), sD, subtile), part, rows.rows)
-
-
-@cute.jit
-def k_tile_count(spec: cutlass.Constexpr, grid: TileGrid | GroupedGrid, k_tiles: Int32, work: Int32) -> Int32:
-    """K tiles of work item `work`."""
-    if cutlass.const_expr(spec.split_k == 1):
-        return k_tiles
-    at = decode_tile(work, grid, spec.raster_group, spec.raster_along_m)
-    first, end = split_range(k_tiles, at.split, spec.split_k)
-    return end - first
+    def writer(self, tile: Tile, region: epi.Region) -> Any:
+        """Stores of the tile's staging buffers: by TMA, by threads, or where rows are in groups by both."""
+        plan, sD, thread = self.epilogue.plan, self.epilogue.staging, self.epilogue.consumer.thread
+        output, group = self.roles.output, tile.group
+        if group is None and plan.use_tma:
+            return epi.tma_writer(output.atom, output.coordinates, sD, plan.subtile)
+        mD = output.coordinates if group is None else rows_of(output.tensor, group)
+        by_threads = epi.plain_writer(mD, sD, region.extent, thread)
+        if not plan.use_tma:
+            return by_threads
+        by_tma = epi.tma_writer(output.atom, from_row(output.coordinates, group), sD, plan.subtile)
+        return epi.ClippedWriter(by_tma, by_threads, group.rows)

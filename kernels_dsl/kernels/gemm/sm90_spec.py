@@ -1,4 +1,4 @@
-"""What the SM90 GEMM derives from its configuration and operand types at trace time."""
+"""Facts that the SM90 GEMM derives from its configuration and operand types at trace time."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,9 @@ from kernels_dsl.blocks.epilogue.prefetch import Along
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
-from kernels_dsl.blocks.mainloop.operand_ring import Warpgroups, stages_that_fit
+from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
 from kernels_dsl.blocks.mainloop.scale_ring import ARRIVALS
+from kernels_dsl.blocks.schedule.scheduler import Raster
 from kernels_dsl.config.budget import (
     accumulator_registers,
     promoted_columns,
@@ -22,11 +23,11 @@ from kernels_dsl.config.promotion import GROUP, Promotion, ScaleTiles, scale_til
 PROMOTED_EPILOGUE_LIMIT = {1: 208, 2: 208, 3: 128}
 """Registers for accumulators and what the epilogue loads at its start, by warpgroups; more spills."""
 EARLY_REGISTERS = {False: 32, True: 16}
-"""Registers for operands that are loaded before the main loop, by whether sums are promoted; more spills."""
+"""Registers for operands that are loaded before the main loop, by promotion of sums; more spills."""
 
 EARLY = {False: (Along.ROWS, Along.COLUMNS), True: tuple(Along)}
-"""Which those are. Single numbers lie in the L1 cache after the first time, but in registers they would be
-multiplied by before the last stage is released. Promoted sums release it before they are added up."""
+"""Kinds of those operands. Single numbers lie in the L1 cache after the first time; from registers they would
+be used before the last stage is released. Promoted sums release it before they are added up."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class GemmSpec(Warpgroups):
     mma_dtypes: tuple[type[cutlass.Numeric], type[cutlass.Numeric]]  # of A and B; one, but for 8-bit floats
     mma_n: int  # columns of an instruction: tile_n, or a divisor where partial sums are promoted
     promotion: Promotion | None
-    two_partial_sets: bool  # of promoted sums, see `blocks.promoted_ring`
+    two_partial_sets: bool  # of promoted sums, see `blocks.mainloop.promoted_ring`
     ahead: bool  # then: a tile's first stage is multiplied beside the epilogue of the one before
     epilogue: EpiloguePlan
-    stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.SharedTiles`
+    stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.CutTiles`
 
     @property
     def cluster_rows(self) -> int:
@@ -58,16 +59,21 @@ class GemmSpec(Warpgroups):
         return self.tile_m * self.cluster[0]
 
     @property
-    def stage_bytes(self) -> int:
+    def stage_bytes(self) -> int:  # type: ignore[override]
         """Bytes of one stage of A and B in shared memory, which are what TMA announces."""
         return (self.tile_m + self.tile_n) * self.tile_k * self.mma_dtypes[0].width // 8
 
     @property
     def scales(self) -> ScaleTiles | None:
-        """How scales of 128 of K lie in a stage."""
+        """Layout of the scales of 128 of K in a stage."""
         if self.promotion is None or not self.promotion.scaled:
             return None
         return scale_tiles(self.promotion, (self.tile_m, self.tile_n), (WGMMA_M, self.mma_n))
+
+    @property
+    def assists(self) -> bool:  # type: ignore[override]
+        """A warp copies those scales."""
+        return self.scales is not None
 
     @property
     def copying_arrivals(self) -> int:  # type: ignore[override]
@@ -75,15 +81,20 @@ class GemmSpec(Warpgroups):
         return 0 if self.scales is None else ARRIVALS
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers a thread after setmaxnreg: (producer, consumer). 64 K registers serve the CTA.
+    def raster(self) -> Raster:
+        """Order of a plane's tiles."""
+        return Raster(self.raster_group, self.raster_along_m)
+
+    @property
+    def registers(self) -> Registers:  # type: ignore[override]
+        """64 K registers serve the CTA.
 
         Two sets of sums fit in 224. With 240, ptxas gives up uniform registers in all of some kernels, and
         matrix instructions wait for their descriptors' way there.
         """
         if self.promotion is not None and self.consumers < 3:
-            return 56, 224
-        return {1: (40, 232), 2: (24, 240), 3: (32, 160)}[self.consumers]
+            return Registers(56, 224)
+        return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
 
 
 def make_spec(
@@ -112,7 +123,7 @@ def make_spec(
         config, config.stages, stage_bytes, subtile_bytes, scale_bytes=sm90_beside_stages(config, promotion)
     )
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
-    # Where partial sums were, the epilogue has registers to spare.
+    # The epilogue has the registers of partial sums to spare.
     limit = 0 if promotion is None else PROMOTED_EPILOGUE_LIMIT[consumers]
     deep = two_partial_sets(config, promotion)
     ahead = deep and mD.element_type.width > 8  # 8-bit results take more registers

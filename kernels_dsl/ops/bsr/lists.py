@@ -37,7 +37,7 @@ def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None 
 def pack_pieces(lists: Lists, rule: PiecesRule) -> torch.Tensor:
     """As `pack`, long lists cut by the rule into pieces that are alike in size.
 
-    `kernels_dsl.blocks.schedule.block_lists` and `list_pieces` describe what is added. There are
+    `kernels_dsl.blocks.schedule.block_lists` and `partial_sums.Piece` describe what is added. There are
     nnz // rule.length pieces at most, each with a slot for its sum.
     """
     first, nnz = lists.first.long(), lists.kept.shape[0]

@@ -15,10 +15,11 @@ from kernels_dsl.blocks.schedule.groups import (
     rows_of,
     tile_count,
 )
+from kernels_dsl.blocks.schedule.scheduler import Raster
 from lowering import emulator
 
 TILE_M = 16
-RASTER = (2, True)
+RASTER = Raster(2, True)
 
 
 @cute.kernel
