@@ -85,7 +85,7 @@ class PromotedSum:
 
 def promoted_sum(
     promotion: Promotion | None,
-    scales: tuple | None,  # of A and of B: (groups of M or N, groups of K, L)
+    scales: tuple[cute.Tensor, cute.Tensor] | None,  # of A and of B: (groups of M or N, groups of K, L)
     tiled_mma: cute.TiledMma,
     tile: tuple[int, int, int],
     coord: tuple[Int32, Int32, Int32],  # tile along M and N, batch

@@ -1,4 +1,4 @@
-"""Work items that clusters take as they become free, and how every warp of a cluster learns of them.
+"""Work items that clusters take as they become free, passed on to every warp of a cluster.
 
 One counter in global memory hands out the numbers of all items, in order. The producer warp of a cluster's
 first CTA, the leader, takes the next number while it loads the item before, and stores what the number stands
@@ -57,7 +57,7 @@ def _init(full: cute.Pointer, empty: cute.Pointer, receivers: cutlass.Constexpr)
 
 @dsl_user_op
 def _count_up(counter: cute.Pointer, last: Int32, *, loc=None, ip=None) -> Int32:
-    """What is at `counter`, which becomes one more, or 0 after `last`.
+    """The number at `counter`, which becomes one more, or 0 after `last`.
 
     ptxas makes one addition of those of all lanes, waits for it at once, and takes many registers.
     """
@@ -80,7 +80,12 @@ def number_taken(before: Int32, clusters: Int32) -> Int32:
 
 
 @cute.jit
-def send(queue: ItemQueue, state: pipeline.PipelineState, words: tuple, cluster_size: cutlass.Constexpr):
+def send(
+    queue: ItemQueue,
+    state: pipeline.PipelineState,
+    words: tuple[Int32, Int32, Int32, Int32],
+    cluster_size: cutlass.Constexpr,
+):
     """Leader's producer warp: four words to every CTA; blocks while a receiver is STAGES items behind.
 
     A CTA without peers stores plainly: remote stores in a cluster of one work, but memcheck reports them.

@@ -1,9 +1,12 @@
 """PyTorch's orientation in, the block-sparse kernels' out: views made while tracing, as for dense GEMM."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass.cute as cute
+from cutlass import Int32
 
+from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.mainloop.operand_views import batch_extent, batch_first_view, epilogue_operand_view
 from kernels_dsl.blocks.schedule.block_lists import BlockLists, unpack_lists
 from kernels_dsl.config.bsr_layout import BsrLayout
@@ -16,7 +19,7 @@ class Views:
     s: cute.Tensor
     x: cute.Tensor
     d: cute.Tensor
-    operands: tuple
+    operands: Operands
 
     def lists(
         self, packed: cute.Tensor, layout: BsrLayout, split: bool = False, pairs: bool = False
@@ -27,7 +30,9 @@ class Views:
         return unpack_lists(packed, blocked // self.s.shape[0], entries, split)
 
 
-def views_of(values, b, d, operands, layout: BsrLayout) -> Views:
+def views_of(
+    values: cute.Tensor, b: cute.Tensor, d: cute.Tensor, operands: Operands | None, layout: BsrLayout
+) -> Views:
     """The kernel's views of a call's tensors.
 
     values (blocks, rows, columns) or (L, blocks, rows, columns), contiguous within blocks; b (K, N) or,
@@ -62,15 +67,26 @@ def views_of(values, b, d, operands, layout: BsrLayout) -> Views:
 
 
 def scales_view(scales: cute.Tensor, batch) -> cute.Tensor:
-    """Scales (blocks) or (L, blocks), or these with two modes of size 1 behind, as (blocks, L)."""
+    """Scales (blocks) or (L, blocks), or these with two modes of size 1 after them, as (blocks, L)."""
     if cute.rank(scales) in (1, 3):
         layout = cute.make_layout((scales.shape[0], batch), stride=(scales.stride[0], 0))
         return cute.make_tensor(scales.iterator, layout)
     return cute.make_tensor(scales.iterator, cute.select(scales.layout, [1, 0]))
 
 
-def sampled_views(a, b, values, block: tuple) -> tuple:
-    """A (M, K, L), B (N, K, L), values (rows, columns, blocks, L) and L of a sampled product's tensors.
+class SampledViews(NamedTuple):
+    """A (M, K, L), B (N, K, L), values (rows, columns, blocks, L), and L, of a sampled product."""
+
+    a: cute.Tensor
+    b: cute.Tensor
+    values: cute.Tensor
+    batch: Int32
+
+
+def sampled_views(
+    a: cute.Tensor, b: cute.Tensor, values: cute.Tensor, block: tuple[int, int]
+) -> SampledViews:
+    """The views of a sampled product's tensors.
 
     a (M, K), b (K, N) or with a leading L; values (blocks, *block) or (L, blocks, *block), contiguous within
     blocks.
@@ -83,4 +99,4 @@ def sampled_views(a, b, values, block: tuple) -> tuple:
         (*block, values.shape[rank - 3], batch),
         stride=(block[1], 1, values.stride[rank - 3], values.stride[0] if rank == 4 else 0),
     )
-    return mA, mB, cute.make_tensor(values.iterator, layout), batch
+    return SampledViews(mA, mB, cute.make_tensor(values.iterator, layout), batch)

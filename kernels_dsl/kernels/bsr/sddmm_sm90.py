@@ -35,7 +35,7 @@ def sddmm_sm90_entry(
     stream,
     config: cutlass.Constexpr[Sm90SampledConfig],
     epilogue: cutlass.Constexpr,
-    block: cutlass.Constexpr[tuple],
+    block: cutlass.Constexpr[tuple[int, int]],
 ):
     """Launches values[e] = epilogue(block (row of e, columns[e]) of a @ b, *operands).
 

@@ -3,6 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 
+from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.mainloop.operand_views import batch_first_view
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.kernels.gemm.entry_views import operand_views
@@ -12,7 +13,7 @@ from kernels_dsl.kernels.gemm.splitk_reduce import splitk_reduce
 def splitk_reduce_entry(
     workspace: cute.Tensor,
     d: cute.Tensor,
-    operands: tuple | None,
+    operands: Operands | None,
     stream,
     split_k: cutlass.Constexpr[int],
     epilogue: cutlass.Constexpr,
