@@ -74,8 +74,8 @@ def test_clusters_take_items_until_there_are_none(
     """Far fewer CTAs than items; the counter is 0 again at the end, ready for the next launch."""
     counters: list[torch.Tensor] = []
 
-    def few(dense: torch.Tensor) -> Target:
-        target = target_of(dense)
+    def few(tensor: torch.Tensor, name: str) -> Target:
+        target = target_of(tensor, name)
         return replace(target, device=replace(target.device, sm_count=ctas))
 
     def counter(index: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_clusters_take_items_until_there_are_none(
     if wide:
         monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
         monkeypatch.setattr("kernels_dsl.ops.bsr.pairs.RULE", MatchRule(cost=0))
-    monkeypatch.setattr("kernels_dsl.ops.bsr.bsr.target_of", few)
+    monkeypatch.setattr("kernels_dsl.ops.operation.target_of", few)
     monkeypatch.setattr("kernels_dsl.ops.bsr.plan.tile_counter", counter)
     with emulator.run(arch="sm_90a", seed=ctas) as session:
         bsr_cases.run(replace(case, family="sm90"), "cpu")

@@ -10,7 +10,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Schedule, Sm90GemmConfig
-from kernels_dsl.ops.gemm import product
+from kernels_dsl.ops import operation
 from lowering import emulator
 from tests.ops.gemm import grouped_cases
 
@@ -47,9 +47,9 @@ def test_cases_in_the_emulator(name: str) -> None:
 @pytest.mark.parametrize("kind", ["16 bits", "promoted", "blocks"])
 def test_persistent_ctas_walk_all_groups(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 tiles for three CTAs: groups that end within a tile, and tiles whose rows are all a group's."""
-    real = product.target_of
-    small = lambda tensor: replace(found := real(tensor), device=replace(found.device, sm_count=3))  # noqa: E731
-    monkeypatch.setattr(product, "target_of", small)
+    real = operation.target_of
+    small = lambda *a: replace(found := real(*a), device=replace(found.device, sm_count=3))  # noqa: E731
+    monkeypatch.setattr(operation, "target_of", small)
     with emulator.run(arch="sm_90a") as session:
         case = replace(PLAIN, sizes=(70, 0, 1, *[0] * 30, 64, 3))  # the last ones are beyond a warp's lanes
         config = Sm90GemmConfig(64, 64, schedule=Schedule.PINGPONG)
