@@ -18,7 +18,13 @@ from kernels_dsl.blocks.attention.kv_blocks import diagonal_shift
 from kernels_dsl.blocks.attention.mask import HIDDEN, column_offset, row_offset
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, sync_consumers, sync_warpgroup
+from kernels_dsl.blocks.hw.barriers import (
+    WARPGROUP_THREADS,
+    Consumer,
+    NamedBarrier,
+    sync_consumers,
+    sync_warpgroup,
+)
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.pipeline import consumer_state
@@ -395,7 +401,5 @@ def store_keys(
         write = epi.tma_writer(output.atom, coordinates, own, plan.subtile)
         if cutlass.const_expr(spec.varlen):
             write = epi.ClippedWriter(write, plain, seq.k_len)
-    epi.store_tile(
-        plan, acc, identity, (), origin=(first, Int32(0), image), extent=extent, sD=own, tiled_mma_epi=mma,
-        write=write, thread=site.thread, warpgroup=site.group,
-    )  # fmt: skip
+    epilogue = epi.Epilogue(plan, identity, mma, own, Consumer(site.group, site.thread))
+    epi.store_tile(epilogue, acc, (), epi.Region((first, Int32(0), image), extent), write)
