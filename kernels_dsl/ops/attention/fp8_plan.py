@@ -20,13 +20,14 @@ from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_choice import check_choice, choose
-from kernels_dsl.ops.attention.operation import check_addresses_and_values, repeated
 from kernels_dsl.ops.attention.outputs import (
+    check_addresses_and_values,
     check_out,
     destination,
     is_empty,
     lse_shape,
     out_shape,
+    repeated,
     without_kernel,
 )
 from kernels_dsl.ops.attention.plan import check_grid, lists_and_sinks

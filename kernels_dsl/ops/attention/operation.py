@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from kernels_dsl.ops import checked, overlap
 from kernels_dsl.ops.attention.arguments import (
-    MODES,
     NO_EXTRAS,
     AttentionArguments,
     AttentionCall,
     describe,
 )
 from kernels_dsl.ops.attention.backward import check_gradient
-from kernels_dsl.ops.attention.outputs import check_out, out_shape
+from kernels_dsl.ops.attention.outputs import check_addresses_and_values, check_out, out_shape, repeated
 from kernels_dsl.ops.attention.plan import Plan, build
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, asks_gradients, check_tensor, watched
 from kernels_dsl.ops.operation import Operation
-from kernels_dsl.ops.overlap import byte_extent
 
 _grad_enabled = torch.is_grad_enabled
-
-
-class Repeated(NamedTuple):
-    """What the call cache has of a call with more than q, k and v. `extents`: bytes that its tensors span,
-    `out` first; empty where that is not given."""
-
-    plan: Any
-    extents: tuple[int, ...]
-
-
-def repeated(plan: Any, out: torch.Tensor | None, tensors: tuple[Any, ...]) -> Repeated:
-    """That of a plan; `out` is the last of the tensors, if it is given."""
-    extents = () if out is None else tuple(map(byte_extent, (out, *tensors[:-1])))
-    return Repeated(plan, extents)
 
 
 class _Attention(Operation[AttentionArguments, Plan]):
@@ -77,17 +60,6 @@ def _describe(call: AttentionArguments) -> AttentionCall:
         raise ValueError("aux is given, must be empty without score_mod and mask_mod, whose arguments it is")
     check_out(call.out, out_shape(described), call.q.dtype, call.q.device)
     return described
-
-
-def check_addresses_and_values(call: AttentionArguments) -> None:
-    """ValueError where `out` shares memory with what the call reads, and in checked mode for wrong values."""
-    if call.out is not None:
-        named = {name: x for name, x in call.read().items() if x is not None}
-        overlap.check_overlap(call.out, named, tuple(named))
-    if call.extras is not NO_EXTRAS and checked.is_checked():
-        rows = MODES[call.layout][1]
-        lengths = (call.q.shape[rows], call.k.shape[rows])
-        checked.check_values(call.extras, lengths, call.out is None and not call.drops_rows)
 
 
 def _follow(plan: Plan, call: AttentionArguments) -> Any:

@@ -7,13 +7,15 @@ belong to no sequence keep what they held, and so do elements between the stride
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kernels_dsl.ops.attention.arguments import MODES, AttentionCall, Extras
+from kernels_dsl.ops import checked, overlap
+from kernels_dsl.ops.attention.arguments import MODES, NO_EXTRAS, AttentionArguments, AttentionCall, Extras
 from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
 from kernels_dsl.ops.eager_path import check_output
+from kernels_dsl.ops.overlap import byte_extent
 from lowering.records import frozen
 
 
@@ -108,3 +110,28 @@ def copy_rows(out: torch.Tensor, result: torch.Tensor, extras: Extras) -> torch.
         rows = rows_of_sequences(extras, result.shape[0])
         result = torch.where(rows[:, None, None], result, out)
     return out.copy_(result)
+
+
+class Repeated(NamedTuple):
+    """What the call cache has of a call with more than q, k and v. `extents`: bytes that its tensors span,
+    `out` first; empty where that is not given."""
+
+    plan: Any
+    extents: tuple[int, ...]
+
+
+def repeated(plan: Any, out: torch.Tensor | None, tensors: tuple[Any, ...]) -> Repeated:
+    """That of a plan; `out` is the last of the tensors, if it is given."""
+    extents = () if out is None else tuple(map(byte_extent, (out, *tensors[:-1])))
+    return Repeated(plan, extents)
+
+
+def check_addresses_and_values(call: AttentionArguments) -> None:
+    """ValueError where `out` shares memory with what the call reads, and in checked mode for wrong values."""
+    if call.out is not None:
+        named = {name: x for name, x in call.read().items() if x is not None}
+        overlap.check_overlap(call.out, named, tuple(named))
+    if call.extras is not NO_EXTRAS and checked.is_checked():
+        rows = MODES[call.layout][1]
+        lengths = (call.q.shape[rows], call.k.shape[rows])
+        checked.check_values(call.extras, lengths, call.out is None and not call.drops_rows)
