@@ -167,7 +167,7 @@ def test_errors_after_a_call_that_was_right(launched):
 
 
 def test_a_missing_tensor_after_a_call_that_was_right(monkeypatch):
-    kept, heads = fp8_plan.Plan(lambda *_: None, bare=lambda *_: None), torch.ones(1, 8, 1, 64).to(FP8)
+    kept, heads = fp8_plan.Plan(lambda *_: None, None, lambda *_: None), torch.ones(1, 8, 1, 64).to(FP8)
     operation_ = fp8_plan.ATTENTION_FP8
     monkeypatch.setattr(operation, "target_of", lambda *_: Target(H200, -1))
     monkeypatch.setattr(operation_, "calls", {})

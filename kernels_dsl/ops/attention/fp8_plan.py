@@ -7,7 +7,6 @@ the summed mode only; its time is part of the call. One host function launches b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from kernels_dsl.ops.attention.outputs import (
     repeated,
     without_kernel,
 )
-from kernels_dsl.ops.attention.plan import check_grid, lists_and_sinks
+from kernels_dsl.ops.attention.plan import Plan, check_grid, lists_and_sinks
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.eager_path import check_tensor, signature
 from kernels_dsl.ops.launch import Launch
@@ -70,20 +69,6 @@ class AttentionFp8Arguments(AttentionArguments):
         """TypeError for a `config`."""
         if self.config is not None:
             raise TypeError("config is given, must be None under torch.compile or a mode")
-
-
-@dataclass
-class Plan:
-    """How calls like one that was seen run: `run((q, k, v, *descales), extras, out)` gives what the caller
-    gets.
-
-    `bare(q, k, v, *descales)` does the same with as little of the host's time as can be: it is there after
-    the first run, for calls on one GPU without extras, `out` and log-sum-exp whose tensors kernels take as
-    they are.
-    """
-
-    run: Callable[[tuple[Any, ...], Extras, torch.Tensor | None], Any]
-    bare: Callable[..., torch.Tensor] | None = None
 
 
 class _AttentionFp8(Operation[AttentionFp8Arguments, Plan]):
@@ -169,7 +154,7 @@ def _build(call: AttentionCall, arguments: AttentionFp8Arguments, target: Target
             found = zeros(*tensors[:3], out, extras)
             return found if arguments.return_lse else found[0]
 
-        return Plan(empty)
+        return Plan(empty, None)
     chosen, variant = choose(call, target.device, by_block, config)
     check_grid(call, chosen)
     constexprs = {
@@ -280,7 +265,7 @@ def _launching(
 
         return alone if make_transpose is _nothing and not queued else general
 
-    plan = Plan(run)
+    plan = Plan(run, chosen)
     return plan
 
 
