@@ -42,11 +42,11 @@ MAX_TILES = (1 << 31) - (1 << 16)
 
 @dataclass
 class Plan:
-    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None); with fp8
-    operands `run((q, k, v, *descales), extras, out)` gives what the caller gets.
+    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None), and
+    with fp8 operands `run((q, k, v, *descales), extras, out)` what the caller gets.
 
     `bare(q, k, v, *descales)` gives o alone, with as little of the host's time as can be: it is there after
-    the first run, for calls on one GPU that have no extras, no `out` and no log-sum-exp, and whose tensors fit.
+    the first run, for calls on one GPU without extras, `out` and log-sum-exp whose tensors fit.
     """
 
     run: Callable[..., Any]
