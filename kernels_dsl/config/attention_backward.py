@@ -10,12 +10,14 @@ class SumsOfTile:
     """Order of the float32 sums of dQ of a query tile in memory.
 
     A tile is cut into shares of 64 rows and `columns` columns, as the accumulators of four warps have them:
-    (share, eight columns, thread, four elements). `across` shares lie side by side, and come before those
-    below them.
+    (share, eight columns, 4 / `vector`, thread, `vector` elements). A thread has four elements of eight
+    columns: the GPU adds vectors of four from sm_90 on, below that the sums of a warp lie side by side for each
+    of the four. `across` shares lie side by side, and come before those below them.
     """
 
     columns: int
     across: int
+    vector: int = 4
 
     @property
     def vectors(self) -> int:
@@ -63,3 +65,57 @@ def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90Backw
     """The tile for these head dimensions, at most 128."""
     d, dv = (64 if x <= 64 else 128 for x in (dim, dim_v))
     return Sm90BackwardConfig(64, d, dv, deterministic=deterministic)
+
+
+@frozen
+class Sm80BackwardConfig:
+    """One instance of the cp.async + mma.sync backward: 64 queries a step, against `tile_k` keys that stay.
+
+    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of the
+    `warps` has 16 keys; where there are two warps for them, each has half of the queries. `q_stages` and
+    `do_stages` query blocks of Q and dO are in shared memory. `ahead` steps of 16 x 16 elements are read before
+    they are multiplied. `sums_vector` sums of dQ are added at a time: 1, or 4 from sm_90 on. `deterministic` as
+    in `Sm90BackwardConfig`.
+    """
+
+    tile_k: int
+    dim: int
+    dim_v: int
+    warps: int = 8
+    q_stages: int = 2
+    do_stages: int = 2
+    deterministic: bool = True
+    ahead: int = 1
+    sums_vector: int = 1
+
+    family = "sm80"
+    tile_q = 64
+
+    @property
+    def ds_stages(self) -> int:
+        """Buffers of dS: with two of everything a step has one barrier, else two."""
+        return 2 if min(self.q_stages, self.do_stages) > 1 else 1
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of a CTA: K, V, dS, and Q and dO with the float32 of their rows."""
+        of_keys = self.tile_k * (self.dim + self.dim_v + self.ds_stages * self.tile_q)
+        of_queries = self.tile_q * (self.q_stages * (self.dim + 2) + self.do_stages * (self.dim_v + 2))
+        return 2 * (of_keys + of_queries)
+
+    @property
+    def sums(self) -> SumsOfTile:
+        """Order of the sums of dQ."""
+        return SumsOfTile(self.dim, 1, self.sums_vector)
+
+
+def sm80_backward_config(
+    dim: int, dim_v: int, deterministic: bool, smem_bytes: int = 101376
+) -> Sm80BackwardConfig:
+    """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory."""
+    d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
+    for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
+        config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
+        if config.smem_bytes <= smem_bytes and (tile_k == 64 or max(d, dv) <= 64):
+            return config
+    raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 128")

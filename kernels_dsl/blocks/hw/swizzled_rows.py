@@ -202,9 +202,21 @@ def reader_b(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> Matri
     return MatrixReader(tile, dtype, False, tile.chunk_offset(lane % 8 + lane // 16 * 8, lane // 8 % 2))
 
 
-def reader_b_transposed(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> MatrixReader:
-    """Operand B (N, K) with the tile's rows as K and its columns as N."""
-    return MatrixReader(tile, dtype, True, tile.chunk_offset(lane % 16, lane // 16))
+def reader_b_transposed(
+    tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32, first_column: Int32 | int = 0
+) -> MatrixReader:
+    """Operand B (N, K) with the tile's rows as K and its columns as N from `first_column` on, a multiple of 16
+    within the first column block.
+    """
+    return MatrixReader(tile, dtype, True, tile.chunk_offset(lane % 16, lane // 16 + first_column // VECTOR))
+
+
+def reader_a_transposed(
+    tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32, first_column: Int32
+) -> MatrixReader:
+    """Operand A (M, K) with the tile's rows as K and its columns as M from `first_column` on, as above."""
+    chunk = lane // 8 % 2 + first_column // VECTOR
+    return MatrixReader(tile, dtype, True, tile.chunk_offset(lane % 8 + lane // 16 * 8, chunk))
 
 
 def in_pairs(tensor: cute.Tensor) -> cute.Tensor:

@@ -72,8 +72,13 @@ def finish_kernel(
         start = vector_pointer(order, sums, number * shares + share, thread)
         found = cute.make_rmem_tensor(VECTOR, Float32)
         for i in cutlass.range_constexpr(order.vectors):
-            vector = (start + i * (VECTOR * SHARE_THREADS)).align(16)
-            cute.autovec_copy(cute.make_tensor(vector, cute.make_layout(VECTOR)), found)
+            for first in cutlass.range_constexpr(0, VECTOR, order.vector):
+                vector = (start + (i * VECTOR + first) * SHARE_THREADS).align(4 * order.vector)
+                side_by_side = cute.make_layout(order.vector)
+                cute.autovec_copy(
+                    cute.make_tensor(vector, side_by_side),
+                    cute.make_tensor(found.iterator + first, side_by_side),
+                )
             for r in cutlass.range_constexpr(2):
                 at = (row + 8 * r, column + 8 * i)
                 if at[0] < seq.q_len and at[1] < mdQ.shape[1]:

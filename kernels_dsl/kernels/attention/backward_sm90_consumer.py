@@ -11,11 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.kv_blocks import diagonal_shift
-from kernels_dsl.blocks.attention.mask import HIDDEN, column_offset, row_offset
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
@@ -25,14 +22,23 @@ from kernels_dsl.blocks.hw.barriers import (
     sync_consumers,
     sync_warpgroup,
 )
-from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_work import SHARE_THREADS, VECTOR, BackwardWork, KeyJob, vector_pointer
+from .backward_work import (
+    SHARE_THREADS,
+    VECTOR,
+    BackwardWork,
+    KeyJob,
+    add_vector,
+    convert,
+    first_tile_of,
+    mask_queries,
+    vector_pointer,
+)
 
 
 class Mmas(NamedTuple):
@@ -202,7 +208,8 @@ def step(
     warpgroup.wait_group(1)
     view = softmax.rows_and_columns(scores)
     if site.job.walk.masked(visit.block):
-        mask_queries(spec, view, site, visit.block)
+        query = visit.block * spec.tile_q + site.query
+        mask_queries(spec.variant, view, site.work.window, site.job.seq, site.key, query)
     scale = site.work.scores.scale * softmax.LOG2_E
     columns = row_values(spec, tiles.lse, stage, site)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
@@ -278,36 +285,6 @@ def row_values(spec: BackwardSpec, values: cute.Tensor, stage: Int32, site: Site
     return found
 
 
-def convert(source: cute.Tensor, target: cute.Tensor) -> None:
-    """Accumulators as a register operand, 16 columns at a time (see `score_tile.to_operand`)."""
-    for i in range(cute.size(source) // 8):
-        part = cute.make_tensor(source.iterator + 8 * i, cute.make_layout(8))
-        cute.make_tensor(target.iterator + 8 * i, cute.make_layout(8)).store(
-            part.load().to(target.element_type)
-        )
-
-
-def mask_queries(spec: BackwardSpec, view: cute.Tensor, site: Site, block: Int32) -> None:
-    """Sets scores (keys, queries) outside of the mask, and of keys after the last, to -inf."""
-    variant, window, seq = spec.variant, site.work.window, site.job.seq
-    shift = diagonal_shift(variant, seq)
-    first_query = block * spec.tile_q + site.query
-    for r in range(cute.size(view, mode=[0])):
-        key = site.key + row_offset(r)
-        # Of this key: queries from `first` to `last` count, as offsets from the thread's first.
-        first = Int32(0)
-        if variant.right:
-            first = key - shift - window.right - first_query
-        first = cutlass.select_(key < seq.k_len, first.ir_value(), Int32(1 << 30).ir_value())
-        first = Int32(first)
-        last = key - shift + window.left - first_query if variant.left else None
-        for c in range(cute.size(view, mode=[1])):
-            keep = first <= column_offset(c)
-            if variant.left:
-                keep = keep & (last >= column_offset(c))
-            view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
-
-
 def store_d_scores(
     spec: BackwardSpec,
     mma: cute.TiledMma,
@@ -339,7 +316,7 @@ def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
     if cutlass.const_expr(spec.deterministic):
         turn = sums.turns.iterator + share
         if site.thread == 0:
-            await_count(turn, site.job.at.n - first_tile_of(spec, site, visit.block))
+            await_count(turn, site.job.at.n - first_tile_of(spec, site.work, site.job.seq, visit.block))
         sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
     start = vector_pointer(spec.sums, sums.dq, share, site.thread)
     for i in cutlass.range_constexpr(spec.sums.vectors):
@@ -350,28 +327,6 @@ def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
         if site.thread == 0:
             cute.arch.fence_acq_rel_gpu()
             cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
-
-
-def first_tile_of(spec: BackwardSpec, site: Site, block: Int32) -> Int32:
-    """The first key tile that adds to dQ of query block `block`."""
-    if not spec.variant.left:
-        return Int32(0)
-    first_query = block * spec.tile_q + diagonal_shift(spec.variant, site.job.seq)
-    return cutlass.max(first_query - site.work.window.left, 0) // spec.tile_k
-
-
-@dsl_user_op
-def add_vector(address: cute.Pointer, values: list[Float32], *, loc=None, ip=None) -> None:
-    """`red.add` of four float32."""
-    inline_ptx(
-        None,
-        (address.toint(loc=loc, ip=ip), *values),
-        "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};",
-        "l,f,f,f,f",
-        effects=True,
-        loc=loc,
-        ip=ip,
-    )
 
 
 @cute.jit

@@ -4,12 +4,15 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
+from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.attention.kv_blocks import Window
-from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
+from kernels_dsl.blocks.attention.mask import HIDDEN, ScoreOperands, column_offset, row_offset
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo
+from kernels_dsl.blocks.attention.softmax import choose
+from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.config.attention_backward import SumsOfTile
 
 
@@ -65,7 +68,7 @@ class KeyJob(NamedTuple):
 
 
 VECTOR = 4
-"""Sums of dQ that a thread has side by side: two of each of its two rows in eight columns."""
+"""Sums of dQ that a thread has of eight columns: two of each of its two rows."""
 SHARE_THREADS = 128
 """Threads that hold a share of a query tile's dQ: 64 rows, 16 a warp."""
 
@@ -79,4 +82,57 @@ def first_element(order: SumsOfTile, share: Int32, thread: Int32) -> tuple[Int32
 @cute.jit
 def vector_pointer(order: cutlass.Constexpr, dq: cute.Tensor, share: Int32, thread: Int32) -> cute.Pointer:
     """A thread's first vector of share number `share` of all; the next is VECTOR * SHARE_THREADS on."""
-    return dq.iterator + cutlass.Int64(share) * order.size + thread * VECTOR
+    return dq.iterator + cutlass.Int64(share) * order.size + thread * order.vector
+
+
+def convert(source: cute.Tensor, target: cute.Tensor) -> None:
+    """Accumulators as a register operand, 16 columns at a time (see `score_tile.to_operand`)."""
+    for i in range(cute.size(source) // 8):
+        part = cute.make_tensor(source.iterator + 8 * i, cute.make_layout(8))
+        cute.make_tensor(target.iterator + 8 * i, cute.make_layout(8)).store(
+            part.load().to(target.element_type)
+        )
+
+
+def mask_queries(
+    variant, view: cute.Tensor, window: Window, seq: SeqInfo, first_key: Int32, first_query: Int32
+) -> None:  # view: (keys, queries) of a thread, from its first key and query on
+    """Sets scores outside of the mask, and of keys after the last, to -inf."""
+    shift = diagonal_shift(variant, seq)
+    for r in range(cute.size(view, mode=[0])):
+        key = first_key + row_offset(r)
+        # Of this key: queries from `first` to `last` count, as offsets from the thread's first.
+        first = Int32(0)
+        if variant.right:
+            first = key - shift - window.right - first_query
+        first = cutlass.select_(key < seq.k_len, first.ir_value(), Int32(1 << 30).ir_value())
+        first = Int32(first)
+        last = key - shift + window.left - first_query if variant.left else None
+        for c in range(cute.size(view, mode=[1])):
+            keep = first <= column_offset(c)
+            if variant.left:
+                keep = keep & (last >= column_offset(c))
+            view[r, c] = choose(keep, view[r, c], HIDDEN)
+
+
+def first_tile_of(spec, work: BackwardWork, seq: SeqInfo, block: Int32) -> Int32:
+    """The first key tile that adds to dQ of query block `block`."""
+    if not spec.variant.left:
+        return Int32(0)
+    first_key = block * spec.tile_q + diagonal_shift(spec.variant, seq) - work.window.left
+    return cutlass.max(first_key, 0) // spec.tile_k
+
+
+@dsl_user_op
+def add_vector(address: cute.Pointer, values: list[Float32], *, loc=None, ip=None) -> None:
+    """`red.add` of one float32, or of four (sm_90 and later)."""
+    kind, operands = ("", "$1") if len(values) == 1 else (".v4", "{$1, $2, $3, $4}")
+    inline_ptx(
+        None,
+        (address.toint(loc=loc, ip=ip), *values),
+        f"red.relaxed.gpu.global.add{kind}.f32 [$0], {operands};",
+        "l" + ",f" * len(values),
+        effects=True,
+        loc=loc,
+        ip=ip,
+    )

@@ -1,0 +1,523 @@
+"""One key tile of the SM80-class attention backward: copies, five products a query block, dK and dV."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.query_blocks import KeyTile, QueryWalk, walk_queries
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.hw.cp_async import cp_async
+from kernels_dsl.blocks.hw.grid_barrier import await_count
+from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
+from kernels_dsl.blocks.hw.swizzled_rows import (
+    MatrixReader,
+    RowsLoader,
+    RowsTile,
+    reader_a,
+    reader_a_transposed,
+    reader_b,
+    reader_b_transposed,
+    rows_loader,
+    shared_pointer,
+    store_rows,
+)
+
+from .backward_sm80_spec import WARP_KEYS
+from .backward_work import (
+    SHARE_THREADS,
+    VECTOR,
+    BackwardWork,
+    add_vector,
+    convert,
+    first_tile_of,
+    mask_queries,
+)
+
+
+class Tensors(NamedTuple):
+    """Operands and results (rows, dim, heads, batch)."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    do: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+
+class Site(NamedTuple):
+    """Where a warp works: its tile, and its parts of the products."""
+
+    at: KeyTile
+    seq: SeqInfo
+    walk: QueryWalk
+    thread: Int32
+    lane: Int32
+    key_warp: Int32
+    """Keys of this warp, 16 at a time."""
+    query_warp: Int32
+    """Part of the queries of a step."""
+    dq_row: Int32
+    """First query of this warp's part of dQ."""
+    dq_column_warp: Int32
+    """First column of this warp's part of dQ, 16 at a time."""
+
+
+class Copies(NamedTuple):
+    """This thread's share of the copies of Q and dO, and what a query head adds to their addresses."""
+
+    q: RowsLoader
+    do: RowsLoader
+    q_head: Int64
+    do_head: Int64
+
+
+class Readers(NamedTuple):
+    """Fragments of this warp's parts, named by the product that they are read for and the operand."""
+
+    s_k: MatrixReader
+    s_q: MatrixReader
+    dp_v: MatrixReader
+    dp_do: MatrixReader
+    dv_do: MatrixReader
+    dk_q: MatrixReader
+    dq_ds: MatrixReader
+    dq_k: MatrixReader
+
+
+class Memory(NamedTuple):
+    """Where this thread copies to and reads from."""
+
+    base: Int32
+    """Address of the CTA's shared memory."""
+    copies: Copies
+    readers: Readers
+
+
+class QueryBlock(NamedTuple):
+    """A step of a walk: a query head, a block of its queries, and whether there is such a step."""
+
+    head: Int32
+    block: Int32
+
+
+class Gradients(NamedTuple):
+    """Accumulators ((2, 2), 1, N) of this warp's keys."""
+
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+
+@cute.jit
+def key_tile(
+    spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: BackwardWork, at: KeyTile, seq: SeqInfo
+):
+    """One tile of keys, from its first copies to dK and dV."""
+    walk = walk_queries(spec.variant, spec.tile, at.n, seq, work.window)
+    site = make_site(spec, at, seq, walk)
+    tensors = of_sequence(spec, tensors, at, seq)
+    memory = Memory(base, make_copies(spec, tensors, site), make_readers(spec, site))
+    for tile, source, offset in ((spec.k_tile, tensors.k, 0), (spec.v_tile, tensors.v, spec.v_offset)):
+        load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, site.thread)
+        load.start(at.n * spec.tile_k, seq.k_len, base + offset, True)
+    gradients = Gradients(
+        warp_accumulators(WARP_KEYS, spec.config.dim), warp_accumulators(WARP_KEYS, spec.config.dim_v)
+    )
+    gradients.dk.fill(0.0)
+    gradients.dv.fill(0.0)
+    steps = walk.count * work.heads_per_kv
+    first = QueryBlock(at.kv_head * work.heads_per_kv, walk.first)
+    start_first_copies(spec, memory, work, site, first, steps)
+    now = first
+    for position in cutlass.range(steps, unroll=1):
+        step(spec, memory, gradients, work, site, now, position, steps)
+        now = following(site.walk, now)
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()  # shared memory is free for the results
+    finish(spec, gradients, tensors, base, work, site)
+
+
+def make_site(spec, at: KeyTile, seq: SeqInfo, walk: QueryWalk) -> Site:
+    """This warp's parts."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    return Site(
+        at=at,
+        seq=seq,
+        walk=walk,
+        thread=thread,
+        lane=thread % 32,
+        key_warp=warp % spec.key_warps,
+        query_warp=warp // spec.key_warps,
+        dq_row=warp // spec.dq_column_warps * spec.dq_rows,
+        dq_column_warp=warp % spec.dq_column_warps,
+    )
+
+
+def of_sequence(spec, tensors: Tensors, at: KeyTile, seq: SeqInfo) -> Tensors:
+    """The tensors (rows, dim, heads) of one sequence."""
+    image = Int32(0) if spec.varlen else at.batch
+    starts = Tensors(seq.q_start, seq.k_start, seq.k_start, seq.q_start, seq.k_start, seq.k_start)
+    return Tensors(
+        *(cute.domain_offset((start, 0, 0), t[None, None, None, image]) for start, t in zip(starts, tensors))
+    )
+
+
+def make_copies(spec, tensors: Tensors, site: Site) -> Copies:
+    """Copies of Q and dO of query head 0."""
+    q, do = (
+        rows_loader(tile, source[None, None, 0], spec.threads, site.thread)
+        for tile, source in ((spec.q_tile, tensors.q), (spec.do_tile, tensors.do))
+    )
+    return Copies(q, do, Int64(tensors.q.stride[2]) * 2, Int64(tensors.do.stride[2]) * 2)
+
+
+def make_readers(spec, site: Site) -> Readers:
+    """Readers of the operands of each product."""
+    dtype, lane = spec.dtype, site.lane
+    first_key = site.key_warp * WARP_KEYS
+    first_query = site.query_warp * spec.warp_queries
+
+    def of_queries(reader: MatrixReader) -> MatrixReader:
+        return replace(reader, place=reader.place + reader.tile.offset(first_query, 0))
+
+    return Readers(
+        s_k=reader_a(spec.k_tile, dtype, lane, first_key),
+        s_q=of_queries(reader_b(spec.q_tile, dtype, lane)),
+        dp_v=reader_a(spec.v_tile, dtype, lane, first_key),
+        dp_do=of_queries(reader_b(spec.do_tile, dtype, lane)),
+        dv_do=of_queries(reader_b_transposed(spec.do_tile, dtype, lane)),
+        dk_q=of_queries(reader_b_transposed(spec.q_tile, dtype, lane)),
+        dq_ds=reader_a_transposed(spec.ds_tile, dtype, lane, site.dq_row),
+        dq_k=reader_b_transposed(spec.k_tile, dtype, lane, site.dq_column_warp * 16),
+    )
+
+
+@cute.jit
+def following(walk: QueryWalk, now: QueryBlock) -> QueryBlock:
+    """The step after `now`: the next block, or the first one of the next head."""
+    head, block = now.head, now.block + 1
+    if block == walk.end:
+        head, block = now.head + 1, walk.first
+    return QueryBlock(head, block)
+
+
+@cute.jit
+def start_first_copies(
+    spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, first: QueryBlock, steps: Int32
+):
+    """Starts the copies of the first blocks: those of step 0 with K and V, and then those of step 1."""
+    if steps > 0:
+        copy_do(spec, memory, work, site, first, Int32(0))
+        copy_q(spec, memory, work, site, first, Int32(0))
+    cute.arch.cp_async_commit_group()
+    if cutlass.const_expr(spec.config.q_stages > 1):
+        if steps > 1:
+            second = following(site.walk, first)
+            if cutlass.const_expr(spec.config.do_stages > 1):
+                copy_do(spec, memory, work, site, second, Int32(1))
+            copy_q(spec, memory, work, site, second, Int32(1))
+        cute.arch.cp_async_commit_group()
+    if cutlass.const_expr(spec.one_barrier):
+        cute.arch.cp_async_wait_group(1)
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def start_next_copies(
+    spec: cutlass.Constexpr,
+    memory: Memory,
+    work: BackwardWork,
+    site: Site,
+    now: QueryBlock,
+    position: Int32,
+    steps: Int32,
+):
+    """Starts copies to the buffers that the step at `position` has done with. Those of the next step come first,
+    in a group of their own."""
+    config = spec.config
+    after = following(site.walk, now)
+    if cutlass.const_expr(config.do_stages == 1):
+        if position + 1 < steps:
+            copy_do(spec, memory, work, site, after, position + 1)
+            if cutlass.const_expr(config.q_stages == 1):
+                copy_q(spec, memory, work, site, after, position + 1)
+        cute.arch.cp_async_commit_group()
+    if cutlass.const_expr(config.q_stages > 1):
+        if position + 2 < steps:
+            later = following(site.walk, after)
+            if cutlass.const_expr(config.do_stages > 1):
+                copy_do(spec, memory, work, site, later, position + 2)
+            copy_q(spec, memory, work, site, later, position + 2)
+        cute.arch.cp_async_commit_group()
+
+
+def copy_q(spec, memory: Memory, work: BackwardWork, site: Site, at: QueryBlock, position: Int32) -> None:
+    """Starts the copies of Q and the log-sum-exp of one step."""
+    load = memory.copies.q
+    load = replace(load, source=load.source + Int64(at.head) * memory.copies.q_head)
+    stage = position % spec.config.q_stages
+    load.start(
+        at.block * spec.tile_q, site.seq.q_len, memory.base + spec.q_offset + stage * load.tile.bytes, True
+    )
+    target = memory.base + spec.lse_offset + stage * spec.rows_bytes
+    copy_rows(spec, work.sums.lse, number_of(spec, work, site, at), target, site.thread)
+
+
+def copy_do(spec, memory: Memory, work: BackwardWork, site: Site, at: QueryBlock, position: Int32) -> None:
+    """Starts the copies of dO and the row sums of one step."""
+    load = memory.copies.do
+    load = replace(load, source=load.source + Int64(at.head) * memory.copies.do_head)
+    stage = position % spec.config.do_stages
+    load.start(
+        at.block * spec.tile_q, site.seq.q_len, memory.base + spec.do_offset + stage * load.tile.bytes, True
+    )
+    target = memory.base + spec.row_sums_offset + stage * spec.rows_bytes
+    copy_rows(spec, work.sums.row_sums, number_of(spec, work, site, at), target, site.thread)
+
+
+@cute.jit
+def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, target: Int32, thread: Int32):
+    """Starts the copy of a float32 number for each query of a step."""
+    if thread < spec.rows_bytes // 16:
+        vector = source.iterator + Int64(number) * spec.tile_q + thread * 4
+        cp_async(shared_pointer(Float32, target + thread * 16, 16), vector.align(16), 16, Int32(16))
+
+
+def number_of(spec, work: BackwardWork, site: Site, at: QueryBlock) -> Int32:
+    """Number of a query block among the query tiles of all heads and sequences."""
+    return work.rows.number(spec.tile_q, spec.varlen, site.seq, site.at.batch, at.head, at.block)
+
+
+@cute.jit
+def step(
+    spec: cutlass.Constexpr,
+    memory: Memory,
+    gradients: Gradients,
+    work: BackwardWork,
+    site: Site,
+    now: QueryBlock,
+    position: Int32,
+    steps: Int32,
+):
+    """One query block: P and dS from their products, then its shares of dV, dK and dQ."""
+    config, readers = spec.config, memory.readers
+    if cutlass.const_expr(not spec.one_barrier):
+        cute.arch.cp_async_wait_group(config.q_stages - 1)
+        cute.arch.sync_threads()
+    k, v = memory.base, memory.base + spec.v_offset
+    q_stage, do_stage = position % config.q_stages, position % config.do_stages
+    q = memory.base + spec.q_offset + q_stage * spec.q_tile.bytes
+    do = memory.base + spec.do_offset + do_stage * spec.do_tile.bytes
+    ds = memory.base + spec.ds_offset + position % config.ds_stages * spec.ds_tile.bytes
+
+    scores = warp_accumulators(WARP_KEYS, spec.warp_queries)
+    scores.fill(0.0)
+    multiply(spec, scores, from_shared(spec, readers.s_k, k), readers.s_q, q, config.dim // 16)
+    view = softmax.rows_and_columns(scores)
+    if site.walk.masked(now.block):
+        first_key = site.at.n * spec.tile_k + site.key_warp * WARP_KEYS + site.lane // 4
+        first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
+        mask_queries(spec.variant, view, work.window, site.seq, first_key, first_query)
+    scale = work.scores.scale * softmax.LOG2_E
+    columns = row_values(spec, memory.base + spec.lse_offset + q_stage * spec.rows_bytes, site)
+    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            view[r, c] = cute.math.exp2(view[r, c] * scale - columns[c], fastmath=True)
+
+    d_probs = warp_accumulators(WARP_KEYS, spec.warp_queries)
+    d_view = softmax.rows_and_columns(d_probs)
+    columns = row_values(spec, memory.base + spec.row_sums_offset + do_stage * spec.rows_bytes, site)
+    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            d_view[r, c] = -columns[c]
+    multiply(spec, d_probs, from_shared(spec, readers.dp_v, v), readers.dp_do, do, config.dim_v // 16)
+    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            d_view[r, c] = d_view[r, c] * view[r, c]
+
+    operand = warp_operand_a(WARP_KEYS, spec.warp_queries, spec.dtype)
+    convert(scores, operand)
+    multiply(spec, gradients.dv, in_registers(operand), readers.dv_do, do, spec.warp_queries // 16)
+    operand = warp_operand_a(WARP_KEYS, spec.warp_queries, spec.dtype)
+    convert(d_probs, operand)
+    store_d_scores(spec, operand, ds, site)
+    multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
+
+    if cutlass.const_expr(spec.one_barrier):
+        cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+    start_next_copies(spec, memory, work, site, now, position, steps)
+    dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
+    dq.fill(0.0)
+    multiply(
+        spec, dq, from_shared(spec, readers.dq_ds, ds, spec.dq_rows), readers.dq_k, k, spec.tile_k // 16,
+        stride=spec.dq_column_warps,
+    )  # fmt: skip
+    add_dq(spec, work, site, now, dq)
+
+
+def from_shared(spec, reader: MatrixReader, address: Int32, rows: int = WARP_KEYS):
+    """Operand A of `multiply`, read when it is first asked for. Of a transposed tile rows are columns."""
+    fragments: dict[int, cute.Tensor] = {}
+
+    def fragment(k: int) -> cute.Tensor:
+        if k not in fragments:
+            fragments[k] = warp_operand_a(rows, 16, spec.dtype)[None, None, 0]
+            for m in range(rows // 16):
+                row, column = (16 * k, 16 * m) if reader.transposed else (16 * m, 16 * k)
+                reader.read(address, row, column, fragments[k][None, m])
+        return fragments[k]
+
+    return fragment
+
+
+def in_registers(operand: cute.Tensor):
+    """Operand A of `multiply`, ((2, 2, 2), M, K)."""
+    return lambda k: operand[None, None, k]
+
+
+def multiply(
+    spec, acc: cute.Tensor, operand_a, reader: MatrixReader, address: Int32, k_steps: int, stride: int = 1
+) -> None:
+    """acc += A @ B.T of one warp. B is read from the tile at `address`, every `stride`-th 16 of its N."""
+
+    def read_b(k: int, n: int, into: cute.Tensor) -> None:
+        operand_a(k)  # is read before the fragments of B of the same step
+        row, column = (16 * k, 16 * n * stride) if reader.transposed else (16 * n * stride, 16 * k)
+        reader.read(address, row, column, into)
+
+    steps = (k_steps, cute.size(acc, mode=[2]) // 2)
+    mma = make_tiled_mma(spec.dtype, 1, 1)
+    warp_product(mma, acc, operand_a, read_b, steps, spec.config.ahead, spec.dtype)
+
+
+def row_values(spec, address: Int32, site: Site) -> cute.Tensor:
+    """One float32 of each of this thread's queries, from those of the step in shared memory."""
+    found = cute.make_rmem_tensor(spec.warp_queries // 4, Float32)
+    first = address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4
+    for i in range(spec.warp_queries // 8):
+        source = cute.make_tensor(shared_pointer(Float32, first + 32 * i, 8), cute.make_layout(2))
+        cute.autovec_copy(source, cute.make_tensor(found.iterator + 2 * i, cute.make_layout(2)))
+    return found
+
+
+def store_d_scores(spec, operand: cute.Tensor, address: Int32, site: Site) -> None:
+    """dS^T of this warp's keys and queries to shared memory, two queries at a time."""
+    tile: RowsTile = spec.ds_tile
+    row = site.key_warp * WARP_KEYS + site.lane // 4
+    chunk = site.query_warp * (spec.warp_queries // 8)
+    first = address + tile.place(row, chunk) + site.lane % 4 * 4
+    for n in range(spec.warp_queries // 8):
+        for half in range(2):
+            target = (first ^ tile.flip(8 * n)) + tile.offset(8 * half, 8 * n)
+            pair = cute.make_tensor(operand.iterator + 4 * n + 2 * half, cute.make_layout(2))
+            cute.autovec_copy(
+                pair, cute.make_tensor(shared_pointer(spec.dtype, target, 4), cute.make_layout(2))
+            )
+
+
+@cute.jit
+def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: QueryBlock, dq: cute.Tensor):
+    """Adds this warp's part of dQ of one query block to the sums in global memory.
+
+    A warp adds 128 bytes at a time, or 512 by vectors: sums lie as the accumulators do, and `backward_finish`
+    brings them into order.
+    """
+    number = number_of(spec, work, site, now)
+    order = spec.sums
+    if cutlass.const_expr(spec.config.deterministic):
+        turn = work.sums.turns.iterator + 2 * number
+        if site.thread == 0:
+            await_count(turn, site.at.n - first_tile_of(spec, work, site.seq, now.block))
+        cute.arch.sync_threads()
+    rows_of_share = site.dq_row // 16 * 32 + site.lane
+    first = (
+        work.sums.dq.iterator
+        + Int64(number) * order.size
+        + (site.dq_column_warp * (2 * VECTOR * SHARE_THREADS) + rows_of_share * order.vector)
+    )
+    for n in cutlass.range_constexpr(cute.size(dq, mode=[2])):
+        eight = n // 2 * 2 * spec.dq_column_warps + n % 2
+        for m in cutlass.range_constexpr(cute.size(dq, mode=[1])):
+            for i in cutlass.range_constexpr(0, VECTOR, order.vector):
+                values = [dq[(j % 2, j // 2), m, n] for j in range(i, i + order.vector)]
+                offset = (eight * VECTOR + i) * SHARE_THREADS + 32 * m * order.vector
+                add_vector(first + offset, values)
+    if cutlass.const_expr(spec.config.deterministic):
+        cute.arch.sync_threads()
+        if site.thread == 0:
+            cute.arch.fence_acq_rel_gpu()
+            cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
+
+
+@cute.jit
+def finish(
+    spec: cutlass.Constexpr,
+    gradients: Gradients,
+    tensors: Tensors,
+    base: Int32,
+    work: BackwardWork,
+    site: Site,
+):
+    """Stores dK and dV of this warp's keys. Of two warps with the same keys one stores dK, the other dV."""
+    head = site.at.kv_head
+    dk, dv = tensors.dk[None, None, head], tensors.dv[None, None, head]
+    if cutlass.const_expr(spec.query_warps == 1):
+        store_keys(spec, gradients.dv, dv, base, Float32(1.0), site)
+        store_keys(spec, gradients.dk, dk, base, work.scores.scale, site)
+    else:
+        dk_part = base + site.key_warp * (WARP_KEYS * 4 * spec.config.dim)
+        dv_part = base + WARP_KEYS * 4 * (
+            spec.key_warps * spec.config.dim + site.key_warp * spec.config.dim_v
+        )
+        if site.query_warp == 0:
+            give(gradients.dk, dk_part, site)
+        else:
+            give(gradients.dv, dv_part, site)
+        cute.arch.sync_threads()
+        if site.query_warp == 0:
+            take(gradients.dv, dv_part, site)
+        else:
+            take(gradients.dk, dk_part, site)
+        cute.arch.sync_threads()
+        if site.query_warp == 0:
+            store_keys(spec, gradients.dv, dv, base, Float32(1.0), site)
+        else:
+            store_keys(spec, gradients.dk, dk, base, work.scores.scale, site)
+
+
+def give(values: cute.Tensor, address: Int32, site: Site) -> None:
+    """Accumulators to shared memory, where another warp takes them."""
+    for i in range(cute.size(values) // 4):
+        vector = shared_pointer(Float32, address + (32 * i + site.lane) * 16, 16)
+        source = cute.make_tensor(values.iterator + 4 * i, cute.make_layout(4))
+        cute.autovec_copy(source, cute.make_tensor(vector, cute.make_layout(4)))
+
+
+def take(values: cute.Tensor, address: Int32, site: Site) -> None:
+    """Adds to accumulators what another warp gave."""
+    for i in range(cute.size(values) // 4):
+        vector = shared_pointer(Float32, address + (32 * i + site.lane) * 16, 16)
+        found = cute.make_rmem_tensor(4, Float32)
+        cute.autovec_copy(cute.make_tensor(vector, cute.make_layout(4)), found)
+        own = cute.make_tensor(values.iterator + 4 * i, cute.make_layout(4))
+        own.store(own.load() + found.load())
+
+
+def store_keys(
+    spec, values: cute.Tensor, target: cute.Tensor, base: Int32, scale: Float32, site: Site
+) -> None:
+    """Stores this warp's 16 rows of dK or dV, times `scale`, by way of shared memory of its own."""
+    warp = site.query_warp * spec.key_warps + site.key_warp
+    tile = RowsTile(WARP_KEYS, 8 * cute.size(values, mode=[2]))
+    widest = RowsTile(WARP_KEYS, max(spec.config.dim, spec.config.dim_v)).bytes
+    result = cute.make_rmem_tensor_like(values, spec.dtype)
+    result.store((values.load() * scale).to(spec.dtype))
+    place = (site.at.n * spec.tile_k + site.key_warp * WARP_KEYS, site.seq.k_len)
+    cute.arch.sync_warp()
+    store_rows(result, tile, base + warp * widest, target, place, site.lane)
