@@ -72,16 +72,17 @@ class Sm80BackwardConfig:
     """One instance of the cp.async + mma.sync backward: 64 queries a step, against `tile_k` keys that stay.
 
     `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of the
-    `warps` has 16 keys; where there are two warps for them, each has half of the queries. `q_stages` and
-    `do_stages` query blocks of Q and dO are in shared memory. `ahead` steps of 16 x 16 elements are read before
-    they are multiplied. `sums_vector` sums of dQ are added at a time: 1, or 4 from sm_90 on. `deterministic` as
-    in `Sm90BackwardConfig`.
+    `warps` has `warp_keys` of them, 16 or 32; where there are two warps for the same keys, each has half of the
+    queries. `q_stages` and `do_stages` query blocks of Q and dO are in shared memory. `ahead` steps of 16 x 16
+    elements are read before they are multiplied. `sums_vector` sums of dQ are added at a time: 1, or 4 from
+    sm_90 on. `deterministic` as in `Sm90BackwardConfig`.
     """
 
     tile_k: int
     dim: int
     dim_v: int
     warps: int = 8
+    warp_keys: int = 16
     q_stages: int = 2
     do_stages: int = 2
     deterministic: bool = True

@@ -98,12 +98,14 @@ def shared_pointer(dtype: type[cutlass.Numeric], address: Int32, align: int) -> 
 
 
 @dsl_user_op
-def opaque(value: Int64, *, loc=None, ip=None) -> Int64:
+def opaque(value: Int32 | Int64, *, loc=None, ip=None) -> Any:
     """The same value, with its origin hidden from the compiler.
 
     Otherwise the compiler keeps a loop's many addresses in registers and increments each of them, where one
     add derives each from another.
     """
+    if isinstance(value, Int32):
+        return inline_ptx(Int32, (value,), "mov.b32 $0, $1;", "=r,r", effects=False, loc=loc, ip=ip)
     return inline_ptx(Int64, (value,), "mov.b64 $0, $1;", "=l,l", effects=False, loc=loc, ip=ip)
 
 

@@ -8,10 +8,6 @@ import cutlass
 from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
 from kernels_dsl.config.attention_backward import Sm80BackwardConfig, SumsOfTile
 
-WARP_KEYS = 16
-"""Keys of a warp: the rows of one instruction."""
-
-
 @dataclass(frozen=True)
 class BackwardSpec:
     """Static facts of one instance; extents in elements, offsets in bytes of shared memory."""
@@ -43,9 +39,14 @@ class BackwardSpec:
         return 32 * self.config.warps
 
     @property
+    def warp_keys(self) -> int:
+        """Keys of a warp."""
+        return self.config.warp_keys
+
+    @property
     def key_warps(self) -> int:
         """Warps that share the keys."""
-        return self.tile_k // WARP_KEYS
+        return self.tile_k // self.warp_keys
 
     @property
     def query_warps(self) -> int:
@@ -147,9 +148,11 @@ def make_spec(
     config: Sm80BackwardConfig, variant: Any, dtype: type[cutlass.Numeric], varlen: bool
 ) -> BackwardSpec:
     """Completes a configuration. ValueError names what does not fit."""
-    if config.tile_k % WARP_KEYS or config.warps * WARP_KEYS not in (config.tile_k, 2 * config.tile_k):
+    keys = config.warps * config.warp_keys
+    if config.warp_keys not in (16, 32) or keys not in (config.tile_k, 2 * config.tile_k):
         raise ValueError(
-            f"tile_k is {config.tile_k} for {config.warps} warps, must be 8 or 16 keys for each of them"
+            f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each, must be all of "
+            "their keys, or half of them where warp_keys is 16 or 32"
         )
     if not 1 <= config.do_stages <= config.q_stages <= 2:
         raise ValueError(

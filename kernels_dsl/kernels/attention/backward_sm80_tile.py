@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, QueryWalk, walk_queries
@@ -17,6 +17,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     MatrixReader,
     RowsLoader,
     RowsTile,
+    opaque,
     reader_a,
     reader_a_transposed,
     reader_b,
@@ -26,7 +27,6 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     store_rows,
 )
 
-from .backward_sm80_spec import WARP_KEYS
 from .backward_work import (
     SHARE_THREADS,
     VECTOR,
@@ -58,7 +58,7 @@ class Site(NamedTuple):
     thread: Int32
     lane: Int32
     key_warp: Int32
-    """Keys of this warp, 16 at a time."""
+    """Part of the keys."""
     query_warp: Int32
     """Part of the queries of a step."""
     dq_row: Int32
@@ -98,15 +98,22 @@ class Memory(NamedTuple):
     readers: Readers
 
 
-class QueryBlock(NamedTuple):
-    """A step of a walk: a query head, a block of its queries, and whether there is such a step."""
+class Step(NamedTuple):
+    """A step of a key tile: a block of a query head, and its number among the steps that there are."""
 
     head: Int32
     block: Int32
+    number: Int32
+    count: Int32
+
+    @property
+    def exists(self) -> Boolean:
+        """Says whether it comes before the end."""
+        return self.number < self.count
 
 
 class Gradients(NamedTuple):
-    """Accumulators ((2, 2), 1, N) of this warp's keys."""
+    """Accumulators ((2, 2), M, N) of this warp's keys."""
 
     dk: cute.Tensor
     dv: cute.Tensor
@@ -118,32 +125,33 @@ def key_tile(
 ):
     """One tile of keys, from its first copies to dK and dV."""
     walk = walk_queries(spec.variant, spec.tile, at.n, seq, work.window)
-    site = make_site(spec, at, seq, walk)
+    thread = cute.arch.thread_idx()[0]
+    site = make_site(spec, at, seq, walk, thread)
     tensors = of_sequence(spec, tensors, at, seq)
-    memory = Memory(base, make_copies(spec, tensors, site), make_readers(spec, site))
     for tile, source, offset in ((spec.k_tile, tensors.k, 0), (spec.v_tile, tensors.v, spec.v_offset)):
-        load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, site.thread)
+        load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, thread)
         load.start(at.n * spec.tile_k, seq.k_len, base + offset, True)
     gradients = Gradients(
-        warp_accumulators(WARP_KEYS, spec.config.dim), warp_accumulators(WARP_KEYS, spec.config.dim_v)
+        warp_accumulators(spec.warp_keys, spec.config.dim), warp_accumulators(spec.warp_keys, spec.config.dim_v)
     )
     gradients.dk.fill(0.0)
     gradients.dv.fill(0.0)
-    steps = walk.count * work.heads_per_kv
-    first = QueryBlock(at.kv_head * work.heads_per_kv, walk.first)
-    start_first_copies(spec, memory, work, site, first, steps)
-    now = first
-    for position in cutlass.range(steps, unroll=1):
-        step(spec, memory, gradients, work, site, now, position, steps)
-        now = following(site.walk, now)
+    now = Step(at.kv_head * work.heads_per_kv, walk.first, Int32(0), walk.count * work.heads_per_kv)
+    readers = make_readers(spec, site)
+    start_first_copies(spec, Memory(base, make_copies(spec, tensors, thread), readers), work, site, now)
+    for _ in cutlass.range(now.count, unroll=1):
+        # What follows from these two is worked out in each step: else it would be kept in scarce registers.
+        base, thread = opaque(base), opaque(thread)
+        memory = Memory(base, make_copies(spec, tensors, thread), readers)
+        step(spec, memory, gradients, work, site, now)
+        now = following(walk, now)
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()  # shared memory is free for the results
     finish(spec, gradients, tensors, base, work, site)
 
 
-def make_site(spec, at: KeyTile, seq: SeqInfo, walk: QueryWalk) -> Site:
-    """This warp's parts."""
-    thread = cute.arch.thread_idx()[0]
+def make_site(spec, at: KeyTile, seq: SeqInfo, walk: QueryWalk, thread: Int32) -> Site:
+    """The parts of this thread's warp."""
     warp = cute.arch.make_warp_uniform(thread // 32)
     return Site(
         at=at,
@@ -167,10 +175,10 @@ def of_sequence(spec, tensors: Tensors, at: KeyTile, seq: SeqInfo) -> Tensors:
     )
 
 
-def make_copies(spec, tensors: Tensors, site: Site) -> Copies:
+def make_copies(spec, tensors: Tensors, thread: Int32) -> Copies:
     """Copies of Q and dO of query head 0."""
     q, do = (
-        rows_loader(tile, source[None, None, 0], spec.threads, site.thread)
+        rows_loader(tile, source[None, None, 0], spec.threads, thread)
         for tile, source in ((spec.q_tile, tensors.q), (spec.do_tile, tensors.do))
     )
     return Copies(q, do, Int64(tensors.q.stride[2]) * 2, Int64(tensors.do.stride[2]) * 2)
@@ -179,11 +187,11 @@ def make_copies(spec, tensors: Tensors, site: Site) -> Copies:
 def make_readers(spec, site: Site) -> Readers:
     """Readers of the operands of each product."""
     dtype, lane = spec.dtype, site.lane
-    first_key = site.key_warp * WARP_KEYS
+    first_key = site.key_warp * spec.warp_keys
     first_query = site.query_warp * spec.warp_queries
 
     def of_queries(reader: MatrixReader) -> MatrixReader:
-        return replace(reader, place=reader.place + reader.tile.offset(first_query, 0))
+        return replace(reader, offset=reader.offset + reader.tile.row_offset(first_query, 0))
 
     return Readers(
         s_k=reader_a(spec.k_tile, dtype, lane, first_key),
@@ -192,35 +200,35 @@ def make_readers(spec, site: Site) -> Readers:
         dp_do=of_queries(reader_b(spec.do_tile, dtype, lane)),
         dv_do=of_queries(reader_b_transposed(spec.do_tile, dtype, lane)),
         dk_q=of_queries(reader_b_transposed(spec.q_tile, dtype, lane)),
-        dq_ds=reader_a_transposed(spec.ds_tile, dtype, lane, site.dq_row),
-        dq_k=reader_b_transposed(spec.k_tile, dtype, lane, site.dq_column_warp * 16),
+        dq_ds=reader_a_transposed(spec.ds_tile, dtype, site.lane, site.dq_row),
+        dq_k=reader_b_transposed(spec.k_tile, dtype, site.lane, site.dq_column_warp * 16),
     )
 
 
 @cute.jit
-def following(walk: QueryWalk, now: QueryBlock) -> QueryBlock:
+def following(walk: QueryWalk, now: Step) -> Step:
     """The step after `now`: the next block, or the first one of the next head."""
     head, block = now.head, now.block + 1
     if block == walk.end:
         head, block = now.head + 1, walk.first
-    return QueryBlock(head, block)
+    return Step(head, block, now.number + 1, now.count)
 
 
 @cute.jit
 def start_first_copies(
-    spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, first: QueryBlock, steps: Int32
+    spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, first: Step
 ):
     """Starts the copies of the first blocks: those of step 0 with K and V, and then those of step 1."""
-    if steps > 0:
-        copy_do(spec, memory, work, site, first, Int32(0))
-        copy_q(spec, memory, work, site, first, Int32(0))
+    if first.exists:
+        copy_do(spec, memory, work, site, first)
+        copy_q(spec, memory, work, site, first)
     cute.arch.cp_async_commit_group()
     if cutlass.const_expr(spec.config.q_stages > 1):
-        if steps > 1:
-            second = following(site.walk, first)
+        second = following(site.walk, first)
+        if second.exists:
             if cutlass.const_expr(spec.config.do_stages > 1):
-                copy_do(spec, memory, work, site, second, Int32(1))
-            copy_q(spec, memory, work, site, second, Int32(1))
+                copy_do(spec, memory, work, site, second)
+            copy_q(spec, memory, work, site, second)
         cute.arch.cp_async_commit_group()
     if cutlass.const_expr(spec.one_barrier):
         cute.arch.cp_async_wait_group(1)
@@ -228,39 +236,31 @@ def start_first_copies(
 
 
 @cute.jit
-def start_next_copies(
-    spec: cutlass.Constexpr,
-    memory: Memory,
-    work: BackwardWork,
-    site: Site,
-    now: QueryBlock,
-    position: Int32,
-    steps: Int32,
-):
-    """Starts copies to the buffers that the step at `position` has done with. Those of the next step come first,
-    in a group of their own."""
+def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, now: Step):
+    """Starts copies to the buffers that step `now` has done with. Those of the next step come first, in a group
+    of their own."""
     config = spec.config
     after = following(site.walk, now)
     if cutlass.const_expr(config.do_stages == 1):
-        if position + 1 < steps:
-            copy_do(spec, memory, work, site, after, position + 1)
+        if after.exists:
+            copy_do(spec, memory, work, site, after)
             if cutlass.const_expr(config.q_stages == 1):
-                copy_q(spec, memory, work, site, after, position + 1)
+                copy_q(spec, memory, work, site, after)
         cute.arch.cp_async_commit_group()
     if cutlass.const_expr(config.q_stages > 1):
-        if position + 2 < steps:
-            later = following(site.walk, after)
+        after = following(site.walk, after)
+        if after.exists:
             if cutlass.const_expr(config.do_stages > 1):
-                copy_do(spec, memory, work, site, later, position + 2)
-            copy_q(spec, memory, work, site, later, position + 2)
+                copy_do(spec, memory, work, site, after)
+            copy_q(spec, memory, work, site, after)
         cute.arch.cp_async_commit_group()
 
 
-def copy_q(spec, memory: Memory, work: BackwardWork, site: Site, at: QueryBlock, position: Int32) -> None:
+def copy_q(spec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
     """Starts the copies of Q and the log-sum-exp of one step."""
     load = memory.copies.q
     load = replace(load, source=load.source + Int64(at.head) * memory.copies.q_head)
-    stage = position % spec.config.q_stages
+    stage = at.number % spec.config.q_stages
     load.start(
         at.block * spec.tile_q, site.seq.q_len, memory.base + spec.q_offset + stage * load.tile.bytes, True
     )
@@ -268,11 +268,11 @@ def copy_q(spec, memory: Memory, work: BackwardWork, site: Site, at: QueryBlock,
     copy_rows(spec, work.sums.lse, number_of(spec, work, site, at), target, site.thread)
 
 
-def copy_do(spec, memory: Memory, work: BackwardWork, site: Site, at: QueryBlock, position: Int32) -> None:
+def copy_do(spec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
     """Starts the copies of dO and the row sums of one step."""
     load = memory.copies.do
     load = replace(load, source=load.source + Int64(at.head) * memory.copies.do_head)
-    stage = position % spec.config.do_stages
+    stage = at.number % spec.config.do_stages
     load.start(
         at.block * spec.tile_q, site.seq.q_len, memory.base + spec.do_offset + stage * load.tile.bytes, True
     )
@@ -288,7 +288,7 @@ def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, targe
         cp_async(shared_pointer(Float32, target + thread * 16, 16), vector.align(16), 16, Int32(16))
 
 
-def number_of(spec, work: BackwardWork, site: Site, at: QueryBlock) -> Int32:
+def number_of(spec, work: BackwardWork, site: Site, at: Step) -> Int32:
     """Number of a query block among the query tiles of all heads and sequences."""
     return work.rows.number(spec.tile_q, spec.varlen, site.seq, site.at.batch, at.head, at.block)
 
@@ -300,9 +300,7 @@ def step(
     gradients: Gradients,
     work: BackwardWork,
     site: Site,
-    now: QueryBlock,
-    position: Int32,
-    steps: Int32,
+    now: Step,
 ):
     """One query block: P and dS from their products, then its shares of dV, dK and dQ."""
     config, readers = spec.config, memory.readers
@@ -310,17 +308,17 @@ def step(
         cute.arch.cp_async_wait_group(config.q_stages - 1)
         cute.arch.sync_threads()
     k, v = memory.base, memory.base + spec.v_offset
-    q_stage, do_stage = position % config.q_stages, position % config.do_stages
+    q_stage, do_stage = now.number % config.q_stages, now.number % config.do_stages
     q = memory.base + spec.q_offset + q_stage * spec.q_tile.bytes
     do = memory.base + spec.do_offset + do_stage * spec.do_tile.bytes
-    ds = memory.base + spec.ds_offset + position % config.ds_stages * spec.ds_tile.bytes
+    ds = memory.base + spec.ds_offset + now.number % config.ds_stages * spec.ds_tile.bytes
 
-    scores = warp_accumulators(WARP_KEYS, spec.warp_queries)
+    scores = warp_accumulators(spec.warp_keys, spec.warp_queries)
     scores.fill(0.0)
-    multiply(spec, scores, from_shared(spec, readers.s_k, k), readers.s_q, q, config.dim // 16)
+    multiply(spec, scores, from_shared(spec, readers.s_k, k, spec.warp_keys), readers.s_q, q, config.dim // 16)
     view = softmax.rows_and_columns(scores)
     if site.walk.masked(now.block):
-        first_key = site.at.n * spec.tile_k + site.key_warp * WARP_KEYS + site.lane // 4
+        first_key = site.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
         first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
         mask_queries(spec.variant, view, work.window, site.seq, first_key, first_query)
     scale = work.scores.scale * softmax.LOG2_E
@@ -329,21 +327,21 @@ def step(
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             view[r, c] = cute.math.exp2(view[r, c] * scale - columns[c], fastmath=True)
 
-    d_probs = warp_accumulators(WARP_KEYS, spec.warp_queries)
+    d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
     d_view = softmax.rows_and_columns(d_probs)
     columns = row_values(spec, memory.base + spec.row_sums_offset + do_stage * spec.rows_bytes, site)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = -columns[c]
-    multiply(spec, d_probs, from_shared(spec, readers.dp_v, v), readers.dp_do, do, config.dim_v // 16)
+    multiply(spec, d_probs, from_shared(spec, readers.dp_v, v, spec.warp_keys), readers.dp_do, do, config.dim_v // 16)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = d_view[r, c] * view[r, c]
 
-    operand = warp_operand_a(WARP_KEYS, spec.warp_queries, spec.dtype)
+    operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     convert(scores, operand)
     multiply(spec, gradients.dv, in_registers(operand), readers.dv_do, do, spec.warp_queries // 16)
-    operand = warp_operand_a(WARP_KEYS, spec.warp_queries, spec.dtype)
+    operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     convert(d_probs, operand)
     store_d_scores(spec, operand, ds, site)
     multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
@@ -351,7 +349,7 @@ def step(
     if cutlass.const_expr(spec.one_barrier):
         cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
-    start_next_copies(spec, memory, work, site, now, position, steps)
+    start_next_copies(spec, memory, work, site, now)
     dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
     dq.fill(0.0)
     multiply(
@@ -361,7 +359,7 @@ def step(
     add_dq(spec, work, site, now, dq)
 
 
-def from_shared(spec, reader: MatrixReader, address: Int32, rows: int = WARP_KEYS):
+def from_shared(spec, reader: MatrixReader, address: Int32, rows: int):
     """Operand A of `multiply`, read when it is first asked for. Of a transposed tile rows are columns."""
     fragments: dict[int, cute.Tensor] = {}
 
@@ -409,20 +407,22 @@ def row_values(spec, address: Int32, site: Site) -> cute.Tensor:
 def store_d_scores(spec, operand: cute.Tensor, address: Int32, site: Site) -> None:
     """dS^T of this warp's keys and queries to shared memory, two queries at a time."""
     tile: RowsTile = spec.ds_tile
-    row = site.key_warp * WARP_KEYS + site.lane // 4
+    row = site.key_warp * spec.warp_keys + site.lane // 4
     chunk = site.query_warp * (spec.warp_queries // 8)
-    first = address + tile.place(row, chunk) + site.lane % 4 * 4
-    for n in range(spec.warp_queries // 8):
-        for half in range(2):
-            target = (first ^ tile.flip(8 * n)) + tile.offset(8 * half, 8 * n)
-            pair = cute.make_tensor(operand.iterator + 4 * n + 2 * half, cute.make_layout(2))
+    first = address + tile.chunk_offset(row, chunk) + site.lane % 4 * 4
+    columns = spec.warp_queries // 8
+    for r in range(spec.warp_keys // 8):
+        for n in range(columns):
+            target = (first ^ tile.flip(8 * n)) + tile.row_offset(8 * r, 8 * n)
+            registers = operand.iterator + 4 * (r // 2 * columns + n) + r % 2 * 2
+            pair = cute.make_tensor(registers, cute.make_layout(2))
             cute.autovec_copy(
                 pair, cute.make_tensor(shared_pointer(spec.dtype, target, 4), cute.make_layout(2))
             )
 
 
 @cute.jit
-def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: QueryBlock, dq: cute.Tensor):
+def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: Step, dq: cute.Tensor):
     """Adds this warp's part of dQ of one query block to the sums in global memory.
 
     A warp adds 128 bytes at a time, or 512 by vectors: sums lie as the accumulators do, and `backward_finish`
@@ -471,8 +471,8 @@ def finish(
         store_keys(spec, gradients.dv, dv, base, Float32(1.0), site)
         store_keys(spec, gradients.dk, dk, base, work.scores.scale, site)
     else:
-        dk_part = base + site.key_warp * (WARP_KEYS * 4 * spec.config.dim)
-        dv_part = base + WARP_KEYS * 4 * (
+        dk_part = base + site.key_warp * (spec.warp_keys * 4 * spec.config.dim)
+        dv_part = base + spec.warp_keys * 4 * (
             spec.key_warps * spec.config.dim + site.key_warp * spec.config.dim_v
         )
         if site.query_warp == 0:
@@ -512,12 +512,12 @@ def take(values: cute.Tensor, address: Int32, site: Site) -> None:
 def store_keys(
     spec, values: cute.Tensor, target: cute.Tensor, base: Int32, scale: Float32, site: Site
 ) -> None:
-    """Stores this warp's 16 rows of dK or dV, times `scale`, by way of shared memory of its own."""
+    """Stores this warp's rows of dK or dV, times `scale`, by way of shared memory of its own."""
     warp = site.query_warp * spec.key_warps + site.key_warp
-    tile = RowsTile(WARP_KEYS, 8 * cute.size(values, mode=[2]))
-    widest = RowsTile(WARP_KEYS, max(spec.config.dim, spec.config.dim_v)).bytes
+    tile = RowsTile(spec.warp_keys, 8 * cute.size(values, mode=[2]))
+    widest = RowsTile(spec.warp_keys, max(spec.config.dim, spec.config.dim_v)).bytes
     result = cute.make_rmem_tensor_like(values, spec.dtype)
     result.store((values.load() * scale).to(spec.dtype))
-    place = (site.at.n * spec.tile_k + site.key_warp * WARP_KEYS, site.seq.k_len)
+    first_row = site.at.n * spec.tile_k + site.key_warp * spec.warp_keys
     cute.arch.sync_warp()
-    store_rows(result, tile, base + warp * widest, target, place, site.lane)
+    store_rows(result, tile, base + warp * widest, target, first_row, site.seq.k_len, site.lane)
