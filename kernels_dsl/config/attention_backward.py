@@ -11,8 +11,8 @@ class SumsOfTile:
 
     A tile is cut into shares of 64 rows and `columns` columns, as the accumulators of four warps have them:
     (share, eight columns, 4 / `vector`, thread, `vector` elements). A thread has four elements of eight
-    columns: the GPU adds vectors of four from sm_90 on, below that the sums of a warp lie side by side for each
-    of the four. `across` shares lie side by side, and come before those below them.
+    columns. GPUs add vectors of four from sm_90 on; for those before, a warp's sums of each of the four lie
+    side by side. `across` shares lie side by side, and come before those below them.
     """
 
     columns: int
@@ -71,11 +71,11 @@ def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90Backw
 class Sm80BackwardConfig:
     """One instance of the cp.async + mma.sync backward: 64 queries a step, against `tile_k` keys that stay.
 
-    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of the
-    `warps` has `warp_keys` of them, 16 or 32; where there are two warps for the same keys, each has half of the
-    queries. `q_stages` and `do_stages` query blocks of Q and dO are in shared memory. `ahead` steps of 16 x 16
-    elements are read before they are multiplied. `sums_vector` sums of dQ are added at a time: 1, or 4 from
-    sm_90 on. `deterministic` as in `Sm90BackwardConfig`.
+    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of `warps`
+    warps has `warp_keys` keys, 16 or 32; where that is twice as many as there are, two warps have the same
+    keys and half of the queries each. `q_stages` and `do_stages` query blocks of Q and dO are in shared
+    memory. `ahead` steps of 16 x 16 elements are read before they are multiplied. `sums_vector` sums of dQ
+    are added at a time: 1, or 4 from sm_90 on. `deterministic` as in `Sm90BackwardConfig`.
     """
 
     tile_k: int
@@ -117,6 +117,6 @@ def sm80_backward_config(
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
     for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
         config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
-        if config.smem_bytes <= smem_bytes and (tile_k == 64 or max(d, dv) <= 64):
+        if config.smem_bytes <= smem_bytes and max(d, dv) <= 128:
             return config
     raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 128")

@@ -207,8 +207,8 @@ def reader_b(tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32) -> Matri
 def reader_b_transposed(
     tile: RowsTile, dtype: type[cutlass.Numeric], lane: Int32, first_column: Int32 | int = 0
 ) -> MatrixReader:
-    """Operand B (N, K) with the tile's rows as K and its columns as N from `first_column` on, a multiple of 16
-    within the first column block.
+    """Operand B (N, K) with the tile's rows as K and its columns as N from `first_column` on, a multiple of
+    16 within the first column block.
     """
     return MatrixReader(tile, dtype, True, tile.chunk_offset(lane % 16, lane // 16 + first_column // VECTOR))
 

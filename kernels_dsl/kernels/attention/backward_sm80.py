@@ -26,15 +26,15 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.query_blocks import KeyTiles, decode_key_tile
-from kernels_dsl.blocks.attention.seqlen import SeqExtent, seq_info
+from kernels_dsl.blocks.attention.query_blocks import decode_key_tile, walk_queries
+from kernels_dsl.blocks.attention.seqlen import seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 
 from .backward_sm80_spec import make_spec
 from .backward_sm80_tile import Tensors, key_tile
-from .backward_work import BackwardWork, RowTiles, Sums
+from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
 
 
 @cute.jit
@@ -53,10 +53,10 @@ def attention_backward_sm80(
     softcap: Float32,
     left: Int32,
     right: Int32,
-    seqlens: tuple | None,  # (cu_q, cu_k, used_k or None), int32
+    seqlens: tuple[cute.Tensor, cute.Tensor, cute.Tensor | None] | None,  # `SeqLens`
     max_k: Int32,  # keys of the longest sequence where packed
     mask: cute.Tensor | None,
-    aux: tuple | None,
+    aux: tuple[cute.Tensor, ...] | None,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -67,25 +67,13 @@ def attention_backward_sm80(
     """
     mQ, mK, mV, mdO, mdK, mdV = (rows_first(t, LAYOUTS[layout]) for t in (q, k, v, do, dk, dv))
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
-    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
-    cu, used_k, longest, per_head = None, None, keys, cute.ceil_div(rows, spec.tile_q)
-    if cutlass.const_expr(seqlens is not None):
-        cu, used_k, longest = (seqlens[0], seqlens[1]), seqlens[2], max_k
-        batch = cute.size(seqlens[0]) - 1
-        per_head = rows // spec.tile_q + batch
-    tiles = KeyTiles(Int32(cute.ceil_div(longest, spec.tile_k)), Int32(mK.shape[2]), Int32(batch))
-    work = BackwardWork(
-        tiles=tiles,
-        extent=SeqExtent(Int32(rows), Int32(keys), cu, used_k),
-        window=Window(left, right),
-        scores=ScoreOperands(scale, softcap, mask, aux),
-        heads_per_kv=heads // mK.shape[2],
-        rows=RowTiles(per_head, Int32(heads)),
-        sums=Sums(lse, row_sums, dq_sums, turns),
-    )
+    work = describe_backward(
+        spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
+        Sums(lse, row_sums, dq_sums, turns),
+    )  # fmt: skip
     kernel = backward_kernel(spec, Tensors(mQ, mK, mV, mdO, mdK, mdV), work)
     kernel.launch(
-        grid=(tiles.size, 1, 1),
+        grid=(work.tiles.size, 1, 1),
         block=(spec.threads, 1, 1),
         smem=config.smem_bytes,
         min_blocks_per_mp=1,
@@ -100,8 +88,9 @@ def backward_kernel(spec: cutlass.Constexpr, tensors: Tensors, work: BackwardWor
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
     seq = seq_info(work.extent, at.batch)
+    job = KeyJob(at, seq, walk_queries(spec.variant, spec.tile, at.n, seq, work.window))
     # The grid is made for the longest sequence.
     if cutlass.const_expr(not spec.varlen):
-        key_tile(spec, tensors, smem.toint(), work, at, seq)
+        key_tile(spec, tensors, smem.toint(), work, job)
     elif at.n * spec.tile_k < seq.k_len:
-        key_tile(spec, tensors, smem.toint(), work, at, seq)
+        key_tile(spec, tensors, smem.toint(), work, job)

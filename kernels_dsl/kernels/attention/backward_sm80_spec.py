@@ -8,6 +8,7 @@ import cutlass
 from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
 from kernels_dsl.config.attention_backward import Sm80BackwardConfig, SumsOfTile
 
+
 @dataclass(frozen=True)
 class BackwardSpec:
     """Static facts of one instance; extents in elements, offsets in bytes of shared memory."""
@@ -151,8 +152,8 @@ def make_spec(
     keys = config.warps * config.warp_keys
     if config.warp_keys not in (16, 32) or keys not in (config.tile_k, 2 * config.tile_k):
         raise ValueError(
-            f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each, must be all of "
-            "their keys, or half of them where warp_keys is 16 or 32"
+            f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each; it must "
+            "be all of their keys or half of them, 16 or 32 keys for each"
         )
     if not 1 <= config.do_stages <= config.q_stages <= 2:
         raise ValueError(

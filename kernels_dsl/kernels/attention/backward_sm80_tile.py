@@ -1,5 +1,6 @@
 """One key tile of the SM80-class attention backward: copies, five products a query block, dK and dV."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,8 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.query_blocks import KeyTile, QueryWalk, walk_queries
-from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.attention.query_blocks import QueryWalk
 from kernels_dsl.blocks.hw.cp_async import cp_async
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
@@ -27,15 +27,20 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     store_rows,
 )
 
+from .backward_sm80_spec import BackwardSpec
 from .backward_work import (
     SHARE_THREADS,
     VECTOR,
     BackwardWork,
+    KeyJob,
     add_vector,
     convert,
     first_tile_of,
     mask_queries,
 )
+
+OperandA = Callable[[int], cute.Tensor]
+"""A K step's number -> fragments ((2, 2, 2), M) of it."""
 
 
 class Tensors(NamedTuple):
@@ -52,9 +57,7 @@ class Tensors(NamedTuple):
 class Site(NamedTuple):
     """Where a warp works: its tile, and its parts of the products."""
 
-    at: KeyTile
-    seq: SeqInfo
-    walk: QueryWalk
+    job: KeyJob
     thread: Int32
     lane: Int32
     key_warp: Int32
@@ -120,19 +123,18 @@ class Gradients(NamedTuple):
 
 
 @cute.jit
-def key_tile(
-    spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: BackwardWork, at: KeyTile, seq: SeqInfo
-):
+def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: BackwardWork, job: KeyJob):
     """One tile of keys, from its first copies to dK and dV."""
-    walk = walk_queries(spec.variant, spec.tile, at.n, seq, work.window)
+    at, seq, walk = job.at, job.seq, job.walk
     thread = cute.arch.thread_idx()[0]
-    site = make_site(spec, at, seq, walk, thread)
-    tensors = of_sequence(spec, tensors, at, seq)
+    site = make_site(spec, job, thread)
+    tensors = of_sequence(spec, tensors, job)
     for tile, source, offset in ((spec.k_tile, tensors.k, 0), (spec.v_tile, tensors.v, spec.v_offset)):
         load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, thread)
         load.start(at.n * spec.tile_k, seq.k_len, base + offset, True)
     gradients = Gradients(
-        warp_accumulators(spec.warp_keys, spec.config.dim), warp_accumulators(spec.warp_keys, spec.config.dim_v)
+        dk=warp_accumulators(spec.warp_keys, spec.config.dim),
+        dv=warp_accumulators(spec.warp_keys, spec.config.dim_v),
     )
     gradients.dk.fill(0.0)
     gradients.dv.fill(0.0)
@@ -150,13 +152,11 @@ def key_tile(
     finish(spec, gradients, tensors, base, work, site)
 
 
-def make_site(spec, at: KeyTile, seq: SeqInfo, walk: QueryWalk, thread: Int32) -> Site:
+def make_site(spec: BackwardSpec, job: KeyJob, thread: Int32) -> Site:
     """The parts of this thread's warp."""
     warp = cute.arch.make_warp_uniform(thread // 32)
     return Site(
-        at=at,
-        seq=seq,
-        walk=walk,
+        job=job,
         thread=thread,
         lane=thread % 32,
         key_warp=warp % spec.key_warps,
@@ -166,16 +166,16 @@ def make_site(spec, at: KeyTile, seq: SeqInfo, walk: QueryWalk, thread: Int32) -
     )
 
 
-def of_sequence(spec, tensors: Tensors, at: KeyTile, seq: SeqInfo) -> Tensors:
+def of_sequence(spec: BackwardSpec, tensors: Tensors, job: KeyJob) -> Tensors:
     """The tensors (rows, dim, heads) of one sequence."""
-    image = Int32(0) if spec.varlen else at.batch
+    seq, image = job.seq, Int32(0) if spec.varlen else job.at.batch
     starts = Tensors(seq.q_start, seq.k_start, seq.k_start, seq.q_start, seq.k_start, seq.k_start)
     return Tensors(
         *(cute.domain_offset((start, 0, 0), t[None, None, None, image]) for start, t in zip(starts, tensors))
     )
 
 
-def make_copies(spec, tensors: Tensors, thread: Int32) -> Copies:
+def make_copies(spec: BackwardSpec, tensors: Tensors, thread: Int32) -> Copies:
     """Copies of Q and dO of query head 0."""
     q, do = (
         rows_loader(tile, source[None, None, 0], spec.threads, thread)
@@ -184,7 +184,7 @@ def make_copies(spec, tensors: Tensors, thread: Int32) -> Copies:
     return Copies(q, do, Int64(tensors.q.stride[2]) * 2, Int64(tensors.do.stride[2]) * 2)
 
 
-def make_readers(spec, site: Site) -> Readers:
+def make_readers(spec: BackwardSpec, site: Site) -> Readers:
     """Readers of the operands of each product."""
     dtype, lane = spec.dtype, site.lane
     first_key = site.key_warp * spec.warp_keys
@@ -215,16 +215,14 @@ def following(walk: QueryWalk, now: Step) -> Step:
 
 
 @cute.jit
-def start_first_copies(
-    spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, first: Step
-):
+def start_first_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, first: Step):
     """Starts the copies of the first blocks: those of step 0 with K and V, and then those of step 1."""
     if first.exists:
         copy_do(spec, memory, work, site, first)
         copy_q(spec, memory, work, site, first)
     cute.arch.cp_async_commit_group()
     if cutlass.const_expr(spec.config.q_stages > 1):
-        second = following(site.walk, first)
+        second = following(site.job.walk, first)
         if second.exists:
             if cutlass.const_expr(spec.config.do_stages > 1):
                 copy_do(spec, memory, work, site, second)
@@ -237,10 +235,10 @@ def start_first_copies(
 
 @cute.jit
 def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWork, site: Site, now: Step):
-    """Starts copies to the buffers that step `now` has done with. Those of the next step come first, in a group
-    of their own."""
+    """Starts copies to the buffers that step `now` has done with: those of the next step first, in a group of
+    their own."""
     config = spec.config
-    after = following(site.walk, now)
+    after = following(site.job.walk, now)
     if cutlass.const_expr(config.do_stages == 1):
         if after.exists:
             copy_do(spec, memory, work, site, after)
@@ -248,7 +246,7 @@ def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWor
                 copy_q(spec, memory, work, site, after)
         cute.arch.cp_async_commit_group()
     if cutlass.const_expr(config.q_stages > 1):
-        after = following(site.walk, after)
+        after = following(site.job.walk, after)
         if after.exists:
             if cutlass.const_expr(config.do_stages > 1):
                 copy_do(spec, memory, work, site, after)
@@ -256,26 +254,24 @@ def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWor
         cute.arch.cp_async_commit_group()
 
 
-def copy_q(spec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
+def copy_q(spec: BackwardSpec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
     """Starts the copies of Q and the log-sum-exp of one step."""
     load = memory.copies.q
     load = replace(load, source=load.source + Int64(at.head) * memory.copies.q_head)
     stage = at.number % spec.config.q_stages
-    load.start(
-        at.block * spec.tile_q, site.seq.q_len, memory.base + spec.q_offset + stage * load.tile.bytes, True
-    )
+    target = memory.base + spec.q_offset + stage * load.tile.bytes
+    load.start(at.block * spec.tile_q, site.job.seq.q_len, target, True)
     target = memory.base + spec.lse_offset + stage * spec.rows_bytes
     copy_rows(spec, work.sums.lse, number_of(spec, work, site, at), target, site.thread)
 
 
-def copy_do(spec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
+def copy_do(spec: BackwardSpec, memory: Memory, work: BackwardWork, site: Site, at: Step) -> None:
     """Starts the copies of dO and the row sums of one step."""
     load = memory.copies.do
     load = replace(load, source=load.source + Int64(at.head) * memory.copies.do_head)
     stage = at.number % spec.config.do_stages
-    load.start(
-        at.block * spec.tile_q, site.seq.q_len, memory.base + spec.do_offset + stage * load.tile.bytes, True
-    )
+    target = memory.base + spec.do_offset + stage * load.tile.bytes
+    load.start(at.block * spec.tile_q, site.job.seq.q_len, target, True)
     target = memory.base + spec.row_sums_offset + stage * spec.rows_bytes
     copy_rows(spec, work.sums.row_sums, number_of(spec, work, site, at), target, site.thread)
 
@@ -288,9 +284,9 @@ def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, targe
         cp_async(shared_pointer(Float32, target + thread * 16, 16), vector.align(16), 16, Int32(16))
 
 
-def number_of(spec, work: BackwardWork, site: Site, at: Step) -> Int32:
+def number_of(spec: BackwardSpec, work: BackwardWork, site: Site, at: Step) -> Int32:
     """Number of a query block among the query tiles of all heads and sequences."""
-    return work.rows.number(spec.tile_q, spec.varlen, site.seq, site.at.batch, at.head, at.block)
+    return work.rows.number(spec.tile_q, spec.varlen, site.job.seq, site.job.at.batch, at.head, at.block)
 
 
 @cute.jit
@@ -315,12 +311,13 @@ def step(
 
     scores = warp_accumulators(spec.warp_keys, spec.warp_queries)
     scores.fill(0.0)
-    multiply(spec, scores, from_shared(spec, readers.s_k, k, spec.warp_keys), readers.s_q, q, config.dim // 16)
+    operand_a = from_shared(spec, readers.s_k, k, spec.warp_keys)
+    multiply(spec, scores, operand_a, readers.s_q, q, config.dim // 16)
     view = softmax.rows_and_columns(scores)
-    if site.walk.masked(now.block):
-        first_key = site.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
+    if site.job.walk.masked(now.block):
+        first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
         first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
-        mask_queries(spec.variant, view, work.window, site.seq, first_key, first_query)
+        mask_queries(spec.variant, view, work.window, site.job.seq, first_key, first_query)
     scale = work.scores.scale * softmax.LOG2_E
     columns = row_values(spec, memory.base + spec.lse_offset + q_stage * spec.rows_bytes, site)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
@@ -333,7 +330,8 @@ def step(
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = -columns[c]
-    multiply(spec, d_probs, from_shared(spec, readers.dp_v, v, spec.warp_keys), readers.dp_do, do, config.dim_v // 16)
+    operand_a = from_shared(spec, readers.dp_v, v, spec.warp_keys)
+    multiply(spec, d_probs, operand_a, readers.dp_do, do, config.dim_v // 16)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = d_view[r, c] * view[r, c]
@@ -352,14 +350,12 @@ def step(
     start_next_copies(spec, memory, work, site, now)
     dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
     dq.fill(0.0)
-    multiply(
-        spec, dq, from_shared(spec, readers.dq_ds, ds, spec.dq_rows), readers.dq_k, k, spec.tile_k // 16,
-        stride=spec.dq_column_warps,
-    )  # fmt: skip
+    operand_a = from_shared(spec, readers.dq_ds, ds, spec.dq_rows)
+    multiply(spec, dq, operand_a, readers.dq_k, k, spec.tile_k // 16, stride=spec.dq_column_warps)
     add_dq(spec, work, site, now, dq)
 
 
-def from_shared(spec, reader: MatrixReader, address: Int32, rows: int):
+def from_shared(spec: BackwardSpec, reader: MatrixReader, address: Int32, rows: int) -> OperandA:
     """Operand A of `multiply`, read when it is first asked for. Of a transposed tile rows are columns."""
     fragments: dict[int, cute.Tensor] = {}
 
@@ -374,13 +370,19 @@ def from_shared(spec, reader: MatrixReader, address: Int32, rows: int):
     return fragment
 
 
-def in_registers(operand: cute.Tensor):
+def in_registers(operand: cute.Tensor) -> OperandA:
     """Operand A of `multiply`, ((2, 2, 2), M, K)."""
     return lambda k: operand[None, None, k]
 
 
 def multiply(
-    spec, acc: cute.Tensor, operand_a, reader: MatrixReader, address: Int32, k_steps: int, stride: int = 1
+    spec: BackwardSpec,
+    acc: cute.Tensor,
+    operand_a: OperandA,
+    reader: MatrixReader,
+    address: Int32,
+    k_steps: int,
+    stride: int = 1,
 ) -> None:
     """acc += A @ B.T of one warp. B is read from the tile at `address`, every `stride`-th 16 of its N."""
 
@@ -394,7 +396,7 @@ def multiply(
     warp_product(mma, acc, operand_a, read_b, steps, spec.config.ahead, spec.dtype)
 
 
-def row_values(spec, address: Int32, site: Site) -> cute.Tensor:
+def row_values(spec: BackwardSpec, address: Int32, site: Site) -> cute.Tensor:
     """One float32 of each of this thread's queries, from those of the step in shared memory."""
     found = cute.make_rmem_tensor(spec.warp_queries // 4, Float32)
     first = address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4
@@ -404,7 +406,7 @@ def row_values(spec, address: Int32, site: Site) -> cute.Tensor:
     return found
 
 
-def store_d_scores(spec, operand: cute.Tensor, address: Int32, site: Site) -> None:
+def store_d_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site) -> None:
     """dS^T of this warp's keys and queries to shared memory, two queries at a time."""
     tile: RowsTile = spec.ds_tile
     row = site.key_warp * spec.warp_keys + site.lane // 4
@@ -433,7 +435,7 @@ def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: Step, d
     if cutlass.const_expr(spec.config.deterministic):
         turn = work.sums.turns.iterator + 2 * number
         if site.thread == 0:
-            await_count(turn, site.at.n - first_tile_of(spec, work, site.seq, now.block))
+            await_count(turn, site.job.at.n - first_tile_of(spec, work, site.job.seq, now.block))
         cute.arch.sync_threads()
     rows_of_share = site.dq_row // 16 * 32 + site.lane
     first = (
@@ -465,7 +467,7 @@ def finish(
     site: Site,
 ):
     """Stores dK and dV of this warp's keys. Of two warps with the same keys one stores dK, the other dV."""
-    head = site.at.kv_head
+    head = site.job.at.kv_head
     dk, dv = tensors.dk[None, None, head], tensors.dv[None, None, head]
     if cutlass.const_expr(spec.query_warps == 1):
         store_keys(spec, gradients.dv, dv, base, Float32(1.0), site)
@@ -510,7 +512,7 @@ def take(values: cute.Tensor, address: Int32, site: Site) -> None:
 
 
 def store_keys(
-    spec, values: cute.Tensor, target: cute.Tensor, base: Int32, scale: Float32, site: Site
+    spec: BackwardSpec, values: cute.Tensor, target: cute.Tensor, base: Int32, scale: Float32, site: Site
 ) -> None:
     """Stores this warp's rows of dK or dV, times `scale`, by way of shared memory of its own."""
     warp = site.query_warp * spec.key_warps + site.key_warp
@@ -518,6 +520,6 @@ def store_keys(
     widest = RowsTile(spec.warp_keys, max(spec.config.dim, spec.config.dim_v)).bytes
     result = cute.make_rmem_tensor_like(values, spec.dtype)
     result.store((values.load() * scale).to(spec.dtype))
-    first_row = site.at.n * spec.tile_k + site.key_warp * spec.warp_keys
+    first_row = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys
     cute.arch.sync_warp()
-    store_rows(result, tile, base + warp * widest, target, first_row, site.seq.k_len, site.lane)
+    store_rows(result, tile, base + warp * widest, target, first_row, site.job.seq.k_len, site.lane)

@@ -26,8 +26,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, decode_key_tile, walk_queries
-from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo, SeqLens, seq_info
+from kernels_dsl.blocks.attention.query_blocks import KeyTile, decode_key_tile, walk_queries
+from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan
 from kernels_dsl.blocks.hw import tma
@@ -39,7 +39,7 @@ from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from .backward_sm90_consumer import Mmas, Output, Outputs, consume
 from .backward_sm90_producer import Load, Loads, Rings, SharedTiles, produce
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
-from .backward_work import BackwardWork, KeyJob, RowTiles, Sums
+from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
 
 
 class SmemLayouts(NamedTuple):
@@ -92,24 +92,14 @@ def attention_backward_sm90(
         dk=make_output(spec.dk_epilogue, mdK, layouts.staging),
         dv=make_output(spec.dv_epilogue, mdV, layouts.staging),
     )
-    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
-    lengths, longest, per_head = SeqLens(None, None, None), keys, cute.ceil_div(rows, spec.tile_q)
-    if cutlass.const_expr(seqlens is not None):
-        lengths, longest = SeqLens(seqlens[0], seqlens[1], seqlens[2]), max_k
-        batch = cute.size(lengths.cu_q) - 1
-        per_head = rows // spec.tile_q + batch
-    tiles = KeyTiles(Int32(cute.ceil_div(longest, spec.tile_k)), Int32(mK.shape[2]), Int32(batch))
-    work = BackwardWork(
-        tiles=tiles,
-        extent=SeqExtent(Int32(rows), Int32(keys), *lengths),
-        window=Window(left, right),
-        scores=ScoreOperands(scale, softcap, mask, aux),
-        heads_per_kv=heads // mK.shape[2],
-        rows=RowTiles(per_head, Int32(heads)),
-        sums=Sums(lse, row_sums, dq_sums, turns),
-    )
+    work = describe_backward(
+        spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
+        Sums(lse, row_sums, dq_sums, turns),
+    )  # fmt: skip
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
-    kernel.launch(grid=(tiles.size, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+    kernel.launch(
+        grid=(work.tiles.size, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+    )
 
 
 def make_output(plan: EpiloguePlan, tensor: cute.Tensor, staging: cute.ComposedLayout) -> Output:

@@ -1,6 +1,6 @@
 """The problem of an attention backward as its kernels see it, of either family."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -10,10 +10,22 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.mask import HIDDEN, ScoreOperands, column_offset, row_offset
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
-from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo
+from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo, SeqLens
 from kernels_dsl.blocks.attention.softmax import choose
 from kernels_dsl.blocks.hw.dsl import inline_ptx
+from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_backward import SumsOfTile
+
+
+class BackwardSpec(Protocol):
+    """What the kernels of both families tell of their configurations."""
+
+    @property
+    def tile_q(self) -> int: ...
+    @property
+    def tile_k(self) -> int: ...
+    @property
+    def variant(self) -> AttentionVariant: ...
 
 
 class RowTiles(NamedTuple):
@@ -59,6 +71,34 @@ class BackwardWork(NamedTuple):
     sums: Sums
 
 
+def describe_backward(
+    spec: BackwardSpec,
+    mQ: cute.Tensor,
+    mK: cute.Tensor,
+    seqlens: tuple[cute.Tensor, cute.Tensor, cute.Tensor | None] | None,  # `SeqLens`
+    max_k: Int32,
+    window: Window,
+    scores: ScoreOperands,
+    sums: Sums,
+) -> BackwardWork:
+    """The problem of q (Sq, D, H, B) and k (Sk, D, Hk, B). `max_k` counts where `seqlens` are given."""
+    rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
+    lengths, longest, per_head = SeqLens(None, None, None), keys, cute.ceil_div(rows, spec.tile_q)
+    if seqlens is not None:
+        lengths, longest = SeqLens(*seqlens), max_k
+        batch = cute.size(lengths.cu_q) - 1
+        per_head = rows // spec.tile_q + batch
+    return BackwardWork(
+        tiles=KeyTiles(Int32(cute.ceil_div(longest, spec.tile_k)), Int32(mK.shape[2]), Int32(batch)),
+        extent=SeqExtent(Int32(rows), Int32(keys), *lengths),
+        window=window,
+        scores=scores,
+        heads_per_kv=heads // mK.shape[2],
+        rows=RowTiles(per_head, Int32(heads)),
+        sums=sums,
+    )
+
+
 class KeyJob(NamedTuple):
     """The work of a CTA: a key tile, its sequence, and the query blocks that see it."""
 
@@ -95,8 +135,13 @@ def convert(source: cute.Tensor, target: cute.Tensor) -> None:
 
 
 def mask_queries(
-    variant, view: cute.Tensor, window: Window, seq: SeqInfo, first_key: Int32, first_query: Int32
-) -> None:  # view: (keys, queries) of a thread, from its first key and query on
+    variant: AttentionVariant,
+    view: cute.Tensor,  # (keys, queries) of a thread, from its first key and query on
+    window: Window,
+    seq: SeqInfo,
+    first_key: Int32,
+    first_query: Int32,
+) -> None:
     """Sets scores outside of the mask, and of keys after the last, to -inf."""
     shift = diagonal_shift(variant, seq)
     for r in range(cute.size(view, mode=[0])):
@@ -115,7 +160,7 @@ def mask_queries(
             view[r, c] = choose(keep, view[r, c], HIDDEN)
 
 
-def first_tile_of(spec, work: BackwardWork, seq: SeqInfo, block: Int32) -> Int32:
+def first_tile_of(spec: BackwardSpec, work: BackwardWork, seq: SeqInfo, block: Int32) -> Int32:
     """The first key tile that adds to dQ of query block `block`."""
     if not spec.variant.left:
         return Int32(0)

@@ -24,7 +24,8 @@ _MODULES = "kernels_dsl.kernels.attention."
 PREPARE = lowering.jit(_MODULES + "backward_prepare:prepare_backward", name="attention_backward_prepare")
 FINISH = lowering.jit(_MODULES + "backward_finish:finish_dq", name="attention_backward_finish")
 FUNCTIONS = {
-    "sm90": lowering.jit(_MODULES + "backward_sm90:attention_backward_sm90", name="attention_backward_sm90")
+    "sm90": lowering.jit(_MODULES + "backward_sm90:attention_backward_sm90", name="attention_backward_sm90"),
+    "sm80": lowering.jit(_MODULES + "backward_sm80:attention_backward_sm80", name="attention_backward_sm80"),
 }
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""

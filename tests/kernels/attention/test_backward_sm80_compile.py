@@ -1,0 +1,119 @@
+"""The SM80-class attention backward as compiled, without a GPU: instructions, registers, memory, errors.
+
+A choice of the shipped kernels; TEST_ALL_KERNELS=1 takes all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.attention_backward import Sm80BackwardConfig, sm80_backward_config
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.attention.backward import FUNCTIONS
+from lowering.errors import CompileError
+
+VARIANTS = {
+    "dense": AttentionVariant(),
+    "causal": AttentionVariant(right=True),
+    "window": AttentionVariant(right=True, left=True),
+}
+# (arch, head dimensions, mask, deterministic, packed): the last two and a window take the most registers.
+FEW = [
+    ("sm_89", (64, 64), "window", True, True),
+    ("sm_89", (96, 96), "causal", True, False),
+    ("sm_89", (128, 128), "dense", False, False),
+    ("sm_86", (128, 128), "window", True, True),
+    ("sm_80", (128, 128), "window", True, True),
+]
+CASES = (
+    [
+        (arch, dims, name, fixed, packed)
+        for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")
+        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (40, 72))
+        for name in VARIANTS
+        for fixed in (True, False)
+        for packed in (True, False)
+    ]
+    if os.environ.get("TEST_ALL_KERNELS") == "1"
+    else FEW
+)
+
+
+def _compile(
+    arch: str,
+    variant: AttentionVariant,
+    config: Sm80BackwardConfig,
+    packed: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+):
+    def tensor(heads: int, dim: int) -> torch.Tensor:
+        return torch.empty((512, heads, dim) if packed else (2, 256, heads, dim), dtype=dtype, device="meta")
+
+    def flat(count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device="meta")
+
+    q, k, v, do = (
+        tensor(*x) for x in ((4, config.dim), (2, config.dim), (2, config.dim_v), (4, config.dim_v))
+    )
+    sums = (*(flat(4096, torch.float32) for _ in range(3)), flat(64, torch.int32))
+    seqlens = (flat(3, torch.int32), flat(3, torch.int32), None) if packed else None
+    return FUNCTIONS["sm80"].compile(
+        q, k, v, do, k, v, *(sums if config.deterministic else (*sums[:3], None)), 1.0, 0.0, 0, 0, seqlens,
+        256, None, None, arch=arch, layout="thd" if packed else "bshd", config=config, variant=variant,
+    )  # fmt: skip
+
+
+def _check(kernel, arch: str) -> None:
+    """Products by mma.sync from ldmatrix, copies by cp.async, no spills, within shared memory."""
+    (found,) = kernel.resources()
+    assert found.entry == "attention_backward_sm80_0"
+    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+    assert found.registers <= 255
+    assert found.count("HMMA") and found.count("LDSM") and found.count("LDGSTS") and not found.count("HGMMA")
+    assert found.dynamic_smem is None or found.dynamic_smem <= DEVICES_BY_ARCH[arch].smem_bytes
+
+
+@pytest.mark.parametrize(("arch", "dims", "name", "deterministic", "packed"), CASES)
+def test_chosen_tiles(arch, dims, name, deterministic, packed):
+    config = sm80_backward_config(*dims, deterministic, DEVICES_BY_ARCH[arch].smem_bytes)
+    _check(_compile(arch, VARIANTS[name], config, packed), arch)
+
+
+def test_32_keys_a_warp():
+    config = Sm80BackwardConfig(128, 64, 64, warp_keys=32)
+    _check(_compile("sm_80", VARIANTS["causal"], config, dtype=torch.float16), "sm_80")
+
+
+def test_sums_are_added_as_vectors_from_sm90_on():
+    """Four times as few instructions; on GPUs before there are none for vectors."""
+    config = sm80_backward_config(64, 64, False)
+    single, vectors = (
+        _compile("sm_90a", VARIANTS["dense"], replace(config, sums_vector=count)).resources()[0]
+        for count in (1, 4)
+    )
+    assert single.count("RED") == 4 * vectors.count("RED") > 0
+
+
+def test_chosen_tiles_fit():
+    for dim in range(8, 136, 8):
+        for dim_v in range(8, 136, 8):
+            assert sm80_backward_config(dim, dim_v, True).smem_bytes <= DEVICES_BY_ARCH["sm_89"].smem_bytes
+    with pytest.raises(ValueError, match="head dimensions are 136 and 64, must be at most 128"):
+        sm80_backward_config(136, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Sm80BackwardConfig(96, 64, 64), "tile_k is 96 for 8 warps with 16 keys each"),
+        (Sm80BackwardConfig(128, 64, 64, q_stages=1), "q_stages and do_stages are 1 and 2"),
+    ],
+)
+def test_impossible_tiles_are_named(config, message):
+    with pytest.raises(CompileError, match=message):
+        _compile("sm_89", VARIANTS["dense"], config)
