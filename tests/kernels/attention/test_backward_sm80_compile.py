@@ -57,14 +57,15 @@ def _compile(
     def flat(count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, device="meta")
 
-    q, k, v, do = (
-        tensor(*x) for x in ((4, config.dim), (2, config.dim), (2, config.dim_v), (4, config.dim_v))
-    )
-    sums = (*(flat(4096, torch.float32) for _ in range(3)), flat(64, torch.int32))
+    sizes = ((4, config.dim), (2, config.dim), (2, config.dim_v), (4, config.dim_v))
+    tensors = [tensor(heads, dim) for heads, dim in (*sizes, *sizes[1:3])]
+    sums = [flat(4096, torch.float32) for _ in range(3)]
+    turns = flat(64, torch.int32) if config.deterministic else None
     seqlens = (flat(3, torch.int32), flat(3, torch.int32), None) if packed else None
+    numbers, rest = (1.0, 0.0, 0, 0), (seqlens, 256, None, None)
     return FUNCTIONS["sm80"].compile(
-        q, k, v, do, k, v, *(sums if config.deterministic else (*sums[:3], None)), 1.0, 0.0, 0, 0, seqlens,
-        256, None, None, arch=arch, layout="thd" if packed else "bshd", config=config, variant=variant,
+        *tensors, *sums, turns, *numbers, *rest, arch=arch, layout="thd" if packed else "bshd",
+        config=config, variant=variant,
     )  # fmt: skip
 
 
