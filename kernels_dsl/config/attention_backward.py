@@ -115,8 +115,10 @@ def sm80_backward_config(
 ) -> Sm80BackwardConfig:
     """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory."""
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
+    # With 128 keys head dimensions between these spill where a window, an order and packing come together.
+    many = max(d, dv) <= 64 or d == dv == 128
     for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
         config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
-        if config.smem_bytes <= smem_bytes and max(d, dv) <= 128:
+        if config.smem_bytes <= smem_bytes and max(d, dv) <= 128 and (many or tile_k == 64):
             return config
     raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 128")

@@ -29,6 +29,7 @@ FEW = [
     ("sm_89", (128, 128), "dense", False, False),
     ("sm_86", (128, 128), "window", True, True),
     ("sm_80", (128, 128), "window", True, True),
+    ("sm_80", (96, 96), "window", True, True),
 ]
 CASES = (
     [
