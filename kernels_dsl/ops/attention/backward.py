@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 import lowering
-from kernels_dsl.config.attention_backward import Sm90BackwardConfig, sm90_backward_config
+from kernels_dsl.config.attention_backward import (
+    Sm80BackwardConfig,
+    Sm90BackwardConfig,
+    sm80_backward_config,
+    sm90_backward_config,
+)
+from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.outputs import is_empty
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
@@ -27,6 +33,7 @@ FUNCTIONS = {
     "sm90": lowering.jit(_MODULES + "backward_sm90:attention_backward_sm90", name="attention_backward_sm90"),
     "sm80": lowering.jit(_MODULES + "backward_sm80:attention_backward_sm80", name="attention_backward_sm80"),
 }
+BackwardConfig = Sm90BackwardConfig | Sm80BackwardConfig
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
@@ -72,9 +79,16 @@ def why_not_variant(call: AttentionCall) -> str | None:
 
 def why_not(call: AttentionCall, target: Target) -> str | None:
     """Why a call of attention has no gradient on `target`; None where it has."""
-    if "sm90" not in target.device.families():
-        return f"attention has no gradient on {target.device.name} yet, only on Hopper"
+    if not target.device.families():
+        return f"attention has no gradient on {target.device.name}, only from compute capability 8.0 on"
     return why_not_variant(call)
+
+
+def choose(call: AttentionCall, device: Device, deterministic: bool) -> BackwardConfig:
+    """The configuration for a call: of the fastest family of kernels that the device has."""
+    if device.families()[0] == "sm90":
+        return sm90_backward_config(call.dim, call.dim_v, deterministic)
+    return sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes)
 
 
 def check_gradient(call: AttentionArguments, asked: str, target: Target | None) -> None:
@@ -98,13 +112,13 @@ class BackwardPlan:
         do: torch.Tensor,
         target: Target,
         deterministic: bool = True,
-        config: Sm90BackwardConfig | None = None,
+        config: BackwardConfig | None = None,
     ) -> None:
         reason = why_not(call, target)
         if reason is not None:
             raise ValueError(reason)
         self.call = call
-        self.config = config or sm90_backward_config(call.dim, call.dim_v, deterministic)
+        self.config = config or choose(call, target.device, deterministic)
         self.steps: list[Step | None] = [
             prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
         ]
@@ -112,7 +126,7 @@ class BackwardPlan:
         common = {"layout": call.layout, "tile": tile}
         self.prepare = Launch(PREPARE, target, common)
         self.main = Launch(
-            FUNCTIONS["sm90"],
+            FUNCTIONS[self.config.family],
             target,
             {"layout": call.layout, "config": self.config, "variant": call.variant},
         )

@@ -58,6 +58,11 @@ def test_shapes(heads, lengths, dims, seed):
     _check(_tensors(heads, lengths, dims, seed), Masking())
 
 
+def test_a_gpu_before_hopper(seed):
+    with emulator.run(arch="sm_89"):
+        _check(_tensors((2, 1), (70, 90), (40, 64), seed), Masking(right=0), causal=True)
+
+
 def test_float16(seed):
     _check(_tensors((1, 1), (70, 150), (64, 64), seed, torch.float16), Masking())
 
