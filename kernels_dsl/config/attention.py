@@ -113,7 +113,7 @@ class Sm90AttentionConfig:
     traits = FAMILIES[family]
 
     def several_tiles(self, extent: Extent) -> bool:
-        """Whether some CTA of a persistent launch gets more than one query tile."""
+        """Says that some CTA of a persistent launch gets more than one query tile."""
         return extent.tiles(self.tile_m, self.pack) > extent.sms * self.ctas_per_sm
 
 

@@ -42,7 +42,7 @@ class Sm80AttentionConfig:
     turns_v = watch_sums = False
 
     def several_tiles(self, extent: Extent) -> bool:
-        """Whether some CTA gets more than one query tile."""
+        """Says that some CTA gets more than one query tile."""
         return False
 
     @property

@@ -118,7 +118,7 @@ def mask_tail(
                 view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
 
 
-def to_operand(spec: AttentionSpec, scores: cute.Tensor, operand: cute.Tensor) -> None:
+def to_operand(scores: cute.Tensor, operand: cute.Tensor) -> None:
     """Converts a block, such as probabilities, to operand A of the next product.
 
     An accumulator of 16 rows x 16 keys has the same elements in the same order as a 16-bit operand. An 8-bit
@@ -128,10 +128,9 @@ def to_operand(spec: AttentionSpec, scores: cute.Tensor, operand: cute.Tensor) -
     Converted 16 keys at a time: for vectors whose length is no power of two the compiler packs pairs
     by byte permutations, and puts them between the products.
     """
+    dtype = operand.element_type
     for k in range(cute.size(scores) // 8):
-        pairs = (
-            cute.make_layout((2, 2, 2), stride=(1, 4, 2)) if spec.dtype.width == 8 else cute.make_layout(8)
-        )
+        pairs = cute.make_layout((2, 2, 2), stride=(1, 4, 2)) if dtype.width == 8 else cute.make_layout(8)
         source = cute.make_tensor(scores.iterator + 8 * k, pairs)
         target = cute.make_tensor(operand.iterator + 8 * k, cute.make_layout(pairs.shape))
-        target.store(source.load().to(spec.dtype))
+        target.store(source.load().to(dtype))

@@ -119,7 +119,7 @@ class ExtraWords(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What every warp knows from the start. `extra`: what `ExtraWords.set_up` returned."""
+    """Knowledge of every warp from the start. `extra`: what `ExtraWords.set_up` returned."""
 
     ring: pipeline.PipelineTmaAsync
     tiles: SharedTiles

@@ -9,7 +9,7 @@ from kernels_dsl.blocks.attention.seqlen import SeqExtent, seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
 
-from .backward_work import SHARE_THREADS, VECTOR, RowTiles, first_element, vector_pointer
+from .backward_work import SHARE_THREADS, VECTOR, RowTiles, first_element, query_grid, vector_pointer
 
 
 @cute.jit
@@ -26,22 +26,10 @@ def finish_dq(
 ):
     """Launches the kernel. dq: even offsets of rows, contiguous head dimension."""
     mdQ = rows_first(dq, LAYOUTS[layout])
-    rows, heads, batch, longest = mdQ.shape[0], mdQ.shape[2], mdQ.shape[3], mdQ.shape[0]
-    if cutlass.const_expr(cu_q is not None):
-        longest, batch = max_q, cute.size(cu_q) - 1
-    blocks = cute.ceil_div(longest, tile[0])
-    per_head = blocks
-    if cutlass.const_expr(cu_q is not None):
-        per_head = rows // tile[0] + batch
-    kernel = finish_kernel(
-        dq_sums, mdQ, scale, SeqExtent(Int32(rows), Int32(rows), cu_q, cu_q, None),
-        RowTiles(Int32(per_head), Int32(heads)), tile, order,
-    )  # fmt: skip
-    shares = tile[0] * tile[1] // order.size
-    kernel.launch(
-        grid=(blocks, heads, batch), block=(shares * SHARE_THREADS, 1, 1), stream=stream,
-        preferred_smem_carveout=0,
-    )  # fmt: skip
+    grid = query_grid(mdQ, cu_q, max_q, tile[0])
+    kernel = finish_kernel(dq_sums, mdQ, scale, grid.extent, grid.tiles, tile, order)
+    threads = tile[0] * tile[1] // order.size * SHARE_THREADS
+    kernel.launch(grid=grid.shape, block=(threads, 1, 1), stream=stream, preferred_smem_carveout=0)
 
 
 @entry_name("attention_backward_finish")

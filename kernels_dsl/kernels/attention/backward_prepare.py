@@ -17,7 +17,7 @@ from kernels_dsl.blocks.attention.softmax import LOG2_E, choose
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
 
-from .backward_work import VECTOR, RowTiles, Sums
+from .backward_work import VECTOR, RowTiles, Sums, query_grid
 
 THREADS = 128
 LANES = 8
@@ -53,24 +53,10 @@ def prepare_backward(
 ):
     """Launches the kernel. o, do: contiguous head dimensions, 16-byte aligned base and strides."""
     mO, mdO = rows_first(o, LAYOUTS[layout]), rows_first(do, LAYOUTS[layout])
-    rows, heads, batch, longest = mO.shape[0], mO.shape[2], mO.shape[3], mO.shape[0]
-    if cutlass.const_expr(cu_q is not None):
-        longest, batch = max_q, cute.size(cu_q) - 1
-    blocks = cute.ceil_div(longest, tile[0])
-    per_head = blocks
-    if cutlass.const_expr(cu_q is not None):
-        per_head = rows // tile[0] + batch
-    tiles = RowTiles(Int32(per_head), Int32(heads))
-    kernel = prepare_kernel(
-        Rows(mO, mdO, lse, d_lse),
-        Sums(lse_2, row_sums, dq_sums, turns),
-        SeqExtent(Int32(rows), Int32(rows), cu_q, cu_q, None),
-        tiles,
-        tile,
-    )
-    kernel.launch(
-        grid=(blocks, heads, batch), block=(THREADS, 1, 1), stream=stream, preferred_smem_carveout=0
-    )
+    grid = query_grid(mO, cu_q, max_q, tile[0])
+    rows, sums = Rows(mO, mdO, lse, d_lse), Sums(lse_2, row_sums, dq_sums, turns)
+    kernel = prepare_kernel(rows, sums, grid.extent, grid.tiles, tile)
+    kernel.launch(grid=grid.shape, block=(THREADS, 1, 1), stream=stream, preferred_smem_carveout=0)
 
 
 @entry_name("attention_backward_prepare")

@@ -10,6 +10,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.query_blocks import QueryWalk
+from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.hw.cp_async import cp_async
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
@@ -34,7 +35,6 @@ from .backward_work import (
     BackwardWork,
     KeyJob,
     add_vector,
-    convert,
     first_tile_of,
     mask_queries,
 )
@@ -55,7 +55,7 @@ class Tensors(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a warp works: its tile, and its parts of the products."""
+    """A warp's place: its tile, and its parts of the products."""
 
     job: KeyJob
     thread: Int32
@@ -93,7 +93,7 @@ class Readers(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where this thread copies to and reads from."""
+    """Addresses that this thread copies to and reads from."""
 
     base: Int32
     """Address of the CTA's shared memory."""
@@ -337,10 +337,10 @@ def step(
             d_view[r, c] = d_view[r, c] * view[r, c]
 
     operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-    convert(scores, operand)
+    to_operand(scores, operand)
     multiply(spec, gradients.dv, in_registers(operand), readers.dv_do, do, spec.warp_queries // 16)
     operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-    convert(d_probs, operand)
+    to_operand(d_probs, operand)
     store_d_scores(spec, operand, ds, site)
     multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
 

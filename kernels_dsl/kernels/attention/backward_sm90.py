@@ -37,7 +37,7 @@ from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
 from .backward_sm90_consumer import Mmas, Output, Outputs, consume
-from .backward_sm90_producer import Load, Loads, Rings, SharedTiles, produce
+from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
 from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
 
@@ -83,10 +83,10 @@ def attention_backward_sm90(
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
     mmas, layouts = make_mmas(spec), make_layouts(spec)
     loads = Loads(
-        Load(*tma.make_load_atom(mQ, layouts.q, (spec.tile_q, spec.dim))),
-        Load(*tma.make_load_atom(mK, layouts.k, (spec.tile_k, spec.dim))),
-        Load(*tma.make_load_atom(mV, layouts.v, (spec.tile_k, spec.dim_v))),
-        Load(*tma.make_load_atom(mdO, layouts.do, (spec.tile_q, spec.dim_v))),
+        tma.make_load_atom(mQ, layouts.q, (spec.tile_q, spec.dim)),
+        tma.make_load_atom(mK, layouts.k, (spec.tile_k, spec.dim)),
+        tma.make_load_atom(mV, layouts.v, (spec.tile_k, spec.dim_v)),
+        tma.make_load_atom(mdO, layouts.do, (spec.tile_q, spec.dim_v)),
     )
     outputs = Outputs(
         dk=make_output(spec.dk_epilogue, mdK, layouts.staging),

@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
@@ -34,7 +35,6 @@ from .backward_work import (
     BackwardWork,
     KeyJob,
     add_vector,
-    convert,
     first_tile_of,
     mask_queries,
     vector_pointer,
@@ -90,7 +90,7 @@ class Fragments(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where the results of a work tile go."""
+    """Destinations of a work tile's results."""
 
     dk: Output
     dv: Output
@@ -104,7 +104,7 @@ class Visit(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a consumer thread works: its job, and its first key, and first query in a block."""
+    """A consumer thread's place: its job, its first key, and its first query in a block."""
 
     work: BackwardWork
     job: KeyJob
@@ -152,12 +152,14 @@ def consume(
     epi.drain(spec.dk_epilogue, thread)
 
 
+def turned(tile: cute.Tensor) -> cute.Tensor:
+    """View of a tile (rows, columns[, stages]) as (columns, rows[, stages])."""
+    modes = [1, 0, 2] if cute.rank(tile) == 3 else [1, 0]
+    return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=modes))
+
+
 def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Site) -> Fragments:
     """Operand descriptors in shared memory, and accumulators."""
-
-    def turned(tile: cute.Tensor) -> cute.Tensor:
-        modes = (1, 0, 2) if cute.rank(tile) == 3 else (1, 0)
-        return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=list(modes)))
 
     group, thread = site.group, site.thread
     s, dv, dk, dq = (mma.get_slice(thread) for mma in (mmas.s, mmas.dv, mmas.dk, mmas.dq))
@@ -219,7 +221,7 @@ def step(
     operand = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
     probs = cute.make_rmem_tensor(operand, spec.dtype)
     d_scores = cute.make_rmem_tensor(operand, spec.dtype)
-    convert(scores, probs)
+    to_operand(scores, probs)
     warpgroup.wait_group(0)
     issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
     d_view = softmax.rows_and_columns(d_probs)
@@ -227,7 +229,7 @@ def step(
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = view[r, c] * (d_view[r, c] - columns[c])
-    convert(d_probs, d_scores)
+    to_operand(d_probs, d_scores)
     buffer = state.count % spec.ds_stages
     store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -296,8 +298,7 @@ def store_d_scores(
     """dS^T of this warpgroup's keys to shared memory, contiguous along the queries."""
     copy = epi.register_to_smem_copy(mma, spec.dtype, spec.tile_q)
     thr_copy = copy.get_slice(site.thread)
-    turned = cute.make_tensor(tiles.iterator, cute.select(tiles.layout, mode=[1, 0, 2]))
-    own = cute.local_tile(turned, (WGMMA_M, spec.tile_q), (site.group, 0, None))
+    own = cute.local_tile(turned(tiles), (WGMMA_M, spec.tile_q), (site.group, 0, None))
     target = thr_copy.partition_D(own)
     # The registers of an accumulator in the order in which the copy takes them.
     registers = cute.make_layout(thr_copy.partition_S(own).shape[:3])

@@ -13,20 +13,13 @@ from kernels_dsl.blocks.hw.pipeline import producer_state
 from .backward_work import BackwardWork, KeyJob
 
 
-class Load(NamedTuple):
-    """A TMA load: its descriptor, and the tensor of coordinates (rows, D, heads, B)."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
-
-
 class Loads(NamedTuple):
-    """TMA loads of the four operands."""
+    """TMA loads of the four operands, (rows, D, heads, B)."""
 
-    q: Load
-    k: Load
-    v: Load
-    do: Load
+    q: tma.TmaCopy
+    k: tma.TmaCopy
+    v: tma.TmaCopy
+    do: tma.TmaCopy
 
 
 class Rings(NamedTuple):
@@ -114,10 +107,10 @@ def load_rows(
 
 
 def tile_loader(
-    load: Load, tiles: cute.Tensor, tile: tuple[int, int], start: Int32, image: tuple[Int32, Int32]
+    load: tma.TmaCopy, tiles: cute.Tensor, tile: tuple[int, int], start: Int32, image: tuple[Int32, Int32]
 ):
     """`load(tile number, stage, barrier)` of rows from `start` on of one (head, batch)."""
-    rows = cute.domain_offset((start, 0), load.tensor[None, None, image[0], image[1]])
+    rows = cute.domain_offset((start, 0), load.coordinates[None, None, image[0], image[1]])
     g_tiles = cute.local_tile(rows, tile, (None, 0))  # (rows, D, tiles)
-    t_s, t_g = tma.load_partition(load.atom, g_tiles, tiles, cute.make_layout(1), Int32(0))
-    return tma.tile_loader(load.atom, t_g, t_s, None)
+    part = tma.load_partition(load.atom, g_tiles, tiles, cute.make_layout(1), Int32(0))
+    return tma.tile_loader(load.atom, part.tiles, part.shared, None)

@@ -18,7 +18,7 @@ from kernels_dsl.config.attention_backward import SumsOfTile
 
 
 class BackwardSpec(Protocol):
-    """What the kernels of both families tell of their configurations."""
+    """Facts that the kernels of both families state of themselves."""
 
     @property
     def tile_q(self) -> int: ...
@@ -46,6 +46,32 @@ class RowTiles(NamedTuple):
         return (batch * self.heads + head) * self.per_head + block
 
 
+class QueryGrid(NamedTuple):
+    """Query tiles of a launch with a CTA for each: (blocks, heads, sequences), and where they lie."""
+
+    shape: tuple[Int32, Int32, Int32]
+    extent: SeqExtent
+    tiles: RowTiles
+
+
+def query_grid(mX: cute.Tensor, cu_q: cute.Tensor | None, max_q: Int32, tile: int) -> QueryGrid:
+    """Tiles of `tile` rows of (rows, D, heads, B). `max_q`: rows of the longest sequence where packed."""
+    rows, heads, batch, longest = mX.shape[0], mX.shape[2], mX.shape[3], mX.shape[0]
+    if cu_q is not None:
+        longest, batch = max_q, cute.size(cu_q) - 1
+    return QueryGrid(
+        (cute.ceil_div(longest, tile), heads, batch),
+        SeqExtent(Int32(rows), Int32(rows), cu_q, cu_q, None),
+        row_tiles(rows, heads, batch, tile, cu_q is not None),
+    )
+
+
+def row_tiles(rows: Int32, heads: Int32, batch: Int32, tile: int, varlen: bool) -> RowTiles:
+    """Numbers of the tiles of `rows` rows of each sequence, or of all where they are packed."""
+    per_head = rows // tile + batch if varlen else cute.ceil_div(rows, tile)
+    return RowTiles(Int32(per_head), Int32(heads))
+
+
 class Sums(NamedTuple):
     """Float32 numbers between the kernels of a backward, by query tiles in the order of `RowTiles`."""
 
@@ -60,7 +86,7 @@ class Sums(NamedTuple):
 
 
 class BackwardWork(NamedTuple):
-    """What every role needs to know of the problem. `lists` as in `Work`, but of query blocks a key tile."""
+    """The problem, as every role sees it."""
 
     tiles: KeyTiles
     extent: SeqExtent
@@ -83,18 +109,17 @@ def describe_backward(
 ) -> BackwardWork:
     """The problem of q (Sq, D, H, B) and k (Sk, D, Hk, B). `max_k` counts where `seqlens` are given."""
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
-    lengths, longest, per_head = SeqLens(None, None, None), keys, cute.ceil_div(rows, spec.tile_q)
+    lengths, longest = SeqLens(None, None, None), keys
     if seqlens is not None:
         lengths, longest = SeqLens(*seqlens), max_k
         batch = cute.size(lengths.cu_q) - 1
-        per_head = rows // spec.tile_q + batch
     return BackwardWork(
         tiles=KeyTiles(Int32(cute.ceil_div(longest, spec.tile_k)), Int32(mK.shape[2]), Int32(batch)),
         extent=SeqExtent(Int32(rows), Int32(keys), *lengths),
         window=window,
         scores=scores,
         heads_per_kv=heads // mK.shape[2],
-        rows=RowTiles(per_head, Int32(heads)),
+        rows=row_tiles(rows, heads, batch, spec.tile_q, seqlens is not None),
         sums=sums,
     )
 
@@ -123,15 +148,6 @@ def first_element(order: SumsOfTile, share: Int32, thread: Int32) -> tuple[Int32
 def vector_pointer(order: cutlass.Constexpr, dq: cute.Tensor, share: Int32, thread: Int32) -> cute.Pointer:
     """A thread's first vector of share number `share` of all; the next is VECTOR * SHARE_THREADS on."""
     return dq.iterator + cutlass.Int64(share) * order.size + thread * order.vector
-
-
-def convert(source: cute.Tensor, target: cute.Tensor) -> None:
-    """Accumulators as a register operand, 16 columns at a time (see `score_tile.to_operand`)."""
-    for i in range(cute.size(source) // 8):
-        part = cute.make_tensor(source.iterator + 8 * i, cute.make_layout(8))
-        cute.make_tensor(target.iterator + 8 * i, cute.make_layout(8)).store(
-            part.load().to(target.element_type)
-        )
 
 
 def mask_queries(

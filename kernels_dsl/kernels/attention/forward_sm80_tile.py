@@ -263,7 +263,7 @@ def step(
         softmax.rescale_where_needed(out, fragments.correction)
     else:
         softmax.rescale(out, fragments.correction)
-    to_operand(spec, scores, fragments.p)
+    to_operand(scores, fragments.p)
     if cutlass.const_expr(not spec.config.overlap):
         add_output(spec, memory, fragments, position)
     return following

@@ -234,7 +234,7 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvS
     block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0), spec.rising)
     masked = first_is_masked(spec, visit)
     softmax_step(spec, scores, fragments, ScoreBlock(tile, work, block), masked=masked, first=True)
-    to_operand(spec, scores, fragments.p)
+    to_operand(scores, fragments.p)
     if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
         rings.v.consumer_wait(states.v)
         clear_tail(spec, resources.tiles.v, states.v, site, Int32(0))
@@ -331,7 +331,7 @@ def step(
     release(rings.v, states.v)
     if cutlass.const_expr(not spec.lazy_rescale):
         softmax.rescale(softmax.rows_and_columns(fragments.out), fragments.correction)
-    to_operand(spec, scores, fragments.p)
+    to_operand(scores, fragments.p)
     return states
 
 

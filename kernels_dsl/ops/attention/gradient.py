@@ -21,29 +21,28 @@ from kernels_dsl.ops.attention.arguments import (
     describe,
 )
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward
-from kernels_dsl.ops.eager_path import signature
-from kernels_dsl.ops.operators import define
+from kernels_dsl.ops.operation import Arguments
+from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.target import target_of
 from lowering.records import frozen
 
-_SCHEMA = (
-    "(Tensor do, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_k=None, *, str layout='bshd', "
-    "bool causal=False, int? window_left=None, int? window_right=None, str alignment='bottom_right', "
-    "float? scale=None, int max_seqlen_q=0, int max_seqlen_k=-1, bool deterministic=True) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-_SCALARS = (
-    "layout", "causal", "window_left", "window_right", "alignment", "scale", "max_seqlen_q", "max_seqlen_k",
-)  # fmt: skip
-"""Keywords of the forward operator that the backward one takes as they are."""
 _PLANS: dict[Any, BackwardPlan] = {}
 
 
 @frozen
-class _Options:
-    """Keywords of the operator, as the forward one has them."""
+class BackwardOperands(Arguments):
+    """The arguments of the operator. Keywords are those of the forward one; a length below 0 is none."""
 
+    do: torch.Tensor
+    d_lse: torch.Tensor | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
     layout: str = "bshd"
     causal: bool = False
     window_left: int | None = None
@@ -54,39 +53,39 @@ class _Options:
     max_seqlen_k: int = -1
     deterministic: bool = True
 
+    outputs = ()
 
-def _backward(
-    do: torch.Tensor,
-    d_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    **given: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, extras = _Options(**given), NO_EXTRAS
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        longest_k = None if options.max_seqlen_k < 0 else options.max_seqlen_k
-        seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k)
-        extras = Extras(seqlens=seqlens, max_seqlens=MaxSeqlens(options.max_seqlen_q, longest_k))
-    forward = Forward(q, k, v, out, lse, extras)
-    tensors = (do, q, k, v, out, lse, d_lse, cu_seqlens_q, cu_seqlens_k, seqused_k)
-    key = (*map(signature, tensors), options)
-    plan, target = _PLANS.get(key), target_of(q, "q")
+    def options(self) -> AttentionOptions:
+        """The options of the forward call."""
+        window = (self.window_left, self.window_right)
+        unlimited = window == (None, None)
+        return AttentionOptions(self.causal, None if unlimited else window, self.alignment, self.scale, 0.0)
+
+    def extras(self) -> Extras:
+        """Its tensors beside q, k and v."""
+        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
+            return NO_EXTRAS
+        longest_k = None if self.max_seqlen_k < 0 else self.max_seqlen_k
+        seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
+        return Extras(seqlens=seqlens, max_seqlens=MaxSeqlens(self.max_seqlen_q, longest_k))
+
+
+_SCALARS = tuple(name for name in BackwardOperands.choices if name != "deterministic")
+"""Keywords of the forward operator that the backward one takes as they are."""
+
+
+def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = BackwardOperands(*tensors, **given)  # type: ignore[arg-type]
+    extras = x.extras()
+    forward = Forward(x.q, x.k, x.v, x.out, x.lse, extras)
+    key, target = x.plan_key(), target_of(x.q, "q")
+    plan = _PLANS.get(key)
     if plan is None:
-        window = (options.window_left, options.window_right)
-        scores = AttentionOptions(
-            options.causal, None if window == (None, None) else window, options.alignment, options.scale, 0.0
-        )
-        call = describe(AttentionArguments(q, k, v, scores, options.layout, extras))
-        plan = BackwardPlan(call, forward, do, target, options.deterministic)
+        call = describe(AttentionArguments(x.q, x.k, x.v, x.options(), x.layout, extras))
+        plan = BackwardPlan(call, forward, x.do, target, x.deterministic)
         if not target.emulated:
             call_cache.put(_PLANS, key, plan)
-    found = plan.run(forward, do, d_lse)
+    found = plan.run(forward, x.do, x.d_lse)
     return found.q, found.k, found.v
 
 
@@ -102,7 +101,10 @@ def _backward_fake(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-define("attention_backward", _SCHEMA, _backward, _backward_fake, "second derivative")
+define(
+    "attention_backward", f"({schema_of(BackwardOperands)}) -> (Tensor, Tensor, Tensor)", _backward,
+    _backward_fake, "second derivative",
+)  # fmt: skip
 
 
 def setup_context(
