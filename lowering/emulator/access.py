@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from . import peers
 from .memory import Fault
 from .ptx import Instruction
 from .reports import EmulatorError, Kind
-from .shadow import byte_index
+from .shadow import AgentKind, byte_index
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 
 if TYPE_CHECKING:
@@ -87,14 +88,26 @@ def note_unwritten(
         )
 
 
-def check_write(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, lanes: Array) -> None:
-    """Note an ordinary write of shared memory by a warp, and report what is wrong with it."""
+def check_write(
+    m: Machine,
+    w: Warp,
+    ins: Instruction,
+    cta: Cta,
+    index: Array | slice,
+    lanes: Array,
+    same: Callable[[], bool] | None = None,
+) -> None:
+    """Note an ordinary write of shared memory by a warp, and report what is wrong with it.
+
+    ``same`` tells whether the bytes hold the value already: two warps that write one value do no harm.
+    """
     w.unfenced |= lanes
     if not m.check:
         return
     conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True)
     if conflict is not None:
-        m.report_conflict(conflict, "write", w, ins, cta)
+        harmless = conflict.wrote and conflict.agent.kind is AgentKind.WARP and same is not None and same()
+        m.report_conflict(conflict, "write", w, ins, cta, harmless)
 
 
 def undefined_bytes(m: Machine, w: Warp, addresses: Array, size: int) -> tuple[Array, Cta] | None:
@@ -133,9 +146,9 @@ def store_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: 
     """Write uint8 (n, size) ``data`` to shared memory."""
     size = data.shape[1]
     for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
-        index = byte_index(offsets, size)
-        check_write(m, w, ins, cta, index, lanes)
-        cta.smem[offsets[:, None] + np.arange(size)] = data[where]
+        index, mine, into = byte_index(offsets, size), data[where], offsets[:, None] + np.arange(size)
+        check_write(m, w, ins, cta, index, lanes, lambda: np.array_equal(cta.smem[into], mine))  # noqa: B023
+        cta.smem[into] = mine
     if m.stats is not None:
         m.stats.shared_access(ins, addresses, size)
 

@@ -41,6 +41,7 @@ class MBarrier:
         self.phase = 0
         self.agent = agent
         self.init_by, self.init_clock = owner.agent, owner.clock
+        self.init_fenced = False  # by fence.mbarrier_init
         self.domain = domain
         self.arriving, self.done = Collected(domain), Collected(domain)
         self.waiters: list[Warp] = []
@@ -120,14 +121,18 @@ class ClusterBarrier:
     waiters: list[Warp] = field(default_factory=list)
     arriving: Collected = field(init=False)
     done: Collected = field(init=False)
+    reaching: Array = field(init=False)
+    reached: Array = field(init=False)  # where every warp had come to: relaxed arrivals hand over no more
 
     def __post_init__(self) -> None:
         self.arriving, self.done = Collected(self.domain), Collected(self.domain)
+        self.reaching = self.reached = self.domain.clock()
 
-    def arrive(self, clocks: Handover) -> None:
-        """One warp arrives."""
+    def arrive(self, clocks: Handover, reached: Array) -> None:
+        """One warp arrives, which has come to ``reached`` and hands ``clocks`` over."""
         self.arrived += 1
         self.arriving.add(clocks)
+        self.reaching = np.maximum(self.reaching, reached)
 
     def settle(self, expected: int) -> bool:
         """Complete the phase when ``expected`` warps arrived."""
@@ -136,5 +141,6 @@ class ClusterBarrier:
         self.generation += 1
         self.arrived = 0
         self.done.add(self.arriving)
+        self.reached = self.reaching
         self.arriving = Collected(self.domain)
         return True

@@ -212,7 +212,7 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     issued = m.step
     for rank in ranks:
         cta = w.cta.cluster.ctas[rank]
-        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (bar_address & OFFSET_MASK))
+        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (bar_address & OFFSET_MASK), True)
         if barrier is None:
             continue
         _note_load(m, w, ins, cta, index, barrier)
@@ -239,11 +239,20 @@ def _note_load(
 ) -> None:
     if not m.check:
         return
-    if cta is not w.cta:
-        peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
+    peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
+    unfenced = cta.shadow.unfenced(index, w.fc)
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
     if conflict is not None:
         m.report_conflict(conflict, "write", w, ins, cta)
+    elif unfenced is not None:
+        m.report(
+            Kind.MISSING_PROXY_FENCE,
+            f"the bulk copy overwrites bytes written by {unfenced.agent.name}, which ran no "
+            "fence.proxy.async between its store and the barrier: the store may land after the copy",
+            w,
+            ins,
+            address=unfenced.offset,
+        )
 
 
 def _gather(m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, box: tma.BoxMap) -> Array:
@@ -278,7 +287,7 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     )
     reduction = reduction if ins.parts[1] == "reduce" else None
     if len(valid):
-        _note_store(m, w, ins, cta, byte_index(valid, box.element_bytes))
+        _note_store(m, w, ins, byte_index(valid, box.element_bytes))
         target = of_elements(box.global_address[box.valid], box.element_bytes)
         _note_write(m, w, ins, target, reduction is not None)
     storage = tma.storage_type(tensor.element)
@@ -300,15 +309,20 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _note_store(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice) -> None:
-    """The race detector's part of an asynchronous read of shared memory."""
+def _note_store(m: Machine, w: Warp, ins: Instruction, index: Array | slice) -> None:
+    groups = _stores(w)
+    _note_source(m, w, ins, index, groups.agent, groups.clock + 1)
+
+
+def _note_source(m: Machine, w: Warp, ins: Instruction, index: Array | slice, agent: int, clock: int) -> None:
+    """A bulk copy reads the CTA's shared memory until ``agent`` comes to ``clock``."""
     if not m.check:
         return
-    groups = _stores(w)
+    cta = w.cta
     access.note_unwritten(
-        m, w, ins, cta, index, groups.agent, "a bulk store reads shared memory that nothing has written"
+        m, w, ins, cta, index, agent, "a bulk store reads shared memory that nothing has written"
     )
-    conflict = cta.shadow.read(index, groups.agent, groups.clock + 1, w.vc)
+    conflict = cta.shadow.read(index, agent, clock, w.vc)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
         return
@@ -394,6 +408,7 @@ def _inside(m: Machine, w: Warp, ins: Instruction, offset: int, size: int) -> bo
 def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, source: int, size: int) -> None:
     barrier_address = int(w.address(ins.operands[3])[lane]) & ((1 << 60) - 1)
     from_shared = ins.has("shared::cta") and ins.has("shared::cluster")
+    start = source & OFFSET_MASK  # where it is shared memory
     if ins.has("multicast::cluster"):
         bits = _lane_value(w, ins.operands[4], lane, "b16")
         ranks = [r for r in range(len(w.cta.cluster.ctas)) if bits >> r & 1]
@@ -402,24 +417,23 @@ def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, so
     offset = target & OFFSET_MASK
     if not _inside(m, w, ins, offset, size):
         return
-    if from_shared:
-        start = source & OFFSET_MASK
-        if not _inside(m, w, ins, start, size):
-            return
-        _note_store(m, w, ins, w.cta, slice(start, start + size))
+    if from_shared and not _inside(m, w, ins, start, size):
+        return
     issued = m.step
     for rank in ranks:
         cta = w.cta.cluster.ctas[rank]
-        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (barrier_address & OFFSET_MASK))
+        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (barrier_address & OFFSET_MASK), True)
         if barrier is None:
             continue
         _note_load(m, w, ins, cta, slice(offset, offset + size), barrier)
-        if not from_shared:
+        if from_shared:
+            _note_source(m, w, ins, slice(start, start + size), barrier.agent, barrier.phase + 1)
+            peers.note_use(m, w, ins, w.cta, barrier.agent, barrier.phase + 1)
+        else:
             ordering.copy_from(m, w, ins, of_bytes(source, size), barrier.agent, barrier.phase + 1)
 
         def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
             if from_shared:
-                start = source & OFFSET_MASK
                 cta.smem[offset : offset + size] = w.cta.smem[start : start + size]
             else:
                 chunks = source + 16 * np.arange(size // 16)
@@ -441,7 +455,7 @@ def _bulk_store(
     if not _inside(m, w, ins, start, size):
         return
     cta = w.cta
-    _note_store(m, w, ins, cta, slice(start, start + size))
+    _note_store(m, w, ins, slice(start, start + size))
     reduction = next(
         (p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None
     )

@@ -150,15 +150,17 @@ class Machine:
             )
         )
 
-    def report_conflict(self, conflict: Conflict, verb: str, warp: Warp, ins: Instruction, cta: Cta) -> None:
-        """Name the kind of a race by the agent on its other side."""
+    def report_conflict(
+        self, conflict: Conflict, verb: str, warp: Warp, ins: Instruction, cta: Cta, same: bool = False
+    ) -> None:
+        """Name the kind of a race by the agent on its other side; ``same``: both wrote the same value."""
         agent, wrote = conflict.agent, conflict.wrote
         if not wrote:
             reader = cta.domain.agents.index(agent)
             cta.early_reads = {k: v for k, v in cta.early_reads.items() if k[1] != reader}
         if wrote and agent.kind in (AgentKind.BULK_LOAD, AgentKind.CP_ASYNC) and verb == "read":
             kind = Kind.READ_BEFORE_ARRIVAL
-        elif not wrote and agent.kind in (AgentKind.WGMMA, AgentKind.BULK_STORE):
+        elif not wrote and agent.kind in (AgentKind.WGMMA, AgentKind.BULK_LOAD, AgentKind.BULK_STORE):
             kind = Kind.OVERWRITE_IN_USE
         else:
             kind = Kind.RACE
@@ -166,7 +168,9 @@ class Machine:
         text = f"{verb} does not wait for the {other} by {agent.name}"
         if cta is not warp.cta:
             text += f" (shared memory of CTA {cta.index})"
-        self.report(kind, text, warp, ins, address=conflict.offset)
+        if same:
+            text += "; both write the same value"
+        self.report(kind, text, warp, ins, address=conflict.offset, warning=same)
 
     # Scheduling
 

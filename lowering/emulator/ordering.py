@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .clocks import FINISHED, NOTHING, Known, join_known, through_proxy
+from .clocks import FINISHED, NOTHING, Handover, Known, join_known, through_proxy
 from .global_shadow import Access, Clash
 from .reports import Kind
 from .spans import Spans, of_lanes
@@ -125,6 +125,16 @@ def fence(w: Warp, ins: Instruction) -> None:
         w.tick()
         for below in range(level + 1):
             orders.fenced[below] = clocks
+
+
+def relaxed_release(w: Warp, level: int) -> Handover:
+    """The clocks that a relaxed arrival hands over: those of the warp's last fence of that scope."""
+    known = w.orders.fenced[level] or NOTHING
+    nothing = w.cta.domain.clock()
+    vc = known.get(w.cta.domain.number, nothing)
+    others = {number: clock for number, clock in known.items() if number != w.cta.domain.number}
+    w.tick()
+    return Handover(vc, np.minimum(vc, w.fc), others)
 
 
 def proxy_fence(w: Warp, ins: Instruction) -> None:

@@ -1,4 +1,8 @@
-"""Use of another CTA's shared memory: that CTA must have begun, and must not end before the use is over."""
+"""Uses of a CTA's shared memory by peers and copies: the CTA must have begun, and must not end before them.
+
+Relaxed arrivals on the cluster barrier order no memory, but a warp that passes it knows how far the others
+had come. That is enough here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Use(NamedTuple):
-    """A use of a CTA's shared memory from outside, which ends at ``clock`` of some agent."""
+    """A use of a CTA's shared memory by a peer or a copy, which ends at ``clock`` of some agent."""
 
     clock: int
     warp: Warp
@@ -23,12 +27,12 @@ class Use(NamedTuple):
 
 
 def note_use(m: Machine, w: Warp, ins: Instruction, cta: Cta, agent: int, clock: int) -> None:
-    """Warp ``w`` uses the memory of another CTA until ``agent`` comes to ``clock``."""
+    """Warp ``w`` uses the memory of a peer, or starts a copy there, until ``agent`` comes to ``clock``."""
     if not m.check:
         return
     if cta.ended is not None:
         _report(m, Use(clock, w, ins), cta, "has ended")
-    elif not any(w.vc[warp.agent] for warp in cta.warps):
+    elif not any(_reached(w)[warp.agent] for warp in cta.warps):
         _report(m, Use(clock, w, ins), cta, "may not have begun: no cluster barrier comes before this")
     cta.uses[agent] = Use(clock, w, ins)
 
@@ -36,13 +40,17 @@ def note_use(m: Machine, w: Warp, ins: Instruction, cta: Cta, agent: int, clock:
 def note_end(m: Machine, w: Warp) -> None:
     """A warp ends; with the last one of its CTA the shared memory is gone."""
     cta = w.cta
-    cta.exiting = w.vc if cta.exiting is None else np.maximum(cta.exiting, w.vc)
+    cta.exiting = _reached(w) if cta.exiting is None else np.maximum(cta.exiting, _reached(w))
     if any(warp.frames for warp in cta.warps):
         return
     cta.ended = cta.exiting
     for agent, use in cta.uses.items():
         if cta.ended[agent] < use.clock:
             _report(m, use, cta, "ends without having waited for this")
+
+
+def _reached(w: Warp) -> np.ndarray:
+    return w.vc if w.reached is None else np.maximum(w.vc, w.reached)
 
 
 def _report(m: Machine, use: Use, cta: Cta, what: str) -> None:

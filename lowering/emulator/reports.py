@@ -24,7 +24,7 @@ class Kind(enum.Enum):
     TRANSACTION_COUNT = "wrong transaction count on an mbarrier"
     PHASE_WAITED_TWICE = "the same phase of an mbarrier waited for twice"
     BARRIER_STATE = "an mbarrier used before its initialisation is visible, or destroyed"
-    PEER_ENDED = "another CTA's shared memory used with no promise that the CTA runs"
+    PEER_ENDED = "a CTA's shared memory used with no promise that the CTA runs"
     DEADLOCK = "deadlock"
     OUT_OF_BOUNDS = "access out of bounds"
     MISALIGNED = "misaligned access"

@@ -83,6 +83,7 @@ class Warp:
         self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
         self.vc, self.fc = domain.clock(), domain.clock()
         self.vc[self.agent] = 1
+        self.reached: Array | None = None  # where others had come to at a cluster barrier, see peers.py
         self.known: Known = NOTHING  # of other clusters
         self.seen: Known = NOTHING  # the same, by relaxed accesses: see ordering.py
         self.orders = Orders()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, peers
+from . import access, ordering, peers
 from .barriers import MBarrier, NamedBarrier, SecondWait
 from .clocks import Handover
 from .ptx import Address, Instruction, Sink
@@ -121,7 +121,9 @@ def cluster_arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``barrier.cluster.arrive``: counted once a warp."""
     _aligned(m, w, ins, mask)
     w.state["cluster_target"] = w.cta.cluster.barrier.generation + 1
-    w.cta.cluster.barrier.arrive(w.release())
+    reached = w.vc
+    clocks = ordering.relaxed_release(w, ordering.CLUSTER) if ins.has("relaxed") else w.release()
+    w.cta.cluster.barrier.arrive(clocks, reached)
     _settle_cluster(m, w)
 
 
@@ -144,14 +146,18 @@ def cluster_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if barrier.generation < target:
         return m.block(w, f"the cluster barrier ({barrier.arrived} warps arrived)", barrier.waiters)
     w.acquire(barrier.done)
+    w.reached = barrier.reached
     return None
 
 
 # mbarriers
 
 
-def find(m: Machine, w: Warp, ins: Instruction, address: int) -> MBarrier | None:
-    """The mbarrier at a cluster-window address, or a finding and None."""
+def find(m: Machine, w: Warp, ins: Instruction, address: int, copies: bool = False) -> MBarrier | None:
+    """The mbarrier at a cluster-window address, or a finding and None.
+
+    ``copies``: the async proxy uses it, so its initialisation needs a fence too.
+    """
     rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
     ctas = w.cta.cluster.ctas
     barrier = ctas[rank].mbarriers.get(offset) if 0 <= rank < len(ctas) else None
@@ -164,16 +170,38 @@ def find(m: Machine, w: Warp, ins: Instruction, address: int) -> MBarrier | None
             address=offset,
         )
         return None
-    if m.check and w.vc[barrier.init_by] < barrier.init_clock:
-        m.report(
-            Kind.BARRIER_STATE,
-            f"the initialisation of mbarrier {offset:#x} is not ordered before this use: a "
-            "CTA or cluster barrier is missing between them",
-            w,
-            ins,
-            address=offset,
-        )
+    if m.check:
+        _check_initialised(m, w, ins, barrier, copies)
     return barrier
+
+
+def _check_initialised(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, copies: bool) -> None:
+    """Report a use that the initialisation is not ordered before."""
+    by, clock = barrier.init_by, barrier.init_clock
+    what = f"the initialisation of mbarrier {barrier.offset:#x} is not ordered before this use: "
+    if w.vc[by] < clock:
+        reached = w.reached is not None and w.reached[by] >= clock
+        if not reached:
+            text = "a CTA or cluster barrier is missing between them"
+        elif not barrier.init_fenced:
+            text = "before a relaxed arrival on the cluster barrier it needs fence.mbarrier_init"
+        else:
+            return
+    elif copies and not barrier.init_fenced and w.fc[by] < clock:
+        text = (
+            "bulk copies count on it through the async proxy, and the thread that initialised it ran neither "
+            "fence.mbarrier_init nor fence.proxy.async before the barrier"
+        )
+    else:
+        return
+    m.report(Kind.BARRIER_STATE, what + text, w, ins, address=barrier.offset)
+
+
+def fence_init(w: Warp) -> None:
+    """``fence.mbarrier_init``: the initialisations by this warp are visible to peers and bulk copies."""
+    for barrier in w.cta.mbarriers.values():
+        if barrier.init_by == w.agent:
+            barrier.init_fenced = True
 
 
 def _addresses(
@@ -275,13 +303,16 @@ def arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     expect = ins.has("expect_tx")
     values = w.value(amount, "b32").astype(np.int64) if amount is not None else np.ones(32, np.int64)
     tokens = np.zeros(32, np.uint64)
-    clocks = w.release()
+    if ins.has("relaxed"):
+        clocks = ordering.relaxed_release(w, ordering.order_of(ins.parts).level)
+    else:
+        clocks = w.release()
     for address, lanes in _addresses(m, w, ins, operands[0], mask):
         barrier = find(m, w, ins, address)
         if barrier is None:
             continue
         if barrier.cta is not w.cta:
-            peers.note_use(m, w, ins, barrier.cta, w.agent, clocks.vc[w.agent])
+            peers.note_use(m, w, ins, barrier.cta, w.agent, w.clock - 1)
         tokens[lanes] = barrier.phase
         if expect:
             barrier.tx += int(values[lanes].sum())
@@ -324,7 +355,8 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         done = barrier.passed(value) if by_parity else barrier.phase > value
         if done:
             result |= lanes
-            w.acquire(barrier.done)
+            if not ins.has("relaxed"):
+                w.acquire(barrier.done)
             if by_parity and ins.has("try_wait"):
                 _note_wait(m, w, ins, barrier)
         elif first is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import ordering, taint
+from . import ordering, sync, taint
 from .machine import Machine
 from .ptx import Imm, Instruction, Pair, Reg, Vector
 from .reports import EmulatorError, Kind
@@ -224,6 +224,8 @@ def fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             w.fc = fc
     elif ins.root == "membar" or ins.parts[:2] in _ORDERING_FENCES:
         ordering.fence(w, ins)
+    elif ins.has("mbarrier_init"):
+        sync.fence_init(w)
     elif ins.opcode.startswith("bar.warp.sync"):
         check_members(m, w, ins, w.value(ins.operands[0], "b32"), mask)
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ptx_kernels import run  # noqa: E402
+from ptx_kernels import run, wait  # noqa: E402
 
 from lowering.emulator import Kind, Report  # noqa: E402
 
@@ -328,10 +328,14 @@ bar.sync 0;
 {reader}
 {copy}
 """
-BULK_IN = """
+BULK_IN = f"""
 @%p1 mbarrier.init.shared.b64 [%r3], 1;
+fence.mbarrier_init.release.cluster;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
 @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+128], [%rd10], 128, [%r3];
+@!%p1 bra DONE_COPY;
+{wait()}
+DONE_COPY:
 """
 BULK_OUT = """
 @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd10], [%r3+256], 128;

@@ -142,7 +142,10 @@ ADDRESS = "ld.param.u64 %rd2, [p1];\ncvt.u64.u32 %rd3, %r4;\nadd.u64 %rd4, %rd2,
 
 CASES = {
     "bulk copy not waited for": Case(
-        Kind.READ_BEFORE_ARRIVAL, INIT + LOAD + READ, INIT + LOAD + wait() + READ
+        Kind.READ_BEFORE_ARRIVAL,
+        INIT + LOAD + READ,
+        INIT + LOAD + wait() + READ,
+        also=frozenset({Kind.PEER_ENDED}),
     ),
     "cp.async not waited for": Case(
         Kind.READ_BEFORE_ARRIVAL, CP_ASYNC + READ, CP_ASYNC + "cp.async.wait_group 0;\n" + READ
@@ -229,7 +232,10 @@ CASES = {
         + "setp.lt.u32 %p4, %r1, 2;\n@%p4 mbarrier.arrive.shared.b64 _, [%r3];",
     ),
     "more bytes expected than copied": Case(
-        Kind.TRANSACTION_COUNT, INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1), INIT + LOAD
+        Kind.TRANSACTION_COUNT,
+        INIT + LOAD.replace("[%r3], 128;\n", "[%r3], 256;\n", 1),
+        INIT + LOAD + wait(),
+        also=frozenset({Kind.PEER_ENDED}),
     ),
     "parity not flipped": Case(
         Kind.PHASE_WAITED_TWICE, _two_phases(0), _two_phases(1), TWO_WARPS, also=frozenset({Kind.DEADLOCK})
