@@ -91,6 +91,11 @@ def bfind(a: Array, shiftamt: bool) -> Array:
     return np.where(a == 0, U32(0xFFFFFFFF), zeros if shiftamt else wide - zeros)
 
 
+def magnitude(a: Array) -> Array:
+    """The value itself, or its complement where its top bit is set: what a signed bfind looks at."""
+    return np.where(a >> a.dtype.type(8 * a.itemsize - 1) != 0, ~a, a)
+
+
 def bfe(a: Array, start: Array, length: Array, signed: bool) -> Array:
     """Bit field extract (bfe): ``length`` bits from ``start``, zero or sign extended."""
     bits = a.itemsize * 8

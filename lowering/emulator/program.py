@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
 from .reports import PtxError
-from .translate import Names, Translator
+from .translate import TRANSLATED, Names, Translator
 
 EXIT = -1
-_TRANSLATED = {
-    "add", "sub", "mul", "mad", "fma", "div", "rem", "neg", "abs", "min", "max", "and", "or", "xor", "not",
-    "cnot", "shl", "shr", "shf", "lop3", "prmt", "bfe", "bfi", "popc", "clz", "brev", "bfind", "mov", "selp",
-    "setp", "set", "copysign", "ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "rsqrt", "cvta", "isspacep",
-    "cvt",
-}  # fmt: skip
 NO_EFFECT = {
     "prefetch",
     "prefetchu",
@@ -181,7 +175,7 @@ def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[
     at_instruction: dict[int, int] = {}
     for i, ins in enumerate(kernel.instructions):
         joinable = steps and steps[-1].kind == "alu" and i not in starts and not single
-        if ins.root in _TRANSLATED and not ins.has("cc"):
+        if ins.root in TRANSLATED:
             if joinable:
                 steps[-1].instructions.append(ins)
                 at_instruction[i] = len(steps) - 1

@@ -82,6 +82,10 @@ class PtxError(EmulatorError):
     """The PTX text uses something that the emulator does not know; the message names the line."""
 
 
+class Unsupported(Exception):
+    """A form of an instruction that the emulator does not know; its reader adds the line."""
+
+
 @dataclass
 class ReportLog:
     """Collects findings, one for each (kind, PTX line, CTA-independent place), first occurrence kept."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from . import alu, half
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
-from .reports import PtxError
-from .semantics import arithmetic, numeric
+from .reports import PtxError, Unsupported
+from .semantics import arithmetic, integer, numeric
+from .translate_integer import TRANSLATIONS
 
 LANES = 32
 _NUMPY = {
@@ -56,10 +57,6 @@ _COMPARE = {
 }
 
 
-class Unsupported(Exception):
-    """The instruction is not register arithmetic that this translator knows."""
-
-
 class Names:
     """Global names of translated code: helper functions and the constants of one kernel."""
 
@@ -72,6 +69,7 @@ class Names:
             "half": half,
             "numeric": numeric,
             "arithmetic": arithmetic,
+            "integer": integer,
             "np": np,
             **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
         }
@@ -164,20 +162,19 @@ class Translator:
     def statements(self, ins: Instruction, guard: str | None) -> list[str]:
         """Statements for ``ins`` under the mask expression ``guard`` (None: all lanes).
 
-        Raises :class:`Unsupported` where the instruction is not register arithmetic, and :class:`PtxError`
-        for one of its forms that is not modelled.
+        Raises :class:`PtxError` for a form of it that is not modelled.
         """
-        method = getattr(self, "_op_" + ins.root.replace("-", "_"), None)
-        if method is None:
-            raise Unsupported(ins.root)
         try:
-            return method(ins, guard)
+            if ins.root in TRANSLATIONS:
+                return TRANSLATIONS[ins.root](self, ins, guard)
+            return getattr(self, "_op_" + ins.root)(ins, guard)
         except (Unsupported, KeyError) as error:
             raise PtxError(
                 f"PTX line {ins.line}: form of an instruction not modelled ({error}): {ins.text}"
             ) from None
 
-    def _kind(self, ins: Instruction) -> str:
+    def kind(self, ins: Instruction) -> str:
+        """The last PTX type in the opcode."""
         for part in reversed(ins.parts[1:]):
             if part in _NUMPY:
                 return part
@@ -216,7 +213,7 @@ class Translator:
         return f"arithmetic.directed({name!r}, {rounding!r}, {', '.join(['{}'] * count)})"
 
     def _binary(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if ins.has("cc"):
             raise Unsupported("carry")
         if kind in _HALVES:
@@ -254,7 +251,7 @@ class Translator:
         return f"({a} * {b})", bits
 
     def _op_mul(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "mul", 2, guard)
         if kind in ("f32", "f64"):
@@ -263,7 +260,7 @@ class Translator:
         return self.write(ins.operands[0], expression, kind, guard)
 
     def _op_mad(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in ("f32", "f64"):
             return self._op_fma(ins, guard)
         expression, kind = self._product(ins, kind)
@@ -271,7 +268,7 @@ class Translator:
         return self.write(ins.operands[0], f"({expression} + {addend})", kind, guard)
 
     def _op_fma(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "fma", 3, guard)
         if kind == "f64":
@@ -279,7 +276,7 @@ class Translator:
         return self._float(ins, kind, "alu.fma32({}, {}, {})", 3, guard)
 
     def _op_div(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in ("f32", "f64"):
             return self._float(ins, kind, "({} / {})", 2, guard)
         name = "div_signed" if kind[0] == "s" else "div_unsigned"
@@ -287,17 +284,17 @@ class Translator:
         return self.write(ins.operands[0], f"alu.{name}({a}, {b})", kind, guard)
 
     def _op_rem(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         name = "rem_signed" if kind[0] == "s" else "rem_unsigned"
         a, b = (self.read(o, kind) for o in ins.operands[1:3])
         return self.write(ins.operands[0], f"alu.{name}({a}, {b})", kind, guard)
 
     def _unary(self, ins: Instruction, template: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         return self.write(ins.operands[0], template.format(self.read(ins.operands[1], kind)), kind, guard)
 
     def _op_neg(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "neg", 1, guard)
         return (
@@ -305,7 +302,7 @@ class Translator:
         )
 
     def _op_abs(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, "abs", 1, guard)
         if kind[0] == "f":
@@ -313,7 +310,7 @@ class Translator:
         return self._unary(ins, "np.abs({})", guard)
 
     def _extreme(self, ins: Instruction, name: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, name, 2, guard)
         if kind[0] == "f":
@@ -337,7 +334,7 @@ class Translator:
         return self._extreme(ins, "max", guard)
 
     def _logic(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         a, b = (self.read(o, kind) for o in ins.operands[1:3])
         return self.write(ins.operands[0], f"({a} {symbol} {b})", kind, guard)
 
@@ -354,11 +351,11 @@ class Translator:
         return self._unary(ins, "(~{})", guard)
 
     def _op_cnot(self, ins: Instruction, guard: str | None) -> list[str]:
-        dtype = _NUMPY[self._kind(ins)]
+        dtype = _NUMPY[self.kind(ins)]
         return self._unary(ins, f"({{}} == 0).astype(_{dtype})", guard)
 
     def _shift(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         value = self.read(ins.operands[1], kind)
         amount = self.read(ins.operands[2], "u32")
         dtype = _NUMPY[kind]
@@ -374,56 +371,9 @@ class Translator:
     def _op_shr(self, ins: Instruction, guard: str | None) -> list[str]:
         return self._shift(ins, ">>", guard)
 
-    def _op_shf(self, ins: Instruction, guard: str | None) -> list[str]:
-        a, b, c = (self.read(o, "u32") for o in ins.operands[1:4])
-        call = f"alu.shf({a}, {b}, {c}, {ins.has('l')}, {ins.has('wrap')})"
-        return self.write(ins.operands[0], call, "u32", guard)
-
-    def _op_lop3(self, ins: Instruction, guard: str | None) -> list[str]:
-        a, b, c = (self.read(o, "b32") for o in ins.operands[1:4])
-        return self.write(ins.operands[0], f"alu.lop3({a}, {b}, {c}, {ins.operands[4].value})", "b32", guard)
-
-    def _op_prmt(self, ins: Instruction, guard: str | None) -> list[str]:
-        if len(ins.parts) > 2:
-            raise Unsupported("prmt mode")
-        a, b, c = (self.read(o, "b32") for o in ins.operands[1:4])
-        return self.write(ins.operands[0], f"alu.prmt({a}, {b}, {c})", "b32", guard)
-
-    def _op_bfe(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
-        a = self.read(ins.operands[1], "b" + kind[1:])
-        b, c = (self.read(o, "u32") for o in ins.operands[2:4])
-        return self.write(ins.operands[0], f"alu.bfe({a}, {b}, {c}, {kind[0] == 's'})", kind, guard)
-
-    def _op_bfi(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
-        a, b = (self.read(o, kind) for o in ins.operands[1:3])
-        c, d = (self.read(o, "u32") for o in ins.operands[3:5])
-        return self.write(ins.operands[0], f"alu.bfi({a}, {b}, {c}, {d})", kind, guard)
-
-    def _op_popc(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self.write(
-            ins.operands[0], f"alu.popc({self.read(ins.operands[1], self._kind(ins))})", "u32", guard
-        )
-
-    def _op_clz(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self.write(
-            ins.operands[0], f"alu.clz({self.read(ins.operands[1], self._kind(ins))})", "u32", guard
-        )
-
-    def _op_brev(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self._unary(ins, "alu.brev({})", guard)
-
-    def _op_bfind(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
-        if kind[0] == "s":
-            raise Unsupported("signed bfind")
-        call = f"alu.bfind({self.read(ins.operands[1], kind)}, {ins.has('shiftamt')})"
-        return self.write(ins.operands[0], call, "u32", guard)
-
     def _op_mov(self, ins: Instruction, guard: str | None) -> list[str]:
         target, source = ins.operands
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if isinstance(target, Vector):
             return self._unpack(target, source, kind, guard)
         if isinstance(source, Vector):
@@ -447,14 +397,14 @@ class Translator:
         return lines
 
     def _op_selp(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         a, b = (self.read(o, kind) for o in ins.operands[1:3])
         return self.write(
             ins.operands[0], f"where({self.read(ins.operands[3], 'pred')}, {a}, {b})", kind, guard
         )
 
     def _comparison(self, ins: Instruction, at: int) -> str:
-        op, kind = ins.parts[1], self._kind(ins)
+        op, kind = ins.parts[1], self.kind(ins)
         if kind == "pred" and ins.parts[-1] == "pred":
             raise Unsupported("comparison of predicates")
         a, b = (self.read(o, kind) for o in ins.operands[at : at + 2])
@@ -494,12 +444,12 @@ class Translator:
         return self.write(ins.operands[0], f"where({condition}, {ones}, {zero})", "u32", guard)
 
     def _op_copysign(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         sign, value = (self.read(o, kind) for o in ins.operands[1:3])
         return self.write(ins.operands[0], f"np.copysign({value}, {sign})", kind, guard)
 
     def _approximate(self, ins: Instruction, function: str, guard: str | None) -> list[str]:
-        kind = self._kind(ins)
+        kind = self.kind(ins)
         if kind in _HALVES:
             return self._halves(ins, kind, ins.root, 1, guard)
         template = f"alu.via64({function}, {{}})" if kind == "f32" else f"{function}({{}})"
@@ -597,3 +547,7 @@ def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
     if to[0] == "s" and TYPE_BYTES[to] < 8:
         return target, f"{call}.view(_{_NUMPY[to]})", to
     return target, call, bits[TYPE_BYTES[to]]
+
+
+TRANSLATED = {name.removeprefix("_op_") for name in vars(Translator) if name.startswith("_op_")}
+TRANSLATED |= TRANSLATIONS.keys()

@@ -119,6 +119,10 @@ INTEGER: dict[str, tuple[str, Callable[[int, int, int], int]]] = {
     "popc": ("popc.b32 %r20, %r10;", lambda a, b, c: bin(a).count("1")),
     "clz": ("clz.b32 %r20, %r10;", lambda a, b, c: 32 - a.bit_length()),
     "brev": ("brev.b32 %r20, %r10;", lambda a, b, c: int(f"{a:032b}"[::-1], 2)),
+    "bfind.s32": (
+        "bfind.s32 %r20, %r10;",
+        lambda a, b, c: (a if a >> 31 == 0 else ~a & M32).bit_length() - 1,
+    ),
     "selp": (
         "setp.lt.s32 %p8, %r10, %r11; selp.b32 %r20, %r10, %r12, %p8;",
         lambda a, b, c: a if _signed(a) < _signed(b) else c,
@@ -147,6 +151,28 @@ def test_integers(name: str) -> None:
     got = evaluate(code, operands)
     want = [expected(*(int(x) for x in column)) & M32 for column in operands.T]
     assert got.tolist() == want
+
+
+def _number(word: int, at: int, bits: int, kind: str) -> int:
+    """The number of `bits` bits at position `at` of a word."""
+    value = word >> at & (1 << bits) - 1
+    return _signed(value, bits) if kind == "s32" else value
+
+
+@pytest.mark.parametrize("b_kind", ["u32", "s32"])
+@pytest.mark.parametrize("a_kind", ["u32", "s32"])
+@pytest.mark.parametrize("name", ["dp4a", "dp2a.lo", "dp2a.hi"])
+def test_dot_products_of_bytes(name: str, a_kind: str, b_kind: str) -> None:
+    operands = _operands(1)
+    got = evaluate(f"{name}.{a_kind}.{b_kind} %r20, %r10, %r11, %r12;", operands)
+    count, first = (4, 0) if name == "dp4a" else (2, 16 * (name == "dp2a.hi"))
+    wide = 32 // count
+    for lane in range(32):
+        a, b, c = (int(x) for x in operands[:, lane])
+        products = [
+            _number(a, wide * i, wide, a_kind) * _number(b, first + 8 * i, 8, b_kind) for i in range(count)
+        ]
+        assert int(got[lane]) == (c + sum(products)) & M32, lane
 
 
 def _float(bits: int) -> float:
