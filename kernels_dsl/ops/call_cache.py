@@ -39,20 +39,24 @@ def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
         alike = kept.get(key, ())
     except TypeError:  # an argument that has no hash: the checks of a first call name it
         return None
-    for same, no_grad, found in alike:
-        if same(*tensors) and not (no_grad and _grad_enabled()):
+    for same, recorded, found in alike:
+        if same(*tensors) and (recorded is None or recorded is _grad_enabled()):
             return found
     return None
 
 
 def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], found: Any) -> None:
-    """Keep `found` for calls like this one, which has gone past the dispatcher."""
+    """Keep `found` for calls like this one, which has gone past the dispatcher.
+
+    What is found with tensors that require grad is kept for this grad mode alone.
+    """
     others = kept.get(key, ())
     if _make_comparison is None or len(others) == _MAX_OF_A_KEY or not _aligned(tensors):
         return
-    if any(same(*tensors) for same, _, _ in others):
+    recorded = _grad_enabled() if any(x.requires_grad for x in tensors) else None
+    if any(same(*tensors) and recorded is mode for same, mode, _ in others):
         return  # kept before, but not looked for: something watched this call
-    put(kept, key, (*others, (_comparison(tensors), any(x.requires_grad for x in tensors), found)))
+    put(kept, key, (*others, (_comparison(tensors), recorded, found)))
 
 
 def put(kept: dict[Any, Any], key: Any, value: Any, most: int = MAX_KEYS) -> None:

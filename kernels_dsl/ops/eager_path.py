@@ -110,6 +110,14 @@ def needs_dispatcher(values: tuple[Any, ...]) -> bool:
     return watched() or not plain(values)
 
 
+def only_recorded(values: tuple[Any, ...]) -> bool:
+    """Tests that autograd must see the call, and nothing else that the dispatcher calls."""
+    if watched() or not asks_gradients(values):
+        return False
+    with torch.no_grad():
+        return plain(values)
+
+
 def watched() -> bool:
     """The same, but for what the tensors of a call say."""
     return bool(

@@ -19,6 +19,7 @@ from kernels_dsl.ops.eager_path import (
     check_memory,
     check_output,
     needs_dispatcher,
+    only_recorded,
     signature,
     watched,
     written_out,
@@ -164,15 +165,32 @@ class Operation(Generic[Call, Plan]):
             here = call.in_memory()
             if here is not call:
                 call, key = here, None
-        if self.seen_as_operator(call):
+        if not self.seen_as_operator(call):
+            return self.first_below(call, key, tensors)
+        recorded = self.recorded(call, operator) if only_recorded(tuple(call.read().values())) else None
+        if recorded is None:
             return operator()(call)
+        result = recorded.of_call(call, self.calls_of(call))
+        self._keep(call, key, tensors, recorded)
+        return result
+
+    def first_below(self, call: Call, key: Any, tensors: tuple[Any, ...]) -> Any:
+        """The same for a call that nothing watches, its negated views written out."""
         plan = self.plan_of(call)
         result = self._follow(plan, call)
-        if key is not None and not self.target_of(call).emulated:
-            entry = self.entry(plan, call, tensors)
-            if entry is not None:
-                call_cache.keep(self.calls_of(call), key, tensors, entry)
+        self._keep(call, key, tensors, self.entry(plan, call, tensors))
         return result
+
+    def _keep(self, call: Call, key: Any, tensors: tuple[Any, ...], entry: Any) -> None:
+        if key is not None and entry is not None and not self.target_of(call).emulated:
+            call_cache.keep(self.calls_of(call), key, tensors, entry)
+
+    def recorded(self, call: Call, operator: Callable[[], Callable[[Call], Any]]) -> Any:
+        """Runs such calls as nodes of autograd (`of_call`), without the dispatcher; the call cache has it.
+
+        None: the operator records them. ValueError where gradients are asked for that do not exist.
+        """
+        return None
 
     def seen_as_operator(self, call: Call) -> bool:
         """Whether torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from kernels_dsl.ops.attention import fp8_plan
 from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
+from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.quantize.arguments import SCALINGS
 from kernels_dsl.ops.quantize.operation import QUANTIZE
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM
@@ -183,3 +187,36 @@ def test_a_scale_without_modes_is_read_where_it_lies(launched):
     for scale in (base[2], base[1:2].squeeze(), torch.ones(1).squeeze(), torch.ones(()), base[3:].view(())):
         kernels_dsl.quantize(_tensors()["x"], scale=scale)
         assert launched[-1][-1] == scale.data_ptr()
+
+
+def test_block_sparse_gradients_go_past_the_dispatcher(launched):
+    """The second step launches what the first one did, in the same order."""
+    given = _tensors()
+    pattern, wide = given["sparse"], given["wide"].clone().requires_grad_()
+    values, bias = pattern.values.clone().requires_grad_(), torch.ones(256).bfloat16().requires_grad_()
+    sparse, steps = pattern.with_values(values), []
+    for _ in range(3):
+        launched.clear()
+        result = kernels_dsl.bsr_gemm(sparse, wide, bias=bias, bias_axis="m", activation="relu")
+        assert result.grad_fn.name() == "BsrGemmBackward"
+        torch.autograd.grad(result, (values, wide, bias), torch.ones_like(result))
+        steps.append(
+            [[x.shape if isinstance(x, torch.Tensor) else type(x) for x in args] for args in launched]
+        )
+    assert steps[0] == steps[1] == steps[2] and len(steps[0]) >= 4
+    assert any(entry.__class__ is Recorded for kept in sparse._kept.values() if isinstance(kept, tuple)
+               for *_, entry in kept)  # fmt: skip
+
+
+def test_a_matrix_that_had_gradients_is_freed_at_once(launched):
+    given = _tensors()
+    sparse = given["sparse"].with_values(given["sparse"].values.clone().requires_grad_())
+    seen = weakref.ref(sparse.values)
+    kernels_dsl.bsr_gemm(sparse, given["wide"]).sum().backward()
+    launched.clear()
+    gc.disable()
+    try:
+        del sparse
+        assert seen() is None
+    finally:
+        gc.enable()

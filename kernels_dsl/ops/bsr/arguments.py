@@ -88,6 +88,11 @@ class BsrProductArguments(MatrixArguments, ProductArguments):
         }  # fmt: skip
 
     @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values and the dense factor."""
+        return self.values, self.dense
+
+    @property
     def by_column(self) -> bool:
         """Whether the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
         return self.transposed != self.dense_left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,10 @@ from kernels_dsl.ops.bsr.arguments import (
     describe_sampled,
 )
 from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.bsr.tensor import BsrTensor, unchecked
+from kernels_dsl.ops.eager_path import refuse_written
+from kernels_dsl.ops.gemm.product import given, repeated, weight
+from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Operation
 
 Call = TypeVar("Call", bound=MatrixArguments)
@@ -60,8 +64,8 @@ def _follow(plan: Plan, call: BsrProductArguments) -> torch.Tensor:
         operands = {name: tensors.pop(name) for name in list(tensors) if name.startswith(epilogue)}
         overlap.check_alone("out", call.out, tensors)
         overlap.check_overlap(call.out, operands)
-    given = None if plan.operands is None else plan.operands(call.operand_values())
-    return plan.run(call.values, call.dense, call.out, given)
+    values = None if plan.operands is None else plan.operands(call.operand_values())
+    return plan.run(call.values, call.dense, call.out, values)
 
 
 def repeated_sampled(calls: dict[Any, Any], key: Any, factors: tuple[Any, ...], alpha: float) -> Any:
@@ -81,7 +85,81 @@ def _follow_sampled(plan: Any, call: SampledArguments) -> torch.Tensor:
     return result
 
 
-BSR_GEMM = BsrProduct("bsr_gemm", BsrArguments)
+class _BsrGemm(BsrProduct[BsrArguments]):
+    def recorded(self, call: BsrArguments, operator: Callable[[], Any]) -> Recorded:
+        """Such calls as nodes of autograd."""
+        from kernels_dsl.ops.bsr.gradient import BsrGemm
+
+        call.refuse_gradients()
+        refuse_written(call.read().values(), out=call.out)
+        keywords = {name: getattr(call, name) for name in call.choices}
+        indices = (call.crow, call.col)
+        return Recorded(BsrGemm, self.plan_of(call), indices, keywords, _ForBackward, operator)
+
+
+class _ForBackward:
+    """Products of a backward pass that nothing watches, by the operators' names. `calls`: what the matrix
+    keeps."""
+
+    def __init__(self, calls: dict[Any, Any]) -> None:
+        self._calls = calls
+
+    def bsr_gemm(
+        self,
+        crow: torch.Tensor,
+        col: torch.Tensor,
+        values: torch.Tensor,
+        dense: torch.Tensor,
+        c: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        shape: tuple[int, int],
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        **others: Any,
+    ) -> torch.Tensor:
+        """As the operator."""
+        extras = () if c is bias is None else (c, bias, None)
+        one = weight(alpha, 1.0) if alpha != 1.0 else True
+        zero = weight(beta, 0.0) if c is not None else None
+        key = (dense.shape, "for backward", one, zero, *others.items(), *map(type, extras))
+        tensors = (values, dense, *given(extras))
+        result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
+        if result is not None:
+            return result
+        matrix = unchecked((crow, col, values), (shape, others["transposed"]), self._calls)
+        call = BsrArguments(
+            crow, col, values, dense, c, bias, shape=shape, alpha=alpha, beta=beta, matrix=matrix, **others
+        )
+        product: torch.Tensor = BSR_GEMM.first_below(call, key, tensors)
+        return product
+
+    def bsr_sddmm(
+        self,
+        crow: torch.Tensor,
+        col: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        shape: tuple[int, int],
+        block: list[int],
+        alpha: float,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """As the operator."""
+        key = ("for backward", a.shape, b.shape, alpha, out_dtype)
+        result = repeated_sampled(self._calls, key, (a, b), alpha)
+        if result is None:
+            matrix = unchecked((crow, col, a.new_empty(0)), (shape, False), self._calls)
+            call = SampledArguments(
+                crow, col, a, b, shape, (block[0], block[1]), alpha=alpha, out_dtype=out_dtype, matrix=matrix
+            )
+            result = BSR_SDDMM.first_below(call, key, (a, b))
+        values: torch.Tensor = result
+        return values
+
+
+BSR_GEMM = _BsrGemm("bsr_gemm", BsrArguments)
 BSR_SCALED_GEMM = BsrProduct("bsr_scaled_gemm", BsrScaledArguments)
 BSR_SDDMM: MatrixOperation[SampledArguments, Any] = MatrixOperation(
     "bsr_sddmm", SampledArguments, describe_sampled, build_sampled, _follow_sampled

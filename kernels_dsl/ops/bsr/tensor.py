@@ -92,10 +92,10 @@ class BsrTensor:
 
     def t(self) -> BsrTensor:
         """The transpose, on the same tensors."""
-        made = BsrTensor(self.crow_indices, self.col_indices, self.values, self.shape, not self.transposed)
-        if not torch.compiler.is_compiling():
-            object.__setattr__(made, "_kept", self._kept)
-        return made
+        tensors = (self.crow_indices, self.col_indices, self.values)
+        if torch.compiler.is_compiling():
+            return BsrTensor(*tensors, self.shape, not self.transposed)
+        return unchecked(tensors, (self.shape, not self.transposed), self._kept)
 
     def with_values(self, values: torch.Tensor) -> BsrTensor:
         """The same pattern with other values (nnz, bm, bk) or (L, nnz, bm, bk)."""
@@ -302,13 +302,17 @@ def _flatten(matrix: BsrTensor) -> tuple[list[torch.Tensor], Any]:
     return [matrix.crow_indices, matrix.col_indices, matrix.values], (matrix.shape, matrix.transposed)
 
 
-def _unflatten(tensors: Any, context: Any) -> BsrTensor:
-    """Unchecked: transformations put other things than tensors in the leaves' places."""
+def unchecked(tensors: Any, form: tuple[tuple[int, int], bool], kept: dict[Any, Any]) -> BsrTensor:
+    """The matrix of checked parts: (crow, col, values), (shape, transposed), what is kept of its calls."""
     made = object.__new__(BsrTensor)
     names = ("crow_indices", "col_indices", "values", "shape", "transposed", "_kept")
-    for name, value in zip(names, (*tensors, *context, {})):
-        object.__setattr__(made, name, value)
+    made.__dict__.update(zip(names, (*tensors, *form, kept)))
     return made
+
+
+def _unflatten(tensors: Any, context: Any) -> BsrTensor:
+    """Unchecked: transformations put other things than tensors in the leaves' places."""
+    return unchecked(tensors, context, {})
 
 
 pytree.register_pytree_node(BsrTensor, _flatten, _unflatten, serialized_type_name="kernels_dsl.BsrTensor")

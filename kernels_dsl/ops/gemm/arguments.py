@@ -45,6 +45,11 @@ class ProductArguments(Arguments):
     family: str | None
     out: torch.Tensor | None
 
+    @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two factors as a plan takes them."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """TypeError or ValueError for an option that is wrong."""
         product_options.check(vars(self))
@@ -62,6 +67,11 @@ class DenseArguments(ProductArguments):
 
     a: torch.Tensor
     b: torch.Tensor
+
+    @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """a and b."""
+        return self.a, self.b
 
 
 @frozen

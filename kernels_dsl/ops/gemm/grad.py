@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
+from kernels_dsl.ops.eager_path import needs_dispatcher
 
 _FACTORS = 2  # a, b
 
@@ -35,15 +36,39 @@ def refuse_functions(epilogue: Any, activation: str | None) -> None:
         )
 
 
-def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], factors: int) -> None:
-    """Keeps what gradients need of an operator's call. `inputs`: so many factors, c, bias, residual and the
-    epilogue's arguments. ValueError for a function without a derivative."""
+def keep_for_backward(
+    ctx: Any, inputs: Sequence[Any], keywords: dict[str, Any], factors: int, call: Any = None
+) -> None:
+    """Keeps what gradients need of a call: of an operator, or of a node, whose first argument is `call`.
+
+    `inputs`: so many factors, c, bias, residual and the epilogue's arguments. `keywords`: those of the
+    operator. ValueError for a function without a derivative.
+    """
     refuse_functions(keywords["epilogue"], keywords["activation"])
     c, bias, residual = inputs[factors : factors + 3]
     again = keywords["activation"] is not None  # the product is computed again
     ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None)
-    ctx.keywords = keywords
+    ctx.keywords, ctx.call = keywords, call
     ctx.like = [None if x is None else (x.shape, x.dtype) for x in (c, bias, residual)]
+
+
+def operators_for(ctx: Any, tensors: Sequence[Any]) -> Any:
+    """Products by the operators' names, for these tensors of a backward pass: the operators themselves, or
+    what goes past the dispatcher where nothing must see a product."""
+    call = ctx.call
+    if call is None:
+        return torch.ops.kernels_dsl
+    if needs_dispatcher(tuple(tensors)):
+        call.recorded.operator()  # registers them
+        return torch.ops.kernels_dsl
+    return call.recorded.products(call.calls)
+
+
+def matched(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """As many gradients as the call had arguments."""
+    if ctx.call is not None:
+        return (None, *gradients)
+    return (*gradients, None)[: len(ctx.needs_input_grad)]
 
 
 class EpilogueGradients(NamedTuple):
@@ -75,8 +100,9 @@ def epilogue_gradients(
         shape, dtype = like_c
         d_c = (d_z * keywords["beta"]).sum_to_size(shape).to(dtype)
     if needs_bias:
-        rows = d_z.float().sum(-2 if keywords["bias_axis"] == "n" else -1)
-        d_bias = rows.reshape(-1, rows.shape[-1]).sum(0).to(like_bias[1])
+        others = -2 if keywords["bias_axis"] == "n" else -1
+        modes = (others,) if d_z.dim() == 2 else (0, others)
+        d_bias = d_z.sum(modes, dtype=torch.float32).to(like_bias[1])
     return EpilogueGradients(d_c, d_bias, d_residual, d_z)
 
 
@@ -84,7 +110,8 @@ def needed_of(ctx: Any, factors: int) -> tuple[bool, ...]:
     """Which of the factors, of c, bias and residual need gradients: the dispatcher leaves out trailing
     arguments that have their default value."""
     count = factors + 3
-    return (*ctx.needs_input_grad, *(False,) * count)[:count]
+    inputs = ctx.needs_input_grad if ctx.call is None else ctx.needs_input_grad[1:]
+    return (*inputs, *(False,) * count)[:count]
 
 
 def setup_context(
@@ -94,14 +121,15 @@ def setup_context(
     keep_for_backward(ctx, inputs, keyword_only_inputs, _FACTORS)
 
 
-def _product(x: Any, y: Any, shape: torch.Size, alpha: float, family: str | None) -> torch.Tensor:
+def _product(operators: Any, x: Any, y: Any, shape: torch.Size, keywords: dict[str, Any]) -> torch.Tensor:
     """alpha · x @ y, summed over the batch modes that `shape` does not have."""
     dtype = x.dtype
     reduced = len(shape) < max(x.dim(), y.dim()) or (
         len(shape) == 3 and shape[0] != max(x.shape[0], y.shape[0])
     )
     out_dtype = torch.float32 if reduced else dtype
-    product = torch.ops.kernels_dsl.gemm(x, y, alpha=alpha, out_dtype=out_dtype, family=family)
+    alpha, family = keywords["alpha"], keywords["family"]
+    product: torch.Tensor = operators.gemm(x, y, alpha=alpha, out_dtype=out_dtype, family=family)
     return product.sum_to_size(shape).to(dtype) if reduced else product
 
 
@@ -110,18 +138,18 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     arguments."""
     a, b, c, bias = ctx.saved_tensors
     keywords, needed = ctx.keywords, needed_of(ctx, _FACTORS)
-    alpha, family = keywords["alpha"], keywords["family"]
+    operators = operators_for(ctx, (gradient, a, b, c, bias))
 
     def product() -> torch.Tensor:
         again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
-        found: torch.Tensor = torch.ops.kernels_dsl.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
+        found: torch.Tensor = operators.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
         return found
 
     through = epilogue_gradients(ctx, gradient, needed, product)
     operand = through.d_z.to(a.dtype) if any(needed[:2]) else None
     d_a = d_b = None
     if needed[0]:
-        d_a = _product(operand, b.mT, a.shape, alpha, family)
+        d_a = _product(operators, operand, b.mT, a.shape, keywords)
     if needed[1]:
-        d_b = _product(a.mT, operand, b.shape, alpha, family)
-    return (d_a, d_b, through.c, through.bias, through.residual, None)[: len(ctx.needs_input_grad)]
+        d_b = _product(operators, a.mT, operand, b.shape, keywords)
+    return matched(ctx, (d_a, d_b, through.c, through.bias, through.residual))

@@ -9,8 +9,10 @@ import torch
 
 from kernels_dsl.ops import overlap
 from kernels_dsl.ops.call_cache import find, refused
+from kernels_dsl.ops.eager_path import refuse_written
 from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmArguments, describe
 from kernels_dsl.ops.gemm.plan import Plan, build
+from kernels_dsl.ops.gemm.recorded import Gemm, Recorded
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.options import LARGEST
 from kernels_dsl.ops.overlap import ranges_meet
@@ -36,6 +38,9 @@ def repeated(
     plan = find(calls, key, tensors)
     if plan is None:
         return None
+    if plan.__class__ is Recorded:
+        recorded: torch.Tensor = plan.run(calls, tensors, alpha, beta, extras)
+        return recorded
     if out is not None and ranges_meet(out, (tensors[0], tensors[1], *extras), plan.extents):
         return None
     make = plan.operands
@@ -68,6 +73,50 @@ class Product(Operation[Call, Plan]):
         super().__init__(name, record, describe, build, _follow)
 
 
+class _Gemm(Product[GemmArguments]):
+    def recorded(self, call: GemmArguments, operator: Callable[[], Any]) -> Recorded:
+        """Such calls as nodes of autograd."""
+        call.refuse_gradients()
+        refuse_written(call.read().values(), out=call.out)
+        keywords = {name: getattr(call, name) for name in call.choices}
+        return Recorded(Gemm, self.plan_of(call), (), keywords, _ForBackward, operator)
+
+
+class _ForBackward:
+    """Products of a backward pass that nothing watches, by the operator's name. `calls`: their call cache."""
+
+    def __init__(self, calls: dict[Any, Any]) -> None:
+        self._calls = calls
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        bias_axis: str = "n",
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        out_dtype: torch.dtype | None = None,
+        family: str | None = None,
+    ) -> torch.Tensor:
+        """As the operator."""
+        extras = () if c is bias is None else (c, bias, None)
+        one = weight(alpha, 1.0) if alpha != 1.0 else True
+        zero = weight(beta, 0.0) if c is not None else None
+        key = (a.shape, b.shape, "for backward", one, zero, bias_axis, out_dtype, family, *map(type, extras))
+        tensors = (a, b, *given(extras))
+        result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
+        if result is not None:
+            return result
+        call = GemmArguments(
+            a, b, c, bias, bias_axis=bias_axis, alpha=alpha, beta=beta, out_dtype=out_dtype, family=family
+        )
+        product: torch.Tensor = GEMM.first_below(call, key, tensors)
+        return product
+
+
 def _follow(plan: Plan, call: DenseArguments) -> torch.Tensor:
     """The call, after what depends on addresses was looked at."""
     if call.out is not None:
@@ -90,4 +139,4 @@ def check_out_apart(call: DenseArguments) -> None:
     overlap.check_overlap(call.out, {name: x for name, x in others.items() if isinstance(x, torch.Tensor)})
 
 
-GEMM = Product("gemm", GemmArguments, describe)
+GEMM = _Gemm("gemm", GemmArguments, describe)

@@ -1,0 +1,95 @@
+"""Products as nodes of autograd: a repeated call that wants gradients costs a launch and a node.
+
+The operator's own way, through PyTorch's dispatcher, costs ten times the host time; torch.compile, modes and
+transforms still take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from kernels_dsl.ops.gemm.arguments import ProductArguments
+from kernels_dsl.ops.gemm.grad import backward, keep_for_backward
+from lowering.records import frozen
+
+_NONE_GIVEN = (None, None, None)
+
+
+class ProductPlan(Protocol):
+    """What plans of all products have: see `gemm.plan.Plan`."""
+
+    @property
+    def run(self) -> Callable[..., torch.Tensor]: ...
+
+    @property
+    def operands(self) -> Callable[[tuple[Any, ...]], Any] | None: ...
+
+
+@frozen(eq=False)
+class Recorded:
+    """The plan of a product whose calls autograd records.
+
+    `node`: class of the node. `indices`: the operator's arguments before the factors. `keywords`: those of
+    the operator, alpha and beta apart. `products`: makes the products of the backward pass, by the operators'
+    names, of the call cache that they use. `operator`: registers the operators.
+    """
+
+    node: type[torch.autograd.Function]
+    plan: ProductPlan
+    indices: tuple[torch.Tensor, ...]
+    keywords: dict[str, Any]
+    products: Callable[[dict[Any, Any]], Any]
+    operator: Callable[[], Any]
+
+    def run(
+        self,
+        calls: dict[Any, Any],
+        factors: Sequence[torch.Tensor],
+        alpha: float,
+        beta: float,
+        extras: tuple[Any, ...],
+    ) -> torch.Tensor:
+        """The product of the first two tensors of `factors`. `extras`: c, bias and residual, or nothing."""
+        inputs = (*self.indices, factors[0], factors[1], *(extras or _NONE_GIVEN))
+        call = RecordedCall(self, calls, float(alpha), float(beta))
+        result: torch.Tensor = self.node.apply(call, *inputs)
+        return result
+
+    def of_call(self, call: ProductArguments, calls: dict[Any, Any]) -> torch.Tensor:
+        """The product of a call's record."""
+        alpha, beta, *extras = call.operand_values()
+        return self.run(calls, call.factors, alpha, beta, tuple(extras))
+
+
+class RecordedCall(NamedTuple):
+    """A call beside its tensors. `calls`: the call cache of products like it."""
+
+    recorded: Recorded
+    calls: dict[Any, Any]
+    alpha: float
+    beta: float
+
+
+def record(ctx: Any, call: RecordedCall, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """Computes the product and keeps what its gradients need: the forward function of every node.
+
+    `inputs`: indices, the two factors, c, bias and residual.
+    """
+    recorded, plan = call.recorded, call.recorded.plan
+    keywords = {**recorded.keywords, "alpha": call.alpha, "beta": call.beta}
+    keep_for_backward(ctx, inputs, keywords, len(inputs) - 3, call)
+    *_, left, right, c, bias, residual = inputs
+    operands = None
+    if plan.operands is not None:
+        operands = plan.operands((call.alpha, call.beta, c, bias, residual))
+    return plan.run(left, right, None, operands)
+
+
+class Gemm(torch.autograd.Function):
+    """A call of `gemm`."""
+
+    forward = staticmethod(record)
+    backward = staticmethod(backward)
