@@ -13,11 +13,12 @@ serves correctness, never speed. ``docs/how_the_emulator_works.md`` says what is
 """
 
 from .inspect import Inspector, Stop
-from .reports import EmulatorError, Kind, Report
+from .reports import EmulatorError, Kind, Place, Report, Severity, SourceLine
 from .session import Session, active, active_arch, active_sms, call_compiled, launch, run
 from .timeline import Event, Timeline, draw_plot, draw_text
 
 __all__ = [
-    "EmulatorError", "Event", "Inspector", "Kind", "Report", "Session", "Stop", "Timeline", "active",
-    "active_arch", "active_sms", "call_compiled", "draw_plot", "draw_text", "launch", "run",
+    "EmulatorError", "Event", "Inspector", "Kind", "Place", "Report", "Session", "Severity", "SourceLine",
+    "Stop", "Timeline", "active", "active_arch", "active_sms", "call_compiled", "draw_plot", "draw_text",
+    "launch", "run",
 ]  # fmt: skip

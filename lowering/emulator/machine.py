@@ -21,7 +21,7 @@ from .memory import GlobalMemory
 from .ordering import Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
-from .reports import EmulatorError, Kind, Report, ReportLog
+from .reports import EmulatorError, Kind, Report, ReportLog, SourceLine
 from .shadow import AgentKind, Conflict
 from .state import BLOCK, SHARED_BASE, Cluster, Cta, Frame, Launch, Warp
 from .stats import Stats
@@ -116,6 +116,11 @@ class Machine:
         number, line = ins.source
         return f"{self.files[number]}:{line}" if number in self.files else ""
 
+    def stack(self, ins: Instruction) -> tuple[SourceLine, ...]:
+        """The Python lines that an instruction comes from, innermost first."""
+        number, line = ins.source
+        return (SourceLine(self.files[number], line),) if number in self.files else ()
+
     def report(
         self,
         kind: Kind,
@@ -147,6 +152,7 @@ class Machine:
                 address=address,
                 step=self.step,
                 warning=warning,
+                stack=self.stack(ins) if ins else (),
             )
         )
 

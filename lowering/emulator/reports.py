@@ -9,6 +9,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Severity(enum.Enum):
+    """``ERROR`` is raised at the end of a launch; ``WARNING`` is collected in ``session.reports`` only."""
+
+    ERROR = "error"
+    WARNING = "warning"
 
 
 class Kind(enum.Enum):
@@ -35,6 +43,36 @@ class Kind(enum.Enum):
     TRAP = "the kernel executed trap"
 
 
+class SourceLine(NamedTuple):
+    """A line of the Python source; ``function`` is empty where it is not known."""
+
+    path: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a finding: who did it, at which instruction. ``stack`` is innermost first."""
+
+    who: str
+    ptx_line: int = 0
+    ptx_text: str = ""
+    stack: tuple[SourceLine, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "who": self.who,
+            "ptx_line": self.ptx_line,
+            "ptx": self.ptx_text,
+            "stack": [frame._asdict() for frame in self.stack],
+        }
+
+
 @dataclass(frozen=True)
 class Report:
     """One finding.
@@ -56,15 +94,45 @@ class Report:
     address: int | None = None
     step: int = 0
     warning: bool = False  # collected, but never raised
+    stack: tuple[SourceLine, ...] = ()  # of `source`, innermost first
+    other: Place | None = None  # the other side of a race
+
+    @property
+    def severity(self) -> Severity:
+        """A warning is collected, but never raised."""
+        return Severity.WARNING if self.warning else Severity.ERROR
+
+    @property
+    def who(self) -> str:
+        """CTA, warp and lanes."""
+        return f"CTA {self.cta}, warp {self.warp}" + (f", {self.lanes}" if self.lanes else "")
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """This access and, for a race, the other one."""
+        here = Place(self.who, self.ptx_line, self.ptx_text, self.stack)
+        return (here,) if self.other is None else (here, self.other)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding for JSON: strings, numbers, lists and dictionaries only."""
+        return {
+            "kind": self.kind.name,
+            "severity": self.severity.value,
+            "message": self.message,
+            "kernel": self.kernel,
+            "places": [place.as_dict() for place in self.places],
+            "stack": [frame._asdict() for frame in self.stack],
+            "space": self.space,
+            "address": self.address,
+        }
 
     def __str__(self) -> str:
         place = f"kernel {self.kernel}, PTX line {self.ptx_line}"
         if self.source:
             place += f", {self.source}"
-        who = f"CTA {self.cta}, warp {self.warp}" + (f", {self.lanes}" if self.lanes else "")
         where = "" if self.address is None else f", {self.space} address {self.address:#x}"
         name = self.kind.name + (" (warning)" if self.warning else "")
-        text = f"{name}: {self.kind.value}: {self.message}\n  at {place}\n  by {who}{where}"
+        text = f"{name}: {self.kind.value}: {self.message}\n  at {place}\n  by {self.who}{where}"
         if self.ptx_text:
             text += f"\n  {self.ptx_text}"
         return text
