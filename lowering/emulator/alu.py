@@ -243,6 +243,16 @@ def pack32(lo: Array, hi: Array) -> Array:
     return lo.astype(U64) | (hi.astype(U64) << U64(32))
 
 
+def is_of(what: str, a: Array) -> Array:
+    """``testp``: finite, infinite, number, notanumber, normal (zero too) or subnormal."""
+    if what in ("number", "notanumber"):
+        return np.isnan(a) == (what == "notanumber")
+    if what in ("finite", "infinite"):
+        return np.isinf(a) if what == "infinite" else np.isfinite(a)
+    tiny = (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny)
+    return {"subnormal": tiny, "normal": np.isfinite(a) & ~tiny}[what]
+
+
 def compare(op: str, a: Array, b: Array) -> Array:
     """Float comparison of setp: ordered names are false on NaN, names ending in u are true on NaN."""
     nan = np.isnan(a) | np.isnan(b)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .forms import missing
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
 from .reports import PtxError
 from .translate import TRANSLATED, Names, Translator
@@ -166,7 +167,9 @@ def _handler_of(ins: Instruction, handlers: dict[str, Callable]) -> Callable:
         found = handlers.get(".".join(ins.parts[:n]))
         if found is not None:
             return found
-    raise PtxError(f"PTX line {ins.line}: the emulator does not know this instruction: {ins.text}")
+    reason = missing(ins)
+    because = f" ({reason})" if reason else ""
+    raise PtxError(f"PTX line {ins.line}: the emulator does not know this instruction{because}: {ins.text}")
 
 
 def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[Step]:

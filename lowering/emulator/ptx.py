@@ -17,7 +17,7 @@ from .reports import PtxError
 
 TYPE_BYTES = {
     "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "tf32": 4,
+    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "s16x2": 4, "u16x2": 4, "tf32": 4,
     "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16,
 }  # fmt: skip
 REG_CLASS = {1: "pred", 2: "b16", 4: "b32", 8: "b64", 16: "b128"}
@@ -140,6 +140,7 @@ class Kernel:
     reg_classes: list[str] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
     max_threads: int | None = None
+    carry: Reg | None = None  # the condition code of add.cc and its kind, where one is used
 
 
 @dataclass
@@ -399,7 +400,20 @@ def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instru
         )
     tokens = _tokens(rest, statement.line)
     operands = _Operands(tokens, kernel, scope, statement.line).all()
+    operands = _with_carry(kernel, parts, operands)
     return Instruction(opcode, parts, operands, pred, statement.line, statement.source, short)
+
+
+def _with_carry(kernel: Kernel, parts: tuple[str, ...], operands: tuple) -> tuple:
+    """Operands and the carry flag: a second destination of ``.cc``, a last source of ``addc``."""
+    reads, writes = parts[0] in ("addc", "subc", "madc"), "cc" in parts[1:]
+    if not (reads or writes):
+        return operands
+    if kernel.carry is None:
+        kernel.carry = Reg(len(kernel.reg_classes), "pred", "CC.CF")
+        kernel.reg_classes.append("pred")
+    target = Pair(operands[0], kernel.carry) if writes else operands[0]
+    return (target, *operands[1:], *((kernel.carry,) if reads else ()))
 
 
 def _tokens(text: str, line: int) -> list[str]:

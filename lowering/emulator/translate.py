@@ -12,10 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from . import alu, half
+from .forms import missing, unknown_modifiers
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
 from .reports import PtxError, Unsupported
 from .semantics import arithmetic, integer, numeric
-from .translate_integer import TRANSLATIONS
+from .translate_integer import TRANSLATIONS, translation
 
 LANES = 32
 _NUMPY = {
@@ -38,6 +39,8 @@ _NUMPY = {
     "bf16": "uint16",
     "f16x2": "uint32",
     "bf16x2": "uint32",
+    "s16x2": "uint32",
+    "u16x2": "uint32",
     "tf32": "uint32",
 }
 DTYPE = {name: getattr(np, value) for name, value in _NUMPY.items()}
@@ -165,8 +168,12 @@ class Translator:
         Raises :class:`PtxError` for a form of it that is not modelled.
         """
         try:
-            if ins.root in TRANSLATIONS:
-                return TRANSLATIONS[ins.root](self, ins, guard)
+            extra = unknown_modifiers(ins)
+            if extra:
+                raise Unsupported(missing(ins) or f"no {extra}")
+            special = translation(ins)
+            if special is not None:
+                return special(self, ins, guard)
             return getattr(self, "_op_" + ins.root)(ins, guard)
         except (Unsupported, KeyError) as error:
             raise PtxError(
@@ -214,13 +221,13 @@ class Translator:
 
     def _binary(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
         kind = self.kind(ins)
-        if ins.has("cc"):
-            raise Unsupported("carry")
         if kind in _HALVES:
             return self._halves(ins, kind, ins.root, 2, guard)
         if kind in ("f32", "f64"):
             return self._float(ins, kind, f"({{}} {symbol} {{}})", 2, guard)
         if ins.has("sat"):
+            if kind != "s32":
+                raise Unsupported(f"no .sat of {kind}")
             a, b = (self.read(o, "s32") for o in ins.operands[1:3])
             return self.write(ins.operands[0], f"alu.add_sat_s32({a}, {b}, {symbol}1)", "s32", guard)
         bits = "b" + kind[1:]
@@ -233,7 +240,7 @@ class Translator:
     def _op_sub(self, ins: Instruction, guard: str | None) -> list[str]:
         return self._binary(ins, "-", guard)
 
-    def _product(self, ins: Instruction, kind: str) -> tuple[str, str]:
+    def product(self, ins: Instruction, kind: str) -> tuple[str, str]:
         """Expression and type of the integer product of mul and mad."""
         if ins.has("wide"):
             wide = kind[0] + str(2 * int(kind[1:]))
@@ -256,15 +263,19 @@ class Translator:
             return self._halves(ins, kind, "mul", 2, guard)
         if kind in ("f32", "f64"):
             return self._float(ins, kind, "({} * {})", 2, guard)
-        expression, kind = self._product(ins, kind)
+        expression, kind = self.product(ins, kind)
         return self.write(ins.operands[0], expression, kind, guard)
 
     def _op_mad(self, ins: Instruction, guard: str | None) -> list[str]:
         kind = self.kind(ins)
         if kind in ("f32", "f64"):
             return self._op_fma(ins, guard)
-        expression, kind = self._product(ins, kind)
+        expression, kind = self.product(ins, kind)
         addend = self.read(ins.operands[3], kind)
+        if ins.has("sat"):
+            if kind != "s32" or not ins.has("hi"):
+                raise Unsupported("no .sat but of mad.hi.s32")
+            return self.write(ins.operands[0], f"alu.add_sat_s32({expression}, {addend})", kind, guard)
         return self.write(ins.operands[0], f"({expression} + {addend})", kind, guard)
 
     def _op_fma(self, ins: Instruction, guard: str | None) -> list[str]:
@@ -360,7 +371,9 @@ class Translator:
         amount = self.read(ins.operands[2], "u32")
         dtype = _NUMPY[kind]
         if isinstance(ins.operands[2], Imm):
-            amount = self.names.constant(dtype, ins.operands[2].value)
+            amount = self.names.constant(dtype, min(ins.operands[2].value & 0xFFFFFFFF, 64))
+        elif TYPE_BYTES[kind] == 2:  # a 32-bit amount may be lost in 16 bits
+            amount = f"np.minimum({amount}, {self.names.constant('uint32', 64)}).astype(_{dtype})"
         elif dtype != "uint32":
             amount = f"{amount}.astype(_{dtype})"
         return self.write(ins.operands[0], f"({value} {symbol} {amount})", kind, guard)
@@ -550,4 +563,4 @@ def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
 
 
 TRANSLATED = {name.removeprefix("_op_") for name in vars(Translator) if name.startswith("_op_")}
-TRANSLATED |= TRANSLATIONS.keys()
+TRANSLATED |= {name.split(".")[0] for name in TRANSLATIONS}
