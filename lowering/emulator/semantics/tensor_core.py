@@ -18,6 +18,7 @@ import dataclasses
 
 import numpy as np
 
+from .. import fast
 from . import numeric
 
 OPERAND_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
@@ -84,6 +85,15 @@ def multiply_add(
         return total.astype(np.int32)
     if accumulator not in ("f32", "f16"):
         raise ValueError(f"accumulator type was {accumulator!r}; it must be f32, f16 or s32")
+    compiled = fast.kernels()
+    if compiled is not None and accumulation is not None and accumulator == "f32" and a.ndim == b.ndim == 2:
+        with np.errstate(invalid="ignore"):
+            start = np.zeros((len(a), len(b))) if c is None else c.astype(np.float64)
+        right = np.ascontiguousarray(b.T)
+        left = np.ascontiguousarray(a)
+        return compiled.product(
+            left, right, start, accumulation.group, accumulation.bits, accumulation.fraction
+        )
     with np.errstate(all="ignore"):
         total = a @ np.swapaxes(b, -1, -2)
         if c is not None:

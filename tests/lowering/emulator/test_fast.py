@@ -1,0 +1,78 @@
+"""The compiled functions of the emulator agree with its NumPy code bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import kernels_dsl
+from lowering import emulator
+from lowering.emulator import fast
+from lowering.emulator.semantics import numeric, tensor_core
+from lowering.emulator.semantics.tensor_core import Accumulation
+
+pytestmark = pytest.mark.skipif(fast.kernels() is None, reason="needs numba (the extra emulator-fast)")
+MODELS = [(dtype, model) for (kind, dtype), model in tensor_core.ACCUMULATION.items()] + [
+    ("bf16", Accumulation(8, 24)),
+    ("e5m2", Accumulation(16, 24)),
+]  # several groups in one instruction
+
+
+def patterns(rng, dtype, shape):
+    """Any patterns at all: infinities, NaN, denormals, both zeros."""
+    bits = tensor_core.OPERAND_BITS[dtype]
+    out = rng.integers(0, 1 << bits, shape, dtype=np.uint64).astype(tensor_core.storage_type(dtype))
+    out[rng.random(shape) < 0.2] = 0
+    return out
+
+
+def ordinary(rng, dtype, shape):
+    """Finite values of many magnitudes, half of them in pairs that cancel."""
+    values = rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 9, shape)
+    values[:, 1::2] = np.where(rng.random(values[:, 1::2].shape) < 0.5, -values[:, ::2], values[:, 1::2])
+    values[rng.random(shape) < 0.1] *= 1e-30
+    return numeric.encode(values.astype(np.float32), dtype, "rna" if dtype == "tf32" else "rn")
+
+
+def addends(rng, shape, make):
+    if make is patterns:
+        return rng.integers(0, 1 << 32, shape, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    scale = 2.0 ** rng.integers(-149, 127, shape)
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("make", [patterns, ordinary])
+@pytest.mark.parametrize(("dtype", "model"), MODELS)
+def test_tensor_core_sums(dtype, model, make, seed):
+    rng = np.random.default_rng(seed)
+    depth = 256 // tensor_core.OPERAND_BITS[dtype]
+    for rows, columns in ((16, 8), (64, 24)):
+        a, b = (tensor_core.operand_values(make(rng, dtype, (n, depth)), dtype) for n in (rows, columns))
+        a[0], b[0] = 0, -0.0
+        for c in (None, addends(rng, (rows, columns), make), np.full((rows, columns), -0.0, np.float32)):
+            got = tensor_core.multiply_add(a, b, c, "f32", accumulation=model)
+            with fast.reference():
+                expected = tensor_core.multiply_add(a, b, c, "f32", accumulation=model)
+            np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+def outcome(call, **settings):
+    """Output, findings, counts and last step of a call."""
+    with emulator.run(**settings) as session:
+        out = call()
+    last = max((e.end for e in session.timeline.events), default=0)
+    return out, [str(r) for r in session.reports], dict(session.stats.total), last
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_whole_kernels(arch):
+    torch.manual_seed(0)
+    a, b = torch.randn(128, 64).bfloat16(), torch.randn(96, 64).bfloat16().t()
+    q, k, v = (torch.randn(1, 96, 1, 64).bfloat16() for _ in range(3))
+    for call in (lambda: kernels_dsl.gemm(a, b), lambda: kernels_dsl.attention(q, k, v)):
+        quick = outcome(call, arch=arch, seed=3)
+        with fast.reference():
+            reference = outcome(call, arch=arch, seed=3)
+        assert torch.equal(reference[0], quick[0])
+        assert reference[1:] == quick[1:]
