@@ -62,6 +62,20 @@ class Sm90GemmConfig:
     family = "sm90"
     traits = FAMILIES[family]
 
+    @property
+    def label(self) -> str:
+        """ "128x256 cluster 2x1 pingpong split 4", for names of kernels."""
+        clusters = self.cluster_m * self.cluster_n > 1
+        words = [f"{self.tile_m}x{self.tile_n}"]
+        words += [f"cluster {self.cluster_m}x{self.cluster_n}"] * clusters
+        words += ["pingpong"] * (self.schedule is Schedule.PINGPONG)
+        words += ["turned"] * self.turned
+        words += ["along-n"] * (not self.raster_along_m)
+        words += ["plain-store"] * (not self.epi_tma)
+        words += ["stream-k"] * self.stream_k
+        words += [f"split {self.split_k}"] * (self.split_k > 1)
+        return " ".join(words)
+
     def tile_k_for(self, element_bytes: int) -> int:
         """Elements of K in a tile for operands of `element_bytes` bytes each."""
         return self.tile_k or 128 // element_bytes
@@ -100,6 +114,16 @@ class Sm80GemmConfig:
     # Of what the other family has a choice.
     cluster_m = cluster_n = 1
     turned = stream_k = epi_tma = pairs = False
+
+    @property
+    def label(self) -> str:
+        """ "64x64 k32 stages 4 warps 2x2 copy 8+8 split 4", for names of kernels."""
+        narrow = min(self.copy_bytes_a, self.copy_bytes_b) < 16
+        words = [f"{self.tile_m}x{self.tile_n} k{self.tile_k} stages {self.stages}"]
+        words += [f"warps {self.warps_m}x{self.warps_n}"]
+        words += [f"copy {self.copy_bytes_a}+{self.copy_bytes_b}"] * narrow
+        words += [f"split {self.split_k}"] * (self.split_k > 1)
+        return " ".join(words)
 
     def tile_k_for(self, element_bytes: int) -> int:
         """Elements of K in a tile."""

@@ -6,39 +6,44 @@ Sizes choose between tiles, so that each kind of call is listed with every tile 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 
-from kernels_dsl.config.attention import AttentionVariant, Extent
-from kernels_dsl.config.attention_table import choose, choose_for_lists
-from kernels_dsl.config.family import FAMILIES
-from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.aot.lists import iter_lists
-from kernels_dsl.ops.attention.plan import FUNCTIONS
+from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
+from kernels_dsl.ops.attention.arguments import (
+    NO_EXTRAS,
+    AttentionArguments,
+    AttentionOptions,
+    Extras,
+    MaxSeqlens,
+    Seqlens,
+)
+from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.ops.attention.lists import unwritten
+from kernels_dsl.ops.attention.operation import ATTENTION
 from lowering.records import frozen
 
-Kernel = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_LENGTH, _HEADS, _BATCH = 512, 4, 2  # only strides and alignment count
-_SMS = 132
 _BLOCK = (128, 128)
 _WINDOW_ENTRIES = (4, 20)  # of cut and whole blocks; that a row of entries is a multiple of 16 bytes counts
-_EXTENTS = tuple(
-    Extent(length, length, heads, _SMS) for length in (128, 512, 1024, 4096, 16384) for heads in (8, 64, 1536)
-)
-_PLAIN, _CAUSAL = AttentionVariant(), AttentionVariant(right=True)
+_SIZES = ((128, 8), (128, 64), (512, 64), (1024, 64), (16384, 8))
+"""Length and heads: one for each tile that some size gets on some GPU."""
+_LIST_SIZES = ((512, 2), (512, 64))
+"""Of calls with lists, whose tile is that of their blocks."""
 _DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+_PLAIN, _CAUSAL = AttentionOptions(), AttentionOptions(causal=True)
+_WINDOW = AttentionOptions(causal=True, window=(100, 0))
 
 
 @frozen
 class AttentionKind:
     """What a call of attention is like.
 
-    variant: without its lists; `lists` is None, "full" (unmasked blocks, as of `topk_blocks`), "partial"
-    (masked ones, as of causal `topk_blocks`) or "both" (as of `window_blocks`, one list for all heads of a
-    single sequence), of 128 × 128 blocks.
+    lists: None, "full" (unmasked blocks, as of `topk_blocks`), "partial" (masked ones, as of causal
+    `topk_blocks`) or "both" (as of `window_blocks`, one list for all heads of a single sequence), of
+    128 × 128 blocks.
     layout: "bshd", "bhsd" or "thd" (packed).
     """
 
@@ -46,7 +51,7 @@ class AttentionKind:
     dim_v: int
     dtype: str = "bf16"
     layout: str = "bshd"
-    variant: AttentionVariant = _PLAIN
+    options: AttentionOptions = _PLAIN
     lists: str | None = None
     lse: bool = False
 
@@ -55,10 +60,10 @@ class AttentionKind:
         """ "bf16 d128 causal lse"."""
         dims = f"d{self.dim}" + (f"/{self.dim_v}" if self.dim != self.dim_v else "")
         words = [self.dtype, dims] + [self.layout] * (self.layout != "bshd")
-        if self.variant.left:
+        if self.options.window is not None:
             words.append("window")
-        elif self.variant.right:
-            words.append("causal" + " top-left" * self.variant.top_left)
+        elif self.options.causal:
+            words.append("causal" + " top-left" * (self.options.alignment == "top_left"))
         words += [f"lists {self.lists}"] if self.lists else []
         return " ".join(words + ["lse"] * self.lse)
 
@@ -67,83 +72,61 @@ def kinds() -> Iterator[AttentionKind]:
     """Dense and causal in both dtypes at all common head dimensions; the rest in bf16 at 64 and 128."""
     for dtype in _DTYPES:
         for dim, dim_v in _DIMS:
-            for variant in (_PLAIN, _CAUSAL):
-                yield AttentionKind(dim, dim_v, dtype, variant=variant)
+            for options in (_PLAIN, _CAUSAL):
+                yield AttentionKind(dim, dim_v, dtype, options=options)
     for dim in (64, 128):
-        yield AttentionKind(dim, dim, variant=_CAUSAL, lse=True)
-        yield AttentionKind(dim, dim, variant=AttentionVariant(right=True, left=True))
-        yield AttentionKind(dim, dim, layout="thd", variant=_CAUSAL)
+        yield AttentionKind(dim, dim, options=_CAUSAL, lse=True)
+        yield AttentionKind(dim, dim, options=_WINDOW)
+        yield AttentionKind(dim, dim, layout="thd", options=_CAUSAL)
         yield AttentionKind(dim, dim, layout="thd")
         yield AttentionKind(dim, dim, layout="bhsd")
-        yield AttentionKind(dim, dim, layout="bhsd", variant=replace(_CAUSAL, top_left=True))
+        yield AttentionKind(dim, dim, layout="bhsd", options=_CAUSAL._replace(alignment="top_left"))
         yield AttentionKind(dim, dim, lists="full")
-        yield AttentionKind(dim, dim, variant=_CAUSAL, lists="partial")
-        yield AttentionKind(dim, dim, variant=AttentionVariant(right=True, left=True), lists="both")
+        yield AttentionKind(dim, dim, options=_CAUSAL, lists="partial")
+        yield AttentionKind(dim, dim, options=_WINDOW, lists="both")
 
 
-def _arguments(kind: AttentionKind, family: str, queued: bool) -> tuple[Any, ...]:
-    """The host function's runtime arguments on the meta device."""
-    shapes = {
-        "bshd": (_BATCH, _LENGTH, _HEADS),
-        "bhsd": (_BATCH, _HEADS, _LENGTH),
-        "thd": (_BATCH * _LENGTH, _HEADS),
-    }
-    lead = shapes[kind.layout]
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    q, v = (empty(*lead, dim, dtype=_DTYPES[kind.dtype]) for dim in (kind.dim, kind.dim_v))
-    packed = kind.layout == "thd"
-    lse = None
-    if kind.lse:
-        shape = (_HEADS, _BATCH * _LENGTH) if packed else (_BATCH, _HEADS, _LENGTH)
-        lse = empty(*shape, dtype=torch.float32)
-    seqlens = (empty(_BATCH + 1), empty(_BATCH + 1), None) if packed else None
-    lists: Any = None
-    if kind.lists is not None:
-        rows = _LENGTH // _BLOCK[0]
-        lead = (1, 1) if kind.lists == "both" else (_BATCH, _HEADS)
-        entries = _WINDOW_ENTRIES if kind.lists == "both" else (rows, rows)
-        masked, whole = (
-            tuple(x.expand(-1, _HEADS, *x.shape[2:]) for x in (empty(*lead, rows), empty(*lead, rows, n)))
-            for n in entries
-        )
-        none = (None, None)
-        lists = {"full": (*none, *whole), "partial": (*masked, *none), "both": (*masked, *whole)}[kind.lists]
-    scalars = (1.0, 1.0, 0, 0)  # scale, softcap, left, right
-    arguments = (q, q, v, v, lse, *scalars, seqlens, 0, lists, None, None, None)
-    if not FAMILIES[family].is_persistent:
-        return arguments
-    return (*arguments, empty(1) if queued else None, _SMS)
+def _extras(kind: AttentionKind, length: int, heads: int) -> Extras:
+    """What a call has beside q, k and v."""
+    if kind.layout == "thd":
+        starts = torch.empty(2, dtype=torch.int32)
+        return Extras(seqlens=Seqlens(starts, starts), max_seqlens=MaxSeqlens(length))
+    if kind.lists is None:
+        return NO_EXTRAS
+    rows = length // _BLOCK[0]
+    entries = _WINDOW_ENTRIES if kind.lists == "both" else (rows, rows)
+    lead = (1, 1 if kind.lists == "both" else heads, rows)
+    partial, full = (unwritten(torch.device("cpu"), lead, count) for count in entries)
+    absent = None, None
+    pairs = {"full": (absent, full), "partial": (partial, absent), "both": (partial, full)}[kind.lists]
+    return Extras(blocks=BlockLists(*pairs[0], *pairs[1], _BLOCK))
 
 
-def attention_kernels(kind: AttentionKind, device: Device) -> Iterator[Kernel]:
-    """(name, jit function, arguments on the meta device, configuration) of each tile that `kind` can get.
+def _call(kind: AttentionKind, length: int, heads: int) -> AttentionArguments:
+    """A call with so many heads, those of all sequences together. Each may be the same memory."""
+    shapes = {"bshd": (1, length, heads), "bhsd": (1, heads, length), "thd": (length, heads)}
+    q, v = (
+        torch.empty(*shapes[kind.layout], dim, dtype=_DTYPES[kind.dtype]) for dim in (kind.dim, kind.dim_v)
+    )
+    extras = _extras(kind, length, heads)
+    return AttentionArguments(q, q, v, kind.options, kind.layout, extras, return_lse=kind.lse)
 
-    They are of the fastest family that `device` has.
-    """
-    family = device.families()[0]
-    variant, dims = kind.variant, (kind.dim, kind.dim_v)
-    if kind.lists is not None:
-        config, split = choose_for_lists(family, *dims, variant, _BLOCK, device)
-        variant = replace(variant, lists=split)
-        found = ((config, extent) for extent in _EXTENTS)
-    else:
-        found = ((choose(family, *dims, variant, device, extent), extent) for extent in _EXTENTS)
-    uneven = variant.uneven or kind.layout == "thd"
-    for config, queued in dict.fromkeys(
-        (config, uneven and config.several_tiles(extent)) for config, extent in found
-    ):
-        label = kind.label + " queued" * queued
+
+def attention_kernels(kind: AttentionKind, arch: str) -> Iterator[Kernel]:
+    """The kernel of each tile that `kind` can get; of the fastest family that the GPU has."""
+    found: dict[str, Kernel] = {}
+    for length, heads in _SIZES if kind.lists is None else _LIST_SIZES:
+        (call,) = recorded(arch, partial(ATTENTION.run, _call(kind, length, heads)))
+        config = call.constants["config"]
         twice = " twice an SM" if config.ctas_per_sm == 2 else ""
-        name = f"attention {family} {config.tile_m}x{config.tile_n}{twice} {label}"
-        constexprs = {"layout": kind.layout, "config": config, "variant": variant}
-        yield name, FUNCTIONS[family], _arguments(kind, family, queued), constexprs
+        queued = " queued" * (config.traits.is_persistent and call.args[-2] is not None)
+        name = f"attention {config.family} {config.tile_m}x{config.tile_n}{twice} {kind.label}{queued}"
+        found.setdefault(name, kernel_of(name, call))
+    yield from found.values()
 
 
 def iter_attention(arch: str) -> Iterator[Kernel]:
     """The attention kernels of an architecture, a key of `DEVICES_BY_ARCH`, and those that make lists."""
     for kind in kinds():
-        yield from attention_kernels(kind, DEVICES_BY_ARCH[arch])
-    yield from iter_lists()
+        yield from attention_kernels(kind, arch)
+    yield from iter_lists(arch)

@@ -30,7 +30,7 @@ def padded(entries: int) -> int:
     return -(-entries // 4) * 4
 
 
-def _empty(device: torch.device, lead: tuple[int, ...], entries: int) -> Pair:
+def unwritten(device: torch.device, lead: tuple[int, ...], entries: int) -> Pair:
     """Counts and indices, not yet written."""
     rows = lead[-1]
     counts = torch.empty((*lead[:-1], padded(rows)), dtype=torch.int32, device=device)[..., :rows]
@@ -48,20 +48,20 @@ def window_lists(
 
     `keys`: queries, keys, what is added to a query's place for its diagonal, the window's left and right.
     """
-    partial, full = (_empty(device, (rows,), width) for width in widths)
+    partial, full = (unwritten(device, (rows,), width) for width in widths)
     FUNCTIONS["window"](*partial, *full, *keys, spec=spec)
     return partial, full
 
 
 def document_lists(spec: DocumentSpec, documents: torch.Tensor, rows: int, width: int) -> Pair:
     """Lists of `rows` query blocks of each sequence, with room for `width` entries."""
-    pair = _empty(documents.device, (documents.shape[0], rows), width)
+    pair = unwritten(documents.device, (documents.shape[0], rows), width)
     FUNCTIONS["documents"](documents, *pair, spec=spec)
     return pair
 
 
 def topk_lists(spec: TopkSpec, scores: torch.Tensor, k: int, q_len: int, shift: int) -> Pair:
     """The `k` best columns of each row of scores (B, H, rows, columns)."""
-    pair = _empty(scores.device, tuple(scores.shape[:-1]), k)
+    pair = unwritten(scores.device, tuple(scores.shape[:-1]), k)
     FUNCTIONS["topk"](scores, *pair, q_len, shift, spec=spec)
     return pair

@@ -8,7 +8,7 @@ import torch
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
 from kernels_dsl.config.bsr import TOGETHER, choose
 from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
-from kernels_dsl.ops.aot.bsr import LARGE, bsr_kernel, iter_bsr, sampled_kernel, scaled_kernel
+from kernels_dsl.ops.aot.bsr import LARGE, BsrKind, bsr_kernel, iter_bsr, sampled_kernel
 from kernels_dsl.ops.bsr.plan import FUNCTIONS
 
 
@@ -24,7 +24,9 @@ from kernels_dsl.ops.bsr.plan import FUNCTIONS
     ids=str,
 )
 def test_instructions_and_spills(block: tuple[int, int], by_column: bool, left: bool) -> None:
-    name, function, args, constexprs = bsr_kernel("sm90", block, "bf16", by_column, left, bias=True)
+    name, function, args, constexprs = bsr_kernel(
+        BsrKind(block, "bf16", by_column, left, bias=True), "sm_90a"
+    )
     (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: registers are spilled"
     assert entry.entry == "bsr_sm90_0"
@@ -94,7 +96,7 @@ def test_lists_in_pairs(extent: int, left: bool) -> None:
     """Blocks of 64 have wide tiles, two loads each of the dense matrix for one CTA and for two."""
     for by_column in (False, True):
         name, function, args, constexprs = bsr_kernel(
-            "sm90", (extent, extent), "bf16", by_column, left, bias=True, blocks=LARGE
+            BsrKind((extent, extent), "bf16", by_column, left, bias=True, blocks=LARGE), "sm_90a"
         )
         assert constexprs["config"].pairs
         assert constexprs["config"].tile == ((256, 32) if left else (64, 512))
@@ -105,7 +107,7 @@ def test_lists_in_pairs(extent: int, left: bool) -> None:
 
 def test_lists_in_pieces() -> None:
     """Two warpgroups with 128 x 192 each, the most accumulators: the sum of pieces needs no spills."""
-    made = bsr_kernel("sm90", (128, 128), "bf16", False, False, bias=True, split=True)
+    made = bsr_kernel(BsrKind((128, 128), "bf16", bias=True, split=True), "sm_90a")
     _, function, args, constexprs = made
     assert constexprs["config"].tile == (128, 192) and constexprs["config"].split
     (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
@@ -120,7 +122,7 @@ def test_lists_in_pieces() -> None:
     ids=str,
 )
 def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
-    name, function, args, constexprs = sampled_kernel("sm90", block, "bf16", columns, kept=LARGE)
+    name, function, args, constexprs = sampled_kernel(block, "bf16", columns, "sm_90a", kept=LARGE)
     (entry,) = function.compile(*args, arch="sm_90a", **constexprs).resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: registers are spilled"
     assert entry.entry == "bsr_sddmm_sm90_0"
@@ -138,7 +140,7 @@ def test_kernels_ahead_of_time_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize(("family", "arch"), [("sm90", "sm_90a"), ("sm80", "sm_89")])
 def test_fp8_kernels_ahead_of_time_compile(family: str, arch: str) -> None:
-    name, function, args, constexprs = scaled_kernel(family, (64, 64), True)
+    name, function, args, constexprs = bsr_kernel(BsrKind((64, 64), "e4m3", dense_left=True), arch)
     (entry,) = function.compile(*args, arch=arch, **constexprs).resources()
     assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0, f"{name}: registers are spilled"
     assert entry.count("QGMMA" if family == "sm90" else "QMMA")
