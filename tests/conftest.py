@@ -1,4 +1,4 @@
-"""What all tests share: markers that skip with a reason, a seed each, a line to reproduce a failure."""
+"""Common to all tests: markers that skip with a reason, a seed each, a line to reproduce a failure."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
 
 
 def _anchors(document: Path) -> set[str]:
-    """What the headings of a page are linked by, as GitHub makes it."""
+    """The anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)", document.read_text(), re.MULTILINE)
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).strip().lower() for head in heads)
     return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain}

@@ -93,7 +93,7 @@ def _of_member(member: Any) -> str:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """What a module exports: its `__all__`, else the functions and classes that it defines."""
+    """The exports of a module: its `__all__`, else the functions and classes that it defines."""
     own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
     return list(getattr(module, "__all__", None) or (name for name in own if not name.startswith("_")))
 
@@ -197,7 +197,7 @@ def _subject(line: str) -> str:
 
 
 def differences(before: list[str], after: list[str]) -> list[str]:
-    """What is gone, changed and new, in words."""
+    """The names that are gone, changed and new, in words."""
     old, new = ({_subject(line): line for line in lines} for lines in (before, after))
     said = [f"gone: {old[subject]}" for subject in old if subject not in new]
     both = ((line, new[subject]) for subject, line in old.items() if subject in new)

@@ -244,7 +244,7 @@ def test_starred_tuples_count_as_what_is_in_them():
 
 
 def _runtime_imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
-    """What a module imports when it runs, inside of functions too: no names that only types need."""
+    """The imports of a module when it runs, inside of functions too: no names that only types need."""
     for_types = {
         inner
         for node in ast.walk(tree)

@@ -96,7 +96,7 @@ def digest(cubin: bytes) -> str:
 
 
 def facts(compiled: Any) -> dict[str, Any]:
-    """What is written of a compiled kernel; where it has several entries, those of each, sorted."""
+    """The record of a compiled kernel; where it has several entries, those of each, sorted."""
     entries = compiled.resources()
     return {
         "sha256": digest(compiled.cubin()),
@@ -140,7 +140,7 @@ def sampled(keys: Iterable[str], count: int | None, seed: int) -> set[str]:
 
 
 class Choice(NamedTuple):
-    """Which kernels of an architecture are wanted: a sample of those whose name has one of `match`."""
+    """The kernels of an architecture that are wanted: a sample of those whose name has one of `match`."""
 
     match: tuple[str, ...]
     sample: int | None
@@ -477,7 +477,7 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(names: Sequence[str], here: Sequence[str], there: Sequence[str]) -> Counterparts:
-    """What the other tree's list `there` has for `names`, which are of this tree's list `here`.
+    """The names that the other tree's list `there` has for `names`, which are of this tree's list `here`.
 
     Kernels with keys of their own are taken for renamed, in order, where both trees have as many of them.
     """

@@ -1,1 +1,1 @@
-"""What callers see: operations on PyTorch tensors, which check, pick a configuration and launch."""
+"""The operations that callers see: on PyTorch tensors, which check, pick a configuration and launch."""

@@ -42,7 +42,7 @@ def maker(
     device: torch.device,
     strides: tuple[int, ...] | None = None,
 ) -> Callable[[], torch.Tensor]:
-    """What makes uninitialised tensors, contiguous ones without `strides`; for code past the dispatcher."""
+    """A maker of uninitialised tensors, contiguous ones without `strides`; for code past the dispatcher."""
     strides = dense_strides(shape) if strides is None else strides
     if device.type == "cuda" and torch.cuda.device_count() == 1:
         make = _on_current_gpu()
@@ -54,7 +54,7 @@ def maker(
 def pitched_maker(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """What makes uninitialised tensors whose rows (or columns) have gaps behind them.
+    """A maker of uninitialised tensors whose rows (or columns) have gaps after them.
 
     The last one has its gap, too: kernels that store whole 16 bytes write into it.
     """
@@ -67,7 +67,7 @@ def pitched_maker(
 
 
 def several(makers: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """What makes one tensor with each of them."""
+    """A maker of one tensor with each of them."""
     if len(makers) == 2:
         first, second = makers
         return lambda: (first(), second())

@@ -19,7 +19,7 @@ import torch
 MAX_KEYS = 8192  # some hundred bytes each
 _MAX_OF_A_KEY = 4
 _MISALIGNED = "Misaligned Tensor data"
-"""How a launch says that a tensor's address is no multiple of what its kernel was compiled for."""
+"""The words of a launch for a tensor's address that is no multiple of what its kernel was compiled for."""
 _make_comparison: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 _is_compiling = torch.compiler.is_dynamo_compiling  # other tracers have a mode, or tensors of their own type
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -28,7 +28,7 @@ _forward_ad = torch.autograd.forward_ad
 
 
 def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
-    """What was kept of such a call, where this one may go past the dispatcher too; None: look further.
+    """The entry for such a call, where this one may go past the dispatcher too; None: look further.
 
     Addresses are not looked at: a launch refuses those that are not multiples of what its kernel takes with
     a ValueError. The caller then does without, after `refused`.
@@ -67,7 +67,7 @@ def put(kept: dict[Any, Any], key: Any, value: Any, most: int = MAX_KEYS) -> Non
 
 
 def refused(kept: dict[Any, Any], key: Any, error: ValueError) -> None:
-    """What was found for a call refused its addresses: from now on calls of this key are found only where all
+    """Notes that an entry refused a call's addresses: from now on calls of this key are found only where all
     addresses are multiples of 16. Raises any other error."""
     if _MISALIGNED not in str(error):
         raise error
@@ -75,7 +75,7 @@ def refused(kept: dict[Any, Any], key: Any, error: ValueError) -> None:
 
 
 def _comparison(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
-    """Whether as many tensors are like these."""
+    """True if as many tensors are like these."""
     distinct = list({id(x): x for x in tensors}.values())
     same: Callable[..., bool]
     same = _make_comparison(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

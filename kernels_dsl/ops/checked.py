@@ -17,7 +17,7 @@ from kernels_dsl.ops.options import boolean
 
 _by_environment = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 _blocks: list[list[bool]] = []
-"""What each `checked` block that was entered and not left asks for, in a cell of its own."""
+"""A cell for each `checked` block that was entered and not left: what it asks for."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def checked(enabled: bool = True) -> Iterator[None]:
 
 
 def is_checked() -> bool:
-    """Whether values are looked at now."""
+    """True if values are looked at now."""
     try:
         return _blocks[-1][0]
     except IndexError:

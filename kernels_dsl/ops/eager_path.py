@@ -76,7 +76,7 @@ def check_output(name: str, value: object) -> torch.Tensor:
 
 
 def signature(value: Any) -> Any:
-    """What of an argument a plan depends on: a tensor's layout, and of anything else its type."""
+    """The part of an argument that a plan depends on: a tensor's layout, and of anything else its type."""
     if value is None:
         return None
     kind = type(value)  # asked first, since isinstance, which asks Tensor's metaclass, takes much longer
@@ -92,7 +92,7 @@ def signature(value: Any) -> Any:
 
 
 def plain(values: tuple[Any, ...]) -> bool:
-    """Whether all tensors among the values can go past the dispatcher."""
+    """True if all tensors among the values can go past the dispatcher."""
     grad = _grad_enabled()
     for value in values:
         if value is None:
@@ -106,7 +106,7 @@ def plain(values: tuple[Any, ...]) -> bool:
 
 
 def needs_dispatcher(values: tuple[Any, ...]) -> bool:
-    """Whether torch.compile, a mode, a transform, autograd or a subclass must see a call as an operator."""
+    """True if torch.compile, a mode, a transform, autograd or a subclass must see a call as an operator."""
     return watched() or not plain(values)
 
 
@@ -129,7 +129,7 @@ def watched() -> bool:
 
 
 def asks_gradients(values: Iterable[Any]) -> bool:
-    """Whether the call of an operator with these arguments would be differentiated."""
+    """True if the call of an operator with these arguments would be differentiated."""
     return _grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in values
     )

@@ -1,4 +1,4 @@
-"""What is wrong with a function that a kernel is to trace, before anything is compiled."""
+"""Checks of a function that a kernel is to trace, before anything is compiled."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def launcher_of(
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """What is wrong with a user's function is an error of its own, not one of the compile that traced it."""
+    """Raises an error in a user's function as one of its own, not of the compile that traced it."""
     try:
         yield
     except lowering.CompileError as error:
@@ -53,7 +53,8 @@ def _users_errors() -> Iterator[None]:
 
 
 def address_of(target: Target) -> Callable[[torch.Tensor], int]:
-    """What gives a kernel the address of a tensor. The emulator must know which memory is behind a number."""
+    """The function that gives a kernel the address of a tensor. The emulator must know which memory is behind
+    a number."""
     return lowering.Address if target.emulated else torch.Tensor.data_ptr
 
 

@@ -80,7 +80,7 @@ class Arguments:
         return {}
 
     def read(self) -> dict[str, Any]:
-        """What the call reads and may be tensors, by the caller's names."""
+        """All that the call reads and may be a tensor, by the caller's names."""
         found: dict[str, Any] = {}
         aliases = self.aliases
         for name in self.tensors:
@@ -126,7 +126,7 @@ class Arguments:
 
 
 class Operation(Generic[Call, Plan]):
-    """What calls of one operation do.
+    """An operation: checks, plan and launch of its calls.
 
     `describe`: call -> what it asks for, checked, by shapes, dtypes and devices alone. `build`: (that, call,
     target) -> its plan. `follow`: (plan, call) -> the result, after what depends on addresses was looked at.
@@ -193,11 +193,11 @@ class Operation(Generic[Call, Plan]):
         return None
 
     def seen_as_operator(self, call: Call) -> bool:
-        """Whether torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
+        """True if torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
         return needs_dispatcher((*call.read().values(), *call.written().values()))
 
     def entry(self, plan: Plan, call: Call, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has of a call that went its way; None for nothing."""
+        """The entry of the call cache for a call that was served; None for no entry."""
         return plan
 
     def calls_of(self, call: Call) -> dict[Any, Any]:
@@ -235,7 +235,7 @@ class Operation(Generic[Call, Plan]):
         return self._build(described, call, self.target_of(call))
 
     def target_of(self, call: Call) -> Target:
-        """Where the call runs. ValueError where nothing can."""
+        """The place where the call runs. ValueError where nothing can."""
         return target_of(getattr(call, call.leading), call.aliases.get(call.leading, call.leading))
 
     def call_of(self, **arguments: Any) -> Call:

@@ -58,7 +58,7 @@ def config_text(config: GemmConfig) -> str:
 
 
 def config_of(text: str | None) -> GemmConfig | None:
-    """What `config_text` was given; None for None."""
+    """The configuration of a `config_text`; None for None."""
     return None if text is None else config_from_json(json.loads(text))
 
 
@@ -162,8 +162,8 @@ class Operator:
 
 
 def check_as_operator(operation: str, call: Any) -> None:
-    """What an operator cannot do: TypeError for what is no tensor, ValueError for gradients that do not
-    exist, NotImplementedError for forward mode."""
+    """Refuses what an operator cannot do: TypeError for what is no tensor, ValueError for gradients that do
+    not exist, NotImplementedError for forward mode."""
     read, written = call.read(), call.written()
     optional = {call.aliases.get(n, n) for n, kind in call.types.items() if kind == "Tensor?"}
     for name, value in (*read.items(), *written.items()):

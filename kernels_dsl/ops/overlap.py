@@ -1,4 +1,4 @@
-"""Whether an output shares memory with an input: such a call has no defined result, so it is an error."""
+"""Checks that no output shares memory with an input: such a call has no defined result, so it is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def byte_extent(tensor: torch.Tensor) -> int:
 
 
 def self_overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may share an address (an expanded tensor, say)."""
+    """True if two elements of a tensor may share an address (an expanded tensor, say)."""
     if tensor.numel() == 0:
         return False
     reach = 0
@@ -38,7 +38,7 @@ def check_self_overlap(out: torch.Tensor | None) -> None:
 
 
 def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]) -> bool:
-    """Whether the addresses that `out` spans meet those of an input: true more often than needed.
+    """True if the addresses that `out` spans meet those of an input: true more often than needed.
 
     `extents`: `byte_extent` of `out`, then of each input; 0 for an input that is no tensor.
     """
@@ -63,7 +63,7 @@ def check_alone(name: str, tensor: torch.Tensor, others: dict[str, Any]) -> None
 
 
 def _columns_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether x and y are disjoint column ranges of matrices with one row pitch, such as slices of one."""
+    """True if x and y are disjoint column ranges of matrices with one row pitch, such as slices of one."""
     if x.dim() != 2 or y.dim() != 2 or x.stride(1) != 1 or y.stride(1) != 1:
         return False
     pitch = x.stride(0) * x.element_size()

@@ -1,4 +1,4 @@
-"""Where a call runs: a GPU, or the emulator for CPU tensors."""
+"""The place where a call runs: a GPU, or the emulator for CPU tensors."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _emulated() -> Target | None:
 
 
 def target_of(tensor: torch.Tensor, name: str = "a") -> Target:
-    """Where a call with this tensor, the argument `name`, runs. ValueError for a CPU tensor without the
-    emulator."""
+    """The place where a call with this tensor, the argument `name`, runs. ValueError for a CPU tensor without
+    the emulator."""
     if tensor.is_cuda:
         return _gpu(tensor.get_device())
     target = _emulated() if tensor.device.type == "cpu" else None

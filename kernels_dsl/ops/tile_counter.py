@@ -72,7 +72,7 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
 
 
 def addresses(device: int, elements: int, words: int = 1) -> Addresses:
-    """Where `counter_and_workspace` has the two, workspace first, for parameters `Int64`.
+    """The addresses of what `counter_and_workspace` gives, workspace first, for parameters `Int64`.
 
     They keep the memory: hold them until the launch is enqueued.
     """

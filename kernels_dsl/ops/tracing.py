@@ -1,4 +1,4 @@
-"""What torch.compile is told of this library's functions, without importing torch.compile."""
+"""Marks that tell torch.compile about this library's functions, without importing torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark and the GPU demo do around their timing: kernels emulated, the clock stubbed."""
+"""The benchmark and the GPU demo around their timing: kernels emulated, the clock stubbed."""
 
 from __future__ import annotations
 

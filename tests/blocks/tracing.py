@@ -11,7 +11,8 @@ from cutlass.cute.runtime import make_fake_tensor
 
 
 def trace(function: Callable[..., Any], *tensors: Any) -> Any:
-    """What `function(*tensors)` returns when it is traced; its exceptions come as the compiler wraps them."""
+    """The result of `function(*tensors)` when it is traced; its exceptions come as the compiler wraps
+    them."""
     found = []
 
     def host(tensors: tuple):

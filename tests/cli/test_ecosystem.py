@@ -1,4 +1,4 @@
-"""What other packages ask for, and what of them a combination of versions turns off."""
+"""Requirements of other packages, and those that a combination of versions turns off."""
 
 from __future__ import annotations
 

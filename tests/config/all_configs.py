@@ -47,7 +47,7 @@ def _covering_tasks(spaces: Sequence[str], jobs: int, seed: int, seconds: float)
 
 
 class _Report:
-    """What was found so far: to the file at once, to the terminal now and then."""
+    """Writes the findings so far: to the file at once, to the terminal now and then."""
 
     def __init__(self, total: int | None, end: float, path: Path | None) -> None:
         self.total, self.end = total, end

@@ -25,7 +25,7 @@ HANGS_AFTER = 180.0
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a point. `why`: the first line of the error, None where all kernels compiled."""
+    """The outcome of a point. `why`: the first line of the error, None where all kernels compiled."""
 
     space: str
     point: Point
@@ -53,7 +53,7 @@ class Task:
     point: Point | None = None
     seconds: float = 0.0
     spills: bool = True
-    """Whether the machine code is looked at."""
+    """True if the machine code is looked at."""
 
 
 _compiled: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def draw(space: str, seed: int) -> Point | None:
 
 
 def work(task: Task) -> Any:
-    """What comes of a task: a `Found` or None, or points."""
+    """The results of a task: a `Found` or None, or points."""
     if task.kind == "die":
         os._exit(1)
     if task.kind == "cover":

@@ -1,4 +1,5 @@
-"""What callers can construct: for each family of operators the values of every field and of the operands.
+"""The spaces of what callers can construct: for each family of operators the values of every field and of the
+operands.
 
 A point of a space is one call. `recorded` makes it without a GPU and says why it was refused, or which
 kernels it would launch.

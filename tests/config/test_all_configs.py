@@ -1,4 +1,5 @@
-"""What the operators accept of all that callers can construct: a sample compiles, and draws are repeatable.
+"""Configurations that callers can construct and operators accept: a sample compiles, and draws are
+repeatable.
 
 `python -m tests.config.all_configs` compiles as much of the rest as there is time for.
 """

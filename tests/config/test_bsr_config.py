@@ -1,4 +1,4 @@
-"""Which configuration a block-sparse product gets."""
+"""The configuration that a block-sparse product gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tiles of the last wave are cut along K, and how much memory their sums take."""
+"""The tiles of the last wave that are cut along K, and the memory that their sums take."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Tally:
         )
 
     def thin(self) -> list[str]:
-        """What a long run must have drawn and did not draw often enough."""
+        """The features that a long run must have drawn and did not draw often enough."""
         expected = module_of(self.plan.family).expected_features(self.plan.settings)
         return [name for name in expected if self.coverage[name] < LEAST_DRAWS]
 

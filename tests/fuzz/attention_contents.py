@@ -23,7 +23,7 @@ _CODE = 16
 _LEAST_VALUE = 1e-4
 _ALONE = 1e-9
 STORAGES = ("apart", "apart", "apart", "qkv", "kv", "v is k")
-"""Which of q, k and v lie in one tensor, side by side along the heads; or are the same tensor."""
+"""Those of q, k and v that lie in one tensor, side by side along the heads; or are the same tensor."""
 
 
 class Operands(NamedTuple):
@@ -36,7 +36,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """Where operands and the output lie. `storage` of `STORAGES`; what lies in one tensor has k's layout.
+    """The memory of operands and output. `storage` of `STORAGES`; what lies in one tensor has k's layout.
     out: None where the call makes it."""
 
     q: Layout

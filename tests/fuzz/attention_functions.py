@@ -51,8 +51,8 @@ def documents_within(b: Any, h: Any, i: Any, j: Any, slopes: Any, documents: Any
 
 @dataclass(frozen=True)
 class Functions:
-    """What a call passes as score_mod and mask_mod, and kinds of their extra arguments: "slopes",
-    "documents", or "number"."""
+    """The functions that a call passes as score_mod and mask_mod, and kinds of their extra arguments:
+    "slopes", "documents", or "number"."""
 
     score: Callable[..., Any] | None = None
     mask: Callable[..., Any] | None = None

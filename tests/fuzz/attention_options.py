@@ -1,4 +1,4 @@
-"""What calls of attention ask for beside q, k and v: windows, masks, sinks, functions; and its reference."""
+"""Options of calls of attention besides q, k and v: windows, masks, sinks, functions; and its reference."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _bound(given: Given, part: Part) -> tuple[Any, Any]:
 
 
 def _visible(hidden: Masking, part: Part, device: torch.device) -> torch.Tensor:
-    """Which (b, h, i, j) are not hidden."""
+    """The (b, h, i, j) that are not hidden."""
     q = torch.zeros((part.batch, part.q_len, part.heads, 1), device=device)
     k = torch.zeros((part.batch, part.k_len, part.heads, 1), device=device)
     return masked_scores(q, k, hidden, 1.0) > -torch.inf
@@ -306,7 +306,7 @@ def draw_options(draw: Draw) -> Options:
 
 
 def plain(options: Options, keep_mask: bool = False) -> Options:
-    """What PyTorch's function has of `options`: causal or a mask, and a scale."""
+    """The part of `options` that PyTorch's function has: causal or a mask, and a scale."""
     return replace(
         options, left=None, right=None, softcap=0.0, sinks=None, functions=None,
         mask=options.mask if keep_mask and not options.causal else None,

@@ -61,7 +61,7 @@ class Lengths:
 
     @property
     def max_q(self) -> int:
-        """What the call is told."""
+        """The lengths that the call is told."""
         return max(*self.q, 0, 0) + self.more_q
 
     @property
@@ -85,7 +85,7 @@ class Lengths:
         return sum(self.k) + self.after_k
 
     def starts_q(self) -> list[int]:
-        """Where sequences start in q."""
+        """Starts of the sequences in q."""
         return list(accumulate(self.q, initial=self.before))
 
     def starts_k(self) -> list[int]:
@@ -93,7 +93,7 @@ class Lengths:
         return list(accumulate(self.k, initial=0))
 
     def keep(self) -> torch.Tensor:
-        """Which rows of k count."""
+        """The rows of k that count."""
         keep = torch.zeros(self.k_rows, dtype=torch.bool)
         for start, count in zip(self.starts_k(), self.counted):
             keep[start : start + count] = True

@@ -27,7 +27,7 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """What all cases of a run share.
+    """The settings that all cases of a run share.
 
     device: "cuda", or "cpu" for the emulator. arch: the GPU's architecture; emulated cases draw one. small:
     sizes that the emulator can run in a second or so. plant: a fault of `planted`, for tests of the harness;
@@ -87,7 +87,7 @@ def described(case: Any) -> str:
 
 
 class Status(enum.Enum):
-    """How a case ended."""
+    """The outcome of a case."""
 
     PASSED = "passed"
     REFUSED = "refused"

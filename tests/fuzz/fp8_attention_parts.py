@@ -1,4 +1,4 @@
-"""What cases of dense and packed fp8 attention share: factors, what is masked, configurations, comparison."""
+"""Parts of cases of dense and packed fp8 attention: factors, masks, configurations, comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.memory import Arena
 from tests.ops.attention import attention_fp8_cases as cases
 
 GAIN = 100.0
-"""What N(0, 1) is multiplied by, so that e4m3 has its digits; factors undo it."""
+"""The factor of N(0, 1), so that e4m3 has its digits; factors undo it."""
 DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 208, 256)
 _KEYS = 128
 _OF_EXPONENTIALS = 1e-3  # what a log-sum-exp of exact scores may be off by
@@ -28,7 +28,7 @@ _TAILS = ((), (1,), (1, 1))
 
 @dataclass(frozen=True)
 class Masks:
-    """What changes or hides scores. window: (left, right), None for no window."""
+    """Options that change or hide scores. window: (left, right), None for no window."""
 
     causal: bool
     window: tuple[int | None, int | None] | None

@@ -19,7 +19,7 @@ from kernels_dsl.config.promotion import Promotion
 from tests.fuzz.gemm_dense import table_name
 
 FAST, PROMOTED, SCALED = "fast", "promoted", "scaled"
-"""How products are summed: by the tensor cores alone, 128 of K at a time, or so with scales of 128 of K."""
+"""Ways to sum products: by the tensor cores alone, 128 of K at a time, or so with scales of 128 of K."""
 _TABLE_OF = {FAST: "sm90 fp8", PROMOTED: "sm90 fp8 promoted", SCALED: "sm90 fp8 scaled"}
 _PROMOTIONS = {FAST: None, PROMOTED: Promotion(), SCALED: Promotion(1, 128)}
 _SHAPES = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))

@@ -93,7 +93,7 @@ class ScaledGroupedCase:
         return sum(self.sizes) + self.extra
 
     def _ends(self, generation: int) -> torch.Tensor:
-        """Where groups end: in generation 1 the same sizes in another order."""
+        """Ends of the groups: in generation 1 the same sizes in another order."""
         sizes = list(self.sizes) if generation == 0 else list(reversed(self.sizes))
         ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)
         if self.past and len(ends):

@@ -17,7 +17,7 @@ from tests.fuzz.values import filler
 
 _BEYOND = 1 << 31
 _BETWEEN = 7
-"""What every byte between far rows holds."""
+"""The value of every byte between far rows."""
 _PLACES = ("quantize x", "scaled_gemm a", "scaled_gemm b", "scaled_gemm out", "attention_fp8 q",
            "attention_fp8 k", "attention_fp8 out")  # fmt: skip
 

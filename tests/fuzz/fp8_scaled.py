@@ -190,7 +190,7 @@ class ScaledCase:
         )
 
     def _results(self, arena: Arena, device: str) -> dict[str, torch.Tensor]:
-        """What concerns the result: its scale, and the place for its largest magnitude."""
+        """Arguments for the result: its scale, and the place for its largest magnitude."""
         found = {}
         if self.scale_result is not None or self.wrong == "scale_result":
             factors = (1.0 if self.scale_result is None else self.scale_result, 2.0)

@@ -74,7 +74,7 @@ class VarlenCase:
         return list(self.lengths) if generation == 0 else list(reversed(self.lengths))
 
     def _starts(self, i: int, generation: int) -> torch.Tensor:
-        """Where sequences of queries (0) or keys (1) start, and the last one ends."""
+        """Starts of the sequences of queries (0) or keys (1), and the end of the last one."""
         sizes = [pair[i] + (self.gap if i else 0) for pair in self._of(generation)]
         return torch.tensor([0, *sizes]).cumsum(0).int()
 

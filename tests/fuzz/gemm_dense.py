@@ -183,7 +183,7 @@ def _aligned(x: torch.Tensor) -> int:
 
 
 def forced_in_turn(draw: Draw) -> bool:
-    """Whether the cases of this block have a configuration of the tables."""
+    """True if the cases of this block have a configuration of the tables."""
     return draw.block % 2 == 1
 
 

@@ -18,7 +18,7 @@ _INTEGER_POISON = {torch.bool: 1, torch.int32: 0x5A5A_5A5A, torch.int64: 0x5A5A_
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor lie.
+    """The layout of a tensor's elements.
 
     order: the modes from the slowest to the fastest. gap: elements of poison after each run of the fastest
     mode. offset: elements by which the start is off a 256-byte boundary. step: the fastest mode's stride.
@@ -199,6 +199,6 @@ def fill_with_poison(tensor: torch.Tensor) -> None:
 
 
 def same_bits(x: Any, y: Any) -> bool:
-    """Whether two tensors hold the same bits: NaNs compare by theirs."""
+    """True if two tensors hold the same bits: NaNs compare by theirs."""
     x, y = x.contiguous(), y.contiguous()
     return x.shape == y.shape and x.dtype == y.dtype and torch.equal(bits(x), bits(y))

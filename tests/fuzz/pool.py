@@ -29,7 +29,7 @@ _TAIL = 3000
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: cases `first` to `first + cases` of a family, on `workers` processes.
+    """A task: cases `first` to `first + cases` of a family, on `workers` processes.
 
     seconds: no block of cases starts after so long; 0 for no limit. case_seconds: a case that takes
     longer has hung. gpus: how many the workers are spread over. sanitize: workers run under

@@ -181,7 +181,7 @@ def _leave_stale_memory(settings: Settings) -> None:
 
 
 def _context_is_lost(settings: Settings) -> bool:
-    """Whether the GPU takes no more calls: after an illegal access, say."""
+    """True if the GPU takes no more calls: after an illegal access, say."""
     if settings.device != "cuda":
         return False
     try:

@@ -1,4 +1,4 @@
-"""What `inspect` reads from a cubin, against what a known kernel must hold."""
+"""The facts that `inspect` reads from a cubin, compared with those of a known kernel."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def test_first_calls(tmp_path, run_python, record_property):
 
 @pytest.mark.alone
 def test_host_time(record_property):
-    """What `JitFunction` adds to the raw callable: 4 us at most where torch.add takes 6.7, as much more on a
-    slower host."""
+    """The time that `JitFunction` adds to the raw callable: 4 us at most where torch.add takes 6.7, as much
+    more on a slower host."""
     jit = lowering.jit(affine)
     x, y, z = inputs(1000)
     args = (x, y, (2.0, z), 1000)

@@ -1,4 +1,4 @@
-"""What the driver says of a loaded cubin, against what is read from the file."""
+"""Facts of the driver about a loaded cubin, compared with those read from the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said: no colours in errors, announcements that are true, counters that count."""
+"""Messages: no colours in errors, announcements that are true, counters that count."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_what_is_young_or_not_ours_stays(temporary):
 
 
 def test_a_place_where_others_can_exchange_files_is_not_used(temporary, monkeypatch):
-    """What is compiled is read back from there, and run."""
+    """A compiled kernel is read back from there, and run."""
     temporary.chmod(0o777)
     with scratch.folder() as folder:
         assert folder.parent != temporary

@@ -137,7 +137,7 @@ def test_wrong_number_of_arguments():
 
 def test_misaligned_address():
     class Misaligned:
-        """What a tensor over somebody else's memory can look like."""
+        """The looks of a tensor over somebody else's memory."""
 
         dtype, layout, shape, device = torch.float32, torch.strided, (4,), torch.device("cpu")
 
@@ -160,7 +160,7 @@ def test_an_address_is_a_number_that_keeps_its_memory():
 
 
 def test_a_number_that_int32_does_not_hold_is_wide():
-    """Where nothing says its type; in the memo of a jit function, too."""
+    """Nothing says its type; in the memo of a jit function, too."""
     unknown = [Parameter("numbers", "tuple", False)]
     found = [
         classify(unknown, [(n,)])[0] for n in (2, -(1 << 31), 1 << 31, Address(torch.zeros(1)), True, 2.5)

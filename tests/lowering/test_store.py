@@ -219,7 +219,7 @@ def test_no_lock_where_the_folder_is_read_only(store, monkeypatch):
 
 
 class TestFolder:
-    """Where the cache is, and which folders are not trusted."""
+    """The place of the cache, and folders that are not trusted."""
 
     def test_private_and_made_on_demand(self, tmp_path):
         with cache.use(tmp_path / "a" / "b"):

@@ -39,7 +39,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 def reading() -> Entry | None:
-    """What a lookup gets: None, with the store refused or the entry refused."""
+    """The result of a lookup: None, with the store refused or the entry refused."""
     store = cache.store()
     if store is None:
         return None

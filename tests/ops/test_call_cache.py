@@ -1,4 +1,4 @@
-"""What is kept of a call is found again for calls that may follow it, and for no other."""
+"""Entries of the call cache are found again for calls that may follow them, and for no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators launch their kernels through: one compile, and an error for a first call in a capture."""
+"""The launch of operators' kernels: one compile, and an error for a first call in a capture."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _pattern(path: str) -> str:
 
 
 def _others(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is no plain tensor, by what it is."""
+    """Tensors that are not plain ones, by kind."""
     made: dict[str, Any] = {"a list": tensor.tolist() if tensor.dtype.itemsize > 1 else [1.0]}
     made["a string"] = "x"
     made["a sparse tensor"] = torch.ones(tensor.shape).to_sparse() if tensor.dim() else None

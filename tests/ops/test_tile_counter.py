@@ -75,7 +75,7 @@ def test_more_counters_than_a_slab_has(gpu: SimpleNamespace) -> None:
 
 
 class _SlowDict(dict):
-    """What it is asked for comes late, so that another thread asks meanwhile."""
+    """An answer that comes late, so that another thread asks meanwhile."""
 
     def get(self, *arguments):
         found = super().get(*arguments)

@@ -80,7 +80,7 @@ def test_float32_is_rounded_to_tf32():
 
 
 def test_truncation_to_tf32_is_over_the_tolerance(seed):
-    """What the tensor cores do to float32 words that nobody has rounded is an error, not a tolerance."""
+    """The tensor cores' cutting of float32 words that nobody has rounded is an error, not a tolerance."""
     a, b = torch.randn(64, 56), torch.randn(56, 72)
     cut_a, cut_b = ((x.view(torch.int32) & -(1 << 13)).view(torch.float32) for x in (a, b))
     exact, peer = gemm(a, b), gemm_same_dtype(a, b)

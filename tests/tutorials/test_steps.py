@@ -150,7 +150,7 @@ def test_measured_attention_does_not_spill(visit, dim):
     ],
 )
 def test_timeline(name, kinds, capsys):
-    """What the step promises to draw where there is no GPU."""
+    """The drawings that the step promises where there is no GPU."""
     import common
 
     lab = common.Lab(common.EMULATOR)
@@ -161,7 +161,7 @@ def test_timeline(name, kinds, capsys):
 
 
 def test_blocked_layout_takes_wide_loads():
-    """What step 1 says of its two layouts."""
+    """The statements of step 1 about its two layouts."""
     import torch
 
     step = _load("01_vector_add")

@@ -1,4 +1,4 @@
-"""What `traffic.py` makes of Nsight Compute's CSV."""
+"""The tables that `traffic.py` makes of Nsight Compute's CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_kernels_in_the_order_in_which_they_ran():
 
 
 def test_one_kernel_too_many():
-    """Which call a row belongs to is known by its number alone."""
+    """A row's call is known by its number alone."""
     import traffic
 
     with pytest.raises(ValueError, match=r"3 kernels .* saw 2: .*kernel_b"):

@@ -39,7 +39,7 @@ _WINDOW = AttentionOptions(causal=True, window=(100, 0))
 
 @frozen
 class AttentionKind:
-    """What a call of attention is like.
+    """A kind of calls of attention.
 
     lists: None, "full" (unmasked blocks, as of `topk_blocks`), "partial" (masked ones, as of causal
     `topk_blocks`) or "both" (as of `window_blocks`, one list for all heads of a single sequence), of
@@ -87,7 +87,7 @@ def kinds() -> Iterator[AttentionKind]:
 
 
 def _extras(kind: AttentionKind, length: int, heads: int) -> Extras:
-    """What a call has beside q, k and v."""
+    """The arguments of a call besides q, k and v."""
     if kind.layout == "thd":
         starts = torch.empty(2, dtype=torch.int32)
         return Extras(seqlens=Seqlens(starts, starts), max_seqlens=MaxSeqlens(length))

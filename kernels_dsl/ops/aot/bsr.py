@@ -36,7 +36,7 @@ def _dtype(name: str) -> torch.dtype:
 
 @frozen
 class BsrKind:
-    """What a product is like.
+    """A kind of products.
 
     `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D. `blocks`
     along D's blocked mode. `split`: there is a list that may come in pieces, on Hopper.

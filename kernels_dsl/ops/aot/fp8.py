@@ -29,7 +29,7 @@ _BF16 = torch.bfloat16
 
 
 def _operand(rows: int, columns: int, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `quantize` makes of (rows, columns), unwritten."""
+    """Values and scales of (rows, columns) as `quantize` makes them, unwritten."""
     shape = {"tensor": (1,), "row": (rows, 1)}.get(scaling)
     if shape is None:
         shape = (rows if scaling == "1x128" else -(-rows // 128), -(-columns // 128))

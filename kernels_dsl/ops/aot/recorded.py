@@ -21,7 +21,7 @@ class Kernel(NamedTuple):
 
 
 def recorded(arch: str, call: Callable[[], object]) -> list[recording.RecordedCall]:
-    """What a call on CPU tensors would launch if they were on a GPU of `arch`."""
+    """The launches that a call on CPU tensors would make if they were on a GPU of `arch`."""
     with torch.no_grad(), recording.record(arch) as calls:
         call()
     return calls

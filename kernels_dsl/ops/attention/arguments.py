@@ -1,4 +1,4 @@
-"""What a call of attention asks for: checked once, described as plain data.
+"""The arguments of a call of attention: checked once, described as plain data.
 
 Every error is a TypeError or ValueError that names the argument, what it was and what it must be. The checks
 look at shapes, dtypes and devices only, so they serve real and fake tensors alike.
@@ -76,7 +76,7 @@ class AttentionOptions(NamedTuple):
 
 
 class Seqlens(NamedTuple):
-    """Where packed sequences are: int32 (sequences + 1,) starts in q and in k, and (sequences,) keys that
+    """The places of packed sequences: int32 (sequences + 1,) starts in q and in k, and (sequences,) keys that
     count."""
 
     q: torch.Tensor
@@ -119,7 +119,7 @@ class Extras(NamedTuple):
         return [x for x in given if x is not None and isinstance(x, torch.Tensor)]
 
     def form(self) -> tuple[Any, ...]:
-        """Which ones are there, and all that is no tensor."""
+        """The kinds of those that are there, and all that is no tensor."""
         blocks: Any = None
         if isinstance(self.blocks, BlockLists):
             blocks = (self.blocks.block, *[x is None for x in self.blocks.tensors])
@@ -167,7 +167,7 @@ class AttentionArguments(Arguments):
     family: str | None = None
     out: torch.Tensor | None = None
     drops_rows: bool = False
-    """Whether the caller drops rows of the output that belong to no sequence."""
+    """True if the caller drops rows of the output that belong to no sequence."""
 
     leading = "q"
     unlisted = ("options", "extras", "config", "drops_rows")
@@ -183,7 +183,7 @@ class AttentionArguments(Arguments):
         return dict(zip("qkv", self.names)) if self.layout in NAMES else {}
 
     def read(self) -> dict[str, Any]:
-        """What the call reads and may be tensors, by the caller's names."""
+        """All that the call reads and may be a tensor, by the caller's names."""
         return {**super().read(), **self.extras.tensors()}
 
     def check(self) -> None:

@@ -220,8 +220,8 @@ def attention_varlen(
 
 
 def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
-    """What a call is found by again, `form` being its layout or what else is special to it; None for tensors
-    that only a first call looks at."""
+    """The key that a call is found by again, `form` being its layout or what else is special to it; None for
+    tensors that only a first call looks at."""
     if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
         return None
     try:

@@ -40,7 +40,7 @@ MAX_GRID = 65535
 
 @dataclass(frozen=True)
 class Forward:
-    """What a backward pass needs of the forward one: its arguments and results."""
+    """The arguments and results of the forward pass that a backward pass needs."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -103,7 +103,7 @@ def check_gradient(call: AttentionArguments, asked: str, target: Target | None) 
 
 
 class BackwardPlan:
-    """How the gradients of calls like one that was seen are computed; `run(forward, do, d_lse)`."""
+    """The computation of gradients of calls like one that was seen; `run(forward, do, d_lse)`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which tiles a call of fp8 attention gets, for either family of kernels."""
+"""The choice of tiles for a call of fp8 attention, in either family of kernels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _of_table(
 
 
 def _why_not_fp8(config: AttentionConfig, call: AttentionCall, by_block: bool) -> str | None:
-    """What fp8 operands and the call ask of a caller's configuration."""
+    """The reason why a caller's configuration does not fit fp8 operands or the call; None where it does."""
     if config.tile_n % 32:
         return "tile_n must be a multiple of 32"
     group = call.heads // call.kv_heads

@@ -73,7 +73,7 @@ class AttentionFp8Arguments(AttentionArguments):
 
 class _AttentionFp8(Operation[AttentionFp8Arguments, Plan]):
     def entry(self, plan: Plan, call: AttentionFp8Arguments, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has: the bare launch, where no more than q, k, v and descales are given."""
+        """The entry of the call cache: the bare launch, where no more than q, k, v and descales are given."""
         if call.extras is NO_EXTRAS and call.out is None and call.config is None and not call.return_lse:
             return plan.bare
         return repeated(plan, call.out, tensors)
@@ -121,19 +121,19 @@ def _check_descale(
 
 
 def _of_blocks(x: torch.Tensor | None) -> bool:
-    """Whether a descale has a factor for each block of keys."""
+    """True if a descale has a factor for each block of keys."""
     return x is not None and x.dim() >= 3 and x.shape[2] != 1
 
 
 def _descale_modes(x: torch.Tensor | None) -> int | None:
-    """How many of a descale's modes the kernel indexes; 0: it is one element."""
+    """The number of a descale's modes that the kernel indexes; 0: it is one element."""
     if x is None:
         return None
     return 0 if x.numel() == 1 else 3 if _of_blocks(x) else 2
 
 
 def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What makes the kernel's descale of the caller's; None for nothing."""
+    """The step from the caller's descale to the kernel's; None for nothing."""
     if x is None or (x.numel() > 1 and x.shape[1] == heads):
         return None
     if x.numel() == 1:
@@ -142,7 +142,7 @@ def _descale_step(x: torch.Tensor | None, heads: int) -> Callable[[torch.Tensor]
 
 
 def _build(call: AttentionCall, arguments: AttentionFp8Arguments, target: Target) -> Plan:
-    """What serves calls like this one. ValueError where no kernel does."""
+    """The plan of calls like this one. ValueError where no kernel does."""
     q, v, descales, config = arguments.q, arguments.v, arguments.descales, arguments.config
     instance("config", config, Sm90AttentionConfig, Sm80AttentionConfig, type(None))
     by_block = any(map(_of_blocks, descales[1:]))
@@ -181,8 +181,8 @@ def _nothing() -> None:
 
 
 def _values_step(call: AttentionCall, v: torch.Tensor) -> Step | None:
-    """What is done to V before the kernels; None for nothing. The transpose takes any contiguous rows, that
-    of packed sequences whole 16 bytes."""
+    """The step that prepares V for the kernels; None for nothing. The transpose takes any contiguous rows,
+    that of packed sequences whole 16 bytes."""
     if call.packed:
         return prepared_for_tma(v)
     return None if v.stride(-1) == 1 else lambda t: t.contiguous()

@@ -114,7 +114,7 @@ def _copy(function: types.FunctionType) -> types.FunctionType:
 
 
 def _import(name: str) -> Any:
-    """What `name` finds in its module; None where there is no such thing."""
+    """The object that `name` finds in its module; None where there is no such thing."""
     module, qualname, _ = name.split(":", 2)
     try:
         found: Any = sys.modules.get(module) or importlib.import_module(module)

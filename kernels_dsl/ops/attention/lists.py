@@ -18,7 +18,7 @@ FIRST_CAPABILITY = (8, 0)
 
 
 def usable(device: torch.device) -> bool:
-    """Whether lists on `device` are made by these kernels, and not by torch's: elsewhere, and where something
+    """True if lists on `device` are made by these kernels, and not by torch's: elsewhere, and where something
     traces the call."""
     if device.type != "cuda" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False

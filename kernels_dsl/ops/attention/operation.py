@@ -23,7 +23,7 @@ _grad_enabled = torch.is_grad_enabled
 
 class _Attention(Operation[AttentionArguments, Plan]):
     def seen_as_operator(self, call: AttentionArguments) -> bool:
-        """Whether torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
+        """True if torch.compile, a mode, a transform, autograd or a tensor subclass must see the call."""
         if watched():
             return True
         tensors = [x for x in call.read().values() if x is not None]
@@ -33,7 +33,7 @@ class _Attention(Operation[AttentionArguments, Plan]):
         return subclass and all(isinstance(x, torch.Tensor) for x in (call.q, call.k, call.v))
 
     def entry(self, plan: Plan, call: AttentionArguments, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has: the bare launch, where q, k and v alone are given."""
+        """The entry of the call cache: the bare launch, where q, k and v alone are given."""
         functions = call.score_mod is call.mask_mod is None
         if call.extras is NO_EXTRAS and functions and call.config is None and call.family is None:
             if call.out is None and not call.return_lse:

@@ -45,7 +45,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torc
 
 @frozen
 class Destination:
-    """Where a kernel writes what is to be in an `out` of the caller's."""
+    """The tensor that a kernel writes for an `out` of the caller's."""
 
     of: Step
     """Gives what the kernel writes, for an `out` like the one that was seen."""
@@ -113,8 +113,8 @@ def copy_rows(out: torch.Tensor, result: torch.Tensor, extras: Extras) -> torch.
 
 
 class Repeated(NamedTuple):
-    """What the call cache has of a call with more than q, k and v. `extents`: bytes that its tensors span,
-    `out` first; empty where that is not given."""
+    """The entry of the call cache for a call with more than q, k and v. `extents`: bytes that its tensors
+    span, `out` first; empty where that is not given."""
 
     plan: Any
     extents: tuple[int, ...]

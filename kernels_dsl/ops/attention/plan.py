@@ -42,8 +42,8 @@ MAX_TILES = (1 << 31) - (1 << 16)
 
 @dataclass
 class Plan:
-    """How calls like one that was seen run: `run(q, k, v, out, extras)` gives (o, log-sum-exp or None), and
-    with fp8 operands `run((q, k, v, *descales), extras, out)` what the caller gets.
+    """The launches of calls like one that was seen: `run(q, k, v, out, extras)` gives (o, log-sum-exp or
+    None), and with fp8 operands `run((q, k, v, *descales), extras, out)` what the caller gets.
 
     `bare(q, k, v, *descales)` gives o alone, with as little of the host's time as can be: it is there after
     the first run, for calls on one GPU without extras, `out` and log-sum-exp whose tensors fit.
@@ -118,7 +118,8 @@ def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
 
 
 class _Out(NamedTuple):
-    """What a kernel writes, and what the caller gets: the same, or `result` is a copy or another view."""
+    """The tensor that a kernel writes, and the one that the caller gets: the same, or `result` is a copy or
+    another view."""
 
     written: torch.Tensor
     result: torch.Tensor

@@ -170,7 +170,7 @@ define(
 
 
 def _shared(call: AttentionArguments) -> dict[str, Any]:
-    """What both operators take of a call."""
+    """The arguments of a call that both operators take."""
     causal, window, alignment, scale, softcap = call.options
     left, right = (None, None) if window is None else window
     extras = call.extras
@@ -189,7 +189,7 @@ def _shared(call: AttentionArguments) -> dict[str, Any]:
 
 
 def _result(call: AttentionArguments, output: torch.Tensor, lse: torch.Tensor) -> Any:
-    """What the caller gets."""
+    """The result as the caller gets it."""
     if call.out is not None:
         check_out(call.out, tuple(output.shape), output.dtype, output.device)
         output = copy_rows(call.out, output, call.extras)

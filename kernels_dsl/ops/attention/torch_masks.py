@@ -19,7 +19,7 @@ _COMBINED = {
     "and_masks.<locals>.and_mask": operator.and_,
     "or_masks.<locals>.or_mask": operator.or_,
 }
-"""What PyTorch makes masks of masks by: its functions make tensors, so no kernel can trace them."""
+"""PyTorch's functions that make masks of masks: they make tensors, so no kernel can trace them."""
 _TRACED: weakref.WeakKeyDictionary[MaskFunction, MaskFunction] = weakref.WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Which tensors attention kernels take as they are, and what makes others fit."""
+"""The tensors that attention kernels take as they are, and steps that make others fit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def plain_view(x: torch.Tensor) -> Step | None:
-    """What gives modes of size 1 of aligned tensors like this one strides that kernels take, in a view of the
-    same elements; None for nothing."""
+    """The step that gives modes of size 1 of aligned tensors like this one strides that kernels take, in a
+    view of the same elements; None for nothing."""
     strides = _plain_strides(tuple(x.shape), x.stride())
     return None if strides == x.stride() else lambda t: t.as_strided(t.shape, strides)
 
 
 def prepared_for_tma(x: torch.Tensor) -> Step | None:
-    """What makes tensors like this one fit for TMA and 16-byte copies; None for nothing."""
+    """The step that makes tensors like this one fit for TMA and 16-byte copies; None for nothing."""
     if not is_aligned(x):
         return lambda t: t.clone(memory_format=torch.contiguous_format)
     return plain_view(x)

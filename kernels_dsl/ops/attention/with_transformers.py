@@ -46,7 +46,8 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer of a model calls. query (B, H, Sq, D), key and value (B, Hk, Sk, D); gives (B, Sq, H, D).
+    """The function that a layer of a model calls. query (B, H, Sq, D), key and value (B, Hk, Sk, D); gives
+    (B, Sq, H, D).
 
     attention_mask: None (causal to the bottom right where the layer is, with its window), or as
     `kernels_dsl.attention` takes it, everything included. sliding_window: keys that a query sees, itself

@@ -1,4 +1,4 @@
-"""What calls of block-sparse products are given, and what they ask for: checked once, as plain data."""
+"""The arguments of block-sparse products: checked once, as plain data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIGS = (Sm90BsrConfig, Sm80GemmConfig)
 
 
 class MatrixArguments(Arguments):
-    """What calls with a pattern of blocks have in common: its indices and, where the caller has one, the
+    """The common part of calls with a pattern of blocks: its indices and, where the caller has one, the
     matrix, which keeps plans of calls with it."""
 
     unlisted = ("config", "matrix")
@@ -55,7 +55,8 @@ class MatrixArguments(Arguments):
 
     @property
     def plans(self) -> dict[Any, Any]:
-        """Where plans of such calls are kept: with the matrix, or its pattern where there is none."""
+        """The dictionary that keeps plans of such calls, with the matrix, or its pattern where there is
+        none."""
         return self.pattern.plans if self.matrix is None else self.matrix._kept
 
     def plan_key(self) -> Any:
@@ -64,7 +65,7 @@ class MatrixArguments(Arguments):
 
 
 class BsrProductArguments(MatrixArguments, ProductArguments):
-    """What the call records of both products have in common: the parts of the sparse matrix, (bm, bk) blocks
+    """The common part of the call records of both products: the parts of the sparse matrix, (bm, bk) blocks
     of `values`, `shape` as it is stored, and the dense factor."""
 
     required = ("shape",)
@@ -76,7 +77,7 @@ class BsrProductArguments(MatrixArguments, ProductArguments):
     transposed: bool
     dense_left: bool
     scaled: ClassVar[bool] = False
-    """Whether the factors are fp8, with scales."""
+    """True if the factors are fp8, with scales."""
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -94,7 +95,7 @@ class BsrProductArguments(MatrixArguments, ProductArguments):
 
     @property
     def by_column(self) -> bool:
-        """Whether the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
+        """True if the lists of block columns are followed, and blocks transposed: for AᵀB and for B A."""
         return self.transposed != self.dense_left
 
     @cached_property

@@ -100,7 +100,7 @@ class BsrLinear(torch.nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """The text that `print` shows."""
         weight = self.weight
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, block={weight.block}, "

@@ -1,4 +1,4 @@
-"""What products derive from a pattern of blocks: lists by block row and by block column, on the GPU.
+"""The lists that products derive from a pattern of blocks, by block row and by block column, on the GPU.
 
 Everything is torch operations without a wait for the GPU: extents follow from shapes alone. The lists are
 kept for as long as the index tensors live in the cache, and found again by their addresses.

@@ -133,7 +133,8 @@ def _fp8_families(given: BsrProductArguments, target: Target, families: tuple[st
 
 @frozen
 class _DenseFactor:
-    """How the dense factor goes to the kernel. `copy`: the contiguous mode of its copy; None: as it is."""
+    """The form in which the dense factor goes to the kernel. `copy`: the contiguous mode of its copy; None:
+    as it is."""
 
     layout: MatrixLayout
     copy: str | None
@@ -142,7 +143,7 @@ class _DenseFactor:
 
     @property
     def k_major(self) -> bool:
-        """Whether it is contiguous along K."""
+        """True if it is contiguous along K."""
         return (self.copy or self.layout.contiguous) == self.k_mode
 
 
@@ -219,7 +220,8 @@ def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
-    """What gives a launch its counter on a device; with a rule also the workspace for the sums of pieces."""
+    """The function that gives a launch its counter on a device; with a rule also the workspace for the sums
+    of pieces."""
     if rule is None:
         return tile_counter
     words, elements = pieces_memory(problem, config, rule)
@@ -246,7 +248,7 @@ def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[tor
 
 
 def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What is done to the values before the launch; None for nothing. `turned`: blocks are transposed."""
+    """The step that prepares the values for the launch; None for nothing. `turned`: blocks are transposed."""
     values = sparse.values
     if sparse.nnz == 0:
         block = sparse.block[::-1] if turned else sparse.block

@@ -233,7 +233,7 @@ def magnitude_mask(dense: torch.Tensor, block: tuple[int, int], density: float) 
 
 
 def _good_block(block: Any) -> bool:
-    """Whether these are the extents of a block that kernels take."""
+    """True if these are the extents of a block that kernels take."""
     return len(block) == 2 and all(
         not isinstance(x, (bool, float, str)) and 0 < x <= MAX_BLOCK and x % BLOCK_STEP == 0 for x in block
     )
@@ -258,7 +258,7 @@ def _blocks(dense: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
 
 
 def _why_not(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: Any) -> Exception | None:
-    """What is wrong with a matrix' parts, as far as shapes and dtypes tell; None if nothing."""
+    """The error for wrong parts of a matrix, as far as shapes and dtypes tell; None if they are right."""
     for name, value in (("crow_indices", crow), ("col_indices", col), ("values", values)):
         check_tensor(name, value)
     if not isinstance(shape, (tuple, list)) or len(shape) != 2:

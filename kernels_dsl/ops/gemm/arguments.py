@@ -1,4 +1,4 @@
-"""What a call of `gemm` asks for: checked once, described as plain data.
+"""The arguments of a call of `gemm`: checked once, described as plain data.
 
 Every error is a TypeError or ValueError that names the argument, what it was and what it must be. The checks
 look at shapes, dtypes and devices only, so they serve real tensors, fake ones and symbolic shapes alike.
@@ -33,11 +33,11 @@ GROUP_ENDS = "ends"
 
 
 class ProductArguments(Arguments):
-    """What the call records of all products have in common."""
+    """The common part of the call records of all products."""
 
     operands: ClassVar[tuple[str, ...]]
-    """Where operands come from, in the order of what `Plan.operands` takes: alpha, beta, c, bias, residual,
-    and what else the operation has; `epilogue_args` follow."""
+    """The sources of operands, in the order in which `Plan.operands` takes them: alpha, beta, c, bias,
+    residual, and what else the operation has; `epilogue_args` follow."""
     configs: ClassVar[tuple[type, ...]] = product_options.CONFIGS
     epilogue_args: tuple[Any, ...]
     alpha: float
@@ -56,7 +56,7 @@ class ProductArguments(Arguments):
         product_options.check_forced(self.config, self.family, self.configs)
 
     def operand_values(self) -> tuple[Any, ...]:
-        """What `Plan.operands` takes."""
+        """The values that `Plan.operands` takes."""
         given = vars(self)
         scalars = (float(self.alpha), float(given.get("beta", 1.0)))
         return (*scalars, *map(given.get, self.operands[2:]), *self.epilogue_args)
@@ -104,7 +104,7 @@ class GemmArguments(DenseArguments):
 
 @frozen
 class OperandSpec:
-    """How one operand of the epilogue goes to the kernel.
+    """The form in which one operand of the epilogue goes to the kernel.
 
     `source`: the argument that it is, one of `ProductArguments.operands`, or "epilogue_args" with `index`.
     `modes` are the modes the tensor has, in its own order, as `EntryLayout.operand_modes` says; `expand` is
@@ -138,7 +138,7 @@ class GemmCall:
 
     @property
     def not_epilogue(self) -> int:
-        """How many of the operands, the first ones, are not the epilogue's but the main loop's."""
+        """The number of operands, the first ones, that are not the epilogue's but the main loop's."""
         scales = 2 if self.promotion is not None and self.promotion.scaled else 0
         return scales + (self.groups is not None)
 
@@ -163,7 +163,7 @@ def check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
 def check_matrices(
     a: torch.Tensor, b: torch.Tensor, allowed: Sequence[torch.dtype] = INPUT_DTYPES, mixed: bool = False
 ) -> None:
-    """Whether a (M, K) or (L, M, K) and b can be multiplied; `mixed`: their dtypes may differ."""
+    """Check that a (M, K) or (L, M, K) and b can be multiplied; `mixed`: their dtypes may differ."""
     for name, value in (("a", a), ("b", b)):
         check_tensor(name, value)
         check_dtype(name, value.dtype, allowed)

@@ -1,4 +1,4 @@
-"""Which kernel a call of `gemm` gets: family, configuration, copies, orientation."""
+"""The choice of the kernel for a call of `gemm`: family, configuration, copies, orientation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lowering.records import frozen
 
 @frozen
 class Decision:
-    """What to run: the problem, its configuration, orientation, and the copies of a and b.
+    """The kernel to run: the problem, its configuration, orientation, and the copies of a and b.
 
     `problem` is in the kernel's orientation before the configuration turns it; `swap` after.
     `copy_a`, `copy_b`: the contiguous mode ("row" or "column") of the copy, None to use the tensor itself.
@@ -81,7 +81,7 @@ THIN_M = 32
 
 
 def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
-    """Whether the kernel computes D^T = B^T A^T: for a column-major D, and for a thin one on SM90.
+    """True if the kernel computes D^T = B^T A^T: for a column-major D, and for a thin one on SM90.
 
     WGMMA's M is 64 rows at least and its N 8 columns at least, so a D of few rows wastes less as columns.
     """

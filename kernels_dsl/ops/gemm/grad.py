@@ -107,7 +107,7 @@ def epilogue_gradients(
 
 
 def needed_of(ctx: Any, factors: int) -> tuple[bool, ...]:
-    """Which of the factors, of c, bias and residual need gradients: the dispatcher leaves out trailing
+    """The factors, c, bias and residual that need gradients: the dispatcher leaves out trailing
     arguments that have their default value."""
     count = factors + 3
     inputs = ctx.needs_input_grad if ctx.call is None else ctx.needs_input_grad[1:]

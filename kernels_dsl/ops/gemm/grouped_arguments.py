@@ -1,4 +1,4 @@
-"""What a call of `grouped_gemm` or `scaled_grouped_gemm` asks for: `arguments` with rows in groups."""
+"""The arguments of `grouped_gemm` and `scaled_grouped_gemm`: `arguments` with rows in groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a matrix lies in memory and what a kernel family needs of it: the one place for these rules.
+"""The layout of a matrix in memory and the needs of a kernel family: the one place for these rules.
 
 A kernel reads a matrix of (rows, columns), possibly with a batch mode before them, along its contiguous mode.
 - SM90 (TMA): base address and strides are multiples of 16 bytes; tf32 needs K to be the contiguous mode.

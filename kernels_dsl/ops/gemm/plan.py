@@ -36,7 +36,7 @@ _PARTIAL_ALIGN = TMA_ALIGN // 4  # float32 elements
 
 @frozen
 class Plan:
-    """What a call does.
+    """The launches of a call.
 
     `run(a, b, out, operands)` returns D; with `out` None it allocates D. `operands(values)` makes the
     epilogue's operands from (alpha, beta, c, bias, residual, *epilogue_args), alpha and beta as floats; None
@@ -207,7 +207,7 @@ def _restrided(strides: tuple[int, ...] | None) -> Step | None:
 def preparation(
     tensor: torch.Tensor, layout: MatrixLayout, copy: str | None, batch: int | None
 ) -> Step | None:
-    """What is done to a or b before the launch; None for nothing."""
+    """The step that prepares a or b for the launch; None for nothing."""
     shared = tensor.dim() == 3 and batch != 1 and (tensor.shape[0] == 1 or tensor.stride(0) == 0)
     # One matrix for all batches: its copy is one matrix too, and a batch of 1 has no stride to rely on.
     drop_batch = shared and (copy is not None or tensor.shape[0] == 1)
@@ -307,7 +307,7 @@ def operand_maker(
 
 
 def _operand_step(spec: OperandSpec, target: Target) -> Callable[[Any], Any] | None:
-    """What makes the operand of an argument; None for nothing."""
+    """The step from an argument to the operand; None for nothing."""
     if not spec.modes:
         return float if spec.source == "epilogue_args" else None  # an int would be another signature
     if spec.modes in (NUMBER, MAXIMUM):

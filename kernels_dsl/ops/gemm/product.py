@@ -59,8 +59,8 @@ def given(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def weight(value: Any, neutral: float) -> Any:
-    """What of alpha (`neutral` 1) or beta (0) a key has: a kernel without it is for that value alone. Of what
-    is no finite number of float32, which the checks name, its type and value."""
+    """The part of alpha (`neutral` 1) or beta (0) that a key has: a kernel without it is for that value
+    alone. Of what is no finite number of float32, which the checks name, its type and value."""
     if value.__class__ is float and -LARGEST <= value <= LARGEST:
         return value == neutral
     return value.__class__, value

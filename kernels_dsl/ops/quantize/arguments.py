@@ -1,4 +1,4 @@
-"""What `quantize` takes, and what is wrong with what it is given."""
+"""The arguments of `quantize`, and the errors that name a wrong one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ OUTPUTS: dict[Any, tuple[bool, bool]] = {False: (True, False), True: (False, Tru
 
 
 class Scheme(NamedTuple):
-    """What is asked for of x, as `quantize` has these arguments."""
+    """The options of `quantize` that decide on its results."""
 
     dtype: torch.dtype
     scaling: str
     transpose: bool | str
     given: bool
-    """Whether the caller gives the scale."""
+    """True if the caller gives the scale."""
 
     @property
     def outputs(self) -> tuple[bool, bool]:
-        """Whether there are values of x, of x.mT."""
+        """True for values of x, and for values of x.mT."""
         return OUTPUTS[self.transpose]
 
 

@@ -67,7 +67,7 @@ def _scales(lead: tuple[int, ...], rows: int, columns: int, scaling: str) -> Buf
 
 
 def buffers_of(shape: torch.Size, scheme: Scheme) -> list[Buffer]:
-    """What a call makes: values and scales of each output in turn, one scale of all last."""
+    """The buffers that a call makes: values and scales of each output in turn, one scale of all last."""
     lead, (rows, columns) = tuple(shape[:-2]), shape[-2:]
     as_it_is, transposed = scheme.outputs
     made = []
@@ -81,17 +81,17 @@ def buffers_of(shape: torch.Size, scheme: Scheme) -> list[Buffer]:
 
 
 def maker_of(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], Made]:
-    """What makes them."""
+    """The maker of these buffers."""
     return allocate.several([allocate.maker(b.shape, b.dtype, device, b.strides) for b in buffers])
 
 
 def finished(buffers: list[Buffer], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the caller gets of them."""
+    """The views of them that the caller gets."""
     return [t if b.result is None else b.result(t) for b, t in zip(buffers, made)]
 
 
 def new_results(shape: torch.Size, scheme: Scheme, device: torch.device) -> list[torch.Tensor]:
-    """What is new of what a call for an x of this shape returns, not written yet."""
+    """The new tensors among the results of a call for an x of this shape, not written yet."""
     if len(shape) == 1:
         made = new_results(torch.Size((1, *shape)), scheme, device)
         return [t[0] if t.dim() else t for t in made]
@@ -100,7 +100,7 @@ def new_results(shape: torch.Size, scheme: Scheme, device: torch.device) -> list
 
 
 def assemble(made: Sequence[torch.Tensor], scheme: Scheme, scale: torch.Tensor | None) -> Made:
-    """What the caller gets, from the new tensors: a scale of all is there once, if it is new, and last."""
+    """The caller's results, of the new tensors: a scale of all is there once, if it is new, and last."""
     if scheme.scaling != "tensor":
         return tuple(made)
     if scale is None:

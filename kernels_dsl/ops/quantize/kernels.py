@@ -1,4 +1,4 @@
-"""Which kernels a `quantize` call launches, and on what."""
+"""The kernels that a `quantize` call launches, and their arguments."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ Send = Callable[[torch.Tensor, "torch.Tensor | None", "Made | None"], Made]
 Make = Callable[[], Made]
 """Makes the buffers that kernels write."""
 Place = tuple[int, int | None] | None
-"""Where among the buffers an output's values and scales are; None for a scale of all, which goes to the
+"""Positions among the buffers of an output's values and scales; None for a scale of all, which goes to the
 kernel as an address."""
 Order = tuple[int | None, ...]
 """The buffers that a kernel takes behind what it reads; None for none."""
 Rest = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
-"""What it takes behind them."""
+"""The arguments after them."""
 Sending = tuple[Launch, Order, Rest]
 
 
@@ -76,14 +76,15 @@ class Kernels:
         self.resident = CTAS_PER_SM[self.bytes_each] * target.device.sm_count
 
     def _one_row(self, read: torch.Tensor) -> RowQuantization | None:
-        """How all of it fits registers as one row: one launch and one read; None where it does not."""
+        """The specification with which all of it fits registers as one row, read once; None where it does
+        not."""
         if not read.is_contiguous() or self.columns % PITCH or read.numel() > SMALL:
             return None
         spec = row_quantization(self.format, read.numel(), self.early, self.bytes_each)
         return replace(spec, whole=True) if spec.vectors else None
 
     def sends(self, scaling: str, given: bool, places: tuple[Place, ...], make: Make) -> Send:
-        """What launches the kernels of a call.
+        """The function that launches the kernels of a call.
         places: of x, of its transpose."""
         by_address = scaling == "tensor"
         if by_address:
@@ -164,14 +165,14 @@ class Kernels:
         return self._kernel("lines", spec=spec), _order(plain, turned), rest
 
     def _workspace(self, elements: int, *last: int) -> Callable[[], tuple[Any, ...]]:
-        """What makes the rest of arguments that begins with a workspace."""
+        """The maker of the last arguments, which begin with a workspace."""
         index = self.target.index
         return lambda: (addresses(index, elements, 0)[0], *last)
 
     def matrices_in_one_read(
         self, matrices: int, least: tuple[int, int] = LEAST_TILES
     ) -> tuple[MatrixQuantization, Callable[[], tuple[Any, ...]]] | None:
-        """How so many such matrices are read once, and what the kernel takes behind the buffers; None where
+        """The kernel that reads so many such matrices once, and its arguments after the buffers; None where
         other kernels are better. `least`: as `matrix_quantization` has it."""
         if not self.aligned:
             return None
@@ -187,7 +188,7 @@ class Kernels:
 
 
 def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
-    """What launches on three tensors of the same matrices, with scales of matrices, and on all their buffers;
+    """A launch for three tensors of the same matrices, with scales of matrices, and all their buffers;
     None where that takes several launches."""
     first = kernels[0]
     found = first.matrices_in_one_read(sum(each.matrices for each in kernels), least=(0, 0))
@@ -204,7 +205,7 @@ def _order(plain: Place, turned: Place) -> Order:
 
 
 def _no_scale(kinds: tuple[str | None, str | None]) -> tuple[int, ...]:
-    """What stands in place of the address of a scale of all."""
+    """The argument in place of the address of a scale of all."""
     return () if {"whole", "given"} & {*kinds} else (0,)
 
 

@@ -36,7 +36,7 @@ class QuantizeArguments(Arguments):
 
     @property
     def scheme(self) -> Scheme:
-        """What is asked for of x."""
+        """The options, as one record."""
         return Scheme(self.dtype, self.scaling, self.transpose, self.scale is not None)
 
     def written(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class QuantizeArguments(Arguments):
 
 class _Quantize(Operation[QuantizeArguments, Plan]):
     def entry(self, plan: Plan, call: QuantizeArguments, tensors: tuple[Any, ...]) -> Any:
-        """What the call cache has: the plan, with an `out` also what looks whether memory is shared."""
+        """The entry of the call cache: the plan, with an `out` also a check that no memory is shared."""
         if call.out is None:
             return plan
         # There is no room after rows to look at.
@@ -138,7 +138,7 @@ def check_out_memory(out: Sequence[torch.Tensor], x: torch.Tensor, scale: torch.
 
 
 def _apart(usual: Made) -> Callable[[Made], bool]:
-    """Whether tensors like these share no memory."""
+    """A check that tensors like these share no memory."""
     extents = [byte_extent(t) for t in usual]
     address = torch.Tensor.data_ptr
 

@@ -24,7 +24,7 @@ Plan = Callable[[torch.Tensor, "torch.Tensor | None", "Made | None"], Made]
 
 
 def build(x: torch.Tensor, scheme: Scheme, target: Target) -> Plan:
-    """What serves calls like this one, whose arguments are right. ValueError where the GPU has no fp8."""
+    """The plan of calls like this one, whose arguments are right. ValueError where the GPU has no fp8."""
     check_target(target)
     if x.dim() == 1:
         return _of_one_mode(build(x[None], scheme, target))
@@ -76,7 +76,7 @@ def _of_nothing(buffers: list[Buffer], scheme: Scheme) -> Plan:
 
 
 def _with_one_scale(send: Send, given: bool) -> Plan:
-    """What serves calls with a scale of all, where callers get the tensors as the kernels have them."""
+    """The plan of calls with a scale of all, where callers get the tensors as the kernels have them."""
 
     def run(x: torch.Tensor, scale: torch.Tensor | None, out: Made | None) -> Made:
         made = None
@@ -91,7 +91,7 @@ def _with_one_scale(send: Send, given: bool) -> Plan:
 
 
 def _places(scheme: Scheme, swap: bool) -> tuple[Place, ...]:
-    """Where among the buffers the kernels' outputs of x and of its transpose are. With `swap` the kernels
+    """Positions among the buffers of the kernels' outputs of x and of its transpose. With `swap` the kernels
     read the transpose of x."""
     count = sum(scheme.outputs)
     whole = scheme.scaling == "tensor"

@@ -35,7 +35,7 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
 
 
 def _plan(tensors: tuple[torch.Tensor, ...]) -> Callable[..., Pairs] | None:
-    """What serves such calls in one launch; None where they need several."""
+    """A function that serves such calls in one launch; None where they need several."""
     first = tensors[0]
     if any(
         (x.dtype, x.device, x.shape[-2:]) != (first.dtype, first.device, first.shape[-2:])

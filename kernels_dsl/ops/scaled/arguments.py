@@ -1,4 +1,4 @@
-"""What a call of `scaled_gemm` asks for: `gemm.arguments` with fp8 operands and their scales."""
+"""The arguments of `scaled_gemm`: those of `gemm` with fp8 operands and their scales."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class OperandScale:
         return None
 
     def error(self) -> ValueError:
-        """What the scale must be."""
+        """An error that says what the scale must be."""
         single, block, large = (
             self._oriented(*pair)
             for pair in (

@@ -20,7 +20,8 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _is_compiling = torch.compiler.is_compiling
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _AUTOCAST = ("cuda", "cpu")
-"""Where calls run. PyTorch refuses to say of some other devices, such as meta, whether autocast is on."""
+"""Devices on which calls run. PyTorch refuses to say of some other devices, such as meta, whether autocast is
+on."""
 
 
 def scaled_linear(
@@ -272,5 +273,5 @@ class ScaledLinear(torch.nn.Linear):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """The text that `print` shows."""
         return f"{super().extra_repr()}, recipe={self.recipe!r}, grad_dtype={self.grad_dtype}"

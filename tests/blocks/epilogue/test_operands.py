@@ -1,4 +1,4 @@
-"""How a thread reads the epilogue's operands: which elements are distinct, and how many go in one load."""
+"""A thread's loads of the epilogue's operands: distinct elements, and the number in one load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operands of an epilogue are loaded before the main loop, and what a thread keeps of them."""
+"""The operands of an epilogue that are loaded before the main loop, and a thread's share of them."""
 
 from __future__ import annotations
 

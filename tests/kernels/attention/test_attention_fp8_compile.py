@@ -53,7 +53,7 @@ def test_v_transposed_in_the_kernel(dim, rows, keys):
 
 
 def test_where_later_heads_are_transposed_beside_the_products():
-    """Where a quarter of the heads are a tile an SM, sequences are long and no window makes them short."""
+    """A quarter of the heads are a tile an SM, sequences are long and no window makes them short."""
     dense, windowed = AttentionVariant(), AttentionVariant(right=True, left=True)
     found = {}
     for name, dim, variant, rows, keys, heads in (

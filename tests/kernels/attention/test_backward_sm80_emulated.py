@@ -43,7 +43,7 @@ class Gradients(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the kernels are compared with, and the forward results that they read."""
+    """References for the kernels, and the forward results that they read."""
 
     gradients: Gradients
     out: torch.Tensor

@@ -24,7 +24,7 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def _instructions(compiled, prefix: str, registers: int = 64) -> int:
-    """How many begin with `prefix`; 64 registers are what four CTAs of 256 threads on an SM have."""
+    """The number that begin with `prefix`; 64 registers are what four CTAs of 256 threads on an SM have."""
     (found,) = compiled.resources()
     assert found.stack_bytes == found.spill_loads == found.spill_stores == 0, found
     assert found.registers <= registers, found

@@ -1,4 +1,4 @@
-"""What the attention tests share: random calls, their reference, the tolerance."""
+"""Helpers of the attention tests: random calls, their reference, the tolerance."""
 
 from __future__ import annotations
 

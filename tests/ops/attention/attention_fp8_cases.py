@@ -1,4 +1,4 @@
-"""What the tests of fp8 attention share: quantised inputs, references, the tolerance."""
+"""Helpers of the tests of fp8 attention: quantised inputs, references, the tolerance."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sm80_tile(dim: int, dim_v: int, **variant: bool) -> Sm80AttentionConfig:
 
 
 def walk_of(config, exact: bool, rising: bool = True) -> Walk | None:
-    """How a configuration visits keys where it watches sums; None where it keeps maxima."""
+    """The order in which a configuration visits keys where it watches sums; None where it keeps maxima."""
     if not isinstance(config, Sm90AttentionConfig) or not config.watch_sums:
         return None
     return Walk(config.tile_m, config.tile_n, 0 if exact else config.linear_exps, rising)

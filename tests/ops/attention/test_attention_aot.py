@@ -9,28 +9,19 @@ import kernels_dsl
 from kernels_dsl.cli.main import main
 from kernels_dsl.ops.aot import aot
 from kernels_dsl.ops.attention import lists as attention_lists
-from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.attention.blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
-from lowering import emulator
-
-REAL = attention_plan.FUNCTIONS["sm90"]
+from lowering import recording
 
 
-@pytest.fixture
-def looked_up(monkeypatch):
-    """Calls on CPU tensors launch nothing; what they would have compiled is kept."""
-    calls: list[tuple] = []
-    recorder = lambda *args, **constexprs: calls.append((REAL.signature(*args), constexprs))  # noqa: E731
-    monkeypatch.setitem(attention_plan.FUNCTIONS, "sm90", recorder)
-    with emulator.run(arch="sm_90a"):
-        yield calls
+def _looked_up(calls: list[recording.RecordedCall]) -> list[tuple]:
+    """Names, signatures and constants of kernels that calls look up."""
+    return [(call.function.name, call.function.signature(*call.args), call.constants) for call in calls]
 
 
-def _shipped():
+def _shipped(arch: str = "sm_90a") -> list[tuple]:
+    kernels = aot.iter_kernels(arch, ("attention",))
     return [
-        (REAL.signature(*args), constexprs)
-        for _, function, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
-        if function is attention_plan.FUNCTIONS["sm90"]
+        (function.name, function.signature(*args), constexprs) for _, function, args, constexprs in kernels
     ]
 
 
@@ -38,7 +29,7 @@ def _tensors(*lead: int, dim: int, dtype: torch.dtype = torch.bfloat16):
     return [torch.zeros(*lead, dim, dtype=dtype) for _ in range(3)]
 
 
-def test_calls_find_shipped_kernels(looked_up):
+def _common_calls() -> None:
     attention = kernels_dsl.attention
     for dim in (64, 96, 128, 192, 256):
         for length in (100, 4096):
@@ -60,40 +51,38 @@ def test_calls_find_shipped_kernels(looked_up):
     starts = torch.tensor([0, 100, 700], dtype=torch.int32)
     for causal in (False, True):
         kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=causal)
+
+
+def test_calls_find_shipped_kernels():
+    with recording.record("sm_90a") as calls:
+        _common_calls()
     shipped = _shipped()
-    assert len(looked_up) == 30
-    assert [call for call in looked_up if call not in shipped] == []
+    assert len(calls) == 30
+    assert [call for call in _looked_up(calls) if call not in shipped] == []
 
 
-def test_other_calls_do_not(looked_up):
+def test_other_calls_do_not():
     q, k, v = _tensors(2, 512, 4, dim=128)
-    kernels_dsl.attention(q, k, v, softcap=3.0)
-    kernels_dsl.attention(q, k, v, blocks=causal_blocks(512, 512, device="cpu", block=(64, 64)))
+    with recording.record("sm_90a") as calls:
+        kernels_dsl.attention(q, k, v, softcap=3.0)
+        kernels_dsl.attention(q, k, v, blocks=causal_blocks(512, 512, device="cpu", block=(64, 64)))
     shipped = _shipped()
-    assert all(call not in shipped for call in looked_up) and len(looked_up) == 2
+    assert all(call not in shipped for call in _looked_up(calls)) and len(calls) == 2
 
 
 def test_builders_find_shipped_kernels(monkeypatch):
-    real, calls = dict(attention_lists.FUNCTIONS), []
     monkeypatch.setattr(attention_lists, "usable", lambda device: True)
-    for name, function in real.items():
-        recorder = lambda *a, f=function, **c: calls.append((f.name, f.signature(*a), c))  # noqa: E731
-        monkeypatch.setitem(attention_lists.FUNCTIONS, name, recorder)
-    for length in (1024, 5000):
-        window_blocks(length, length, left=2047, device="cpu")
-        causal_blocks(length, length, device="cpu")
-        document_blocks(torch.zeros(2, 8 * length, dtype=torch.int64), max_blocks=33)
-    for blocks in (8, 256, 1000, 4096):
-        for causal in (False, True):
-            topk_blocks(torch.zeros(1, 3, 4, blocks), 7, causal=causal)
-    monkeypatch.undo()
-    shipped = [
-        (function.name, function.signature(*args), constexprs)
-        for _, function, args, constexprs in aot.iter_kernels("sm_90a", ("attention",))
-        if function in real.values()
-    ]
+    with recording.record("sm_90a") as calls:
+        for length in (1024, 5000):
+            window_blocks(length, length, left=2047, device="cpu")
+            causal_blocks(length, length, device="cpu")
+            document_blocks(torch.zeros(2, 8 * length, dtype=torch.int64), max_blocks=33)
+        for blocks in (8, 256, 1000, 4096):
+            for causal in (False, True):
+                topk_blocks(torch.zeros(1, 3, 4, blocks), 7, causal=causal)
+    shipped = _shipped()
     assert len(calls) == 14
-    assert [call for call in calls if call not in shipped] == []
+    assert [call for call in _looked_up(calls) if call not in shipped] == []
 
 
 def test_names_are_unique():
@@ -110,22 +99,14 @@ def test_inspect_shows_a_kernel(capsys):
     assert "no spills" in shown and "HGMMA" in shown and "UTMALDG" in shown
 
 
-def test_calls_without_wgmma_find_shipped_kernels(monkeypatch):
-    function, calls = attention_plan.FUNCTIONS["sm80"], []
-    recorder = lambda *args, **constexprs: calls.append((function.signature(*args), constexprs))  # noqa: E731
-    monkeypatch.setitem(attention_plan.FUNCTIONS, "sm80", recorder)
-    for arch in ("sm_80", "sm_89"):
-        calls.clear()
-        with emulator.run(arch=arch):
-            for dim in (64, 96, 128, 192, 256):
-                for causal in (False, True):
-                    kernels_dsl.attention(*_tensors(1, 300, 2, dim=dim), causal=causal)
-            starts = torch.tensor([0, 100, 700], dtype=torch.int32)
-            kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=True)
-        shipped = [
-            (function.signature(*args), constexprs)
-            for _, found, args, constexprs in aot.iter_kernels(arch, ("attention",))
-            if found is attention_plan.FUNCTIONS["sm80"]
-        ]
-        assert len(calls) == 11
-        assert [call for call in calls if call not in shipped] == []
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
+def test_calls_without_wgmma_find_shipped_kernels(arch):
+    with recording.record(arch) as calls:
+        for dim in (64, 96, 128, 192, 256):
+            for causal in (False, True):
+                kernels_dsl.attention(*_tensors(1, 300, 2, dim=dim), causal=causal)
+        starts = torch.tensor([0, 100, 700], dtype=torch.int32)
+        kernels_dsl.attention_varlen(*_tensors(700, 4, dim=64), starts, starts, 600, causal=True)
+    shipped = _shipped(arch)
+    assert len(calls) == 11
+    assert [call for call in _looked_up(calls) if call not in shipped] == []

@@ -43,7 +43,7 @@ def _expected(allowed: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
 
 
 def _check(lists: BlockLists, allowed: torch.Tensor) -> None:
-    """What the mask needs is listed, as full only where it is; a few blocks too many may be partial."""
+    """All that the mask needs is listed, as full only where it is; a few blocks too many may be partial."""
     expected = _expected(allowed, lists.block)
     found = _classes(lists, *expected.shape)[0, 0]
     assert bool(((found > 0) | (expected == 0)).all())

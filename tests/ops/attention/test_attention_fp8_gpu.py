@@ -72,7 +72,7 @@ def test_lengths(dims, causal, lengths, seed):
     ids=str,
 )
 def test_v_transposed_in_the_kernel(dims, tile, lengths, causal, seed):
-    """What V transposed before it gives: the same products in the same order.
+    """The result with V transposed before it: the same products in the same order.
 
     Not bit for bit: at head dimension 96 ptxas fuses 16 more multiplications with additions in one of the two
     kernels, and scores of 10⁴, of values without scales, carry that into the last bit of some outputs.

@@ -78,7 +78,7 @@ def test_scales_of_blocks(dim, length, seed):
 
 
 def test_factors_of_blocks_where_there_is_no_key():
-    """What quantize_qkv makes of no keys is taken: the output is 0."""
+    """The results of quantize_qkv for no keys are taken: the output is 0."""
     q = torch.randn(1, 4, 1, 64).bfloat16()
     with emulator.run(arch="sm_90a", check=False):
         made = kernels_dsl.quantize_qkv(q, q[:, :0], q[:, :0], scaling="block")

@@ -32,7 +32,7 @@ def registered():
 
 
 def _replaced() -> bool:
-    """Whether PyTorch's FlashAttention is somebody else's, on a build without CUDA."""
+    """Stands in for PyTorch's FlashAttention is somebody else's, on a build without CUDA."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{attention_torch._SDPA}", "CUDA")
 
 

@@ -23,7 +23,7 @@ def _same(expected, found) -> None:
 
 
 def _captured(build):
-    """What `build` makes in a CUDA graph, after a call outside of it."""
+    """Results of `build` in a CUDA graph, after a call outside of it."""
     build()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

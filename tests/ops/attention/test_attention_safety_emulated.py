@@ -122,7 +122,7 @@ def test_lists_without_entries(kind):
     ],
 )
 def test_wrong_lengths_reach_no_memory_of_others(kind, cu_q, cu_k, used):
-    """What comes out is wrong, but inputs and all memory around them and the output are as they were.
+    """The result is wrong, but inputs and all memory around them and the output are as they were.
 
     Where sums fall, two sequences claim the same rows and race to write them: nothing else may be reported.
     """

@@ -72,7 +72,7 @@ def greedy_pairs(rows: Rows) -> list[tuple[int, int]]:
 
 
 def lines_of(rows: Rows, first: list[int], pairs: list[tuple[int, int]]) -> tuple[int, list[list[int]]]:
-    """How many lines are heavy, and all lines."""
+    """The numbers of heavy lines and of all lines."""
     firsts, seconds = [], []
     for i, j in pairs:
         line = [min(i, j) | max(i, j) << 15, first[i], first[i + 1], 0]

@@ -197,7 +197,7 @@ def test_gradients(form: str) -> None:
 
 
 def test_gradients_of_batches_and_of_the_sampled_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no gradient is asked for, the sampled product goes past the dispatcher."""
+    """The sampled product goes past the dispatcher where no gradient is asked for."""
     matrix = random_bsr("uniform", (2, 3), (16, 16), 2, seed=3)
     values = matrix.values.clone().requires_grad_()
     b = integers((2, 48, 8), torch.bfloat16, seed=4)

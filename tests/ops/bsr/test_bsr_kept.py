@@ -1,4 +1,4 @@
-"""What is kept with matrices and layers between calls: copied, pickled, loaded and changed ones."""
+"""Plans that are kept with matrices and layers between calls: copied, pickled, loaded and changed ones."""
 
 from __future__ import annotations
 

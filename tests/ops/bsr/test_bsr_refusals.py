@@ -1,4 +1,4 @@
-"""What the builders, `BsrLinear` and `bsr_sddmm` refuse, each with the argument's name."""
+"""Refusals of the builders, `BsrLinear` and `bsr_sddmm`, each with the argument's name."""
 
 from __future__ import annotations
 

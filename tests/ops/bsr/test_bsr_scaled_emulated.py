@@ -72,7 +72,8 @@ def test_nan_in_a_scale_stays_in_its_block_row() -> None:
 
 
 def test_the_operator() -> None:
-    """What torch.compile sees: the fake has the shape and dtype of the result, out= is mutated."""
+    """The operator as torch.compile sees it: the fake has the shape and dtype of the result, out= is
+    mutated."""
     tensors = (W.crow_indices, W.col_indices, W.values, X, SCALES, ONE)
     keywords = {"shape": [32, 48], "transposed": True, "dense_left": True}
     with torch._subclasses.FakeTensorMode() as mode:

@@ -35,7 +35,7 @@ def test_the_sm80_family_against_float64(case: Case) -> None:
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
-    """Which cluster takes which work item differs from run to run; the result does not."""
+    """Clusters take other work items from run to run; the result stays the same."""
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
     from kernels_dsl.ops.bsr.tensor import BsrTensor
 

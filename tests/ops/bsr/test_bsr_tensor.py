@@ -245,7 +245,7 @@ def test_other_refusals() -> None:
 
 
 def test_builders_know_how_long_lists_are() -> None:
-    """Where none is cut, products take the kernel that knows nothing of pieces."""
+    """Products without a list that is cut take the kernel that knows nothing of pieces."""
     dense = torch.randn(64, 48)
     mask = torch.zeros(4, 3, dtype=torch.bool)
     mask[1] = mask[:, 2] = True

@@ -22,7 +22,7 @@ _EMPTY_ODDS = 0.04
 
 @dataclass(frozen=True)
 class Tensor:
-    """How a tensor lies: contiguous mode (-1 rows, -2 columns), gap behind rows, shift of its start."""
+    """The layout of a tensor: contiguous mode (-1 rows, -2 columns), gap behind rows, shift of its start."""
 
     contiguous: int = -1
     pad: int = 0

@@ -182,7 +182,8 @@ def test_supports_says_what_a_call_would() -> None:
 
 
 def test_the_operator() -> None:
-    """What torch.compile sees: the fake has the shape and dtype of the result, out= is mutated."""
+    """The operator as torch.compile sees it: the fake has the shape and dtype of the result, out= is
+    mutated."""
     scales = torch.ones(12), torch.ones(3, 20)
     with torch._subclasses.FakeTensorMode() as mode:
         fakes = [mode.from_tensor(x) for x in (A, B, *scales, OFFS)]

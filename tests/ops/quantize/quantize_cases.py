@@ -1,4 +1,4 @@
-"""What the tests of `quantize` share: calls against the reference, bit for bit."""
+"""Helpers of the tests of `quantize`: calls against the reference, bit for bit."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_rows_then_columns(shape, arch, seed, monkeypatch):
 
 
 def two_ctas(format, *_):
-    """What `matrix_quantization` gives, for CTAs that have many small items."""
+    """A stand-in for `matrix_quantization`, for CTAs that have many small items."""
     return MatrixQuantization(format, 1, 2, 3, 2, True), 2
 
 

@@ -1,4 +1,4 @@
-"""What the tests of `scaled_linear` share: its three products against those of the quantised operands."""
+"""Helpers of the tests of `scaled_linear`: its three products against those of the quantised operands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reference import tolerance
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 DECIBELS = (26.0, 22.0)
-"""What is left of N(0, 1): both operands e4m3 (the output), one e5m2 (gradients)."""
+"""Relative errors of N(0, 1) data: both operands e4m3 (the output), one e5m2 (gradients)."""
 
 
 def product(

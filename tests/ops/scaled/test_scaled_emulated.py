@@ -195,7 +195,8 @@ def test_every_row_and_column_has_its_own_scale() -> None:
 
 
 def test_the_operator() -> None:
-    """What torch.compile sees: the fake has the shape and dtype of the result, out= is mutated."""
+    """The operator as torch.compile sees it: the fake has the shape and dtype of the result, out= is
+    mutated."""
     a, b = torch.ones(8, 32).to(E4M3), torch.ones(24, 32).to(E5M2).mT
     scales = torch.ones(8, 1), torch.ones(1, 24)
     arguments = (a, b, *scales)

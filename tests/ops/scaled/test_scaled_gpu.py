@@ -50,7 +50,7 @@ def test_odd_scales_of_blocks(family: str) -> None:
 
 
 DECIBELS = {(E4M3, E4M3): 28.0, (E4M3, E5M2): 24.0, (E5M2, E4M3): 24.0}
-"""What is left of a product of N(0, 1) data beside the errors of both operands, whatever the scales."""
+"""The error of a product of N(0, 1) data beside those of both operands, whatever the scales."""
 
 
 @pytest.mark.parametrize("kinds", [("tensor", "tensor"), ("row", "row"), ("1x128", "128x128")], ids=str)

@@ -1,4 +1,4 @@
-"""What the CuTe DSL itself says about layouts and descriptors: the independent side of these tests.
+"""Layouts and descriptors as the CuTe DSL itself has them: the independent side of these tests.
 
 Layouts are read from the DSL at trace time, descriptors from the compiled kernel's PTX or from the compiled
 host function, which runs here on the CPU with its launch captured.
