@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,8 @@ def compile_host(
             with warnings.catch_warnings():
                 # Said of an empty tuple, which is fine: there is nothing in it to convert.
                 warnings.filterwarnings("ignore", message=r"Argument .* cannot be converted to a JitArgument")
-                compiled = cute.compile(function, *args, **kwargs, options=wanted)
+                with _own_compile():
+                    compiled = cute.compile(function, *args, **kwargs, options=wanted)
             object_path = folder / "kernel.o"
             compiled.export_to_c(str(object_path), function_name=ENTRY)
         except Exception as error:
@@ -188,6 +190,12 @@ def compile_for_emulator(
         name=function.name,
         seconds=made.seconds,
     )
+
+
+def _own_compile() -> AbstractContextManager[None]:
+    """Keeps the emulator's hooks, if they are in place, out of a compile."""
+    hooks = sys.modules.get("lowering.emulator.front.dsl")
+    return nullcontext() if hooks is None else hooks.untouched()
 
 
 def _afterwards(for_emulator: bool) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ _LEAF = {
     "f16": "e",
     "bf16": "H",
 }
+_REFUSED = 801  # cudaErrorNotSupported
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 
 
@@ -161,6 +163,26 @@ class _Recorder:
         self.launches: list[Launch] = []
         self.error: str | None = None
         self.device = DeviceFacts("sm_90a", 132)
+        self.calls = 0  # calls of the host code that are being recorded
+
+    @contextmanager
+    def recording(self, device: DeviceFacts) -> Iterator[list[Launch]]:
+        """Take launches within this block into the list that it gives.
+
+        Raises :class:`EmulatorError` where the host code asked for something that the recorder refused.
+        """
+        self.launches, self.device, self.error = [], device, None
+        self.calls += 1
+        try:
+            yield self.launches
+        except Exception as error:
+            if self.error is None:
+                raise
+            raise EmulatorError(self.error) from error
+        finally:
+            self.calls -= 1
+        if self.error:
+            raise EmulatorError(self.error)
 
     def attribute(self, out: int, number: int, device: int) -> int:
         ctypes.c_int.from_address(out).value = self.device.attribute(number)
@@ -188,25 +210,35 @@ class _Recorder:
                 cluster = value  # type: ignore[assignment]
             elif value[0]:
                 found[_ATTRIBUTES.get(kind, f"attribute {kind}")] = value[0]
-        self.record(handle, tuple(raw[:3]), tuple(raw[3:]), smem, args, cluster, found)
-        return 0
+        return self.record(handle, tuple(raw[:3]), tuple(raw[3:]), smem, args, cluster, found)
 
     def record(
         self, handle: int, grid: tuple, block: tuple, smem: int, args: int, cluster: tuple, found: dict
-    ) -> None:
+    ) -> int:
         name = self.names.get(handle)
         assert self.module is not None
+        if not self.calls:
+            self.error = "compiled for the emulator: call it within lowering.emulator.run(...)"
+            return _REFUSED
         if name is None and len(self.module.kernels) == 1:
             name = next(iter(self.module.kernels))
         if name not in self.module.kernels:
             self.error = f"the host function launches kernel {name!r}, which the PTX does not have"
-            return
+            return _REFUSED
         params = bytearray()
         for i, param in enumerate(self.module.kernels[name].params):
             pointer = ctypes.c_uint64.from_address(args + 8 * i).value
             params.extend(b"\0" * (param.offset - len(params)))
             params.extend(ctypes.string_at(pointer, param.size))
         self.launches.append(Launch(name, grid, block, cluster, smem, bytes(params), found))
+        return 0
+
+    def raise_in_tvm_ffi(self, code: int) -> None:
+        """Set the error of a TVM-FFI call whose host function failed."""
+        text = self.error or f"the host function returned error {code}"
+        library = _tvm_ffi_library()
+        if library is not None:
+            library.TVMFFIErrorSetRaisedFromCStr(b"RuntimeError", text.encode())
 
 
 def _callbacks(recorder: _Recorder) -> dict[str, Any]:
@@ -226,8 +258,7 @@ def _callbacks(recorder: _Recorder) -> dict[str, Any]:
     def launch_plain(
         handle: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, stream: int, smem: int, args: int
     ) -> int:
-        recorder.record(handle, (gx, gy, gz), (bx, by, bz), smem or 0, args, (1, 1, 1), {})
-        return 0
+        return recorder.record(handle, (gx, gy, gz), (bx, by, bz), smem or 0, args, (1, 1, 1), {})
 
     return {
         "_cudaLibraryLoadData": make(i, [p, p, p, p, i, p, p, i], lambda out, *_: recorder.library(out)),
@@ -242,6 +273,12 @@ def _callbacks(recorder: _Recorder) -> dict[str, Any]:
         "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": make(i, [p, p, i, u64], put_int(1)),
         "_cudaLaunchKernelEx": make(i, [p, p, p], recorder.launch),
         "_cudaLaunchKernel": make(i, [p, i, i, i, i, i, i, p, u64, p], launch_plain),
+        "_cudaGetDeviceCount": make(i, [p], put_int(1)),
+        "_cudaDeviceSynchronize": make(i, [], lambda: 0),
+        "_cudaStreamSynchronize": make(i, [p], lambda *_: 0),
+        "CuteDSLRT_TVMFFISetRaisedCudaError": make(
+            None, [p, i], lambda _, code: recorder.raise_in_tvm_ffi(code)
+        ),
         "cuda_dialect_get_error_name": make(s, [i], lambda *_: b"error"),
         "cuda_dialect_init_library_once": make(i, [p, p, p, p], lambda *_: 0),
         "cuda_dialect_unload_library_once": make(None, [p], lambda *_: None),
@@ -257,11 +294,41 @@ def _declared(module_text: str) -> list[str]:
     return names
 
 
-def host_function(ir_module: Any, function_name: str, module: Module) -> HostFunction:
+@dataclass
+class HostCode:
+    """A lowered host module loaded into this process, with the recorder under it instead of the CUDA runtime."""
+
+    engine: Any
+    text: str
+    recorder: _Recorder
+    module: Module
+    keep: list[Any]
+
+    def entry(self, symbol: str) -> int:
+        """The address of a function of the module.
+
+        :raises EmulatorError: if it has none of that name.
+        """
+        address = self.engine.raw_lookup(symbol)
+        if not address:
+            raise EmulatorError(f"the compiled module has no host function {symbol}")
+        return address
+
+
+def _tvm_ffi_library() -> Any:
+    """The library that host code with TVM-FFI calling convention calls, or None."""
+    try:
+        from tvm_ffi import libinfo
+
+        return ctypes.CDLL(libinfo.find_libtvm_ffi())
+    except (ImportError, OSError, RuntimeError):
+        return None
+
+
+def host_code(ir_module: Any, module: Module) -> HostCode:
     """Load the host code of a compiled function (its lowered ``ir_module``) into this process.
 
-    ``module`` is the parsed PTX, whose parameter declarations give the sizes of the kernel's arguments.
-    Raises :class:`EmulatorError` where the host function is not found.
+    ``module`` is the parsed PTX, whose parameter declarations give the sizes of the kernels' arguments.
     """
     from cutlass._mlir.execution_engine import ExecutionEngine
 
@@ -269,20 +336,24 @@ def host_function(ir_module: Any, function_name: str, module: Module) -> HostFun
     recorder.module = module
     callbacks = _callbacks(recorder)
     text = str(ir_module)
-    signature = re.search(rf"llvm\.func @\"?_mlir_ciface_{re.escape(function_name)}\"?\((.*?)\) -> i32", text)
-    if signature is None:
-        raise EmulatorError(f"the compiled module has no host function {function_name}")
-    types = [part.strip() for part in re.split(r"%arg\d+: ", signature.group(1))[1:]]
-    types = [re.sub(r"\s*\{[^{}]*\}\s*,?$", "", t).rstrip(",").strip() for t in types]
     engine = ExecutionEngine(ir_module, opt_level=0, shared_libs=[])
     zero = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
+    tvm_ffi = _tvm_ffi_library()
     keep: list[Any] = [zero]
     for name in _declared(text):
-        if name in ("printf", "malloc", "free", "memcpy", "memset", "abort"):
+        if name in callbacks:
+            function = callbacks[name]
+        elif name.startswith(("_cu", "cuda")):
+            function = _unanswered(recorder, name)
+        elif hasattr(tvm_ffi, name):
+            function = getattr(tvm_ffi, name)
+        elif name in ("printf", "malloc", "free", "memcpy", "memset", "abort"):
             continue
-        callback = callbacks.get(name, zero)
-        keep.append(callback)
-        engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+        else:
+            function = zero
+        keep.append(function)
+        engine.raw_register_runtime(name, ctypes.cast(function, ctypes.c_void_p))
+    code = HostCode(engine, text, recorder, module, keep)
     library = ctypes.c_uint64(0x11B)
     cell = ctypes.c_void_p(ctypes.addressof(library))
     result = ctypes.c_int(0)
@@ -290,10 +361,34 @@ def host_function(ir_module: Any, function_name: str, module: Module) -> HostFun
     if load:
         device = ctypes.c_int(0)
         _call(load, [cell, device, result])
-    entry = engine.raw_lookup("_mlir_ciface_" + function_name)
-    if not entry:
-        raise EmulatorError(f"the execution engine has no {function_name}")
-    return HostFunction(engine, entry, types, keep, recorder)
+    return code
+
+
+def _unanswered(recorder: _Recorder, name: str) -> Any:
+    """A function of the CUDA runtime that the emulator does not answer: an error of the call."""
+
+    def refuse() -> int:
+        recorder.error = f"the host function calls {name.lstrip('_')}, which the emulator does not answer"
+        return _REFUSED
+
+    return ctypes.CFUNCTYPE(ctypes.c_int)(refuse)
+
+
+def host_function(ir_module: Any, function_name: str, module: Module) -> HostFunction:
+    """Load a compiled function's host code and find its C entry and the types of its arguments.
+
+    Raises :class:`EmulatorError` where the host function is not found.
+    """
+    code = host_code(ir_module, module)
+    signature = re.search(
+        rf"llvm\.func @\"?_mlir_ciface_{re.escape(function_name)}\"?\((.*?)\) -> i32", code.text
+    )
+    if signature is None:
+        raise EmulatorError(f"the compiled module has no host function {function_name}")
+    types = [part.strip() for part in re.split(r"%arg\d+: ", signature.group(1))[1:]]
+    types = [re.sub(r"\s*\{[^{}]*\}\s*,?$", "", t).rstrip(",").strip() for t in types]
+    entry = code.entry("_mlir_ciface_" + function_name)
+    return HostFunction(code.engine, entry, types, code.keep, code.recorder)
 
 
 def _call(pointer: int, cells: list[Any]) -> None:
@@ -318,11 +413,8 @@ def launches(
         for t, v in zip(host.argument_types, arguments, strict=True)
     ]
     result = ctypes.c_int(0)
-    host.recorder.launches, host.recorder.device = [], device
-    host.recorder.error = None
-    _call(host.entry, [*buffers, result])
-    if host.recorder.error:
-        raise EmulatorError(host.recorder.error)
-    if result.value:
-        raise EmulatorError(f"the host function returned error {result.value}")
-    return host.recorder.launches
+    with host.recorder.recording(device) as found:
+        _call(host.entry, [*buffers, result])
+        if result.value and host.recorder.error is None:
+            raise EmulatorError(f"the host function returned error {result.value}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import copies, cp_async, loads, matrix, remote, sync, tensormaps, warp_ops
@@ -53,8 +54,11 @@ def execute(
     max_steps: int | None = 50_000_000,
     first_step: int = 0,
     before: GlobalShadow | None = None,
+    started: Callable[[Machine], None] | None = None,
 ) -> Machine:
     """Execute one launch to its end. Findings go to ``log``; ``before``: accesses of the launch before.
+
+    ``started`` is given the machine before its first step.
 
     Raises :class:`EmulatorError` where execution cannot go on (deadlock, trap, an instruction that is not
     known, a launch that the hardware would refuse).
@@ -88,6 +92,8 @@ def execute(
             before=before,
         )
         machine.step = first_step
+        if started is not None:
+            started(machine)
         machine.run()
     except PtxError as error:
         log.add(Report(Kind.UNKNOWN_OPCODE, str(error), kernel.name))

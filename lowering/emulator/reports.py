@@ -39,6 +39,7 @@ class Kind(enum.Enum):
     UNINITIALISED = "memory read that was never written"
     BARRIER_DIVERGENCE = "a barrier or warp-wide operation not executed by all threads it names"
     DESCRIPTOR = "descriptor or operand of an asynchronous operation is not valid"
+    SCHEDULE_DEPENDENT = "the result depends on the schedule"
     UNKNOWN_OPCODE = "the emulator does not know this instruction"
     TRAP = "the kernel executed trap"
 

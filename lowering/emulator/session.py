@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import ptx
-from .capture import DeviceFacts, HostFunction, host_function, launches
+from . import ptx, schedules
+from .capture import DeviceFacts, HostCode, HostFunction, host_function, launches
 from .engine import execute
 from .global_shadow import GlobalShadow
 from .memory import GlobalMemory
-from .reports import EmulatorError, Report, ReportLog
+from .reports import EmulatorError, Kind, Report, ReportLog
 from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
 
 if TYPE_CHECKING:
     from lowering.function import JitFunction
+
+    from .front.progress import Progress
 
 
 FULL_SMS = 132  # of an H100 or H200
@@ -43,6 +45,9 @@ class Session:
     arch: str
     seed: int = 0
     sms: int | None = None
+    seeds: int = 1
+    order_matters: bool = False
+    progress: Progress | None = None
     raise_on_report: bool = True
     resident: int = 8
     check: bool = True
@@ -55,8 +60,11 @@ class Session:
     launches: list[Launch] = field(default_factory=list)
     steps: int = 0
     before: GlobalShadow | None = None
+    seed_of: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if isinstance(self.seeds, bool) or self.seeds != int(self.seeds) or self.seeds < 1:
+            raise EmulatorError(f"seeds is {self.seeds!r}, must be a whole number of schedules from 1 on")
         if self.sms is not None and (isinstance(self.sms, bool) or self.sms != int(self.sms) or self.sms < 1):
             raise EmulatorError(f"sms is {self.sms!r}, must be None or a whole number of SMs from 1 on")
 
@@ -78,19 +86,47 @@ class Session:
     ) -> None:
         """Call a host function and execute its launches; ``tensors`` is what the kernels may touch."""
         with _one_call:
-            memory = GlobalMemory()
-            for name, tensor in tensors:
-                start, size = extent(tensor)
-                unwritten = any(tensor is t or extent(t) == (start, size) for t in self.uninitialised)
-                memory.register(start, size, name, unwritten)
-            for found in launches(host, values, DeviceFacts(self.arch, self.sms or FULL_SMS)):
-                self.execute(module, found, memory)
+            found = launches(host, values, self.device)
+            self._execute_all(module, found, [(name, *extent(tensor)) for name, tensor in tensors])
+
+    def call_host(
+        self, code: HostCode, call: Callable[[], Any], extents: Sequence[tuple[str, int, int]]
+    ) -> Any:
+        """Make a call of compiled host code and execute its launches.
+
+        ``extents``: name, address and bytes of what the kernels may touch. Returns what ``call`` returns.
+        """
+        with _one_call:
+            with code.recorder.recording(self.device) as found:
+                result = call()
+            self._execute_all(code.module, found, extents)
+        return result
+
+    @property
+    def device_sms(self) -> int:
+        """SMs that the emulated GPU claims to have."""
+        return self.sms or FULL_SMS
+
+    @property
+    def device(self) -> DeviceFacts:
+        """What a host function sees of the emulated GPU."""
+        return DeviceFacts(self.arch, self.device_sms)
+
+    def _execute_all(
+        self, module: ptx.Module, found: Sequence[Launch], extents: Sequence[tuple[str, int, int]]
+    ) -> None:
+        memory = GlobalMemory()
+        marked = [extent(t) for t in self.uninitialised]
+        for name, start, size in extents:
+            memory.register(start, size, name, (start, size) in marked)
+        for one in found:
+            self.execute(module, one, memory)
 
     def execute(self, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
         """Run one launch under these settings; findings are added and, by default, raised."""
         from lowering.arch import limits
 
-        before = len(self.reports)
+        known = len(self.reports)
         self.launches.append(launch)
         most = limits(self.arch).smem_per_block
         if launch.smem > most:
@@ -98,39 +134,82 @@ class Session:
                 f"kernel {launch.kernel} asks for {launch.smem} bytes of shared memory; "
                 f"{self.arch} has {most}"
             )
-        machine = execute(
-            module,
-            launch,
-            memory,
-            self.log,
-            seed=self.seed,
-            sms=self.sms or FULL_SMS,
-            resident=max(self.resident, self.sms or 0),
-            timeline=self.timeline,
-            stats=self.stats,
-            check=self.check,
-            watch=self.inspector,
-            max_steps=self.max_steps,
-            first_step=self.steps,
-            before=self.before,
-        )
-        self.steps, self.before = machine.step, machine.accesses
-        self.before.before = None
-        new = [report for report in self.reports[before:] if not report.warning]
+        before = schedules.copy(memory) if self.seeds > 1 else []
+        first: list[schedules.RegionCopy] = []
+        # The session's own seed comes last: its result stays.
+        for seed in range(self.seed + self.seeds - 1, self.seed - 1, -1):
+            self._execute_once(module, launch, memory, seed)
+            if self.seeds > 1:
+                if first:
+                    self._compare(launch, memory, first, seed)
+                else:
+                    first = schedules.copy(memory)
+                if seed != self.seed:
+                    schedules.restore(memory, before)
+        new = [report for report in self.reports[known:] if not report.warning]
         if self.raise_on_report and new:
             raise EmulatorError("\n".join(str(r) for r in new), tuple(new))
+
+    def _execute_once(self, module: ptx.Module, launch: Launch, memory: GlobalMemory, seed: int) -> None:
+        kept = seed == self.seed
+        watching = self.progress.launch(len(self.launches), launch, seed) if self.progress else None
+        with watching or nullcontext(None) as started:
+            try:
+                machine = execute(
+                    module,
+                    launch,
+                    memory,
+                    self.log,
+                    seed=seed,
+                    sms=self.device_sms,
+                    resident=max(self.resident, self.sms or 0),
+                    timeline=self.timeline if kept else None,
+                    stats=self.stats if kept else None,
+                    check=self.check,
+                    watch=self.inspector if kept else None,
+                    max_steps=self.max_steps,
+                    first_step=self.steps,
+                    before=self.before,
+                    started=started,
+                )
+            finally:
+                self.seed_of += [seed] * (len(self.reports) - len(self.seed_of))
+        if kept:
+            self.steps, self.before = machine.step, machine.accesses
+            self.before.before = None
+
+    def _compare(
+        self, launch: Launch, memory: GlobalMemory, first: list[schedules.RegionCopy], seed: int
+    ) -> None:
+        where = None if self.order_matters else schedules.difference(memory, first)
+        if where is not None:
+            self.log.add(
+                Report(
+                    Kind.SCHEDULE_DEPENDENT,
+                    f"{where} differ between seeds {self.seed + self.seeds - 1} and {seed}; where any order "
+                    "of atomics is meant to give a result, say order_matters",
+                    launch.kernel,
+                )
+            )
+            self.seed_of += [seed] * (len(self.reports) - len(self.seed_of))
 
 
 _sessions: list[Session] = []
 
 
 @contextmanager
-def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Session]:
-    """Within this block, JIT functions called with CPU tensors run emulated.
+def run(
+    arch: str = "sm_90a", seed: int = 0, *, torch_cuda: bool = False, **settings: Any
+) -> Iterator[Session]:
+    """Within this block, JIT functions called with CPU tensors run emulated, and so does what the DSL compiles.
 
     :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
     :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
-    :param settings: of `Session`: ``sms`` (SMs that the emulated GPU claims to have; few of them make the
+    :param torch_cuda: True: PyTorch's ``"cuda"`` is the CPU within the block, and ``torch.cuda`` answers as
+        with one GPU of ``arch``: for programs that make their own tensors.
+    :param settings: of `Session`: ``seeds`` (schedules that each launch is run under, from the same memory;
+        the result of ``seed`` stays), ``order_matters`` (True: schedules may leave different results),
+        ``sms`` (SMs that the emulated GPU claims to have; few of them make the
         CTAs of a persistent kernel take several tiles; None: as many as a typical GPU of ``arch``),
         ``raise_on_report`` (True: a finding is an `EmulatorError` after its launch; False: findings are
         collected in ``session.reports``), ``resident`` (clusters that run at a time), ``check`` (False: no
@@ -138,13 +217,16 @@ def run(arch: str = "sm_90a", seed: int = 0, **settings: Any) -> Iterator[Sessio
     """
     from lowering.arch import check
 
+    from . import front
+
     check(arch)
     session = Session(arch, seed, **settings)
-    _sessions.append(session)
-    try:
-        yield session
-    finally:
-        _sessions.remove(session)
+    with front.entered(active, session, pretend=torch_cuda):
+        _sessions.append(session)
+        try:
+            yield session
+        finally:
+            _sessions.remove(session)
 
 
 def active() -> Session | None:

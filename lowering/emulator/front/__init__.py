@@ -1,0 +1,101 @@
+"""The front door: programs that do not know of the emulator run in it.
+
+`entered` hooks into the DSL, so that what ``cute.compile`` returns and what ``@cute.jit`` functions launch is
+emulated; with ``pretend`` PyTorch and the CUDA driver answer as with one GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .memory import Extent, live_tensors
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from lowering.emulator.session import Session
+
+DEVICE_NAME = "emulated NVIDIA {arch}"
+# Programs that keep compiled kernels on disk would load them past the emulator.
+_NO_CACHES = {"QUACK_CACHE_ENABLED": "0", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}
+
+_lock = threading.RLock()
+_hooked = 0
+_pretended = 0
+
+
+def pretending() -> bool:
+    """Whether PyTorch's ``"cuda"`` is the CPU now."""
+    return _pretended > 0
+
+
+@contextmanager
+def entered(current: Callable[[], Session | None], session: Session, *, pretend: bool) -> Iterator[None]:
+    """Keep the hooks in place within this block; blocks may nest."""
+    global _hooked, _pretended
+    with ExitStack() as stack:
+        with _lock:
+            if pretend and not _pretended:
+                stack.enter_context(_pretend(session))
+            if not _hooked:
+                stack.enter_context(_hook(current))
+            _hooked += 1
+            _pretended += pretend
+        try:
+            yield
+        finally:
+            _hooked -= 1
+            _pretended -= pretend
+
+
+@contextmanager
+def _hook(current: Callable[[], Session | None]) -> Iterator[None]:
+    from lowering.dsl_import import without_jax
+
+    with without_jax():
+        import cutlass  # noqa: F401
+
+    from .dsl import Hooks
+
+    patches, hooks = Patches(), Hooks(current, _allocations)
+    try:
+        hooks.install(patches)
+        yield
+    finally:
+        patches.undo()
+        hooks.close()
+
+
+@contextmanager
+def _pretend(session: Session) -> Iterator[None]:
+    from . import benchmarks, torch_cuda
+    from .devices import Placement
+    from .driver import Driver
+
+    name = DEVICE_NAME.format(arch=session.arch)
+    patches, placement = Patches(), Placement()
+    driver = Driver(session.device, name)
+    try:
+        for variable, value in {**_NO_CACHES, "CUTE_DSL_ARCH": session.arch}.items():
+            patches.environment(variable, value)
+        driver.install(patches)
+        placement.install(patches)
+        torch_cuda.install(patches, session.device, name)
+        benchmarks.install(patches)
+        _drivers.append(driver)
+        with placement:
+            yield
+    finally:
+        patches.undo()
+        if driver in _drivers:
+            _drivers.remove(driver)
+
+
+_drivers: list[Any] = []
+
+
+def _allocations() -> Iterator[Extent]:
+    return itertools.chain(live_tensors(), *(driver.allocations() for driver in _drivers))
