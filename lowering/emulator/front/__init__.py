@@ -10,13 +10,16 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .memory import Extent, live_tensors
 from .patches import Patches
 
 if TYPE_CHECKING:
     from lowering.emulator.session import Session
+
+    from .devices import Placement
+    from .driver import Driver
 
 DEVICE_NAME = "emulated NVIDIA {arch}"
 # Programs that keep compiled kernels on disk would load them past the emulator.
@@ -60,7 +63,7 @@ def _hook(current: Callable[[], Session | None]) -> Iterator[None]:
 
     from .dsl import Hooks
 
-    patches, hooks = Patches(), Hooks(current, _allocations)
+    patches, hooks = Patches(), Hooks(current, _allocations, _on_gpu)
     try:
         hooks.install(patches)
         yield
@@ -85,17 +88,28 @@ def _pretend(session: Session) -> Iterator[None]:
         placement.install(patches)
         torch_cuda.install(patches, session.device, name)
         benchmarks.install(patches)
-        _drivers.append(driver)
+        _devices.append(Pretended(driver, placement))
         with placement:
             yield
     finally:
         patches.undo()
-        if driver in _drivers:
-            _drivers.remove(driver)
+        _devices.clear()
 
 
-_drivers: list[Any] = []
+class Pretended(NamedTuple):
+    """The GPU that a program sees."""
+
+    driver: Driver
+    placement: Placement
+
+
+_devices: list[Pretended] = []
+
+
+def _on_gpu(tensor: Any) -> bool:
+    """Whether a tensor stands for one on the GPU; without a pretended GPU every tensor does."""
+    return not _devices or not hasattr(tensor, "untyped_storage") or _devices[0].placement.on_gpu(tensor)
 
 
 def _allocations() -> Iterator[Extent]:
-    return itertools.chain(live_tensors(), *(driver.allocations() for driver in _drivers))
+    return itertools.chain(live_tensors(), *(device.driver.allocations() for device in _devices))

@@ -67,8 +67,10 @@ def _foreign() -> bool:
 class Hooks:
     """The DSL's hooks while a session is active."""
 
-    def __init__(self, current: Callable[[], Session | None], allocations: Allocations) -> None:
-        self.current, self.allocations = current, allocations
+    def __init__(
+        self, current: Callable[[], Session | None], allocations: Allocations, on_gpu: Callable[[Any], bool]
+    ) -> None:
+        self.current, self.allocations, self.on_gpu = current, allocations, on_gpu
         self.folder = tempfile.TemporaryDirectory(prefix="kernels-dsl-emulated-")
 
     def install(self, patches: Patches) -> None:
@@ -82,6 +84,7 @@ class Hooks:
         self._direct_calls(patches, BaseDSL)
         self._tvm_ffi(patches)
         self._hardware(patches)
+        self._tensors(patches)
 
     def close(self) -> None:
         """Remove the folder of intermediate files."""
@@ -210,6 +213,19 @@ class Hooks:
         patches.set(HardwareInfo, "get_device_multiprocessor_count", sms)
         patches.set(HardwareInfo, "get_l2_cache_size_in_bytes", lambda _: L2_BYTES)
 
+    def _tensors(self, patches: Patches) -> None:
+        """``from_dlpack`` of a CPU tensor that stands for one on the GPU gives a tensor in global memory."""
+        from cutlass.cute import runtime
+
+        initialise = runtime._Tensor.__init__
+
+        def from_dlpack(made: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
+            initialise(made, tensor, *args, **kwargs)
+            if self.current() is not None and _foreign() and self.on_gpu(tensor):
+                _say_cuda(made._dlpack_data)
+
+        patches.set(runtime._Tensor, "__init__", from_dlpack)
+
     def host_code(self, compiled: Any) -> HostCode:
         """The host code of a compiled function with the emulator's runtime under it, made once.
 
@@ -243,6 +259,25 @@ class Hooks:
             else list(self.allocations())
         )
         return session.call_host(code, call, [(e.name, e.start, e.size) for e in extents])
+
+
+_K_DL_CPU, _K_DL_CUDA = 1, 2
+# Bytes from the start of a managed tensor to its device type: behind the data pointer of the plain struct; the
+# versioned one has version, context, deleter and flags in front.
+_DEVICE_AT = {b"dltensor": 8, b"dltensor_versioned": 40}
+
+
+def _say_cuda(capsule: Any) -> None:
+    """Turn the device of a DLPack capsule from the CPU into the first GPU."""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    for name, offset in _DEVICE_AT.items():
+        if api.PyCapsule_IsValid(capsule, name):
+            device = ctypes.c_int32.from_address(api.PyCapsule_GetPointer(capsule, name) + offset)
+            if device.value == _K_DL_CPU:
+                device.value = _K_DL_CUDA
 
 
 def _tvm_ffi_function(packed: int) -> Any:

@@ -121,7 +121,7 @@ def answers(facts: DeviceFacts, name: str) -> dict[str, Any]:
         max_threads_per_multi_processor=facts.attribute(39), is_integrated=0, is_multi_gpu_board=0,
         gcnArchName="", clock_rate=1_755_000, memory_clock_rate=2_619_000, memory_bus_width=5120,
     )  # fmt: skip
-    seed: Callable[[int], Any] = torch.manual_seed
+    seed: Callable[[int], Any] = torch.default_generator.manual_seed
     made: dict[str, Any] = {
         "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
         "current_device": lambda: 0, "get_device_name": lambda *_: name,
