@@ -112,4 +112,6 @@ def _on_gpu(tensor: Any) -> bool:
 
 
 def _allocations() -> Iterator[Extent]:
-    return itertools.chain(live_tensors(), *(device.driver.allocations() for device in _devices))
+    if not _devices:
+        return live_tensors()
+    return itertools.chain(_devices[0].placement.allocations(), _devices[0].driver.allocations())

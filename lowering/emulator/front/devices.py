@@ -7,7 +7,7 @@ from the marks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .memory import Extent
 from .patches import Patches
 
 _PRUNE = 4096
@@ -67,6 +68,13 @@ class Placement(TorchDispatchMode):
         if storage is not None:
             self._marked.pop(storage._cdata, None)
         return tensor
+
+    def allocations(self) -> Iterator[Extent]:
+        """The storages on the pretended GPU that something still holds."""
+        for reference in list(self._marked.values()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is not None and storage.nbytes():
+                yield Extent(f"a tensor of {storage.nbytes()} bytes", storage.data_ptr(), storage.nbytes())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None

@@ -120,11 +120,16 @@ def _addresses_in(value: Any, extent: Extent) -> list[int]:
 
 
 def live_tensors() -> Iterator[Extent]:
-    """The storage of every PyTorch tensor of this process."""
+    """The storage of every PyTorch tensor of this process, and what the DSL's tensors hold."""
     import torch
+    from cutlass.cute import runtime
 
     seen: set[int] = set()
     for item in gc.get_objects():
+        if type(item) is runtime._Tensor:
+            extent = _cute_extent("", item)
+            if extent is not None and extent.start not in seen:
+                yield extent._replace(name="a tensor of from_dlpack")
         if not issubclass(type(item), torch.Tensor) or item.layout is not torch.strided:
             continue
         try:
