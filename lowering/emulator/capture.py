@@ -296,7 +296,7 @@ def _declared(module_text: str) -> list[str]:
 
 @dataclass
 class HostCode:
-    """A lowered host module loaded into this process, with the recorder under it instead of the CUDA runtime."""
+    """A lowered host module in this process, with the recorder under it instead of the CUDA runtime."""
 
     engine: Any
     text: str

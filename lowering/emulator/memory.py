@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,14 @@ class Fault(Exception):
     def __init__(self, address: int, text: str, lanes: Array):
         super().__init__(text)
         self.address, self.lanes = address, lanes
+
+
+def extent(tensor: Any) -> tuple[int, int]:
+    """First address of a strided tensor, and the bytes from it to the end of its last element."""
+    if 0 in tensor.shape:
+        return tensor.data_ptr(), 0
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
 
 
 class GlobalMemory:

@@ -7,8 +7,9 @@
         x = torch.randn(256, device="cuda")
         my_kernel(x)
 
-A marked test, or one that takes the fixture ``emulator`` (the session), sees one GPU of ``arch`` that is the CPU.
-Findings fail it, with their reports. The marker takes what `lowering.emulator.run` takes, and ``fail_on="warning"``.
+A marked test, or one that takes the fixture ``emulator`` (the session), sees one GPU of ``arch`` that is the
+CPU. Findings fail it, with their reports. The marker takes what `lowering.emulator.run` takes, and
+``fail_on="warning"``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from lowering import emulator as emulation
 
 _SESSION = pytest.StashKey[emulation.Session]()
 _FAIL_ON = pytest.StashKey[str]()
-_MARKER = (
-    "emulated(arch='sm_90a', sms=None, seeds=1, fail_on='error', ...): run this test's kernels in the emulator"
-)
+_MARKER = "emulated(arch='sm_90a', sms=None, seeds=1, fail_on='error', ...): kernels run in the emulator"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ from . import ptx, schedules
 from .capture import DeviceFacts, HostCode, HostFunction, host_function, launches
 from .engine import execute
 from .global_shadow import GlobalShadow
-from .memory import GlobalMemory
+from .memory import GlobalMemory, extent
 from .reports import EmulatorError, Kind, Report, ReportLog
 from .state import Launch
 from .stats import Stats
@@ -201,7 +201,7 @@ _sessions: list[Session] = []
 def run(
     arch: str = "sm_90a", seed: int = 0, *, torch_cuda: bool = False, **settings: Any
 ) -> Iterator[Session]:
-    """Within this block, JIT functions called with CPU tensors run emulated, and so does what the DSL compiles.
+    """Within this block, JIT functions called with CPU tensors and what the DSL compiles run emulated.
 
     :param arch: what to compile for: ``sm_80``, ``sm_89``, ``sm_90a``…
     :param seed: orders warps and the completion of asynchronous work; the same seed, the same run.
@@ -321,14 +321,6 @@ def call_compiled(compiled: Any, values: Sequence[Sequence[int | float]], tensor
     module = ptx.parse(compiled.__ptx__)
     host = host_function(compiled.ir_module, compiled.function_name, module)
     session.call(module, host, values, list(tensors.items()))
-
-
-def extent(tensor: Any) -> tuple[int, int]:
-    """First address of a strided tensor, and the bytes from it to the end of its last element."""
-    if 0 in tensor.shape:
-        return tensor.data_ptr(), 0
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), (last + 1) * tensor.element_size()
 
 
 def _leaves(kind: Any, value: Any) -> list[list[int | float]]:

@@ -1,8 +1,8 @@
 """PyTorch tensors on a "cuda" device that is this CPU.
 
-Every storage remembers whether the program put it on the GPU: factories and copies with a CUDA device mark it,
-and the results of operations on marked tensors are marked by a dispatch mode. ``device`` and ``is_cuda`` answer
-from the marks.
+Every storage remembers whether the program put it on the GPU: factories and copies with a CUDA device mark
+it, and a dispatch mode marks the results of operations on marked tensors. ``device`` and ``is_cuda``
+answer from the marks.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Placement(TorchDispatchMode):
             if getattr(torch, name, None) is constructor:
                 patches.set(torch, name, self._factory(constructor))
         for name in _LIKE:
-            patches.set(torch, f"{name}_like", self._factory(getattr(torch, f"{name}_like")))
+            patches.set(torch, name + "_like", self._factory(vars(torch)[name + "_like"]))
         for name in _TENSOR_FACTORIES:
             patches.set(torch.Tensor, name, self._factory(getattr(torch.Tensor, name)))
         self._moves(patches)
         self._properties(patches)
         self._settings(patches)
 
-    def _factory(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _factory(self, original: Any) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
             if device is None:
@@ -129,7 +129,7 @@ class Placement(TorchDispatchMode):
 
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             wanted = _wanted_device(args, kwargs)
-            if wanted is None or isinstance(wanted, torch.Tensor) and not isinstance(tensor, torch.Tensor):
+            if wanted is None:
                 return move(tensor, *args, **kwargs)
             if isinstance(wanted, torch.Tensor):
                 on_gpu = self.on_gpu(wanted)

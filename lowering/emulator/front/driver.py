@@ -70,8 +70,10 @@ class Driver:
         letters = "CU" if prefix == "cu" else "cuda"
         stream = getattr(module, f"{letters}stream" if prefix == "cu" else "cudaStream_t")
         event = getattr(module, f"{letters}event" if prefix == "cu" else "cudaEvent_t")
-        nothing = ("StreamDestroy", "StreamSynchronize", "StreamQuery", "StreamWaitEvent", "EventRecord")
-        nothing += ("EventSynchronize", "EventDestroy", "EventQuery")
+        nothing = (
+            "StreamDestroy", "StreamSynchronize", "StreamQuery", "StreamWaitEvent", "EventRecord",
+            "EventSynchronize", "EventDestroy", "EventQuery",
+        )  # fmt: skip
         found: dict[str, Callable[..., Any]] = {prefix + name: lambda *_: None for name in nothing}
         for name in ("StreamCreate", "StreamCreateWithFlags", "StreamCreateWithPriority"):
             found[prefix + name] = lambda *_: stream(next(self.handles))

@@ -1,8 +1,8 @@
 """Hooks into the DSL: what it compiles within `emulator.run` runs emulated when it is called.
 
-Three places of the DSL are replaced. Compile options get PTX and line information. ``to()``, from which every call
-of a compiled function takes its executor, gives one that emulates. A function with TVM-FFI calling convention is
-loaded with the emulator's runtime instead of CUDA's.
+Three places of the DSL are replaced. Compile options get PTX and line information. ``to()``, from which every
+call of a compiled function takes its executor, gives one that emulates. A function with TVM-FFI calling
+convention is loaded with the emulator's runtime instead of CUDA's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _own = threading.local()
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Within it, this thread's compiles are the DSL's own: for `lowering.jit`, which has its way to emulate."""
+    """Within it, this thread's compiles are the DSL's own: `lowering.jit` has its own way to emulate."""
     before = getattr(_own, "active", False)
     _own.active = True
     try:
@@ -236,10 +236,10 @@ class Hooks:
             text = getattr(compiled, "__ptx__", None)
             if compiled.has_gpu_module and not (isinstance(text, str) and ".version" in text):
                 raise EmulatorError(
-                    f"{compiled.function_name} was compiled before lowering.emulator.run(...) began and has no "
+                    f"{compiled.function_name} was compiled before lowering.emulator.run(...) began, without "
                     "PTX to emulate: call cute.compile within it"
                 )
-            module = ptx.parse(text) if text else ptx.Module()
+            module = ptx.parse(text) if text else ptx.Module("", {}, {}, {})
             code = host_code(compiled.ir_module, module)
             setattr(compiled, _KEPT, code)
         return code
@@ -262,8 +262,8 @@ class Hooks:
 
 
 _K_DL_CPU, _K_DL_CUDA = 1, 2
-# Bytes from the start of a managed tensor to its device type: behind the data pointer of the plain struct; the
-# versioned one has version, context, deleter and flags in front.
+# Bytes from the start of a managed tensor to its device type: after the data pointer of the plain struct; the
+# versioned one has version, context, deleter and flags before it.
 _DEVICE_AT = {b"dltensor": 8, b"dltensor_versioned": 40}
 
 
@@ -281,17 +281,24 @@ def _say_cuda(capsule: Any) -> None:
 
 
 def _tvm_ffi_function(packed: int) -> Any:
-    """A C function of TVM-FFI's calling convention from the execution engine's, which takes pointers to all."""
+    """A C function of TVM-FFI's calling convention, from the engine's, which takes pointers to everything."""
     target = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(packed)
 
     def call(handle: int | None, args: int | None, count: int, result: int | None) -> int:
-        cells = [ctypes.c_void_p(handle), ctypes.c_void_p(args), ctypes.c_int32(count), ctypes.c_void_p(result)]
+        cells = [
+            ctypes.c_void_p(handle),
+            ctypes.c_void_p(args),
+            ctypes.c_int32(count),
+            ctypes.c_void_p(result),
+        ]
         status = ctypes.c_int32(0)
         packed_cells = (ctypes.c_void_p * 5)(*(ctypes.addressof(cell) for cell in (*cells, status)))
         target(ctypes.addressof(packed_cells))
         return status.value
 
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)(call)
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)(
+        call
+    )
 
 
 class Executor:
@@ -321,7 +328,9 @@ class Executor:
         def call() -> None:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry)(ctypes.addressof(packed))
             if result.value and code.recorder.error is None:
-                raise EmulatorError(f"the host function {compiled.function_name} returned error {result.value}")
+                raise EmulatorError(
+                    f"the host function {compiled.function_name} returned error {result.value}"
+                )
 
         hooks.emulate(compiled, code, call)
         return 0

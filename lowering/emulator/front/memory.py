@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lowering.emulator.memory import extent
+
 _MOST_ADDRESSES = 1 << 16  # values of an int64 tensor that are looked at as addresses
 
 
@@ -23,6 +25,15 @@ class Extent(NamedTuple):
 Allocations = Callable[[], Iterable[Extent]]
 
 
+@dataclasses.dataclass
+class _Found:
+    """What the arguments of a call tell of memory; ``opaque``: some hold it in ways of their own."""
+
+    extents: list[Extent] = dataclasses.field(default_factory=list)
+    addresses: list[int] = dataclasses.field(default_factory=list)
+    opaque: bool = False
+
+
 def reachable(
     signature: inspect.Signature | None,
     args: Sequence[Any],
@@ -31,45 +42,45 @@ def reachable(
 ) -> list[Extent]:
     """The tensors among the arguments by parameter name, and allocations that hold an address found there."""
     names = list(signature.parameters) if signature is not None else []
-    found: list[Extent] = []
-    addresses: list[int] = []
+    found = _Found()
     for i, value in enumerate(args):
-        _collect(names[i] if i < len(names) else f"#{i}", value, found, addresses)
+        _collect(names[i] if i < len(names) else f"#{i}", value, found)
     for name, value in kwargs.items():
-        _collect(name, value, found, addresses)
-    if addresses:
-        addresses.sort()
-        known = {(e.start, e.size) for e in found}
-        for extent in allocations():
-            at = bisect.bisect_left(addresses, extent.start)
-            inside = at < len(addresses) and addresses[at] < extent.start + extent.size
-            if inside and (extent.start, extent.size) not in known:
-                found.append(extent)
-    return found
+        _collect(name, value, found)
+    if not found.addresses and not found.opaque:
+        return found.extents
+    addresses = sorted(found.addresses)
+    known = {(e.start, e.size) for e in found.extents}
+    for extent in allocations():
+        at = bisect.bisect_left(addresses, extent.start)
+        inside = at < len(addresses) and addresses[at] < extent.start + extent.size
+        if (inside or found.opaque) and (extent.start, extent.size) not in known:
+            found.extents.append(extent)
+    return found.extents
 
 
-def _collect(name: str, value: Any, found: list[Extent], addresses: list[int]) -> None:
+def _collect(name: str, value: Any, found: _Found) -> None:
     if value is None or isinstance(value, (bool, float, str, bytes, type)):
         return
     if isinstance(value, int):
-        addresses.append(value)
+        found.addresses.append(value)
     elif (extent := _torch_extent(name, value) or _cute_extent(name, value)) is not None:
-        found.append(extent)
-        addresses += _addresses_in(value, extent)
+        found.extents.append(extent)
+        found.addresses += _addresses_in(value, extent)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _collect(f"{name}[{key!r}]", item, found, addresses)
+            _collect(f"{name}[{key!r}]", item, found)
     elif isinstance(value, (tuple, list)):
         fields = getattr(value, "_fields", None)
         for i, item in enumerate(value):
-            _collect(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item, found, addresses)
+            _collect(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item, found)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            _collect(f"{name}.{field.name}", getattr(value, field.name, None), found, addresses)
-    else:
-        address = _address(value)
-        if address is not None:
-            addresses.append(address)
+            _collect(f"{name}.{field.name}", getattr(value, field.name, None), found)
+    elif (address := _address(value)) is not None:
+        found.addresses.append(address)
+    elif hasattr(value, "__c_pointers__"):
+        found.opaque = True
 
 
 def _address(value: Any) -> int | None:
@@ -84,8 +95,6 @@ def _address(value: Any) -> int | None:
 def _torch_extent(name: str, value: Any) -> Extent | None:
     if not hasattr(value, "untyped_storage"):
         return _array_extent(name, value)
-    from lowering.emulator.session import extent
-
     return Extent(f"argument {name!r}", *extent(value))
 
 

@@ -54,7 +54,8 @@ class Progress:
             done = max((c.domain.number for c in running), default=0)
             done = max(0, min(total, (done + 1 - len(running)) * each))
             print(
-                f"{self.program}: launch {number}, {launch.kernel}, seed {seed}: {done} of {total} CTAs done, "
+                f"{self.program}: launch {number}, {launch.kernel}, seed {seed}: "
+                f"{done} of {total} CTAs done, "
                 f"{machine.step - machine.started:,} steps, {time.perf_counter() - begun:.0f} s",
                 file=sys.stderr,
                 flush=True,

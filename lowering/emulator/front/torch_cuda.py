@@ -22,7 +22,9 @@ _streams = itertools.count(0x1000)
 class Stream:
     """A stream: what is launched in it has run when the launch returns."""
 
-    def __init__(self, device: Any = None, priority: int = 0, stream_ptr: int | None = None, **_: Any) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, stream_ptr: int | None = None, **_: Any
+    ) -> None:
         self.cuda_stream = next(_streams) if stream_ptr is None else stream_ptr
         self.device, self.priority = torch.device("cuda", 0), priority
 
@@ -135,7 +137,14 @@ def answers(facts: DeviceFacts, name: str) -> dict[str, Any]:
         "CUDAGraph": _Graph, "graph": _Graph, "get_arch_list": lambda: [f"sm_{major}{minor}"],
         "current_blas_handle": lambda: 0, "_lazy_init": _nothing, "_lazy_call": _nothing,
     }  # fmt: skip
-    for quiet in ("init", "synchronize", "set_device", "empty_cache", "ipc_collect", "reset_peak_memory_stats"):
+    for quiet in (
+        "init",
+        "synchronize",
+        "set_device",
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+    ):
         made[quiet] = _nothing
     for number in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
         made[number] = lambda *_: 0

@@ -17,7 +17,8 @@ from cutlass import cute  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_tensor, make_ptr  # noqa: E402
 
 from lowering import emulator  # noqa: E402
-from lowering.emulator.front import memory, run_script  # noqa: E402
+from lowering.emulator import run_script  # noqa: E402
+from lowering.emulator.front import memory  # noqa: E402
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[3]
@@ -78,14 +79,14 @@ def last_cta(y: cute.Tensor):
     _last_cta(y).launch(grid=[8, 1, 1], block=[32, 1, 1])
 
 
-def _command(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "lowering.emulator", "run", "--arch", "sm_80", *arguments]
+def _command(arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "lowering.emulator", "run", "--arch", "sm_80", *arguments.split()]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
 def test_the_command_runs_a_strangers_program(tmp_path: Path) -> None:
     record = tmp_path / "found.json"
-    done = _command("--sms", "2", "--seeds", "2", "--json", str(record), str(STRANGER), "--tiles", "5")
+    done = _command(f"--sms 2 --seeds 2 --json {record} {STRANGER} --tiles 5")
     assert done.returncode == 0, done.stderr
     assert "PASS" in done.stdout
     assert "2 SMs; 2 schedules" in done.stderr

@@ -22,7 +22,7 @@ from lowering.emulator.reports import EmulatorError, Report
 from lowering.emulator.session import Session
 from lowering.errors import LoweringError
 
-from .progress import Progress
+from .front.progress import Progress
 
 FOUND = 3
 INTERRUPTED = 130
@@ -39,13 +39,18 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--arch", default="sm_90a", help="the GPU that it sees: sm_80, sm_89, sm_90a (default)")
     run.add_argument("--sms", type=int, help="its SMs; a few make persistent kernels loop at small sizes")
     run.add_argument("--seed", type=int, default=0, help="the schedule whose results the program sees")
-    run.add_argument("--seeds", type=int, default=1, metavar="N", help="schedules that each launch runs under")
+    run.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="schedules that each launch runs under"
+    )
     run.add_argument(
         "--order-matters", action="store_true", help="schedules may leave different results (float atomics)"
     )
     run.add_argument("--json", metavar="FILE", help="write launches and findings there")
     run.add_argument(
-        "--fail-on", choices=("error", "warning", "never"), default="error", help="findings that set the status"
+        "--fail-on",
+        choices=("error", "warning", "never"),
+        default="error",
+        help="findings that set the status",
     )
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("script", help="the program, a Python file")
