@@ -51,11 +51,11 @@ def reachable(
         return found.extents
     addresses = sorted(found.addresses)
     known = {(e.start, e.size) for e in found.extents}
-    for extent in allocations():
-        at = bisect.bisect_left(addresses, extent.start)
-        inside = at < len(addresses) and addresses[at] < extent.start + extent.size
-        if (inside or found.opaque) and (extent.start, extent.size) not in known:
-            found.extents.append(extent)
+    for allocation in allocations():
+        at = bisect.bisect_left(addresses, allocation.start)
+        inside = at < len(addresses) and addresses[at] < allocation.start + allocation.size
+        if (inside or found.opaque) and (allocation.start, allocation.size) not in known:
+            found.extents.append(allocation)
     return found.extents
 
 
