@@ -238,6 +238,44 @@ def test_the_signature_rule_itself(text, faulty):
     assert bool(list(signatures.faults(tree, signatures.records([tree])))) == faulty
 
 
+QUESTIONS = ("what", "whether", "where", "how", "which")
+VAGUE = {*QUESTIONS, "given", "usual", "rest"}
+"""Names that do not say what a variable holds."""
+NAMED_SO = {"kernels_dsl/ops/scaled/linear.py": {"where"}}
+"""A public function's parameter."""
+IN_WORK = ("kernels_dsl/ops/attention/backward.py", "kernels_dsl/ops/attention/gradient.py")
+
+
+def _names_given(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def test_variables_say_what_they_hold(trees):
+    found = []
+    for path, tree in trees.items():
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("kernels_dsl/") and name not in IN_WORK:
+            wrong = VAGUE - NAMED_SO.get(name, set())
+            found += [(path, line, f"{x!r} says nothing") for line, x in _names_given(tree) if x in wrong]
+    assert not found, _places(found)
+
+
+def test_docstrings_open_with_a_noun_or_a_verb():
+    """Those of operations, tests and tools."""
+    found = []
+    for folder in ("kernels_dsl/ops", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                first = line.strip().removeprefix('"""').split(" ")[0].lower()
+                if line.strip().startswith('"""') and first in QUESTIONS:
+                    found.append((path, number, f"opens with {first!r}"))
+    assert not found, _places(found)
+
+
 def test_starred_tuples_count_as_what_is_in_them():
     tree = ast.parse("def f():\n    pair = 1, 2\n    g(*pair, *(3, 4, 5), 6, *unknown)\nh(*pair)")
     assert sorted(count for _, count in signatures.calls(tree)) == [1, 7]

@@ -60,8 +60,8 @@ class AttentionVariant:
     @property
     def packable(self) -> bool:
         """Rows of one tile may be of several heads: nothing but their places decides what they see."""
-        given = (self.mask, self.score_mod, self.mask_mod, self.lists)
-        return not self.sinks and all(x is None for x in given)
+        options = (self.mask, self.score_mod, self.mask_mod, self.lists)
+        return not self.sinks and all(x is None for x in options)
 
     @property
     def uneven(self) -> bool:

@@ -71,7 +71,7 @@ def refused(kept: dict[Any, Any], key: Any, error: ValueError) -> None:
     addresses are multiples of 16. Raises any other error."""
     if _MISALIGNED not in str(error):
         raise error
-    kept[key] = tuple((_and_aligned(same), *rest) for same, *rest in kept.get(key, ()))
+    kept[key] = tuple((_and_aligned(same), recorded, found) for same, recorded, found in kept.get(key, ()))
 
 
 def _comparison(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
@@ -84,8 +84,8 @@ def _comparison(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
     # That function takes no tensor twice.
     pattern = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
     first = sorted(set(pattern))
-    return lambda *given: (
-        all(x is given[i] for x, i in zip(given, pattern)) and same(*[given[i] for i in first])
+    return lambda *others: (
+        all(x is others[i] for x, i in zip(others, pattern)) and same(*[others[i] for i in first])
     )
 
 

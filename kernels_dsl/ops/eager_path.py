@@ -137,10 +137,10 @@ def asks_gradients(values: Iterable[Any]) -> bool:
 
 def refuse_written(values: Iterable[Any], **written: torch.Tensor | None) -> None:
     """ValueError where gradients are asked for and one of the named outputs is given."""
-    given = [name for name, tensor in written.items() if tensor is not None]
-    if given and asks_gradients((*values, *written.values())):
+    names = [name for name, tensor in written.items() if tensor is not None]
+    if names and asks_gradients((*values, *written.values())):
         raise ValueError(
-            f"{given[0]} is given and a tensor requires grad, must not: use torch.no_grad(), or no {given[0]}"
+            f"{names[0]} is given and a tensor requires grad, must not: use torch.no_grad(), or no {names[0]}"
         )
 
 

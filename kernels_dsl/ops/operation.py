@@ -104,13 +104,13 @@ class Arguments:
 
     def plan_key(self) -> Any:
         """All that a plan depends on. Of alpha and beta that is whether they have no effect."""
-        given = vars(self)
+        fields = vars(self)
         layouts = [
-            signature(given[name]) for name in (*self.tensors, *self.outputs) if name not in self.lists
+            signature(fields[name]) for name in (*self.tensors, *self.outputs) if name not in self.lists
         ]
-        layouts += [signature(x) for name in self.lists for x in given[name]]
-        options = [given[name] for name in self.choices]
-        return given.get("alpha") == 1.0, given.get("beta") == 0.0, *layouts, *options
+        layouts += [signature(x) for name in self.lists for x in fields[name]]
+        options = [fields[name] for name in self.choices]
+        return fields.get("alpha") == 1.0, fields.get("beta") == 0.0, *layouts, *options
 
     def in_memory(self: Self) -> Self:
         """The record with negated views as tensors of memory; the same where there are none."""

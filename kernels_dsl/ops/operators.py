@@ -116,13 +116,13 @@ class Operator:
 
     def call_of(self, positional: tuple[object, ...], keywords: dict[str, Any]) -> Any:
         """The record of an operator's arguments."""
-        given: dict[str, Any] = {**dict(zip(self.record.types, positional)), **keywords}
-        for name, value in given.items():
+        arguments: dict[str, Any] = {**dict(zip(self.record.types, positional)), **keywords}
+        for name, value in arguments.items():
             if self.record.types.get(name) in ("Tensor[]?", "SymInt[]"):
-                given[name] = tuple(value or ())
+                arguments[name] = tuple(value or ())
             elif name in _DECODED:
-                given[name] = _DECODED[name](value)
-        return self.record(**given)
+                arguments[name] = _DECODED[name](value)
+        return self.record(**arguments)
 
     def _new(self, *positional: object, **keywords: Any) -> torch.Tensor:
         return self.operation.run(self.call_of(positional, keywords))

@@ -145,18 +145,18 @@ def list_place(work: Int32, grid: ListGrid, heavy: Int32, sub_tiles: cutlass.Con
     batch = Int32(0)
     if grid.batch > 1:
         batch = inside // plane
-    rest = inside - batch * plane
+    remaining = inside - batch * plane
     start, tiles = Int32(0), heavy * sub_tiles
-    if rest >= tiles * grid.panels:
-        rest -= tiles * grid.panels
+    if remaining >= tiles * grid.panels:
+        remaining -= tiles * grid.panels
         start = tiles
         tiles = grid.tiles - tiles
     per_chunk = tiles * grid.chunk
-    chunk = rest // per_chunk
-    rest = rest - chunk * per_chunk
+    chunk = remaining // per_chunk
+    remaining = remaining - chunk * per_chunk
     width = cutlass.min(grid.panels - chunk * grid.chunk, grid.chunk)
-    position = rest // width
-    panel = chunk * grid.chunk + rest - position * width
+    position = remaining // width
+    panel = chunk * grid.chunk + remaining - position * width
     position += start
     line = position // sub_tiles
     part = position - line * sub_tiles

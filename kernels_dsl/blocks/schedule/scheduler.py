@@ -129,18 +129,18 @@ def decode_tile(
 ) -> TileCoord:
     """Cluster tile number `index`: the mn-plane varies fastest, then the split of K, then the batch."""
     plane = grid.m * grid.n
-    rest, in_plane = Int32(0), index
+    plane_index, in_plane = Int32(0), index
     if cutlass.const_expr(grid.divisors is not None):
-        rest, in_plane = grid.divisors.plane.into(index)
+        plane_index, in_plane = grid.divisors.plane.into(index)
     else:
-        rest = index // plane
-        in_plane = index - rest * plane
+        plane_index = index // plane
+        in_plane = index - plane_index * plane
     if cutlass.const_expr(along_m):
         m, n = grouped_raster(in_plane, grid.m, grid.n, group, grid.divisors)
     else:
         n, m = grouped_raster(in_plane, grid.n, grid.m, group, grid.divisors)
-    batch = rest // grid.splits
-    return TileCoord(m, n, batch, rest - batch * grid.splits)
+    batch = plane_index // grid.splits
+    return TileCoord(m, n, batch, plane_index - batch * grid.splits)
 
 
 @cute.jit

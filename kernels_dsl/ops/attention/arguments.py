@@ -115,8 +115,8 @@ class Extras(NamedTuple):
     def values(self) -> list[torch.Tensor]:
         """The same without names."""
         lists = self.blocks.tensors if isinstance(self.blocks, BlockLists) else ()
-        given = (self.mask, self.sinks, *lists, *self.aux, *(self.seqlens or ()))
-        return [x for x in given if x is not None and isinstance(x, torch.Tensor)]
+        candidates = (self.mask, self.sinks, *lists, *self.aux, *(self.seqlens or ()))
+        return [x for x in candidates if x is not None and isinstance(x, torch.Tensor)]
 
     def form(self) -> tuple[Any, ...]:
         """The kinds of those that are there, and all that is no tensor."""
@@ -199,8 +199,8 @@ class AttentionArguments(Arguments):
 
     def plan_key(self) -> Any:
         """All that a plan depends on."""
-        given, own = vars(self), (signature(self.q), signature(self.k), signature(self.v))
-        key = (*own, *map(given.get, _DECIDING), signature(self.out))
+        fields, own = vars(self), (signature(self.q), signature(self.k), signature(self.v))
+        key = (*own, *map(fields.get, _DECIDING), signature(self.out))
         if self.extras is NO_EXTRAS:
             return key
         extras = self.extras
@@ -241,10 +241,10 @@ def _check_shapes(
         raise ValueError(
             f"{name_k} has head dimension {k.shape[dim]}, must be {q.shape[dim]} like {name_q}'s"
         )
-    for what, mode in (("length", rows), ("number of heads", heads)):
+    for extent, mode in (("length", rows), ("number of heads", heads)):
         if v.shape[mode] != k.shape[mode]:
             raise ValueError(
-                f"{name_v} has a {what} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
+                f"{name_v} has a {extent} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
             )
     if q.shape[heads] % k.shape[heads] if k.shape[heads] else q.shape[heads]:
         raise ValueError(
@@ -408,10 +408,17 @@ def _check_seqlens(seqlens: Seqlens, device: torch.device) -> int:
     return cu_q.numel() - 1
 
 
-def describe(given: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
+def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
     """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
-    q, k, v, layout, extras, names = given.q, given.k, given.v, given.layout, given.extras, given.names
-    causal, window, alignment, scale, softcap = given.options
+    q, k, v, layout, extras, names = (
+        arguments.q,
+        arguments.k,
+        arguments.v,
+        arguments.layout,
+        arguments.extras,
+        arguments.names,
+    )
+    causal, window, alignment, scale, softcap = arguments.options
     rank = 3 if layout == "thd" else 4
     for name, x in zip(names, (q, k, v)):
         _check_tensor(name, x, rank, dtypes)
@@ -447,7 +454,7 @@ def describe(given: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_
     for i, x in enumerate(extras.aux):
         if not isinstance(x, torch.Tensor):
             options.number(f"aux[{i}]", x)
-    score_mod, mask_mod = unwrapped(given.score_mod), unwrapped(given.mask_mod)
+    score_mod, mask_mod = unwrapped(arguments.score_mod), unwrapped(arguments.mask_mod)
     coordinates = ("b", "h", "i", "j")
     for name, function, takes in (
         ("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates)

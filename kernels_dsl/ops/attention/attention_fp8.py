@@ -73,11 +73,11 @@ def attention_fp8(
     tensors: tuple[Any, ...] = ()
     if sinks is blocks is out is config is None and return_lse is False and type(q) is type(k) is _Tensor:
         tensors = (q, k, v, q_descale, k_descale, v_descale)
-        given = (q_descale is None, k_descale is None, v_descale is None)
-        if True in given:
+        absent = (q_descale is None, k_descale is None, v_descale is None)
+        if True in absent:
             tensors = (q, k, v, *[x for x in tensors[3:] if x is not None])
         try:
-            key = (q.shape, k.shape, given, causal, window, alignment, scale, softcap)
+            key = (q.shape, k.shape, absent, causal, window, alignment, scale, softcap)
         except RuntimeError:  # nested tensors, which have no shape, are refused further on
             pass
         else:

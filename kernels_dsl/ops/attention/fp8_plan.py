@@ -232,17 +232,17 @@ def _launching(
         numbers = counter_and_workspace(index, 0, LATER_NUMBERS)[0] if chosen.later_v else None
         return tile_counter(index) if queued else None, numbers, max_ctas
 
-    def run(tensors: tuple[Any, ...], extras: Extras, given: torch.Tensor | None) -> Any:
+    def run(tensors: tuple[Any, ...], extras: Extras, out_given: torch.Tensor | None) -> Any:
         tensors = tuple([x if step is None else step(x) for x, step in zip(tensors, steps)])
         q, k, v, *descales = tensors
-        out, lse = make_out() if to is None else to.of(given), make_lse() if return_lse else None
+        out, lse = make_out() if to is None else to.of(out_given), make_lse() if return_lse else None
         last: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
             seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
             last = (*scalars, seqlens, call.longest_q, *lists_and_sinks(call, extras))
         launch(q, k, v, make_transpose(), out, lse, *descales, *last, *of_persistent())
-        if to is not None and given is not None:
-            out = given.copy_(out) if to.copied else given
+        if to is not None and out_given is not None:
+            out = out_given.copy_(out) if to.copied else out_given
         elif simple and plan.bare is None:
             plan.bare = bare_of(launch.direct())
         return (out, lse) if return_lse else out

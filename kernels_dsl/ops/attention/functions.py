@@ -65,9 +65,9 @@ def name_of(argument: str, function: Any, compiling: bool) -> str | None:
     plain = isinstance(function, types.FunctionType)
     bound = plain and (function.__closure__ or function.__defaults__ or function.__kwdefaults__)
     if compiling and (bound or not plain):
-        what = "closes over values or has defaults" if plain else f"is a {type(function).__name__}"
+        reason = "closes over values or has defaults" if plain else f"is a {type(function).__name__}"
         raise TypeError(
-            f"{argument} {what}, must be passed through kernels_dsl.kernel_function, outside of what is "
+            f"{argument} {reason}, must be passed through kernels_dsl.kernel_function, outside of what is "
             "compiled, under torch.compile"
         )
     function = traceable(function)

@@ -54,10 +54,10 @@ class Plan:
     bare: Callable[..., torch.Tensor] | None = None
 
 
-def build(call: AttentionCall, given: AttentionArguments, target: Target) -> Plan:
+def build(call: AttentionCall, arguments: AttentionArguments, target: Target) -> Plan:
     """The plan of a call. ValueError where no kernel serves it, with the reason."""
-    config, family, out, want_lse = given.config, given.family, given.out, given.return_lse
-    tensors = given.q, given.k, given.v
+    config, family, out, want_lse = arguments.config, arguments.family, arguments.out, arguments.return_lse
+    tensors = arguments.q, arguments.k, arguments.v
     options.instance("family", family, str, type(None))
     if config is not None:
         options.instance("config", config, Sm90AttentionConfig, Sm80AttentionConfig)
@@ -204,8 +204,8 @@ def _then_bare(plan: Plan, launch: Launch, make_out: MakeOut, tail: _Tail) -> Ca
 
     def bare_of(kernel: Callable[..., Any], q: torch.Tensor) -> Callable[..., torch.Tensor]:
         fixed, last, index = (*tail.bare, *tail.last), tail.last, tail.index
-        usual = make_out(q, None).written
-        new = allocate.maker(usual.shape, usual.dtype, usual.device, usual.stride())
+        written = make_out(q, None).written
+        new = allocate.maker(written.shape, written.dtype, written.device, written.stride())
 
         def even(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             out = new()

@@ -102,21 +102,21 @@ _FP8_LACKS = ("mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "m
 _RESULTS = "-> (Tensor, Tensor)"
 
 
-def _operands(lacks: tuple[str, ...], tensors: tuple[Any, ...], given: dict[str, Any]) -> Operands:
+def _operands(lacks: tuple[str, ...], tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Operands:
     names = [name for name in Operands.types if name not in lacks]
-    return Operands(**dict(zip(names, tensors)), **given)
+    return Operands(**dict(zip(names, tensors)), **keywords)
 
 
-def _attention_call(tensors: tuple[Any, ...], given: dict[str, Any]) -> AttentionArguments:
-    x = _operands(_ATTENTION_LACKS, tensors, given)
+def _attention_call(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> AttentionArguments:
+    x = _operands(_ATTENTION_LACKS, tensors, keywords)
     return AttentionArguments(
         x.q, x.k, x.v, x.options(), x.layout, x.extras(), x.score_mod, x.mask_mod,
         return_lse=x.return_lse, family=x.family, drops_rows=True,
     )  # fmt: skip
 
 
-def _fp8_call(tensors: tuple[Any, ...], given: dict[str, Any]) -> AttentionFp8Arguments:
-    x = _operands(_FP8_LACKS, tensors, given)
+def _fp8_call(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> AttentionFp8Arguments:
+    x = _operands(_FP8_LACKS, tensors, keywords)
     return AttentionFp8Arguments(
         x.q, x.k, x.v, x.options(), "bshd" if x.cu_seqlens_q is None else "thd", x.extras(),
         return_lse=x.return_lse, drops_rows=True, q_descale=x.q_descale, k_descale=x.k_descale,
@@ -133,14 +133,14 @@ def _new_lse(call: AttentionArguments, described: AttentionCall) -> torch.Tensor
     return call.q.new_empty(lse_shape(described) if call.return_lse else (0,), dtype=torch.float32)
 
 
-def _attention(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _attention_call(tensors, given)
+def _attention(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _attention_call(tensors, keywords)
     score_mod, mask_mod = function_of(call.score_mod), function_of(call.mask_mod)
     return _pair(call, ATTENTION.run(replace(call, score_mod=score_mod, mask_mod=mask_mod)))
 
 
-def _attention_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = replace(_attention_call(tensors, given), score_mod=None, mask_mod=None)
+def _attention_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = replace(_attention_call(tensors, keywords), score_mod=None, mask_mod=None)
     described, q = describe(call), call.q
     if call.layout == "bhsd" and q.stride(1) < q.stride(2) and described.q_len > 1 and described.heads > 1:
         shape = (described.batch, described.q_len, described.heads, described.dim_v)
@@ -148,13 +148,13 @@ def _attention_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Te
     return q.new_empty(out_shape(described)), _new_lse(call, described)
 
 
-def _attention_fp8(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _fp8_call(tensors, given)
+def _attention_fp8(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _fp8_call(tensors, keywords)
     return _pair(call, ATTENTION_FP8.run(call))
 
 
-def _attention_fp8_fake(*tensors: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _fp8_call(tensors, given)
+def _attention_fp8_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _fp8_call(tensors, keywords)
     described = ATTENTION_FP8.describe(call)
     return call.q.new_empty(out_shape(described), dtype=torch.bfloat16), _new_lse(call, described)
 

@@ -15,7 +15,7 @@ from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor, refuse_forward_mode
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import check_dtype
-from kernels_dsl.ops.gemm.product import given, repeated, weight
+from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.options import boolean, instance, number
 
 _FROM_TORCH = WeakIdKeyDictionary()
@@ -91,7 +91,7 @@ def bsr_gemm(
         extras: tuple[Any, ...] = ()
         if not (c is bias is residual is epilogue is None) or epilogue_args:
             extras = (c, bias, residual, *epilogue_args)
-            tensors += given(extras)
+            tensors += tensors_among(extras)
             zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":

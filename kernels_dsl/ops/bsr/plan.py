@@ -72,16 +72,16 @@ class Plan:
     extents: tuple[int, ...]
 
 
-def _problem(call: GemmCall, given: BsrProductArguments, dense_k_major: bool, d_align: int) -> BsrProblem:
-    block = given.sparse.block
-    block_mn, block_k = block[::-1] if given.by_column else block
+def _problem(call: GemmCall, arguments: BsrProductArguments, dense_k_major: bool, d_align: int) -> BsrProblem:
+    block = arguments.sparse.block
+    block_mn, block_k = block[::-1] if arguments.by_column else block
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return BsrProblem(
-        call.m, call.n, call.k, given.sparse.nnz, block_mn, block_k, call.batch or 1,
+        call.m, call.n, call.k, arguments.sparse.nnz, block_mn, block_k, call.batch or 1,
         dtype=DTYPE_NAMES[call.ab_dtype], d_dtype=DTYPE_NAMES[call.d_dtype],
         # Blocks of fp8 are transposed beforehand where the lists are those of columns.
-        sparse_k_major=not given.by_column or given.scaled,
-        dense_k_major=dense_k_major, dense_left=given.dense_left,
+        sparse_k_major=not arguments.by_column or arguments.scaled,
+        dense_k_major=dense_k_major, dense_left=arguments.dense_left,
         d_align=d_align, operand_bytes=elementwise,
     )  # fmt: skip
 
@@ -113,16 +113,18 @@ def _fitted(config: BsrConfig, problem: BsrProblem, target: Target) -> BsrConfig
     return config
 
 
-def _fp8_families(given: BsrProductArguments, target: Target, families: tuple[str, ...]) -> tuple[str, ...]:
+def _fp8_families(
+    arguments: BsrProductArguments, target: Target, families: tuple[str, ...]
+) -> tuple[str, ...]:
     """The family for fp8 blocks; ValueError where there is none."""
-    sparse = given.sparse
+    sparse = arguments.sparse
     if not target.device.has_fp8:
         major, minor = target.device.capability
         raise ValueError(
             f"the sparse matrix has dtype {sparse.dtype}, must be 16 bits on {target.device.name} of "
             f"compute capability {major}.{minor}: fp8 matrix instructions need 8.9"
         )
-    block_k = sparse.block[0 if given.by_column else 1]
+    block_k = sparse.block[0 if arguments.by_column else 1]
     if not FAMILIES[families[0]].uses_tma and block_k % MMA_K_FP8:
         raise ValueError(
             f"the sparse matrix has blocks of {sparse.block}, {block_k} along the summed mode, must be "
@@ -147,35 +149,37 @@ class _DenseFactor:
         return (self.copy or self.layout.contiguous) == self.k_mode
 
 
-def _dense_factor(call: GemmCall, given: BsrProductArguments) -> _DenseFactor:
-    layout = matrix_layout(given.dense)
+def _dense_factor(call: GemmCall, arguments: BsrProductArguments) -> _DenseFactor:
+    layout = matrix_layout(arguments.dense)
     copy = None
-    k_mode = "row" if given.dense_left else "column"
+    k_mode = "row" if arguments.dense_left else "column"
     if call.k == 0 or layout.contiguous is None or layout.align < ALIGN:
         copy = layout.contiguous or "row"
-    if given.scaled and (copy is not None or layout.contiguous != k_mode):
+    if arguments.scaled and (copy is not None or layout.contiguous != k_mode):
         copy = k_mode  # fp8 matrix instructions read along K only
     return _DenseFactor(layout, copy, k_mode)
 
 
-def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
+def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Plan:
     """A plan for calls like this one, of these arguments. Compiles at its first run; launches nothing itself.
 
     ValueError where a forced `family` cannot run on the target.
     """
-    config, family, dense, pattern = given.config, given.family, given.dense, given.pattern
-    spans = (given.out, given.values, dense, *given.operand_values()[2:])
+    config, family, dense, pattern = arguments.config, arguments.family, arguments.dense, arguments.pattern
+    spans = (arguments.out, arguments.values, dense, *arguments.operand_values()[2:])
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     product_options.check_forced(config, family, CONFIGS)
     families = target.families(family if config is None else config.family)
-    fp8 = given.scaled
+    fp8 = arguments.scaled
     if fp8:
-        families = _fp8_families(given, target, families)
+        families = _fp8_families(arguments, target, families)
     make_out = allocate.maker(call.d_shape, call.d_dtype, dense.device)
     if 0 in call.d_shape:
         return Plan(lambda values, dense, out, _: make_out() if out is None else out, None, None, extents)
-    factor = _dense_factor(call, given)
-    problem = _problem(call, given, factor.k_major, _output_align(call.d_shape, call.d_dtype, given.out))
+    factor = _dense_factor(call, arguments)
+    problem = _problem(
+        call, arguments, factor.k_major, _output_align(call.d_shape, call.d_dtype, arguments.out)
+    )
     if config is None and FAMILIES[families[0]].uses_tma and reads_other_order(problem):
         other = "column" if (factor.copy or factor.layout.contiguous) == "row" else "row"
         factor, problem = replace(factor, copy=other), replace(problem, dense_k_major=False)
@@ -183,31 +187,31 @@ def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
     rule, counter = None, None
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):
-            longest = pattern.longest[1 if given.by_column else 0]
+            longest = pattern.longest[1 if arguments.by_column else 0]
             rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
         chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
     else:
-        name, extent = ("a", call.m) if given.dense_left else ("b", call.n)
-        tile = chosen.tile_m if given.dense_left else chosen.tile_n
+        name, extent = ("a", call.m) if arguments.dense_left else ("b", call.n)
+        tile = chosen.tile_m if arguments.dense_left else chosen.tile_n
         check_grid(name, -(-extent // tile), call.batch or 1)
     modes = tuple(spec.modes for spec in call.operands)
-    turned = fp8 and given.by_column  # blocks are transposed beforehand
-    stored = given.sparse.block[::-1] if turned else given.sparse.block
+    turned = fp8 and arguments.by_column  # blocks are transposed beforehand
+    stored = arguments.sparse.block[::-1] if turned else arguments.sparse.block
     constexprs = {
         "config": chosen,
         "epilogue": call.epilogue,
         "layout": BsrLayout(
-            stored, given.by_column and not turned, given.dense_left, modes[1:] if fp8 else modes, fp8
+            stored, arguments.by_column and not turned, arguments.dense_left, modes[1:] if fp8 else modes, fp8
         ),
     }
     prepare: Callable[[torch.Tensor], torch.Tensor] | None
     if call.k == 0:
-        prepare = _one_block(problem.block_k, given.dense_left, factor.k_mode if fp8 else "row")
+        prepare = _one_block(problem.block_k, arguments.dense_left, factor.k_mode if fp8 else "row")
     else:
         batch = dense.shape[0] if dense.dim() == 3 else None
         prepare = preparation(dense, factor.layout, factor.copy, batch)
-    lists = pattern.by_column if given.by_column else pattern.by_row
+    lists = pattern.by_column if arguments.by_column else pattern.by_row
     if rule is not None:
         packed = lists.in_pieces(rule)
     else:
@@ -215,8 +219,8 @@ def build(call: GemmCall, given: BsrProductArguments, target: Target) -> Plan:
     launch = _Launch(
         FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
     )
-    run = _prepared(launch, _values_step(given.sparse, turned), prepare, make_out)
-    return Plan(run, operand_maker(call.operands, given.operands, target), chosen, extents)
+    run = _prepared(launch, _values_step(arguments.sparse, turned), prepare, make_out)
+    return Plan(run, operand_maker(call.operands, arguments.operands, target), chosen, extents)
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
@@ -331,14 +335,16 @@ def check_grid(name: str, tiles: int, matrices: int) -> None:
 
     `tiles`: along the dense factor `name`; `matrices`: the batch.
     """
-    for count, what in ((tiles, "tiles along its dense mode"), (matrices, "matrices")):
+    for count, kind in ((tiles, "tiles along its dense mode"), (matrices, "matrices")):
         if count > MOST_CTAS:
-            raise ValueError(f"{name} has {count} {what}, must have {MOST_CTAS} at most for the sm80 kernels")
+            raise ValueError(f"{name} has {count} {kind}, must have {MOST_CTAS} at most for the sm80 kernels")
 
 
-def build_sampled(call: SampledCall, given: SampledArguments, target: Target) -> Callable[..., torch.Tensor]:
+def build_sampled(
+    call: SampledCall, arguments: SampledArguments, target: Target
+) -> Callable[..., torch.Tensor]:
     """`run(a, b, operands)` of a sampled product, which makes the values."""
-    a, b, pattern, block = given.a, given.b, given.pattern, given.block
+    a, b, pattern, block = arguments.a, arguments.b, arguments.pattern, arguments.block
     shape, out_dtype, batch = call.d_shape, call.d_dtype, None if len(call.d_shape) == 3 else call.d_shape[0]
     families = target.families(None)
     if 0 in shape or a.shape[-1] == 0:
@@ -354,7 +360,7 @@ def build_sampled(call: SampledCall, given: SampledArguments, target: Target) ->
         preparation(x, layout, copy, x.shape[0] if x.dim() == 3 else None)
         for x, layout, copy in zip((a, b), layouts, copies)
     ]
-    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=given.alpha != 1.0), "block": block}
+    constexprs: dict[str, Any] = {"epilogue": LinearEpilogue(alpha=arguments.alpha != 1.0), "block": block}
     b_k_major = (copies[1] or layouts[1].contiguous) == "column"
     chosen = None
     if FAMILIES[families[0]].uses_tma:

@@ -20,7 +20,7 @@ from kernels_dsl.ops.bsr.arguments import (
 from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
 from kernels_dsl.ops.bsr.tensor import BsrTensor, unchecked
 from kernels_dsl.ops.eager_path import refuse_written
-from kernels_dsl.ops.gemm.product import given, repeated, weight
+from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Operation
 
@@ -123,7 +123,7 @@ class _ForBackward:
         one = weight(alpha, 1.0) if alpha != 1.0 else True
         zero = weight(beta, 0.0) if c is not None else None
         key = (dense.shape, "for backward", one, zero, *others.items(), *map(type, extras))
-        tensors = (values, dense, *given(extras))
+        tensors = (values, dense, *tensors_among(extras))
         result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
         if result is not None:
             return result

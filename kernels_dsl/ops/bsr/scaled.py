@@ -11,7 +11,7 @@ from kernels_dsl.ops.bsr.arguments import BsrConfig, BsrScaledArguments
 from kernels_dsl.ops.bsr.product import BSR_SCALED_GEMM
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import given, repeated, weight
+from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.options import boolean
 
 _Tensor = torch.Tensor
@@ -90,7 +90,7 @@ def bsr_scaled_gemm(
             if beta.__class__ is not float or beta != 1.0 or bias_axis != "n":
                 key = (key, bias_axis, beta.__class__, beta)  # without effect: an error
         else:
-            tensors = (values, dense, *given((out, *extras)))
+            tensors = (values, dense, *tensors_among((out, *extras)))
             zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, bias_axis, zero, *map(type, extras))
         result = repeated(sparse._kept, key, tensors, out, alpha, beta, extras)

@@ -159,8 +159,8 @@ class BsrTensor:
     def from_torch(matrix: torch.Tensor) -> BsrTensor:
         """From a two-dimensional torch.sparse_bsr tensor, sharing memory; gradients reach its values."""
         if not isinstance(matrix, torch.Tensor) or matrix.layout != torch.sparse_bsr:
-            what = matrix.layout if isinstance(matrix, torch.Tensor) else type(matrix).__name__
-            raise TypeError(f"matrix is {what}, must be a torch.sparse_bsr tensor")
+            found = matrix.layout if isinstance(matrix, torch.Tensor) else type(matrix).__name__
+            raise TypeError(f"matrix is {found}, must be a torch.sparse_bsr tensor")
         if matrix.dim() != 2:
             raise ValueError(
                 f"matrix has {matrix.dim()} dimensions, must have 2: batched values of one pattern go as a "
@@ -245,8 +245,8 @@ def _grid(dense: torch.Tensor, block: tuple[int, int], single: bool = False) -> 
     if not isinstance(block, tuple | list | torch.Size) or not _good_block(block):
         raise ValueError(f"block is {block}, must be two multiples of {BLOCK_STEP} up to {MAX_BLOCK}")
     if dense.dim() not in ((2,) if single else (2, 3)):
-        what = "two dimensions" if single else "two dimensions, or three with a batch"
-        raise ValueError(f"dense has shape {tuple(dense.shape)}, must have {what}")
+        wanted = "two dimensions" if single else "two dimensions, or three with a batch"
+        raise ValueError(f"dense has shape {tuple(dense.shape)}, must have {wanted}")
     if dense.shape[-2] % block[0] or dense.shape[-1] % block[1]:
         raise ValueError(f"dense has shape {tuple(dense.shape)}, must be matrices of whole blocks of {block}")
     return dense.shape[-2] // block[0], dense.shape[-1] // block[1]

@@ -57,9 +57,9 @@ class ProductArguments(Arguments):
 
     def operand_values(self) -> tuple[Any, ...]:
         """The values that `Plan.operands` takes."""
-        given = vars(self)
-        scalars = (float(self.alpha), float(given.get("beta", 1.0)))
-        return (*scalars, *map(given.get, self.operands[2:]), *self.epilogue_args)
+        fields = vars(self)
+        scalars = (float(self.alpha), float(fields.get("beta", 1.0)))
+        return (*scalars, *map(fields.get, self.operands[2:]), *self.epilogue_args)
 
 
 class DenseArguments(ProductArguments):
@@ -232,21 +232,21 @@ def _check_operand(label: str, value: torch.Tensor, device: torch.device) -> Non
 
 
 def _linear_operands(
-    d_shape: tuple[int, ...], device: torch.device, given: Mapping[str, Any]
+    d_shape: tuple[int, ...], device: torch.device, arguments: Mapping[str, Any]
 ) -> tuple[LinearEpilogue, tuple[OperandSpec, ...]]:
     """The ready-made epilogue with the operands in the order that `LinearEpilogue` documents."""
-    c, bias, residual = (given.get(name) for name in ("c", "bias", "residual"))
+    c, bias, residual = (arguments.get(name) for name in ("c", "bias", "residual"))
     specs: list[OperandSpec] = []
-    if given.get("alpha", 1.0) != 1.0:
+    if arguments.get("alpha", 1.0) != 1.0:
         specs.append(OperandSpec("alpha", ""))
     if c is not None:
         _check_operand("c", c, device)
         spec = _broadcast_spec("c", 0, c, d_shape, "c")
-        if given.get("beta", 1.0) != 0.0:
+        if arguments.get("beta", 1.0) != 0.0:
             specs += [OperandSpec("beta", ""), spec]
     if bias is not None:
         _check_operand("bias", bias, device)
-        specs.append(_bias_spec(bias, given.get("bias_axis", "n"), d_shape[-2], d_shape[-1]))
+        specs.append(_bias_spec(bias, arguments.get("bias_axis", "n"), d_shape[-2], d_shape[-1]))
     if residual is not None:
         _check_operand("residual", residual, device)
         specs.append(_broadcast_spec("residual", 0, residual, d_shape, "residual"))
@@ -256,7 +256,7 @@ def _linear_operands(
         beta="beta" in sources,
         bias="bias" in sources,
         residual="residual" in sources,
-        activation=given.get("activation"),
+        activation=arguments.get("activation"),
     )
     return epilogue, tuple(specs)
 
@@ -302,23 +302,23 @@ def result_dtype(
 
 
 def describe_epilogue(
-    d_shape: tuple[int, ...], device: torch.device, given: Mapping[str, Any]
+    d_shape: tuple[int, ...], device: torch.device, arguments: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
     """The epilogue function of a product of shape `d_shape` and its operands; the errors of `describe`.
 
-    `given`: the arguments by name, as of `GemmArguments`; those that are missing have its defaults.
+    `arguments`: those of the call by name, as of `GemmArguments`; those that are missing have its defaults.
     """
-    product_options.check(given)
-    epilogue, epilogue_args = given.get("epilogue"), given.get("epilogue_args", ())
+    product_options.check(arguments)
+    epilogue, epilogue_args = arguments.get("epilogue"), arguments.get("epilogue_args", ())
     if epilogue is None:
         if epilogue_args:
             raise ValueError(
                 f"epilogue_args has {len(epilogue_args)} entries, must be empty without epilogue"
             )
-        return _linear_operands(d_shape, device, given)
+        return _linear_operands(d_shape, device, arguments)
     others = ("c", "bias", "residual", "activation")
-    beside = [name for name in others if given.get(name) is not None]
-    beside += ["alpha"] * (given.get("alpha", 1.0) != 1.0)
+    beside = [name for name in others if arguments.get(name) is not None]
+    beside += ["alpha"] * (arguments.get("alpha", 1.0) != 1.0)
     if beside:
         raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
     operands = _custom_operands(d_shape, device, epilogue_args)

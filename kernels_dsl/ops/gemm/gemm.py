@@ -12,7 +12,7 @@ from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmArguments
-from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, given, repeated, weight
+from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, repeated, tensors_among, weight
 
 _Tensor = torch.Tensor
 
@@ -71,7 +71,7 @@ def gemm(
         extras: tuple[Any, ...] = ()
         if not (c is bias is residual is epilogue is None) or epilogue_args:
             extras = (c, bias, residual, *epilogue_args)
-            tensors += given(extras)
+            tensors += tensors_among(extras)
             zero = weight(beta, 0.0) if c is not None else (beta.__class__, beta)
             key = (key, epilogue, bias_axis, zero, *map(type, extras))
         elif beta.__class__ is not float or beta != 1.0 or bias_axis != "n":

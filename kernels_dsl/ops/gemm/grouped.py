@@ -11,7 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.grouped_arguments import GROUPED_GEMM, GroupedArguments
-from kernels_dsl.ops.gemm.product import given, repeated
+from kernels_dsl.ops.gemm.product import repeated, tensors_among
 
 
 def grouped_gemm(
@@ -55,7 +55,7 @@ def grouped_gemm(
         extras = (None, bias, residual, None, None, None, offs, None, *epilogue_args)
         kinds: Any = None
         if not bias is residual is out is None or epilogue_args:
-            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
+            kinds, tensors = tuple(map(type, extras)), (a, b, *tensors_among((out, *extras)))
         options = (alpha, activation, epilogue, out_dtype, False, config, family)
         try:
             key = (a.shape, b.shape, kinds, out is None, options)
@@ -120,7 +120,7 @@ def scaled_grouped_gemm(
         extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, None, *epilogue_args)
         kinds: Any = "scaled"
         if not bias is residual is scale_result is out is None or epilogue_args:
-            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
+            kinds, tensors = tuple(map(type, extras)), (a, b, *tensors_among((out, *extras)))
         options = (alpha, activation, epilogue, out_dtype, use_fast_accum, config, family)
         try:
             key = (a.shape, b.shape, kinds, out is None, options)

@@ -51,20 +51,20 @@ class Plan:
     extents: tuple[int, ...]
 
 
-def build(call: GemmCall, given: DenseArguments, target: Target) -> Plan:
+def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
     """A plan for calls like this one, of these arguments. Compiles at its first run; launches nothing itself.
 
     ValueError where a forced `family` or `config` cannot compute the call.
     """
-    a, b, out, config, family = given.a, given.b, given.out, given.config, given.family
-    spans = (out, a, b, *given.operand_values()[2:])
+    a, b, out, config, family = arguments.a, arguments.b, arguments.out, arguments.config, arguments.family
+    spans = (out, a, b, *arguments.operand_values()[2:])
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     product_options.check_forced(config, family)
     families(call.ab_dtype, target, family if config is None else config.family)
     if 0 in call.d_shape or call.groups == 0:
         return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:
-        return replace(_plan_for_empty_k(call, given, target), extents=extents)
+        return replace(_plan_for_empty_k(call, arguments, target), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
@@ -79,7 +79,7 @@ def build(call: GemmCall, given: DenseArguments, target: Target) -> Plan:
     else:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
-    return Plan(run, operand_maker(call.operands, given.operands, target), decision, extents)
+    return Plan(run, operand_maker(call.operands, arguments.operands, target), decision, extents)
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -88,18 +88,18 @@ def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
     return matrix_layout(out)
 
 
-def _plan_for_empty_k(call: GemmCall, given: DenseArguments, target: Target) -> Plan:
+def _plan_for_empty_k(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
     """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
-    if given.config is not None and given.config.split_k > 1:
-        reason = f"split_k is {given.config.split_k}, must be 1 where K is 0"
-        raise ValueError(f"config is {given.config}, must be one that fits: {reason}")
+    if arguments.config is not None and arguments.config.split_k > 1:
+        reason = f"split_k is {arguments.config.split_k}, must be 1 where K is 0"
+        raise ValueError(f"config is {arguments.config}, must be one that fits: {reason}")
 
     def zeros(like: torch.Tensor, k_mode: int) -> torch.Tensor:
         shape = list(like.shape)
         shape[k_mode] = _EMPTY_K
         return like.new_zeros(shape)
 
-    of_zeros = replace(given, a=zeros(given.a, -1), b=zeros(given.b, -2))  # type: ignore[type-var]
+    of_zeros = replace(arguments, a=zeros(arguments.a, -1), b=zeros(arguments.b, -2))  # type: ignore[type-var]
     inner = build(replace(call, k=_EMPTY_K), of_zeros, target)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
@@ -149,9 +149,9 @@ class _Launch:
 
     def _stream(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """One launch, with memory for the sums of tiles that are cut along K."""
-        index, rest = self.target.index, operands or ()
+        index, values = self.target.index, operands or ()
         if self._kernel is None:
-            first = (*counter_and_workspace(index, 1), 0, 1, *rest)
+            first = (*counter_and_workspace(index, 1), 0, 1, *values)
             kernel = self._compile(a, b, d, first, self.call.epilogue, self.layout)
             # Only now it is known how many CTAs run at one time.
             config = self.decision.config
@@ -161,7 +161,7 @@ class _Launch:
             self._kernel = kernel  # last: another thread launches as soon as it is there
         counters, elements, tiles, share = self._cut
         memory = counter_and_workspace(index, elements, counters)
-        self._kernel(a, b, d, (*memory, tiles, share, *rest), self.max_ctas)
+        self._kernel(a, b, d, (*memory, tiles, share, *values), self.max_ctas)
 
     def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
@@ -170,7 +170,9 @@ class _Launch:
             self._make_partials = allocate.maker(shape, torch.float32, d.device)
         workspace = self._make_partials()
         blocks = self.call.not_epilogue
-        scales, rest = ((operands or ())[part] or None for part in (slice(blocks), slice(blocks, None)))
+        scales, epilogue_operands = (
+            (operands or ())[part] or None for part in (slice(blocks), slice(blocks, None))
+        )
         if self._kernel is None:
             plain = replace(self.layout, operand_modes=())
             kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
@@ -181,12 +183,12 @@ class _Launch:
                 "early": self.decision.config.traits.launches_early,
             }
             self._reduce, _ = gemm_kernels.launcher(
-                "splitk_reduce", self.target, (workspace, d, rest), constexprs
+                "splitk_reduce", self.target, (workspace, d, epilogue_operands), constexprs
             )
             self._kernel = kernel  # last, as in `_stream`
         assert self._reduce is not None
         self._kernel(a, b, workspace, scales, self.max_ctas)
-        self._reduce(workspace, d, rest)
+        self._reduce(workspace, d, epilogue_operands)
 
 
 def partials_shape(problem: GemmProblem, splits: int) -> tuple[int, int, int]:

@@ -53,7 +53,7 @@ def repeated(
     return None
 
 
-def given(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def tensors_among(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The tensors among values."""
     return tuple([x for x in values if type(x) is _Tensor or (x is not None and isinstance(x, _Tensor))])
 
@@ -106,7 +106,7 @@ class _ForBackward:
         one = weight(alpha, 1.0) if alpha != 1.0 else True
         zero = weight(beta, 0.0) if c is not None else None
         key = (a.shape, b.shape, "for backward", one, zero, bias_axis, out_dtype, family, *map(type, extras))
-        tensors = (a, b, *given(extras))
+        tensors = (a, b, *tensors_among(extras))
         result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
         if result is not None:
             return result

@@ -19,34 +19,36 @@ FAMILIES = (None, "sm90", "sm80")
 CONFIGS = (Sm90GemmConfig, Sm80GemmConfig)
 
 
-def check(given: Mapping[str, Any]) -> None:
+def check(arguments_by_name: Mapping[str, Any]) -> None:
     """TypeError or ValueError names what is wrong among the options that are given, by their names."""
     for name in ("alpha", "beta"):
-        options.number(name, given.get(name, 1.0))
-    options.one_of("activation", given.get("activation"), (None, *sorted(ACTIVATIONS)))
-    options.one_of("bias_axis", given.get("bias_axis", "n"), ("n", "m"))
-    options.instance("out_dtype", given.get("out_dtype"), torch.dtype, type(None))
-    options.boolean("use_fast_accum", given.get("use_fast_accum", False))
-    arguments(given.get("epilogue_args", ()))
-    epilogue = given.get("epilogue")
+        options.number(name, arguments_by_name.get(name, 1.0))
+    options.one_of("activation", arguments_by_name.get("activation"), (None, *sorted(ACTIVATIONS)))
+    options.one_of("bias_axis", arguments_by_name.get("bias_axis", "n"), ("n", "m"))
+    options.instance("out_dtype", arguments_by_name.get("out_dtype"), torch.dtype, type(None))
+    options.boolean("use_fast_accum", arguments_by_name.get("use_fast_accum", False))
+    arguments(arguments_by_name.get("epilogue_args", ()))
+    epilogue = arguments_by_name.get("epilogue")
     if epilogue is not None and not isinstance(epilogue, str):
         if not callable(epilogue):
             raise TypeError(f"epilogue is {options.shown(epilogue)}, must be a function or a registered name")
         if not torch.compiler.is_compiling():
             hash_of("epilogue", epilogue)
-    _check_companions(given)
+    _check_companions(arguments_by_name)
 
 
-def arguments(given: Any) -> tuple[Any, ...]:
+def arguments(value: Any) -> tuple[Any, ...]:
     """epilogue_args as a tuple; TypeError for what is none, such as a single tensor."""
-    return tuple(options.instance("epilogue_args", given, tuple, list))
+    return tuple(options.instance("epilogue_args", value, tuple, list))
 
 
-def _check_companions(given: Mapping[str, Any]) -> None:
+def _check_companions(arguments_by_name: Mapping[str, Any]) -> None:
     """ValueError for an option that would have no effect without another one."""
     for name, default, other in (("beta", 1.0, "c"), ("bias_axis", "n", "bias")):
-        if given.get(other) is None and given.get(name, default) != default:
-            raise ValueError(f"{name} is {given[name]!r} and {other} is None, must be given together")
+        if arguments_by_name.get(other) is None and arguments_by_name.get(name, default) != default:
+            raise ValueError(
+                f"{name} is {arguments_by_name[name]!r} and {other} is None, must be given together"
+            )
 
 
 def check_forced(config: Any, family: Any, configs: tuple[type, ...] = CONFIGS) -> None:

@@ -23,7 +23,7 @@ class Scheme(NamedTuple):
     dtype: torch.dtype
     scaling: str
     transpose: bool | str
-    given: bool
+    has_scale: bool
     """True if the caller gives the scale."""
 
     @property

@@ -75,7 +75,7 @@ def buffers_of(shape: torch.Size, scheme: Scheme) -> list[Buffer]:
         made.append(_values(lead, m, k, scheme.dtype))
         if scheme.scaling != "tensor":
             made.append(_scales(lead, m, k, scheme.scaling))
-    if scheme.scaling == "tensor" and not scheme.given:
+    if scheme.scaling == "tensor" and not scheme.has_scale:
         made.append(Buffer((), (), torch.float32))
     return made
 
@@ -113,4 +113,4 @@ def new_ones(results: Sequence[torch.Tensor], scheme: Scheme) -> list[torch.Tens
     if scheme.scaling != "tensor":
         return list(results)
     values = [results[0]] if scheme.transpose != "both" else [results[0], results[2]]
-    return values if scheme.given else [*values, results[1]]
+    return values if scheme.has_scale else [*values, results[1]]

@@ -83,20 +83,20 @@ class Kernels:
         spec = row_quantization(self.format, read.numel(), self.early, self.bytes_each)
         return replace(spec, whole=True) if spec.vectors else None
 
-    def sends(self, scaling: str, given: bool, places: tuple[Place, ...], make: Make) -> Send:
+    def sends(self, scaling: str, has_scale: bool, places: tuple[Place, ...], make: Make) -> Send:
         """The function that launches the kernels of a call.
         places: of x, of its transpose."""
         by_address = scaling == "tensor"
         if by_address:
             places = tuple(place and (place[0], None) for place in places)
-        return _sending(*self._launches(scaling, given, *places), make, by_address)
+        return _sending(*self._launches(scaling, has_scale, *places), make, by_address)
 
-    def _launches(self, scaling: str, given: bool, plain: Place, turned: Place) -> Sending:
+    def _launches(self, scaling: str, has_scale: bool, plain: Place, turned: Place) -> Sending:
         if scaling == "row":
             return self._rows(plain, turned)
-        if scaling == "tensor" and not given and turned is None and self.small is not None:
+        if scaling == "tensor" and not has_scale and turned is None and self.small is not None:
             return self._kernel("rows", spec=self.small), (0, None), ()
-        if scaling == "matrix" or (scaling == "tensor" and not given):
+        if scaling == "matrix" or (scaling == "tensor" and not has_scale):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
@@ -161,8 +161,8 @@ class Kernels:
         if found is None:
             return None
         spec, rows_each = found
-        rest = self._workspace(line_elements(self.matrices, self.columns), rows_each)
-        return self._kernel("lines", spec=spec), _order(plain, turned), rest
+        last = self._workspace(line_elements(self.matrices, self.columns), rows_each)
+        return self._kernel("lines", spec=spec), _order(plain, turned), last
 
     def _workspace(self, elements: int, *last: int) -> Callable[[], tuple[Any, ...]]:
         """The maker of the last arguments, which begin with a workspace."""
@@ -194,9 +194,9 @@ def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
     found = first.matrices_in_one_read(sum(each.matrices for each in kernels), least=(0, 0))
     if found is None or not all(each.aligned for each in kernels):
         return None
-    spec, rest = found
+    spec, last = found
     launch = Launch(FUNCTIONS["three"], first.target, {"spec": spec})
-    return lambda q, k, v, made: launch(q, k, v, made, *rest())
+    return lambda q, k, v, made: launch(q, k, v, made, *last())
 
 
 def _order(plain: Place, turned: Place) -> Order:
@@ -209,14 +209,14 @@ def _no_scale(kinds: tuple[str | None, str | None]) -> tuple[int, ...]:
     return () if {"whole", "given"} & {*kinds} else (0,)
 
 
-def _sending(launch: Launch, order: Order, rest: Rest, make: Make, by_address: bool) -> Send:
+def _sending(launch: Launch, order: Order, last_arguments: Rest, make: Make, by_address: bool) -> Send:
     """by_address: the scale of all, given or the last buffer, goes to the kernel behind all the rest."""
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
     address = address_of(launch.target)
     pick = operator.itemgetter(*[-1 if n is None else n for n in order])
     as_they_are = order == tuple(range(len(order)))
-    make_rest = rest if callable(rest) else None
-    fixed = () if callable(rest) else rest
+    make_rest = last_arguments if callable(last_arguments) else None
+    fixed = () if callable(last_arguments) else last_arguments
 
     def send(x: torch.Tensor, scale: torch.Tensor | None, made: Made | None) -> Made:
         nonlocal kernel

@@ -96,21 +96,21 @@ def check_out(
     results = assemble(new_results(x.shape, scheme, torch.device("meta")), scheme, scale)
     if len(out) != len(results):
         raise ValueError(f"out has {len(out)} tensors, must have {len(results)}")
-    for n, (given, wanted) in enumerate(zip(out, results)):
+    for n, (tensor, wanted) in enumerate(zip(out, results)):
         if wanted is scale:
-            if given is not scale:
+            if tensor is not scale:
                 raise ValueError(f"out[{n}] is not scale, must be: it is returned as it is")
             continue
-        check_output(f"out[{n}]", given)
-        if given.dtype != wanted.dtype:
-            raise TypeError(f"out[{n}] has dtype {given.dtype}, must be {wanted.dtype}")
-        if given.device != x.device:
-            raise ValueError(f"out[{n}] is on {given.device}, must be on {x.device}")
-        if given.shape != wanted.shape:
-            raise ValueError(f"out[{n}] has shape {tuple(given.shape)}, must be {tuple(wanted.shape)}")
-        steps = zip(given.stride(), wanted.stride(), given.shape)
+        check_output(f"out[{n}]", tensor)
+        if tensor.dtype != wanted.dtype:
+            raise TypeError(f"out[{n}] has dtype {tensor.dtype}, must be {wanted.dtype}")
+        if tensor.device != x.device:
+            raise ValueError(f"out[{n}] is on {tensor.device}, must be on {x.device}")
+        if tensor.shape != wanted.shape:
+            raise ValueError(f"out[{n}] has shape {tuple(tensor.shape)}, must be {tuple(wanted.shape)}")
+        steps = zip(tensor.stride(), wanted.stride(), tensor.shape)
         if strides and wanted.numel() and any(size > 1 and a != b for a, b, size in steps):
-            raise ValueError(f"out[{n}] has strides {given.stride()}, must be {wanted.stride()}")
+            raise ValueError(f"out[{n}] has strides {tensor.stride()}, must be {wanted.stride()}")
     if scheme.scaling == "tensor" and len(out) == 4 and out[1] is not out[3]:
         raise ValueError("out[3] is not out[1], must be: both outputs have the same scale")
 
@@ -137,9 +137,9 @@ def check_out_memory(out: Sequence[torch.Tensor], x: torch.Tensor, scale: torch.
         check_alone(f"out[{n}]", t, {"x": x, "scale": scale, **others})
 
 
-def _apart(usual: Made) -> Callable[[Made], bool]:
+def _apart(like: Made) -> Callable[[Made], bool]:
     """A check that tensors like these share no memory."""
-    extents = [byte_extent(t) for t in usual]
+    extents = [byte_extent(t) for t in like]
     address = torch.Tensor.data_ptr
 
     def apart(tensors: Made) -> bool:

@@ -33,10 +33,10 @@ def build(x: torch.Tensor, scheme: Scheme, target: Target) -> Plan:
         return _of_nothing(buffers, scheme)
     prepare, swap = _preparation(x)
     kernels = Kernels(FORMATS[scheme.dtype], target, prepare(x) if prepare else x)
-    send = kernels.sends(scheme.scaling, scheme.given, _places(scheme, swap), maker_of(buffers, x.device))
+    send = kernels.sends(scheme.scaling, scheme.has_scale, _places(scheme, swap), maker_of(buffers, x.device))
     if prepare is None and all(b.result is None for b in buffers):
         # The shortest way: a caller gets the tensors as the kernels have them.
-        return _with_one_scale(send, scheme.given) if scheme.scaling == "tensor" else send
+        return _with_one_scale(send, scheme.has_scale) if scheme.scaling == "tensor" else send
 
     def run(x: torch.Tensor, scale: torch.Tensor | None, out: Made | None) -> Made:
         x = x if prepare is None else prepare(x)
@@ -75,16 +75,16 @@ def _of_nothing(buffers: list[Buffer], scheme: Scheme) -> Plan:
     return run
 
 
-def _with_one_scale(send: Send, given: bool) -> Plan:
+def _with_one_scale(send: Send, has_scale: bool) -> Plan:
     """The plan of calls with a scale of all, where callers get the tensors as the kernels have them."""
 
     def run(x: torch.Tensor, scale: torch.Tensor | None, out: Made | None) -> Made:
         made = None
         if out is not None:
-            made = (*out[::2], *(() if given else out[1:2]))
+            made = (*out[::2], *(() if has_scale else out[1:2]))
         made = send(x, scale, made)
         one = made[-1] if scale is None else scale
-        both = len(made) == (2 if given else 3)
+        both = len(made) == (2 if has_scale else 3)
         return (made[0], one, made[1], one) if both else (made[0], one)
 
     return run

@@ -11,7 +11,7 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import given, repeated
+from kernels_dsl.ops.gemm.product import repeated, tensors_among
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM, ScaledArguments
 
 
@@ -79,7 +79,7 @@ def scaled_gemm(
             if not bias is out is None:
                 tensors += tuple([x for x in (bias, out) if x is not None])
         else:
-            kinds, tensors = tuple(map(type, extras)), (a, b, *given((out, *extras)))
+            kinds, tensors = tuple(map(type, extras)), (a, b, *tensors_among((out, *extras)))
         try:
             key = (a.shape, b.shape, kinds, out is None, options)
         except RuntimeError:  # of a nested tensor, which has no shape
