@@ -19,7 +19,7 @@ _NONE_GIVEN = (None, None, None)
 
 
 class ProductPlan(Protocol):
-    """What plans of all products have: see `gemm.plan.Plan`."""
+    """The common part of all products' plans: see `gemm.plan.Plan`."""
 
     @property
     def run(self) -> Callable[..., torch.Tensor]: ...
