@@ -28,14 +28,18 @@ HANDLERS = {
 }
 
 
-def _place(kernel: str, machine: Machine | None) -> str:
-    """The kernel and the instruction that was executed, in words."""
+def _place(module: Module, kernel: str, machine: Machine | None, error: Exception) -> tuple[str, Report]:
+    """The kernel and the instruction that was read or executed: in words, and as a report to fill in."""
     warp, ins = machine.at if machine is not None else (None, None)
-    if machine is None or ins is None:
-        return f"kernel {kernel}"
-    source = machine.source(ins)
-    who = f", {warp.name}" if warp is not None else ", asynchronously"
-    return f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"
+    ins = getattr(error, "ins", None) or (machine and machine.program.executed(error)) or ins
+    if ins is None:
+        return f"kernel {kernel}", Report(Kind.UNKNOWN_OPCODE, str(error), kernel)
+    number, line = ins.source
+    source = f"{module.files[number]}:{line}" if number in module.files else ""
+    who = f", {warp.name}" if warp is not None else ", asynchronously" if machine is not None else ""
+    text = f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"
+    report = Report(Kind.UNKNOWN_OPCODE, str(error), kernel, ins.line, ins.text, source)
+    return text, report
 
 
 def execute(
@@ -96,16 +100,19 @@ def execute(
             started(machine)
         machine.run()
     except PtxError as error:
-        log.add(Report(Kind.UNKNOWN_OPCODE, str(error), kernel.name))
-        raise EmulatorError(f"kernel {kernel.name}: {error}", tuple(log.reports)) from None
+        place, report = _place(module, kernel.name, machine, error)
+        log.add(report)
+        raise EmulatorError(f"{place}: {error}", tuple(log.reports)) from error.__cause__
     except EmulatorError as error:
-        if kernel.name in str(error):
-            raise
-        raise EmulatorError(f"{_place(kernel.name, machine)}: {error}", error.reports) from None
+        if error.reports and f"kernel {kernel.name}" in str(error):
+            raise  # a finding, which has its place
+        place, _ = _place(module, kernel.name, machine, error)
+        raise EmulatorError(f"{place}: {error}", error.reports) from None
     except Exception as error:
-        if machine is not None and machine.at[1] is None:
-            raise
-        text = f"{_place(kernel.name, machine)}: the emulator failed: {type(error).__name__}: {error}"
+        if watch is not None and machine is not None and machine.at[1] is None:
+            raise  # of the inspector, which is the user's
+        place, _ = _place(module, kernel.name, machine, error)
+        text = f"{place}: the emulator failed: {type(error).__name__}: {error}"
         raise EmulatorError(text, tuple(log.reports)) from error
     finally:
         if stats is not None:

@@ -126,10 +126,6 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     kind = _element(ins)
     unit = TYPE_BYTES[kind]
     sources = ins.operands[1].items if isinstance(ins.operands[1], Vector) else (ins.operands[1],)
-    if space_of(ins) == "param":  # an argument of the call that follows
-        values = np.ascontiguousarray(_bits_of(w, sources[0], kind, {4: "b32", 8: "b64"}[unit]))
-        w.state.setdefault("param", {})[ins.operands[0].base.name] = values[mask]
-        return
     space, addresses = resolve(w, ins, ins.operands[0], mask)
     pieces = []
     for source in sources:

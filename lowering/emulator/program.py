@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .forms import missing
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
-from .reports import PtxError
+from .reports import PtxError, Unsupported, reading
 from .translate import TRANSLATED, Names, Translator
 
 EXIT = -1
@@ -56,10 +56,12 @@ class Program:
         self.names = Names(symbol_value)
         self.names.globals["taint"] = taint
         self.translator = Translator(kernel, self.names)
+        self.of_line: dict[str, list[Instruction]] = {}  # of compiled functions, by their file names
         self.operand_a, relevant = _wgmma_registers(kernel)
         self.steps = _split(kernel, handlers, single)
         for step in self.steps:
-            step.flow = tuple(_flow(step, relevant))
+            with reading(step.first):
+                step.flow = tuple(_flow(step, relevant))
             if step.kind == "alu":
                 operands = [o for ins in step.instructions for o in (*ins.operands, ins.pred)]
                 step.used = frozenset(r for o in operands for r in registers(o))
@@ -73,26 +75,41 @@ class Program:
         """
         key = (masked, checked, undefined)
         if key not in step.variants:
-            lines = []
+            lines: list[str] = []
+            of_line: list[Instruction] = []
             for position, ins in enumerate(step.instructions):
                 guard = "M" if masked else None
                 if ins.pred is not None:
                     test = f"(~R[{ins.pred.index}])" if ins.pred.negated else f"R[{ins.pred.index}]"
                     guard = f"({test} & M)" if masked else test
-                if checked and ins.root != "mov":
-                    lines += self._watch(ins, position)
-                if undefined:
-                    lines.append(_pass_on(ins, guard))
-                lines += self.translator.statements(ins, guard)
+                with reading(ins):
+                    if checked and ins.root != "mov":
+                        lines += self._watch(ins, position)
+                    if undefined:
+                        lines.append(_pass_on(ins, guard))
+                    lines += self.translator.statements(ins, guard)
+                of_line += [ins] * (len(lines) - len(of_line))
             body = "\n    ".join(lines) or "pass"
             scope: dict = {}
+            name = f"<emulated {len(self.of_line)}>"
+            self.of_line[name] = of_line
             exec(
-                compile(f"def step(R, S, M, w):\n    {body}\n", "<emulated>", "exec"),
+                compile(f"def step(R, S, M, w):\n    {body}\n", name, "exec"),
                 self.names.globals,
                 scope,
             )
             step.variants[key] = scope["step"]
         return step.variants[key]
+
+    def executed(self, error: BaseException) -> Instruction | None:
+        """The arithmetic instruction whose execution raised ``error``, if it was one."""
+        trace = error.__traceback__
+        while trace is not None:
+            lines = self.of_line.get(trace.tb_frame.f_code.co_filename)
+            if lines:
+                return lines[min(max(trace.tb_lineno - 2, 0), len(lines) - 1)]
+            trace = trace.tb_next
+        return None
 
     def _watch(self, ins: Instruction, position: int) -> list[str]:
         sources = [r for operand in ins.operands[1:] for r in registers(operand)]
@@ -122,6 +139,9 @@ def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:
     operand_a: set[int] = set()
     relevant: set[int] = set()
     for ins in kernel.instructions:
+        if len(ins.operands) < 2 and (ins.root == "mov" or ins.has("mma_async")):
+            with reading(ins):
+                raise Unsupported(f"{len(ins.operands)} operands")
         if ins.root == "wgmma" and ins.has("mma_async"):
             relevant.update(registers(ins.operands[0]))
             if isinstance(ins.operands[1], Vector):
@@ -168,8 +188,9 @@ def _handler_of(ins: Instruction, handlers: dict[str, Callable]) -> Callable:
         if found is not None:
             return found
     reason = missing(ins)
-    because = f" ({reason})" if reason else ""
-    raise PtxError(f"PTX line {ins.line}: the emulator does not know this instruction{because}: {ins.text}")
+    error = PtxError("the emulator does not know this instruction" + (f" ({reason})" if reason else ""))
+    error.ins = ins
+    raise error
 
 
 def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[Step]:

@@ -8,80 +8,25 @@ because the compiler numbers the lines of the assembly text itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .ptx_operands import REG_CLASS as REG_CLASS
+from .ptx_operands import TYPE_BYTES as TYPE_BYTES
+from .ptx_operands import Address as Address
+from .ptx_operands import Imm as Imm
+from .ptx_operands import Operands as Operands
+from .ptx_operands import Pair as Pair
+from .ptx_operands import Reg as Reg
+from .ptx_operands import Scope as Scope
+from .ptx_operands import Sink as Sink
+from .ptx_operands import Special as Special
+from .ptx_operands import Symbol as Symbol
+from .ptx_operands import Vector as Vector
+from .ptx_operands import registers as registers
+from .ptx_text import Function, Statement, closing_brace, functions, statements, tokens
 from .reports import PtxError
-
-TYPE_BYTES = {
-    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "s16x2": 4, "u16x2": 4, "tf32": 4,
-    "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16,
-}  # fmt: skip
-REG_CLASS = {1: "pred", 2: "b16", 4: "b32", 8: "b64", 16: "b128"}
-
-
-@dataclass(frozen=True)
-class Reg:
-    """A register: its number in the kernel's register file and its class (pred, b16, b32, b64, b128)."""
-
-    index: int
-    cls: str
-    name: str
-    negated: bool = False
-
-
-@dataclass(frozen=True)
-class Imm:
-    """An immediate: Python int (two's complement not applied) or the bits of a float literal."""
-
-    value: int
-    float_bits: int = 0  # 32 or 64 where the literal is 0f... or 0d...
-
-
-@dataclass(frozen=True)
-class Special:
-    """A special register such as ``%tid.x``."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """Address of a variable or parameter, plus an offset in bytes."""
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Address:
-    """``[base + offset]``; base is a Reg, Symbol or Imm; ``coords``: second part of a tensor address."""
-
-    base: object
-    offset: int = 0
-    coords: tuple = ()
-
-
-@dataclass(frozen=True)
-class Vector:
-    """``{a, b, ...}``"""
-
-    items: tuple
-
-
-@dataclass(frozen=True)
-class Pair:
-    """``a|b``: two destinations."""
-
-    first: object
-    second: object
-
-
-class Sink:
-    """``_``: a destination that is thrown away."""
 
 
 @dataclass
@@ -151,11 +96,9 @@ class Module:
     kernels: dict[str, Kernel]
     files: dict[int, str]
     variables: dict[str, Variable]
+    functions: dict[str, Function] = field(default_factory=dict)
 
 
-_TOKEN = re.compile(
-    r"\s*(0[fFdD][0-9a-fA-F]+|-?0[xX][0-9a-fA-F]+U?|-?\d+U?|[%$_A-Za-z][\w$%.]*(?:::\w+)?|[\[\]{}|,+!()<>=-])"
-)
 _DECL = re.compile(
     r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"([\w$]+)(\[(\d*)\])?\s*(?:=\s*\{?([^}]*)\}?)?\s*$"
@@ -166,82 +109,21 @@ _PARAM = re.compile(
 )
 
 
-class _Scope:
-    def __init__(self, parent: _Scope | None, tag: str):
-        self.parent, self.tag = parent, tag
-        self.regs: dict[str, Reg | Vector] = {}
-        self.labels: set[str] = set()
-
-    def reg(self, name: str) -> Reg | Vector | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.regs:
-                return scope.regs[name]
-            scope = scope.parent
-        return None
-
-    def label(self, name: str) -> str:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.labels:
-                return scope.tag + name
-            scope = scope.parent
-        return name
-
-
-@dataclass
-class _Statement:
-    text: str
-    line: int
-    source: tuple[int, int]
-
-
-def _statements(text: str, first_line: int) -> list[_Statement]:
-    """Split a body into instruction texts, labels ``x:``, ``{`` and ``}``, with line and source."""
-    out: list[_Statement] = []
-    source = (0, 0)
-    in_asm = False
-    pending, pending_line = "", first_line
-    for number, raw in enumerate(text.split("\n"), first_line):
-        if "//" in raw:
-            if "begin inline asm" in raw:
-                in_asm = True
-            elif "end inline asm" in raw:
-                in_asm = False
-            raw = raw[: raw.index("//")]
-        line = raw.strip()
-        if not pending and re.match(r"\.loc\s", line):
-            if not in_asm:
-                numbers = line.replace(",", " ").split()
-                if int(numbers[2]) > 0:
-                    source = (int(numbers[1]), int(numbers[2]))
-            continue
-        while line:
-            if not pending:
-                pending_line = number
-            if not pending and line[0] in "{}":
-                out.append(_Statement(line[0], number, source))
-                line = line[1:].strip()
-                continue
-            label = re.match(r"([$\w]+):(?!:)\s*", line) if not pending else None
-            if label:
-                out.append(_Statement(label.group(1) + ":", number, source))
-                line = line[label.end() :]
-                continue
-            end = line.find(";")
-            if end < 0:
-                pending += line + " "
-                break
-            out.append(_Statement((pending + line[:end]).strip(), pending_line, source))
-            pending, line = "", line[end + 1 :].strip()
-    return [s for s in out if s.text]
-
-
 def parse(text: str) -> Module:
-    """Parse PTX ``text``. Raises :class:`PtxError` that names the line of what it cannot read."""
+    """Parse PTX ``text``. Raises :class:`PtxError` that names kernel and line of what it cannot read."""
+    try:
+        return _parse(text)
+    except PtxError:
+        raise
+    except Exception as error:
+        raise PtxError(f"cannot read this PTX: {type(error).__name__}: {error}") from error
+
+
+def _parse(text: str) -> Module:
     target = re.search(r"^\.target\s+([\w]+)", text, re.M)
     files = {int(n): path for n, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
-    module = Module(target.group(1) if target else "", {}, files, {})
+    found, text = functions(text)
+    module = Module(target.group(1) if target else "", {}, files, {}, found)
     entries = list(re.finditer(r"\.entry\s+([\w$]+)\s*\(", text))
     head = text[: entries[0].start()] if entries else text
     for chunk in head.split(";"):
@@ -251,7 +133,13 @@ def parse(text: str) -> Module:
             variable = _variable(match)
             module.variables[variable.name] = variable
     for entry in entries:
-        kernel = _parse_entry(text, entry, module)
+        try:
+            kernel = _parse_entry(text, entry, module)
+        except Exception as error:
+            what = str(error) if isinstance(error, PtxError) else f"{type(error).__name__} {error}"
+            if not what.startswith("PTX line"):  # of the kernel as a whole
+                what = f"PTX line {text.count(chr(10), 0, entry.start()) + 1}: {what}"
+            raise PtxError(f"kernel {entry.group(1)}: {what}") from error
         module.kernels[kernel.name] = kernel
     return module
 
@@ -293,81 +181,189 @@ def _parse_entry(text: str, entry: re.Match, module: Module) -> Kernel:
         kernel.max_threads = (
             sizes[0] * (sizes[1] if len(sizes) > 1 else 1) * (sizes[2] if len(sizes) > 2 else 1)
         )
-    body = text[start + 1 : _closing_brace(text, start)]
-    _parse_body(kernel, _statements(body, text.count("\n", 0, start) + 1))
+    body = text[start + 1 : closing_brace(text, start)]
+    reader = _Reader(kernel, module)
+    reader.body(statements(body, text.count("\n", 0, start) + 1), Scope(None, ""))
     return kernel
 
 
-def _closing_brace(text: str, start: int) -> int:
-    depth = 0
-    for match in re.compile(r"[{}]").finditer(text, start):
-        depth += 1 if match.group(0) == "{" else -1
-        if depth == 0:
-            return match.start()
-    raise PtxError("the body of a kernel has no end")
+_BRANCH_TABLE = re.compile(r"\.branchtargets\s+(.*)$")
 
 
-def _scopes(statements: list[_Statement]) -> dict[int, _Scope]:
-    """Scope of each ``{`` statement, with the labels declared in it (labels may be used before)."""
-    top = _Scope(None, "")
-    scopes, stack = {-1: top}, [top]
-    for i, statement in enumerate(statements):
-        if statement.text == "{":
-            scope = _Scope(stack[-1], f"{i}@")
-            scopes[i] = scope
-            stack.append(scope)
-        elif statement.text == "}":
-            stack.pop()
-        elif statement.text.endswith(":"):
-            stack[-1].labels.add(statement.text[:-1])
-    return scopes
+class _Reader:
+    """Reads the body of one kernel; calls of functions are replaced by copies of their bodies."""
 
+    def __init__(self, kernel: Kernel, module: Module):
+        self.kernel, self.module = kernel, module
+        self.scopes = 0  # opened so far: their numbers make names unique
+        self.calls: list[str] = []  # functions whose copies are being read, outermost first
 
-def _parse_body(kernel: Kernel, statements: list[_Statement]) -> None:
-    scopes = _scopes(statements)
-    scope = scopes[-1]
-    for i, statement in enumerate(statements):
-        text = statement.text
-        if text == "{":
-            scope = scopes[i]
-        elif text == "}":
-            scope = scope.parent or scope
-        elif text.endswith(":"):
-            kernel.labels[scope.label(text[:-1])] = len(kernel.instructions)
-        elif text.startswith(".reg"):
-            _read(kernel, scope, statement, _declare)
+    def body(self, found: list[Statement], top: Scope) -> None:
+        """Read statements whose outermost scope is ``top``."""
+        scopes = self._scopes(found, top)
+        scope = top
+        for i, statement in enumerate(found):
+            text = statement.text
+            if text == "{":
+                scope = scopes[i]
+            elif text == "}":
+                scope = scope.parent or scope
+            elif text.endswith(":"):
+                self.kernel.labels[scope.label(text[:-1])] = len(self.kernel.instructions)
+            else:
+                self._read(scope, statement)
+
+    def _scopes(self, found: list[Statement], top: Scope) -> dict[int, Scope]:
+        """Scope of each ``{`` statement, with the labels declared in it (labels may be used before)."""
+        scopes, stack = {}, [top]
+        for i, statement in enumerate(found):
+            if statement.text == "{":
+                stack.append(self.scope(stack[-1]))
+                scopes[i] = stack[-1]
+            elif statement.text == "}":
+                if len(stack) == 1:
+                    raise PtxError(f"PTX line {statement.line}: this brace closes nothing")
+                stack.pop()
+            elif statement.text.endswith(":"):
+                stack[-1].labels.add(statement.text[:-1])
+                table = _BRANCH_TABLE.match(found[i + 1].text) if i + 1 < len(found) else None
+                if table:
+                    stack[-1].tables[statement.text[:-1]] = [n.strip() for n in table.group(1).split(",")]
+        return scopes
+
+    def scope(self, parent: Scope) -> Scope:
+        """A new scope inside ``parent``."""
+        self.scopes += 1
+        return Scope(parent, f"{self.scopes}@")
+
+    def _read(self, scope: Scope, statement: Statement) -> None:
+        """Read a statement; whatever goes wrong is an error that names its line, in PTX and in Python."""
+        try:
+            self._statement(scope, statement)
+        except Exception as error:
+            if isinstance(error, PtxError) and str(error).startswith("PTX line"):
+                raise  # of a statement in a function
+            number, line = statement.source
+            source = f", {self.module.files[number]}:{line}" if number in self.module.files else ""
+            what = str(error) if isinstance(error, PtxError) else f"{type(error).__name__} {error}"
+            text = f"PTX line {statement.line}{source}: cannot read {statement.text[:160]!r}: {what}"
+            raise PtxError(text) from error
+
+    def _statement(self, scope: Scope, statement: Statement) -> None:
+        text, kernel = statement.text, self.kernel
+        if text.startswith(".reg"):
+            _declare(kernel, scope, text)
+        elif text.startswith(".param"):
+            self.parameter(scope, text)
         elif text.startswith("."):
             match = _DECL.search(text)
             if match:
                 variable = _variable(match)
                 kernel.variables[variable.name] = variable
-            elif not text.startswith((".pragma", ".branchtargets", ".loc", ".file", ".param")):
-                raise PtxError(f"PTX line {statement.line}: directive not understood: {text}")
+            elif not text.startswith((".pragma", ".branchtargets", ".loc", ".file", ".callprototype")):
+                raise PtxError("directive not understood")
         else:
-            kernel.instructions.append(_read(kernel, scope, statement, _instruction))
+            ins = _instruction(kernel, scope, statement)
+            if ins.root == "brx":
+                self._branches(scope, ins)
+            elif ins.root == "call" and not any(getattr(o, "name", "") == "vprintf" for o in ins.operands):
+                self._call(scope, ins)
+            elif ins.root == "ret" and scope.end is not None:
+                branch = ("bra", ("bra",), (), ins.pred, ins.line, ins.source, ins.text, scope.end)
+                kernel.instructions.append(Instruction(*branch))
+            else:
+                kernel.instructions.append(ins)
+
+    def parameter(self, scope: Scope, text: str) -> None:
+        """``.param`` in a body or of a function: a variable in local memory."""
+        match = _PARAM.search(text)
+        if match is None:
+            raise PtxError("parameter not understood")
+        align, kind, name, count = match.groups()
+        unit = TYPE_BYTES[kind]
+        self.scopes += 1
+        unique = scope.symbols[name] = f"{name}@{self.scopes}"
+        self.kernel.variables[unique] = Variable(unique, "local", unit * int(count or 1), int(align or unit))
+
+    def _branches(self, scope: Scope, ins: Instruction) -> None:
+        """``brx.idx``: a branch for each entry of its table; an index beyond it is an error."""
+        index, table = ins.operands
+        targets = scope.table(getattr(table, "name", ""))
+        if not targets or ins.opcode not in ("brx.idx", "brx.idx.uni"):
+            raise PtxError("a branch without a known table of targets")
+        place, add = (ins.line, ins.source, ins.text), self.kernel.instructions.append
+        around = f"around {len(self.kernel.instructions)}@"
+        if ins.pred is not None:
+            opposite = Reg(ins.pred.index, ins.pred.cls, ins.pred.name, not ins.pred.negated)
+            add(Instruction("bra", ("bra",), (), opposite, *place, around))
+        add(Instruction("brx.check", ("brx", "check"), (index, Imm(len(targets))), None, *place))
+        for i, target in enumerate(targets[:-1]):
+            equal = Reg(len(self.kernel.reg_classes), "pred", f"{ins.text} = {i}")
+            self.kernel.reg_classes.append("pred")
+            parts = ("setp", "eq", "u32")
+            add(Instruction("setp.eq.u32", parts, (equal, index, Imm(i)), None, *place))
+            add(Instruction("bra", ("bra",), (), equal, *place, scope.label(target)))
+        add(Instruction("bra", ("bra",), (), None, *place, scope.label(targets[-1])))
+        self.kernel.labels[around] = len(self.kernel.instructions)
+
+    def _call(self, scope: Scope, ins: Instruction) -> None:
+        """A call of a function that this PTX holds: its body is copied here."""
+        lists = [o.items for o in ins.operands if isinstance(o, Vector)]
+        names = [o.name for o in ins.operands if isinstance(o, Symbol)]
+        function = self.module.functions.get(names[0] if names else "")
+        if function is None:
+            what = (
+                f"the PTX has no body of {names[0]}" if names else "calls through a pointer are not modelled"
+            )
+            raise PtxError(what)
+        if function.name in self.calls:
+            raise PtxError(f"{function.name} calls itself; recursion is not modelled")
+        results = lists.pop(0) if function.results else ()
+        inputs = lists.pop(0) if function.inputs else ()
+        if len(results) != len(function.results) or len(inputs) != len(function.inputs):
+            raise PtxError(f"{function.name} has {len(function.inputs)} parameters; {len(inputs)} were given")
+        inner = self.scope(Scope(None, ""))
+        inner.end = f"end of {function.name} {self.scopes}@"
+        place, add = (ins.line, ins.source, ins.text), self.kernel.instructions.append
+        if ins.pred is not None:
+            opposite = Reg(ins.pred.index, ins.pred.cls, ins.pred.name, not ins.pred.negated)
+            add(Instruction("bra", ("bra",), (), opposite, *place, inner.end + " skipped"))
+        moves = []
+        for declared, given in zip((*function.results, *function.inputs), (*results, *inputs), strict=True):
+            if declared.startswith(".reg"):
+                _declare(self.kernel, inner, declared)
+                moves.append((inner.reg(declared.split()[-1]), given))
+            elif isinstance(given, Symbol):
+                match = _PARAM.search(declared)
+                inner.symbols[match.group(3) if match else declared.split()[-1]] = given.name
+            else:
+                raise PtxError(f"argument {given!r} of a .param parameter")
+        for formal, given in moves[sum(r.startswith(".reg") for r in function.results) :]:
+            add(_move(formal, given, place))
+        self.calls.append(function.name)
+        self.body(function.body, inner)
+        self.calls.pop()
+        self.kernel.labels[inner.end] = len(self.kernel.instructions)
+        for formal, given in moves[: sum(r.startswith(".reg") for r in function.results)]:
+            add(_move(given, formal, place))
+        self.kernel.labels[inner.end + " skipped"] = len(self.kernel.instructions)
 
 
-def _read(kernel: Kernel, scope: _Scope, statement: _Statement, read: Callable) -> Any:
-    """``read`` of a statement; whatever goes wrong is an error that names its line."""
-    try:
-        return read(kernel, scope, statement)
-    except PtxError:
-        raise
-    except Exception as error:
-        text = f"cannot read {statement.text[:160]!r}: {type(error).__name__} {error}"
-        raise PtxError(f"PTX line {statement.line}: {text}") from error
+def _move(target: Any, source: Any, place: tuple) -> Instruction:
+    kind = target.cls
+    return Instruction(f"mov.{kind}", ("mov", kind), (target, source), None, *place)
 
 
-def _declare(kernel: Kernel, scope: _Scope, statement: _Statement) -> None:
+def _declare(kernel: Kernel, scope: Scope, text: str) -> None:
     """``.reg``; the registers of a vector are called as its elements are: ``%v.x``."""
-    match = _REG.match(statement.text)
+    match = _REG.match(text)
     if match is None or match.group(2) not in TYPE_BYTES:
-        raise PtxError(f"PTX line {statement.line}: registers of an unknown type: {statement.text}")
+        raise PtxError("registers of an unknown type")
     cls = REG_CLASS[TYPE_BYTES[match.group(2)]]
     elements = "xyzw"[: int(match.group(1) or 0)]
     for item in match.group(3).split(","):
         item = item.strip()
-        ranged = re.match(r"([%\w$]+)<(\d+)>", item)
+        ranged = re.match(r"([%\w$]+)<(\d{1,6})>", item)
         names = [f"{ranged.group(1)}{n}" for n in range(int(ranged.group(2)))] if ranged else [item]
         for name in names:
             parts = [f"{name}.{element}" for element in elements] or [name]
@@ -378,14 +374,14 @@ def _declare(kernel: Kernel, scope: _Scope, statement: _Statement) -> None:
                 scope.regs[name] = Vector(tuple(scope.regs[part] for part in parts))
 
 
-def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instruction:
+def _instruction(kernel: Kernel, scope: Scope, statement: Statement) -> Instruction:
     text = statement.text
     pred = None
     guard = re.match(r"@(!?)([%\w$]+)\s+", text)
     if guard:
         found = scope.reg(guard.group(2))
         if not isinstance(found, Reg):
-            raise PtxError(f"PTX line {statement.line}: unknown predicate {guard.group(2)}")
+            raise PtxError(f"unknown predicate {guard.group(2)}")
         pred = Reg(found.index, found.cls, found.name, bool(guard.group(1)))
         text = text[guard.end() :]
     opcode, _, rest = text.partition(" ")
@@ -398,9 +394,16 @@ def _instruction(kernel: Kernel, scope: _Scope, statement: _Statement) -> Instru
         return Instruction(
             opcode, parts, (), pred, statement.line, statement.source, short, scope.label(rest.strip())
         )
-    tokens = _tokens(rest, statement.line)
-    operands = _Operands(tokens, kernel, scope, statement.line).all()
+    operands = Operands(tokens(rest), scope).all()
     operands = _with_carry(kernel, parts, operands)
+    if parts[0] in ("ld", "st") and any(p.split("::")[0] == "param" for p in parts):
+        base = next((getattr(o.base, "name", "") for o in operands if isinstance(o, Address)), "")
+        if base in kernel.variables:  # a parameter of a call, which lies in local memory
+            parts = tuple("local" if p.split("::")[0] == "param" else p for p in parts)
+            opcode = ".".join(parts)
+    elif any(isinstance(o, Symbol) and "@" in o.name for o in operands):
+        if parts[0] != "call":
+            raise PtxError("the address of a parameter of a call or function is not modelled")
     return Instruction(opcode, parts, operands, pred, statement.line, statement.source, short)
 
 
@@ -414,127 +417,3 @@ def _with_carry(kernel: Kernel, parts: tuple[str, ...], operands: tuple) -> tupl
         kernel.reg_classes.append("pred")
     target = Pair(operands[0], kernel.carry) if writes else operands[0]
     return (target, *operands[1:], *((kernel.carry,) if reads else ()))
-
-
-def _tokens(text: str, line: int) -> list[str]:
-    tokens, at = [], 0
-    text = text.strip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if not match:
-            raise PtxError(f"PTX line {line}: cannot read {text[at : at + 40]!r}")
-        tokens.append(match.group(1))
-        at = match.end()
-    return tokens
-
-
-class _Operands:
-    """Recursive reader of the operand list of one instruction."""
-
-    def __init__(self, tokens: list[str], kernel: Kernel, scope: _Scope, line: int):
-        self.tokens, self.at = tokens, 0
-        self.kernel, self.scope, self.line = kernel, scope, line
-
-    def all(self) -> tuple:
-        out = []
-        while self.at < len(self.tokens):
-            out.append(self.one())
-            if self.at < len(self.tokens):
-                self.expect(",")
-        return tuple(out)
-
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self) -> str:
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def expect(self, token: str) -> None:
-        if self.peek() != token:
-            raise PtxError(f"PTX line {self.line}: expected {token!r}, found {self.peek()!r}")
-        self.at += 1
-
-    def one(self) -> object:
-        token = self.take()
-        value: object
-        if token in ("{", "("):
-            close = "}" if token == "{" else ")"
-            items = []
-            while self.peek() != close:
-                items.append(self.one())
-                if self.peek() == ",":
-                    self.at += 1
-            self.at += 1
-            return Vector(tuple(items))
-        if token == "[":
-            return self.address()
-        if token == "!":
-            reg = self.one()
-            assert isinstance(reg, Reg)
-            return Reg(reg.index, reg.cls, reg.name, True)
-        value = self.atom(token)
-        if isinstance(value, Symbol) and self.peek() == "+":
-            self.at += 1
-            value = Symbol(value.name, value.offset + self.integer())
-        if self.peek() == "|":
-            self.at += 1
-            return Pair(value, self.one())
-        return value
-
-    def integer(self) -> int:
-        token = self.take()
-        sign = 1
-        if token == "-":
-            sign, token = -1, self.take()
-        return sign * int(token.rstrip("U"), 0)
-
-    def address(self) -> Address:
-        base = self.atom(self.take())
-        offset, coords = 0, ()
-        if self.peek() == "+":
-            self.at += 1
-            offset = self.integer()
-        elif re.match(r"-\d", self.peek()):
-            offset = self.integer()
-        if self.peek() == ",":
-            self.at += 1
-            vector = self.one()
-            assert isinstance(vector, Vector)
-            coords = vector.items
-        self.expect("]")
-        return Address(base, offset, coords)
-
-    def atom(self, token: str) -> object:
-        if token == "_":
-            return Sink()
-        if token == "-":
-            return Imm(-self.integer())
-        if re.match(r"0[fF][0-9a-fA-F]{8}$", token):
-            return Imm(int(token[2:], 16), 32)
-        if re.match(r"0[dD][0-9a-fA-F]{16}$", token):
-            return Imm(int(token[2:], 16), 64)
-        if re.match(r"-?\d", token):
-            return Imm(int(token.rstrip("U"), 0))
-        reg = self.scope.reg(token)
-        if reg is not None:
-            return reg
-        if token.startswith("%"):
-            return Special(token)
-        if token == "WARP_SZ":
-            return Imm(32)
-        return Symbol(token)
-
-
-def registers(operand: object) -> list[int]:
-    """Numbers of the registers in an operand."""
-    if isinstance(operand, Reg):
-        return [operand.index]
-    if isinstance(operand, Vector):
-        return [r for item in operand.items for r in registers(item)]
-    if isinstance(operand, Pair):
-        return registers(operand.first) + registers(operand.second)
-    if hasattr(operand, "base"):
-        found = registers(operand.base)
-        return found + [r for item in getattr(operand, "coords", ()) for r in registers(item)]
-    return []

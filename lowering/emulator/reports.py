@@ -8,6 +8,8 @@ raised where execution cannot go on, and at the end of a launch whose findings w
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -148,7 +150,27 @@ class EmulatorError(RuntimeError):
 
 
 class PtxError(EmulatorError):
-    """The PTX text uses something that the emulator does not know; the message names the line."""
+    """The PTX text uses something that the emulator does not know; the message names the line.
+
+    ``ins``: the instruction, where the text could be read.
+    """
+
+    ins: Any = None
+
+
+@contextmanager
+def reading(ins: Any) -> Iterator[None]:
+    """Whatever goes wrong inside is a :class:`PtxError` about the instruction ``ins``."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "ins", None) is not None:
+            raise
+        plain = isinstance(error, (EmulatorError, Unsupported))
+        what = str(error) if plain else f"{type(error).__name__}: {error}"
+        found = PtxError(f"a form of an instruction that is not modelled ({what})")
+        found.ins = ins
+        raise found from error
 
 
 class Unsupported(Exception):

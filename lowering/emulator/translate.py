@@ -14,7 +14,7 @@ import numpy as np
 from . import alu, half
 from .forms import missing, unknown_modifiers
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
-from .reports import PtxError, Unsupported
+from .reports import Unsupported
 from .semantics import arithmetic, integer, numeric
 from .translate_integer import TRANSLATIONS, translation
 
@@ -165,20 +165,15 @@ class Translator:
     def statements(self, ins: Instruction, guard: str | None) -> list[str]:
         """Statements for ``ins`` under the mask expression ``guard`` (None: all lanes).
 
-        Raises :class:`PtxError` for a form of it that is not modelled.
+        Raises :class:`Unsupported` for a form of it that is not modelled.
         """
-        try:
-            extra = unknown_modifiers(ins)
-            if extra:
-                raise Unsupported(missing(ins) or f"no {extra}")
-            special = translation(ins)
-            if special is not None:
-                return special(self, ins, guard)
-            return getattr(self, "_op_" + ins.root)(ins, guard)
-        except (Unsupported, KeyError) as error:
-            raise PtxError(
-                f"PTX line {ins.line}: form of an instruction not modelled ({error}): {ins.text}"
-            ) from None
+        extra = unknown_modifiers(ins)
+        if extra:
+            raise Unsupported(missing(ins) or f"no {extra}")
+        special = translation(ins)
+        if special is not None:
+            return special(self, ins, guard)
+        return getattr(self, "_op_" + ins.root)(ins, guard)
 
     def kind(self, ins: Instruction) -> str:
         """The last PTX type in the opcode."""

@@ -157,16 +157,25 @@ def createpolicy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 
 def call(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``call`` of ``vprintf``, lane by lane; no other function can be called."""
+    """``call`` of ``vprintf``, lane by lane; the parser has replaced calls of all other functions."""
     names = [str(getattr(o, "name", "")) for o in ins.operands]
-    if "vprintf" not in names:
-        raise EmulatorError(f"PTX line {ins.line}: only vprintf can be called: {ins.text}")
     arguments = ins.operands[names.index("vprintf") + 1]
-    assert isinstance(arguments, Vector)
-    formats, buffers = (w.state["param"][getattr(item, "name", "")] for item in arguments.items[:2])
-    for i, lane in enumerate(np.flatnonzero(mask)):
-        text = _c_string(m, int(formats[i]))
-        print(_format(text, w, int(buffers[i]), int(lane), m), end="")
+    assert isinstance(arguments, Vector) and w.local is not None
+    places = [m.kernel.variables[getattr(item, "name", "")].offset for item in arguments.items[:2]]
+    formats, buffers = (np.ascontiguousarray(w.local[:, at : at + 8]).view(np.uint64)[:, 0] for at in places)
+    for lane in np.flatnonzero(mask):
+        text = _c_string(m, int(formats[lane]))
+        print(_format(text, w, int(buffers[lane]), int(lane), m), end="")
+
+
+def check_index(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
+    """The index of ``brx.idx`` must be in its table."""
+    index, count = w.value(ins.operands[0], "u32"), ins.operands[1].value
+    beyond = mask & (index >= count)
+    if beyond.any():
+        text = f"brx.idx with index {int(index[np.argmax(beyond)])}; its table has {count} targets"
+        m.report(Kind.OUT_OF_BOUNDS, text, w, ins, lanes=beyond)
+        raise EmulatorError(text, tuple(m.log.reports))
 
 
 def _c_string(m: Machine, address: int) -> str:
@@ -245,7 +254,7 @@ def prefetch_tensormap(m: Machine, w: Warp, ins: Instruction, mask: Array) -> No
 HANDLERS: dict[str, Callable] = {
     "shfl.sync": shuffle, "elect.sync": elect, "vote.sync": vote, "activemask": activemask, "match": match,
     "redux.sync": redux, "mapa": mapa, "getctarank": getctarank, "trap": trap, "createpolicy": createpolicy,
-    "call": call, "fence": fence, "membar": fence, "bar.warp.sync": fence,
+    "call": call, "brx.check": check_index, "fence": fence, "membar": fence, "bar.warp.sync": fence,
     "griddepcontrol": ordering.dependency_wait, "setmaxnreg": set_register_limit,
     "prefetch.tensormap": prefetch_tensormap,
 }  # fmt: skip

@@ -329,7 +329,7 @@ st.global.v2.b32 [%rd3], %pair;
 @pytest.mark.parametrize(
     "body, place",
     [
-        (".reg .b24 %odd;", r"PTX line \d+: registers of an unknown type"),
+        (".reg .b24 %odd;", r"PTX line \d+: .*: registers of an unknown type"),
         ("add.u32 %r10, %r11, [;", r"PTX line \d+: cannot read"),
         ("ld.global.b24 %r10, [%rd1];", r"kernel k, PTX line \d+, CTA \(0, 0, 0\) warp 0, at 'ld.global.b24"),
         ("st.shared.b32 [%r3], {};", r"kernel k, PTX line \d+, CTA \(0, 0, 0\) warp 0, at 'st.shared"),
