@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import peers
+from . import fast, peers
 from .memory import Fault
 from .ptx import Instruction
 from .reports import EmulatorError, Kind
@@ -25,8 +25,14 @@ def shared_target(m: Machine, w: Warp, ins: Instruction, addresses: Array, size:
 
     Positions whose access is out of bounds are reported and left out.
     """
-    ranks = addresses >> RANK_SHIFT
+    ctas = w.cta.cluster.ctas
     offsets = addresses & OFFSET_MASK
+    compiled = fast.kernels()
+    if compiled is not None:
+        rank = compiled.one_target(addresses, size, RANK_SHIFT, SHARED_BASE, m.shared_bytes, len(ctas))
+        if rank == w.cta.rank:
+            return [(w.cta, slice(None), offsets)]
+    ranks = addresses >> RANK_SHIFT
     bad = (
         (offsets < SHARED_BASE)
         | (offsets + size > m.shared_bytes)
@@ -118,6 +124,9 @@ def undefined_bytes(m: Machine, w: Warp, addresses: Array, size: int) -> tuple[A
     if int(offsets.max()) + size > m.shared_bytes or rank >= len(w.cta.cluster.ctas):
         return None
     cta = w.cta.cluster.ctas[rank]
+    compiled = fast.kernels()
+    if compiled is not None and not compiled.any_of(cta.shadow.undefined, offsets, size):
+        return None
     found = cta.shadow.undefined[offsets[:, None] + np.arange(size)]
     return (found, cta) if found.any() else None
 

@@ -290,7 +290,7 @@ def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     except ValueError as error:
         raise access.stop(ins, str(error)) from None
     d, a, b, c = ins.operands
-    sources = [np.stack([w.value(item, "b32") for item in o.items], axis=1) for o in (a, b, c)]
+    sources = [[w.value(item, "b32") for item in o.items] for o in (a, b, c)]
     if w.taint:
         taint.matrix_product(
             w,
@@ -300,9 +300,9 @@ def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             [getattr(i, "index", -1) for i in c.items],
             shape.d != "f16",
         )
-    result = mma.multiply(shape, *sources)
+    result = mma.product(shape, *sources)
     for i, target in enumerate(d.items):
-        w.set(target, np.ascontiguousarray(result[:, i]), mask)
+        w.set(target, result[i], mask)
     if m.stats is not None:
         m.stats.add(ins, "matrix_flops", 2 * 16 * 8 * shape.k)
 
@@ -320,7 +320,7 @@ def load_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     addresses = ldmatrix.row_addresses(w.address(ins.operands[1]) & ((1 << 60) - 1), count).reshape(-1)
     lanes = np.arange(32) < 8 * count
     rows = access.load_shared(m, w, ins, addresses, 16, lanes)
-    values = ldmatrix.distribute(np.ascontiguousarray(rows).view(np.uint16).reshape(count, 8, 8), transposed)
+    values = ldmatrix.loaded(np.ascontiguousarray(rows).view(np.uint16).reshape(count, 8, 8), transposed)
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
     unwritten = access.undefined_bytes(m, w, addresses, 16)
     if unwritten is not None or w.taint:
@@ -330,7 +330,7 @@ def load_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         first = int(addresses[np.argmax(found.any(axis=1))]) & OFFSET_MASK
         taint.loaded(w, ins, cta, [t.index for t in targets], [held[:, i] for i in range(count)], first, mask)
     for i, target in enumerate(targets):
-        w.set(target, np.ascontiguousarray(values[:, i]), mask)
+        w.set(target, values[i], mask)
 
 
 def store_matrix(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import fast
+
 Array = np.ndarray
 FOREVER = np.iinfo(np.int32).max
 
@@ -91,13 +93,37 @@ class Shadow:
 
     def read(self, index: Array | slice, agent: int, clock: int, vc: Array) -> Conflict | None:
         """Note a read; returns the write that it does not follow."""
-        writer = self.writer[index]
-        early = self.written_at[index] > vc[writer]
+        conflict = self._early(index, vc)
         mark = self.readers.get(agent)
         if mark is None:
             mark = self.readers[agent] = np.zeros(self.size, np.int32)
         mark[index] = clock
+        return conflict
+
+    def _early(self, index: Array | slice, vc: Array) -> Conflict | None:
+        """The write that an access with these clocks does not follow."""
+        compiled = fast.kernels()
+        if compiled is not None:
+            if isinstance(index, slice):
+                found = compiled.early_run(self.writer[index], self.written_at[index], vc)
+            else:
+                found = compiled.early(self.writer, self.written_at, vc, index)
+            if not found:
+                return None
+        writer = self.writer[index]
+        early = self.written_at[index] > vc[writer]
         return self._conflict(index, early, writer) if early.any() else None
+
+    @staticmethod
+    def _late(mark: Array, clock: int, index: Array | slice) -> Array | None:
+        """Bytes of ``index`` that were read after ``clock``."""
+        compiled = fast.kernels()
+        if compiled is not None:
+            run = isinstance(index, slice)
+            if not (compiled.late_run(mark[index], clock) if run else compiled.late(mark, clock, index)):
+                return None
+        late = mark[index] > clock
+        return late if late.any() else None
 
     def unfenced(self, index: Array | slice, fc: Array) -> Conflict | None:
         """The ordinary write that the async proxy cannot be sure to see."""
@@ -112,14 +138,10 @@ class Shadow:
         self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool
     ) -> Conflict | None:
         """Note a write; returns an access that it does not follow."""
-        writer = self.writer[index]
-        conflict = None
-        early = self.written_at[index] > vc[writer]
-        if early.any():
-            conflict = self._conflict(index, early, writer)
+        conflict = self._early(index, vc)
         for reader, mark in self.readers.items():
-            late = mark[index] > vc[reader]
-            if late.any():
+            late = self._late(mark, vc[reader], index)
+            if late is not None:
                 conflict = Conflict(self.domain.agents[reader], False, self._offset(index, late))
                 break
         self.writer[index] = agent
@@ -140,6 +162,10 @@ class Shadow:
 
 def byte_index(offsets: Array, size: int) -> Array | slice:
     """Bytes [o, o + size) of each offset; a slice where they are one run."""
+    compiled = fast.kernels()
+    if compiled is not None:
+        start = compiled.one_run(offsets, size)
+        return compiled.spread(offsets, size) if start < 0 else slice(start, start + len(offsets) * size)
     low, high = int(offsets.min()), int(offsets.max()) + size
     if high - low == len(offsets) * size and (len(offsets) == 1 or len(np.unique(offsets)) == len(offsets)):
         return slice(low, high)

@@ -197,7 +197,7 @@ class Warp:
         dtype = CLASS_DTYPE[target.cls]
         if value.dtype != dtype:
             value = value.view(dtype) if value.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
-        if not np.array_equal(mask, self.live):
+        if mask is not self.live and not (mask == self.live).all():
             value = np.where(mask, value, self.R[target.index])
         self.R[target.index] = value
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import fast
+
 if TYPE_CHECKING:
     from .machine import Machine
     from .program import Step
@@ -67,6 +69,12 @@ class Stats:
         A pass serves 32 banks of 4 bytes; accesses of 8 and 16 bytes go in halves and quarters of a warp.
         """
         self.add(ins, "shared_bytes", len(addresses) * size)
+        compiled = fast.kernels()
+        if compiled is not None and size <= 16:
+            extra = compiled.bank_conflicts(addresses, size)
+            if extra:
+                self.add(ins, "bank_conflicts", extra)
+            return
         group = 32 if size <= 4 else 16 if size == 8 else 8
         extra = 0
         for start in range(0, len(addresses), group):

@@ -115,3 +115,170 @@ def _canonical(values):  # type: ignore[no-untyped-def]
 def product(a, b, c, group, bits, fraction):  # type: ignore[no-untyped-def]
     """`aligned` as float32."""
     return _canonical(aligned(a, b, c, group, bits, fraction))
+
+
+@jit
+def one_target(addresses, size, rank_shift, low, high, ranks):  # type: ignore[no-untyped-def]
+    """The rank that all cluster-window addresses name, in bounds and aligned; -1 where anything is amiss."""
+    first = addresses[0] >> rank_shift
+    if first < 0 or first >= ranks:
+        return -1
+    for i in range(addresses.shape[0]):
+        offset = addresses[i] & ((1 << rank_shift) - 1)
+        if addresses[i] >> rank_shift != first or offset < low or offset + size > high or offset % size:
+            return -1
+    return first
+
+
+@jit
+def one_run(offsets, size):  # type: ignore[no-untyped-def]
+    """The start of the pieces of ``size`` bytes at distinct offsets, where they are one run; -1 otherwise."""
+    low, top = offsets[0], offsets[0]
+    for i in range(1, offsets.shape[0]):
+        low = min(low, offsets[i])
+        top = max(top, offsets[i])
+    if top + size - low != offsets.shape[0] * size:
+        return -1
+    seen = np.zeros(top + 1 - low, np.bool_)
+    for i in range(offsets.shape[0]):
+        if seen[offsets[i] - low]:
+            return -1
+        seen[offsets[i] - low] = True
+    return low
+
+
+@jit
+def spread(offsets, size):  # type: ignore[no-untyped-def]
+    """The bytes of the pieces."""
+    out = np.empty(offsets.shape[0] * size, np.int64)
+    for i in range(offsets.shape[0]):
+        for j in range(size):
+            out[i * size + j] = offsets[i] + j
+    return out
+
+
+@jit
+def early(writer, written_at, vc, index):  # type: ignore[no-untyped-def]
+    """Whether some byte's last write is not covered by the clocks."""
+    for i in range(index.shape[0]):
+        if written_at[index[i]] > vc[writer[index[i]]]:
+            return True
+    return False
+
+
+@jit
+def late(mark, clock, index):  # type: ignore[no-untyped-def]
+    """Whether some byte's last read came after ``clock``."""
+    for i in range(index.shape[0]):
+        if mark[index[i]] > clock:
+            return True
+    return False
+
+
+@jit
+def any_of(flags, offsets, size):  # type: ignore[no-untyped-def]
+    """Whether a flag is set in the pieces of ``size`` bytes."""
+    for i in range(offsets.shape[0]):
+        for j in range(size):
+            if flags[offsets[i] + j]:
+                return True
+    return False
+
+
+@jit
+def bank_conflicts(addresses, size):  # type: ignore[no-untyped-def]
+    """Passes of a shared access beyond one for each group of lanes, see `Stats.shared_access`."""
+    group = 32 if size <= 4 else (16 if size == 8 else 8)
+    words_each = max(size, 4) // 4
+    held = np.empty((32, group * words_each), np.int64)
+    count = np.empty(32, np.int64)
+    extra = 0
+    for start in range(0, addresses.shape[0], group):
+        count[:] = 0
+        most = 0
+        for i in range(start, min(start + group, addresses.shape[0])):
+            for j in range(words_each):
+                word = (addresses[i] + 4 * j) >> 2
+                bank = word & 31
+                known = False
+                for n in range(count[bank]):
+                    known |= held[bank, n] == word
+                if not known:
+                    held[bank, count[bank]] = word
+                    count[bank] += 1
+                    most = max(most, count[bank])
+        extra += most - 1
+    return extra
+
+
+@jit
+def distribute(rows, transposed):  # type: ignore[no-untyped-def]
+    """`ldmatrix.distribute` with the registers first: uint16 (count, 8, 8) -> uint32 (count, 32)."""
+    out = np.empty((rows.shape[0], 32), np.uint32)
+    for matrix in range(rows.shape[0]):
+        for lane in range(32):
+            i, j = lane // 4, lane % 4 * 2
+            low = rows[matrix, j, i] if transposed else rows[matrix, i, j]
+            high = rows[matrix, j + 1, i] if transposed else rows[matrix, i, j + 1]
+            out[matrix, lane] = np.uint32(low) | (np.uint32(high) << np.uint32(16))
+    return out
+
+
+@jit
+def matrix_multiply(words, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
+    """`mma.multiply` to float32: D's registers, uint32 (4, 32).
+
+    ``words``: those of A, B and C, uint32 (registers, 32). ``wide``: operands of 32 bits, the value of each
+    its own; otherwise of 16, and ``values`` is the table of all of them.
+    """
+    count = words.shape[0] - 4
+    a_count, b_count = count * 2 // 3, count // 3
+    each = 1 if wide else 2
+    floats = words.view(np.float32)
+    a = np.empty((16, k), np.float64)
+    b = np.empty((k, 8), np.float64)
+    c = np.empty((16, 8), np.float64)
+    cut = (words & np.uint32(0xFFFFE000)).view(np.float32)
+    for lane in range(32):
+        row, quad = lane // 4, lane % 4
+        for r in range(a_count):
+            for i in range(each):
+                value = (
+                    cut[r, lane]
+                    if wide
+                    else values[(words[r, lane] >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
+                )
+                a[row + 8 * (r % 2), (r // 2) * 4 * each + quad * each + i] = value
+        for r in range(b_count):
+            for i in range(each):
+                w = words[a_count + r, lane]
+                value = (
+                    cut[a_count + r, lane] if wide else values[(w >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
+                )
+                b[r * 4 * each + quad * each + i, row] = value
+        for r in range(4):
+            c[row + 8 * (r // 2), quad * 2 + r % 2] = floats[count + r, lane]
+    d = _canonical(aligned(a, b, c, group, bits, fraction))
+    out = np.empty((4, 32), np.float32)
+    for lane in range(32):
+        for r in range(4):
+            out[r, lane] = d[lane // 4 + 8 * (r // 2), lane % 4 * 2 + r % 2]
+    return out.view(np.uint32)
+
+
+@jit
+def early_run(writer, written_at, vc):  # type: ignore[no-untyped-def]
+    """`early` for bytes that follow one another."""
+    for i in range(writer.shape[0]):
+        if written_at[i] > vc[writer[i]]:
+            return True
+    return False
+
+
+@jit
+def late_run(mark, clock):  # type: ignore[no-untyped-def]
+    """`late` for bytes that follow one another."""
+    for i in range(mark.shape[0]):
+        if mark[i] > clock:
+            return True
+    return False

@@ -13,6 +13,8 @@ import functools
 
 import numpy as np
 
+from .. import fast
+
 
 @functools.lru_cache(maxsize=2)
 def element_coordinates(transposed: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -43,6 +45,14 @@ def distribute(rows: np.ndarray, transposed: bool = False) -> np.ndarray:
     row, column = element_coordinates(transposed)
     elements = rows[..., row, column].astype(np.uint32)
     return np.swapaxes(elements[..., 0] | elements[..., 1] << np.uint32(16), -1, -2)
+
+
+def loaded(rows: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """`distribute` of one warp with the registers first: uint16 (count, 8, 8) -> uint32 (count, 32)."""
+    compiled = fast.kernels()
+    if compiled is not None:
+        return compiled.distribute(rows, transposed)
+    return np.ascontiguousarray(distribute(rows, transposed).T)
 
 
 def collect(registers: np.ndarray, transposed: bool = False) -> np.ndarray:

@@ -15,7 +15,10 @@ import re
 
 import numpy as np
 
+from .. import fast
 from . import tensor_core
+
+LANES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,21 @@ def multiply(shape: Shape, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.nd
     )
     rows, columns = accumulator_coordinates()
     return tensor_core.accumulator_registers(result[..., rows, columns], shape.d)
+
+
+def product(shape: Shape, a: list[np.ndarray], b: list[np.ndarray], c: list[np.ndarray]) -> list[np.ndarray]:
+    """The same of one warp, register by register: uint32 (32,) each."""
+    compiled = fast.kernels()
+    model = tensor_core.ACCUMULATION.get(("mma", shape.a))
+    if compiled is None or model is None or shape.d != "f32" or shape.a not in ("f16", "bf16", "tf32"):
+        result = multiply(shape, *(np.stack(registers, axis=1) for registers in (a, b, c)))
+        return list(np.ascontiguousarray(result.T))
+    words = np.concatenate((*a, *b, *c)).reshape(-1, LANES)
+    wide = shape.a == "tf32"
+    values = tensor_core.all_values("f16" if wide else shape.a)
+    return list(
+        compiled.matrix_multiply(words, values, shape.k, wide, model.group, model.bits, model.fraction)
+    )
 
 
 def _matrix(

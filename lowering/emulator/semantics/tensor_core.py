@@ -15,6 +15,7 @@ to align groups of 8 with 24. `mma.sync` of fp8, which Hopper has for compatibil
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -63,6 +64,13 @@ def operand_values(bits: np.ndarray, dtype: str) -> np.ndarray:
         return bits.view(np.int8 if dtype == "s8" else np.uint8).astype(np.int64)
     with np.errstate(invalid="ignore"):
         return numeric.decode(bits, dtype).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=4)
+def all_values(dtype: str) -> np.ndarray:
+    """The float32 value of each pattern of f16 or bf16."""
+    with np.errstate(invalid="ignore"):
+        return numeric.decode(np.arange(1 << 16, dtype=np.uint16), dtype)
 
 
 def multiply_add(
