@@ -27,7 +27,8 @@ class AttentionVariant:
     `right`: j <= i + shift + right. `left`: j >= i + shift - left. The widths are runtime arguments;
     causal is `right` with width 0. `shift` is len(k) - len(q), or 0 with `top_left`.
     `mask` is None, "boolean" (true: attend) or "additive". `score_mod(score, b, h, i, j, *aux)` and
-    `mask_mod(b, h, i, j, *aux)` are user functions that are traced into the kernel.
+    `mask_mod(b, h, i, j, *aux)` are user functions that are traced into the kernel. A backward pass alone has
+    `score_mod_bwd(gradient, score, b, h, i, j, *aux)`, the gradient of the score that `score_mod` is given.
     `lists` visits the key blocks of lists instead of a range; it is the size of a listed block in
     (query, key) tiles.
     """
@@ -41,11 +42,17 @@ class AttentionVariant:
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
     lists: tuple[int, int] | None = None
+    score_mod_bwd: Callable[..., Any] | None = None
 
     @property
     def changes_scores(self) -> bool:
         """Scores are more than a scaled product, so they cannot be scaled inside of the exponential."""
         return self.softcap or self.score_mod is not None or self.mask == "additive"
+
+    @property
+    def bends_scores(self) -> bool:
+        """The derivative of a score by its scaled product is other than 1."""
+        return self.softcap or self.score_mod is not None
 
     @property
     def hides_anywhere(self) -> bool:

@@ -36,7 +36,8 @@ class Sm90BackwardConfig:
 
     `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to 64 or 128. `stages` query blocks
     are in flight. `deterministic`: the shares of dQ are added in the order of their keys. `tma_stores` False
-    stores dK and dV with predicated stores, which any alignment allows.
+    stores dK and dV with predicated stores, which any alignment allows. `gives_q`, `gives_kv`: dQ is
+    computed, dK and dV are.
     """
 
     tile_q: int
@@ -45,6 +46,8 @@ class Sm90BackwardConfig:
     stages: int = 2
     deterministic: bool = True
     tma_stores: bool = True
+    gives_q: bool = True
+    gives_kv: bool = True
 
     family = "sm90"
 
@@ -75,7 +78,7 @@ class Sm80BackwardConfig:
     warps has `warp_keys` keys, 16 or 32; where that is twice as many as there are, two warps have the same
     keys and half of the queries each. `q_stages` and `do_stages` query blocks of Q and dO are in shared
     memory. `ahead` steps of 16 x 16 elements are read before they are multiplied. `sums_vector` sums of dQ
-    are added at a time: 1, or 4 from sm_90 on. `deterministic` as in `Sm90BackwardConfig`.
+    are added at a time: 1, or 4 from sm_90 on. Others as in `Sm90BackwardConfig`.
     """
 
     tile_k: int
@@ -88,6 +91,8 @@ class Sm80BackwardConfig:
     deterministic: bool = True
     ahead: int = 1
     sums_vector: int = 1
+    gives_q: bool = True
+    gives_kv: bool = True
 
     family = "sm80"
     tile_q = 64

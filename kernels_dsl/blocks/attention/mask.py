@@ -1,11 +1,13 @@
 """Masks and score functions on a thread's part of a score tile.
 
-Scores are seen as in `softmax`: a thread's rows are 8 apart, its columns 0, 1, 8, 9, 16, 17, … from
-its first. So a mask that is a range of keys a row is one compare a score, against a number that is known
+Scores are seen as (queries, keys). Of the rows of accumulators a thread has every eighth, of their columns
+0, 1, 8, 9, 16, 17, … from its first; rows are queries in a forward pass and keys in a backward pass
+(`Places`). So a mask that is a range of keys a query is one compare a score, against a number that is known
 at trace time.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cutlass
@@ -47,14 +49,27 @@ def row_offset(r: int) -> int:
     return 8 * r
 
 
-def query_of(row: Int32, pack: int) -> Int32:
-    """The query of a row, where the rows of `pack` heads alternate."""
-    return row if pack == 1 else row // pack
-
-
 def column_offset(c: int) -> int:
     """Columns from a thread's first to its column `c`."""
     return 8 * (c // 2) + c % 2
+
+
+class Places(NamedTuple):
+    """Steps from a thread's first query and key to its others, by their numbers in a view of its scores."""
+
+    query: Callable[[int], int]
+    key: Callable[[int], int]
+
+
+QUERY_ROWS = Places(row_offset, column_offset)
+"""Rows of the accumulators are queries."""
+KEY_ROWS = Places(column_offset, row_offset)
+"""Rows of the accumulators are keys: scores are computed transposed."""
+
+
+def query_of(row: Int32, pack: int) -> Int32:
+    """The query of a row, where the rows of `pack` heads alternate."""
+    return row if pack == 1 else row // pack
 
 
 def mask_range(
@@ -65,18 +80,19 @@ def mask_range(
     k_len: Int32,
     window: Window,
     pack: int = 1,
+    places: Places = QUERY_ROWS,
 ) -> None:
     """Sets scores outside of the window or of the first `k_len` keys to -inf. `pack` rows are one query."""
     shift = diagonal_shift(variant, seq)
     for r in range(cute.size(scores, mode=[0])):
-        diagonal = query_of(origin.row + row_offset(r), pack) + shift - origin.column
+        diagonal = query_of(origin.row + places.query(r), pack) + shift - origin.column
         last = k_len - 1 - origin.column
         if variant.right:
             last = cutlass.min(last, diagonal + window.right)
         for c in range(cute.size(scores, mode=[1])):
-            keep = last >= column_offset(c)
+            keep = last >= places.key(c)
             if variant.left:
-                keep = keep & (diagonal - window.left <= column_offset(c))
+                keep = keep & (diagonal - window.left <= places.key(c))
             scores[r, c] = choose(keep, scores[r, c], HIDDEN)
 
 
@@ -86,21 +102,33 @@ def change_scores(
     origin: ScoreOrigin,
     seq: SeqInfo,
     operands: ScoreOperands,
+    places: Places = QUERY_ROWS,
+    slopes: cute.Tensor | None = None,
 ) -> None:
-    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those."""
+    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those.
+
+    `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
+    """
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
-            score = scores[r, c] * operands.scale
+            score, slope = scores[r, c] * operands.scale, Float32(1.0)
             if variant.softcap:
-                score = operands.softcap * cute.math.tanh(score / operands.softcap, fastmath=True)
-            i, j = origin.row + row_offset(r), origin.column + column_offset(c)
+                bent = cute.math.tanh(score / operands.softcap, fastmath=True)
+                score, slope = operands.softcap * bent, 1.0 - bent * bent
+            i, j = origin.row + places.query(r), origin.column + places.key(c)
             if variant.score_mod is not None:
                 indices = (origin.batch, origin.head, *_inside(i, j, seq))
                 values = (score, *indices, *(operands.aux or ()))
+                if slopes is not None:
+                    assert variant.score_mod_bwd is not None
+                    of_one = call_of_score("score_mod_bwd", variant.score_mod_bwd, (Float32(1.0), *values))
+                    slope = slope * Float32(of_one)
                 score = Float32(call_of_score("score_mod", variant.score_mod, values))
             if variant.mask == "additive":
                 score = score + _read(operands.mask, origin, i, j)
             scores[r, c] = score
+            if slopes is not None:
+                slopes[r, c] = slope
 
 
 def mask_elements(
@@ -109,11 +137,12 @@ def mask_elements(
     origin: ScoreOrigin,
     seq: SeqInfo,
     operands: ScoreOperands,
+    places: Places = QUERY_ROWS,
 ) -> None:
     """Sets scores to -inf where the boolean mask or `mask_mod` hides them."""
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
-            i, j = origin.row + row_offset(r), origin.column + column_offset(c)
+            i, j = origin.row + places.query(r), origin.column + places.key(c)
             score = scores[r, c]
             if variant.mask == "boolean":
                 seen = _read(operands.mask, origin, i, j) != Float32(0.0)

@@ -52,15 +52,15 @@ def call_epilogue(epilogue: Callable[..., Any], acc: Any, operands: tuple[Any, .
 
 
 def call_of_score(argument: str, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-    """Calls a user's function(*values), argument "score_mod" or "mask_mod". UserFunctionError unless it
-    returns a number, or true or false."""
+    """Calls a user's function(*values), `argument` "mask_mod" or a function of scores. UserFunctionError
+    unless it returns true or false, or a number."""
     from cutlass import Numeric
 
     value = _called(argument, function, values)
     if not isinstance(value, (Numeric, bool, int, float)):
         raise UserFunctionError(
             f"{_named(argument, function)} returns {_shown(value)}, must return "
-            + ("a number" if argument == "score_mod" else "true or false")
+            + ("true or false" if argument == "mask_mod" else "a number")
         )
     return value
 

@@ -43,7 +43,7 @@ def prepare_backward(
     d_lse: cute.Tensor | None,
     lse_2: cute.Tensor,  # float32 (rows), see `Sums`
     row_sums: cute.Tensor,
-    dq_sums: cute.Tensor,
+    dq_sums: cute.Tensor | None,
     turns: cute.Tensor | None,
     cu_q: cute.Tensor | None,
     max_q: Int32,
@@ -87,7 +87,8 @@ def prepare_kernel(rows: Rows, sums: Sums, extent: SeqExtent, tiles: RowTiles, t
                         total = total - row_value(rows.d_lse, varlen, batch, head, seq.q_start + row)
                 sums.lse[number * tile[0] + r] = lse
                 sums.row_sums[number * tile[0] + r] = total
-        clear_sums(sums.dq, number, tile, thread)
+        if cutlass.const_expr(sums.dq is not None):
+            clear_sums(sums.dq, number, tile, thread)
         if cutlass.const_expr(sums.turns is not None):
             if thread < 2:
                 sums.turns[number * 2 + thread] = Int32(0)

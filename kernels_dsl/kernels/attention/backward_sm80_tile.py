@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
@@ -9,6 +10,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.mask import column_offset
+from kernels_dsl.blocks.attention.probabilities import weigh
 from kernels_dsl.blocks.attention.query_blocks import QueryWalk
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.hw.cp_async import cp_async
@@ -36,7 +39,7 @@ from .backward_work import (
     KeyJob,
     add_vector,
     first_tile_of,
-    mask_queries,
+    score_step,
 )
 
 OperandA = Callable[[int], cute.Tensor]
@@ -148,8 +151,9 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
         step(spec, memory, gradients, work, site, now)
         now = following(walk, now)
     cute.arch.cp_async_wait_group(0)
-    cute.arch.sync_threads()  # shared memory is free for the results
-    finish(spec, gradients, tensors, base, work, site)
+    if cutlass.const_expr(spec.config.gives_kv):
+        cute.arch.sync_threads()  # shared memory is free for the results
+        finish(spec, gradients, tensors, base, work, site)
 
 
 def make_site(spec: BackwardSpec, job: KeyJob, thread: Int32) -> Site:
@@ -314,19 +318,17 @@ def step(
     operand_a = from_shared(spec, readers.s_k, k, spec.warp_keys)
     multiply(spec, scores, operand_a, readers.s_q, q, config.dim // 16)
     view = softmax.rows_and_columns(scores)
-    if site.job.walk.masked(now.block):
-        first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
-        first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
-        mask_queries(spec.variant, view, work.window, site.job.seq, first_key, first_query)
-    scale = work.scores.scale * softmax.LOG2_E
-    columns = row_values(spec, memory.base + spec.lse_offset + q_stage * spec.rows_bytes, site)
-    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
-        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            view[r, c] = cute.math.exp2(view[r, c] * scale - columns[c], fastmath=True)
+    first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
+    first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
+    at = score_step(work, site.job, now.head, now.block, (first_query, first_key))
+    rows = first_row(spec, memory.base + spec.lse_offset + q_stage * spec.rows_bytes, site)
+    probs = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
+    weigh(spec.variant, scores, partial(row_values, rows), at, probs)
 
     d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
     d_view = softmax.rows_and_columns(d_probs)
-    columns = row_values(spec, memory.base + spec.row_sums_offset + do_stage * spec.rows_bytes, site)
+    rows = first_row(spec, memory.base + spec.row_sums_offset + do_stage * spec.rows_bytes, site)
+    columns = row_values(rows, 0, spec.warp_queries // 4)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = -columns[c]
@@ -336,23 +338,27 @@ def step(
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = d_view[r, c] * view[r, c]
 
-    operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-    to_operand(scores, operand)
-    multiply(spec, gradients.dv, in_registers(operand), readers.dv_do, do, spec.warp_queries // 16)
+    if cutlass.const_expr(spec.config.gives_kv):
+        if cutlass.const_expr(not spec.variant.bends_scores):
+            to_operand(scores, probs)
+        multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, spec.warp_queries // 16)
     operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     to_operand(d_probs, operand)
-    store_d_scores(spec, operand, ds, site)
-    multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
+    if cutlass.const_expr(spec.config.gives_q):
+        store_d_scores(spec, operand, ds, site)
+    if cutlass.const_expr(spec.config.gives_kv):
+        multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
 
     if cutlass.const_expr(spec.one_barrier):
         cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
     start_next_copies(spec, memory, work, site, now)
-    dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
-    dq.fill(0.0)
-    operand_a = from_shared(spec, readers.dq_ds, ds, spec.dq_rows)
-    multiply(spec, dq, operand_a, readers.dq_k, k, spec.tile_k // 16, stride=spec.dq_column_warps)
-    add_dq(spec, work, site, now, dq)
+    if cutlass.const_expr(spec.config.gives_q):
+        dq = warp_accumulators(spec.dq_rows, spec.dq_columns)
+        dq.fill(0.0)
+        operand_a = from_shared(spec, readers.dq_ds, ds, spec.dq_rows)
+        multiply(spec, dq, operand_a, readers.dq_k, k, spec.tile_k // 16, stride=spec.dq_column_warps)
+        add_dq(spec, work, site, now, dq)
 
 
 def from_shared(spec: BackwardSpec, reader: MatrixReader, address: Int32, rows: int) -> OperandA:
@@ -396,13 +402,19 @@ def multiply(
     warp_product(mma, acc, operand_a, read_b, steps, spec.config.ahead, spec.dtype)
 
 
-def row_values(spec: BackwardSpec, address: Int32, site: Site) -> cute.Tensor:
-    """One float32 of each of this thread's queries, from those of the step in shared memory."""
-    found = cute.make_rmem_tensor(spec.warp_queries // 4, Float32)
-    first = address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4
-    for i in range(spec.warp_queries // 8):
-        source = cute.make_tensor(shared_pointer(Float32, first + 32 * i, 8), cute.make_layout(2))
-        cute.autovec_copy(source, cute.make_tensor(found.iterator + 2 * i, cute.make_layout(2)))
+def first_row(spec: BackwardSpec, address: Int32, site: Site) -> Int32:
+    """Address of the number of this thread's first query, of those of a step at `address`."""
+    return address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4
+
+
+def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
+    """One float32 of each of `count` of this thread's queries, from number `first` on, out of shared memory,
+    where that of the first lies at `address`."""
+    found = cute.make_rmem_tensor(count, Float32)
+    for i in range(0, count, 2):
+        source = shared_pointer(Float32, address + 4 * column_offset(first + i), 8)
+        target = cute.make_tensor(found.iterator + i, cute.make_layout(2))
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), target)
     return found
 
 

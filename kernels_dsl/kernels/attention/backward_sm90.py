@@ -63,7 +63,7 @@ def attention_backward_sm90(
     dv: cute.Tensor,
     lse: cute.Tensor,  # float32, see `Sums`
     row_sums: cute.Tensor,
-    dq_sums: cute.Tensor,
+    dq_sums: cute.Tensor | None,
     turns: cute.Tensor | None,
     scale: Float32,
     softcap: Float32,

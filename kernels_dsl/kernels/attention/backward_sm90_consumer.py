@@ -5,6 +5,7 @@ register operand of dV += P^T dO and dK += dS^T Q. Only dS goes through shared m
 sums over the keys of both warpgroups.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import cutlass
@@ -13,6 +14,8 @@ from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.mask import column_offset
+from kernels_dsl.blocks.attention.probabilities import weigh
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
@@ -36,7 +39,7 @@ from .backward_work import (
     KeyJob,
     add_vector,
     first_tile_of,
-    mask_queries,
+    score_step,
     vector_pointer,
 )
 
@@ -97,8 +100,9 @@ class Outputs(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A query block, and its number among the query tiles of all heads and sequences."""
+    """A query block of a head, and its number among the query tiles of all heads and sequences."""
 
+    head: Int32
     block: Int32
     number: Int32
 
@@ -142,14 +146,15 @@ def consume(
         head = at.kv_head * work.heads_per_kv + member
         for block in cutlass.range(walk.first, walk.end, unroll=1):
             number = work.rows.number(spec.tile_q, spec.varlen, job.seq, at.batch, head, block)
-            state = step(spec, rings, state, mmas, parts, tiles, site, Visit(block, number))
-    # K is where the outputs are staged: the other warpgroup may still multiply by it.
-    sync_consumers(CONSUMERS)
-    store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, tiles.staging, site)
-    for i in cutlass.range_constexpr(cute.size(parts.dk)):
-        parts.dk[i] = parts.dk[i] * work.scores.scale
-    store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
-    epi.drain(spec.dk_epilogue, thread)
+            state = step(spec, rings, state, mmas, parts, tiles, site, Visit(head, block, number))
+    if cutlass.const_expr(spec.gives_kv):
+        # K is where the outputs are staged: the other warpgroup may still multiply by it.
+        sync_consumers(CONSUMERS)
+        store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, tiles.staging, site)
+        for i in cutlass.range_constexpr(cute.size(parts.dk)):
+            parts.dk[i] = parts.dk[i] * work.scores.scale
+        store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
+        epi.drain(spec.dk_epilogue, thread)
 
 
 def turned(tile: cute.Tensor) -> cute.Tensor:
@@ -208,40 +213,42 @@ def step(
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
     warpgroup.wait_group(1)
-    view = softmax.rows_and_columns(scores)
-    if site.job.walk.masked(visit.block):
-        query = visit.block * spec.tile_q + site.query
-        mask_queries(spec.variant, view, site.work.window, site.job.seq, site.key, query)
-    scale = site.work.scores.scale * softmax.LOG2_E
-    columns = row_values(spec, tiles.lse, stage, site)
-    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
-        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            view[r, c] = cute.math.exp2(view[r, c] * scale - columns[c], fastmath=True)
     # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
     operand = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
     probs = cute.make_rmem_tensor(operand, spec.dtype)
     d_scores = cute.make_rmem_tensor(operand, spec.dtype)
-    to_operand(scores, probs)
+    query = visit.block * spec.tile_q + site.query
+    at = score_step(site.work, site.job, visit.head, visit.block, (query, site.key))
+    weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
+    if cutlass.const_expr(not spec.variant.bends_scores):
+        to_operand(scores, probs)
     warpgroup.wait_group(0)
-    issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    d_view = softmax.rows_and_columns(d_probs)
-    columns = row_values(spec, tiles.row_sums, stage, site)
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
+    view, d_view = softmax.rows_and_columns(scores), softmax.rows_and_columns(d_probs)
+    columns = row_values(tiles.row_sums, stage * spec.tile_q + site.query, 0, spec.tile_q // 4)
     for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             d_view[r, c] = view[r, c] * (d_view[r, c] - columns[c])
     to_operand(d_probs, d_scores)
-    buffer = state.count % spec.ds_stages
-    store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
-    sync_consumers(CONSUMERS)
-    dq = cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32)
-    issue_product(mmas.dq, dq, parts.ds[None, None, None, buffer], parts.k_rows, False)
-    warpgroup.wait_group(1)
+    if cutlass.const_expr(spec.gives_q):
+        buffer = state.count % spec.ds_stages
+        store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
+        cute.arch.fence_proxy("async.shared", space="cta")
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
+    if cutlass.const_expr(spec.gives_q):
+        sync_consumers(CONSUMERS)
+        dq = cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32)
+        issue_product(mmas.dq, dq, parts.ds[None, None, None, buffer], parts.k_rows, False)
+        warpgroup.wait_group(1)
+    else:
+        warpgroup.wait_group(0)
     rings.do.consumer_release(state)
     rings.q.consumer_release(state)
-    warpgroup.wait_group(0)
-    add_dq(spec, site, visit, dq)
+    if cutlass.const_expr(spec.gives_q):
+        warpgroup.wait_group(0)
+        add_dq(spec, site, visit, dq)
     state.advance()
     return state
 
@@ -277,12 +284,13 @@ def clear_rows(tile: cute.Tensor, first: Int32, site: Site):
             tile[row, column] = tile.element_type(0.0)
 
 
-def row_values(spec: BackwardSpec, values: cute.Tensor, stage: Int32, site: Site) -> cute.Tensor:
-    """One float32 of each of this thread's queries, from shared memory (queries, stages)."""
-    found = cute.make_rmem_tensor(spec.tile_q // 4, Float32)
-    for i in range(spec.tile_q // 8):
-        source = (values.iterator + stage * spec.tile_q + 8 * i + site.query).align(8)
-        target = cute.make_tensor(found.iterator + 2 * i, cute.make_layout(2))
+def row_values(values: cute.Tensor, place: Int32, first: int, count: int) -> cute.Tensor:
+    """One float32 of each of `count` of this thread's queries, from number `first` on, out of shared memory,
+    where that of the first lies at `place`."""
+    found = cute.make_rmem_tensor(count, Float32)
+    for i in range(0, count, 2):
+        source = (values.iterator + place + column_offset(first + i)).align(8)
+        target = cute.make_tensor(found.iterator + i, cute.make_layout(2))
         cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), target)
     return found
 

@@ -33,6 +33,8 @@ class BackwardSpec:
     """Queries and columns of a warpgroup's share of dQ."""
     sums: SumsOfTile
     variant: Any  # AttentionVariant
+    gives_q: bool
+    gives_kv: bool
 
     tile_k = TILE_K
     ds_stages = 2
@@ -72,4 +74,5 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     return BackwardSpec(
         config.tile_q, config.dim, config.dim_v, config.stages, config.deterministic, varlen, dtype,
         epilogue(config.dim), epilogue(config.dim_v), config.dq_share, config.sums, variant,
+        config.gives_q, config.gives_kv,
     )  # fmt: skip

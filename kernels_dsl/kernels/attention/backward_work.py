@@ -8,10 +8,10 @@ from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
-from kernels_dsl.blocks.attention.mask import HIDDEN, ScoreOperands, column_offset, row_offset
+from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin
+from kernels_dsl.blocks.attention.probabilities import ScoreStep
 from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo, SeqLens
-from kernels_dsl.blocks.attention.softmax import choose
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_backward import SumsOfTile
@@ -79,8 +79,9 @@ class Sums(NamedTuple):
     """(rows): log-sum-exp in base 2; +inf for rows without a key and after a sequence's last"""
     row_sums: cute.Tensor
     """(rows): sum of dO * O, less the gradient of the log-sum-exp"""
-    dq: cute.Tensor
-    """(elements): sums of dQ as the accumulators of a matrix product have them, see `SumsOfTile`"""
+    dq: cute.Tensor | None
+    """(elements): sums of dQ as the accumulators of a matrix product have them, see `SumsOfTile`; None where
+    nobody asks for it"""
     turns: cute.Tensor | None
     """int32 (query tiles * shares): shares of dQ added so far; None where they come in any order"""
 
@@ -132,6 +133,14 @@ class KeyJob(NamedTuple):
     walk: QueryWalk
 
 
+def score_step(
+    work: BackwardWork, job: KeyJob, head: Int32, block: Int32, first: tuple[Int32, Int32]
+) -> ScoreStep:
+    """Scores of a thread from its `first` query and key on, of query block `block` of a head."""
+    origin = ScoreOrigin(*first, head, job.at.batch)
+    return ScoreStep(origin, job.seq, work.window, work.scores, job.walk.masked(block))
+
+
 VECTOR = 4
 """Sums of dQ that a thread has of eight columns: two of each of its two rows."""
 SHARE_THREADS = 128
@@ -148,32 +157,6 @@ def first_element(order: SumsOfTile, share: Int32, thread: Int32) -> tuple[Int32
 def vector_pointer(order: cutlass.Constexpr, dq: cute.Tensor, share: Int32, thread: Int32) -> cute.Pointer:
     """A thread's first vector of share number `share` of all; the next is VECTOR * SHARE_THREADS on."""
     return dq.iterator + cutlass.Int64(share) * order.size + thread * order.vector
-
-
-def mask_queries(
-    variant: AttentionVariant,
-    view: cute.Tensor,  # (keys, queries) of a thread, from its first key and query on
-    window: Window,
-    seq: SeqInfo,
-    first_key: Int32,
-    first_query: Int32,
-) -> None:
-    """Sets scores outside of the mask, and of keys after the last, to -inf."""
-    shift = diagonal_shift(variant, seq)
-    for r in range(cute.size(view, mode=[0])):
-        key = first_key + row_offset(r)
-        # Of this key: queries from `first` to `last` count, as offsets from the thread's first.
-        first = Int32(0)
-        if variant.right:
-            first = key - shift - window.right - first_query
-        first = cutlass.select_(key < seq.k_len, first.ir_value(), Int32(1 << 30).ir_value())
-        first = Int32(first)
-        last = key - shift + window.left - first_query if variant.left else None
-        for c in range(cute.size(view, mode=[1])):
-            keep = first <= column_offset(c)
-            if variant.left:
-                keep = keep & (last >= column_offset(c))
-            view[r, c] = choose(keep, view[r, c], HIDDEN)
 
 
 def first_tile_of(spec: BackwardSpec, work: BackwardWork, seq: SeqInfo, block: Int32) -> Int32:

@@ -83,9 +83,9 @@ def attention(
     reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
     tile attends to are not read into the result.
 
-    Differentiable in q, k and v, through the log-sum-exp too: up to head dimension 128, with causal and
-    window masks, not yet with the other options. RuntimeError where a gradient is asked for that is not
-    there. The same call gives gradients of the same bits.
+    Differentiable in q, k, v and sinks, through the log-sum-exp too: up to head dimension 128, not yet with
+    `blocks` and `score_mod`. RuntimeError where a gradient is asked for that is not there. The same call
+    gives gradients of the same bits.
     """
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)

@@ -6,9 +6,10 @@ workspace of O(rows · D): the scores are computed again from the log-sum-exp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +23,11 @@ from kernels_dsl.config.attention_backward import (
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.outputs import is_empty
+from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
+from lowering.records import frozen
 
 _MODULES = "kernels_dsl.kernels.attention."
 PREPARE = lowering.jit(_MODULES + "backward_prepare:prepare_backward", name="attention_backward_prepare")
@@ -34,6 +37,7 @@ FUNCTIONS = {
     "sm80": lowering.jit(_MODULES + "backward_sm80:attention_backward_sm80", name="attention_backward_sm80"),
 }
 BackwardConfig = Sm90BackwardConfig | Sm80BackwardConfig
+LOG2_E = math.log2(math.e)
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
@@ -50,13 +54,23 @@ class Forward:
     extras: Extras
 
 
+@frozen
+class Needs:
+    """Gradients that are asked for."""
+
+    q: bool = True
+    kv: bool = True
+    sinks: bool = False
+
+
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of the loss with respect to q, k and v, of their shapes and dtypes."""
+    """Gradients of the loss, each of the shape and dtype of its tensor; None where nobody asks for one."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: torch.Tensor | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    sinks: torch.Tensor | None
 
 
 def why_not_variant(call: AttentionCall) -> str | None:
@@ -64,10 +78,7 @@ def why_not_variant(call: AttentionCall) -> str | None:
     variant = call.variant
     if max(call.dim, call.dim_v) > 128:
         return f"attention has no gradient with head dimensions above 128 yet: {call.dim} and {call.dim_v}"
-    given = {
-        "softcap": variant.softcap, "mask": variant.mask, "score_mod": variant.score_mod,
-        "mask_mod": variant.mask_mod, "sinks": variant.sinks, "blocks": call.block,
-    }  # fmt: skip
+    given = {"score_mod": variant.score_mod, "blocks": call.block}
     for name, value in given.items():
         if value:
             return f"attention has no gradient with {name} yet"
@@ -84,11 +95,14 @@ def why_not(call: AttentionCall, target: Target) -> str | None:
     return why_not_variant(call)
 
 
-def choose(call: AttentionCall, device: Device, deterministic: bool) -> BackwardConfig:
+def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Needs) -> BackwardConfig:
     """The configuration for a call: of the fastest family of kernels that the device has."""
+    config: BackwardConfig
     if device.families()[0] == "sm90":
-        return sm90_backward_config(call.dim, call.dim_v, deterministic)
-    return sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes)
+        config = sm90_backward_config(call.dim, call.dim_v, deterministic)
+    else:
+        config = sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes)
+    return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
 def check_gradient(call: AttentionArguments, asked: str, target: Target | None) -> None:
@@ -96,10 +110,21 @@ def check_gradient(call: AttentionArguments, asked: str, target: Target | None) 
 
     `target` is where it runs, None for a call that is only traced.
     """
+    if asked not in (*call.names[:3], "sinks"):
+        raise RuntimeError(f"{asked} requires grad, but attention has no gradient of it yet: detach it")
     described = describe(call)
     reason = why_not_variant(described) if target is None else why_not(described, target)
     if reason is not None:
         raise RuntimeError(f"{asked} requires grad, but {reason}: call it under torch.no_grad()")
+
+
+class Workspace(NamedTuple):
+    """Numbers of each query row and head between the kernels, by tiles; see `backward_work.Sums`."""
+
+    lse: torch.Tensor
+    row_sums: torch.Tensor
+    dq: torch.Tensor | None
+    turns: torch.Tensor | None
 
 
 class BackwardPlan:
@@ -111,14 +136,14 @@ class BackwardPlan:
         forward: Forward,
         do: torch.Tensor,
         target: Target,
-        deterministic: bool = True,
-        config: BackwardConfig | None = None,
+        deterministic: bool,
+        needs: Needs,
     ) -> None:
         reason = why_not(call, target)
         if reason is not None:
             raise ValueError(reason)
-        self.call = call
-        self.config = config or choose(call, target.device, deterministic)
+        self.call, self.needs = call, needs
+        self.config = choose(call, target.device, deterministic, needs)
         self.steps: list[Step | None] = [
             prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
         ]
@@ -134,40 +159,55 @@ class BackwardPlan:
 
     def run(self, forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None = None) -> Gradients:
         """The gradients. do: like the output; d_lse: float32 like the log-sum-exp, or None."""
-        call, extras = self.call, forward.extras
+        call, extras, needs = self.call, forward.extras, self.needs
         new: Callable[..., torch.Tensor] = torch.zeros_like if self._leaves_rows(extras) else torch.empty_like
-        dq, dk, dv = (
-            new(x, memory_format=torch.contiguous_format) for x in (forward.q, forward.k, forward.v)
-        )
-        if is_empty(call):
-            return Gradients(dq, dk, dv)
+        asked = zip((forward.q, forward.k, forward.v), (needs.q, needs.kv, needs.kv))
+        dq, dk, dv = (new(x, memory_format=torch.contiguous_format) if need else None for x, need in asked)
         tensors = (forward.q, forward.k, forward.v, forward.out, do)
         q, k, v, out, do = (x if step is None else step(x) for x, step in zip(tensors, self.steps))
-        lse, row_sums, dq_sums, turns = self._workspace(q)
-        cu_q = None if extras.seqlens is None else extras.seqlens[0]
+        seqlens, longest_q, _, _, mask, aux = kernel_extras(call, extras)
+        sums = self._workspace(q)
+        cu_q = None if seqlens is None else seqlens[0]
         if d_lse is not None:
             d_lse = d_lse.float()
-        sums = (lse, row_sums, dq_sums, turns)
-        launch = self.prepare
-        launch(out, do, forward.lse, d_lse, *sums, cu_q, call.longest_q)
-        launch = self.main
-        numbers = (call.scale, call.softcap, call.left, call.right)
-        launch(q, k, v, do, dk, dv, *sums, *numbers, extras.seqlens, call.longest_k, None, None)
-        self.finish(dq_sums, dq, call.scale, cu_q, call.longest_q)
-        return Gradients(dq, dk, dv)
+        if not is_empty(call) or (needs.sinks and 0 not in (call.batch, call.heads, longest_q)):
+            self.prepare(out, do, forward.lse, d_lse, *sums, cu_q, longest_q)
+        if not is_empty(call) and (needs.q or needs.kv):
+            numbers = (call.scale, call.softcap, call.left, call.right)
+            results = (k, v) if dk is None else (dk, dv)  # which are not written then
+            launch = self.main
+            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux)
+            if needs.q:
+                self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
+        d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None
+        return Gradients(dq, dk, dv, d_sinks)
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""
         return extras.seqlens is not None or is_empty(self.call)
 
-    def _workspace(self, q: torch.Tensor) -> tuple[Any, ...]:
-        """float32 log-sum-exp and row sums by rows, sums of dQ, and int32 turns or None."""
-        call, config = self.call, self.config
+    def _workspace(self, q: torch.Tensor) -> Workspace:
+        """Numbers of query tiles, as the kernels take them."""
+        call, config, gives_q = self.call, self.config, self.needs.q
         if call.packed:
             tiles = call.heads * (call.q_len // config.tile_q + call.batch)
         else:
             tiles = call.batch * call.heads * -(-call.q_len // config.tile_q)
         rows = tiles * config.tile_q
-        memory = torch.empty(rows * (config.dim + 2) + 2 * tiles, dtype=torch.float32, device=q.device)
-        dq_sums, lse, row_sums, turns = memory.split([rows * config.dim, rows, rows, 2 * tiles])
-        return lse, row_sums, dq_sums, turns.view(torch.int32) if config.deterministic else None
+        sizes = [rows, rows, rows * config.dim if gives_q else 0, 2 * tiles]
+        memory = torch.empty(sum(sizes), dtype=torch.float32, device=q.device)
+        row_sums, lse, dq_sums, turns = memory.split(sizes)
+        if self.needs.sinks and (call.packed or is_empty(call)):  # some rows belong to no sequence
+            lse.fill_(math.inf)
+            row_sums.zero_()
+        if not gives_q:
+            return Workspace(lse, row_sums, None, None)
+        return Workspace(lse, row_sums, dq_sums, turns.view(torch.int32) if config.deterministic else None)
+
+    def _sinks(self, sinks: torch.Tensor | None, sums: Workspace) -> torch.Tensor:
+        """A sink is the score of a key whose value is 0: its gradient is P (0 - row sum)."""
+        assert sinks is not None
+        lead = 1 if self.call.packed else self.call.batch
+        lse, row_sums = (x.view(lead, len(sinks), -1) for x in (sums.lse, sums.row_sums))
+        probs = torch.exp2(sinks.float()[:, None] * LOG2_E - lse)
+        return -(probs * row_sums).sum((0, 2)).to(sinks.dtype)

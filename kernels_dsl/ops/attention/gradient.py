@@ -1,7 +1,8 @@
 """Gradients of attention as autograd sees them: the operator of the backward pass, and what it needs of the
 forward one.
 
-`torch.ops.kernels_dsl.attention_backward` gives the gradients of q, k and v. It has no backward of its own.
+`torch.ops.kernels_dsl.attention_backward` gives the gradients of q, k, v and the sinks; those that nobody
+asks for have no elements. It has no backward of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from kernels_dsl.ops.attention.arguments import (
     Seqlens,
     describe,
 )
-from kernels_dsl.ops.attention.backward import BackwardPlan, Forward
+from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Needs
+from kernels_dsl.ops.attention.functions import function_of
 from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.target import target_of
@@ -43,15 +45,23 @@ class BackwardOperands(Arguments):
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
     seqused_k: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    aux: tuple[Any, ...] = ()
     layout: str = "bshd"
     causal: bool = False
     window_left: int | None = None
     window_right: int | None = None
     alignment: str = "bottom_right"
     scale: float | None = None
+    softcap: float = 0.0
+    mask_mod: str | None = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = -1
     deterministic: bool = True
+    needs_q: bool = True
+    needs_kv: bool = True
+    needs_sinks: bool = False
 
     outputs = ()
 
@@ -59,50 +69,71 @@ class BackwardOperands(Arguments):
         """The options of the forward call."""
         window = (self.window_left, self.window_right)
         unlimited = window == (None, None)
-        return AttentionOptions(self.causal, None if unlimited else window, self.alignment, self.scale, 0.0)
+        return AttentionOptions(
+            self.causal, None if unlimited else window, self.alignment, self.scale, self.softcap
+        )
+
+    def needs(self) -> Needs:
+        """The gradients that are asked for."""
+        return Needs(self.needs_q, self.needs_kv, self.needs_sinks)
 
     def extras(self) -> Extras:
         """Its tensors beside q, k and v."""
         if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
-            return NO_EXTRAS
+            given = self.aux or not self.mask is self.sinks is None
+            return Extras(self.mask, self.sinks, aux=self.aux) if given else NO_EXTRAS
         longest_k = None if self.max_seqlen_k < 0 else self.max_seqlen_k
         seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
-        return Extras(seqlens=seqlens, max_seqlens=MaxSeqlens(self.max_seqlen_q, longest_k))
+        longest = MaxSeqlens(self.max_seqlen_q, longest_k)
+        return Extras(self.mask, self.sinks, None, self.aux, seqlens, longest)
 
 
-_SCALARS = tuple(name for name in BackwardOperands.choices if name != "deterministic")
+_OWN = ("deterministic", "needs_q", "needs_kv", "needs_sinks")
+_SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
+_KEPT = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks")
+"""Tensors and results of the forward operator that the backward one takes, before `aux`."""
+_LACKING = ("counts", "full_counts", "score_mod")
+"""Arguments of the forward operator that the backward one does not have."""
+_FORWARD = (
+    "q", "k", "v", "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q",
+    "cu_seqlens_k", "seqused_k", "aux",
+)  # fmt: skip
+"""Tensors of the forward operator."""
+_LEAVES = ("q", "k", "v", "sinks")
+"""Those that have gradients."""
 
 
-def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x = BackwardOperands(*tensors, **given)  # type: ignore[arg-type]
+def _operands(tensors: tuple[Any, ...], given: dict[str, Any]) -> BackwardOperands:
+    named = dict(zip(BackwardOperands.tensors, tensors))
+    return BackwardOperands(**{**named, "aux": tuple(named.get("aux") or ())}, **given)
+
+
+def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
+    x = _operands(tensors, given)
     extras = x.extras()
     forward = Forward(x.q, x.k, x.v, x.out, x.lse, extras)
     key, target = x.plan_key(), target_of(x.q, "q")
     plan = _PLANS.get(key)
     if plan is None:
-        call = describe(AttentionArguments(x.q, x.k, x.v, x.options(), x.layout, extras))
-        plan = BackwardPlan(call, forward, x.do, target, x.deterministic)
+        mask_mod = function_of(x.mask_mod)
+        call = describe(AttentionArguments(x.q, x.k, x.v, x.options(), x.layout, extras, mask_mod=mask_mod))
+        plan = BackwardPlan(call, forward, x.do, target, x.deterministic, x.needs())
         if not target.emulated:
             call_cache.put(_PLANS, key, plan)
     found = plan.run(forward, x.do, x.d_lse)
-    return found.q, found.k, found.v
+    none = x.q.new_empty(0)
+    return tuple(none if y is None else y for y in (found.q, found.k, found.v, found.sinks))
 
 
-def _backward_fake(
-    do: torch.Tensor,
-    d_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *others: torch.Tensor | None,
-    **given: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _backward_fake(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
+    x = _operands(tensors, given)
+    asked = ((x.q, x.needs_q), (x.k, x.needs_kv), (x.v, x.needs_kv), (x.sinks, x.needs_sinks))
+    return tuple(y.new_empty(y.shape) if y is not None and need else x.q.new_empty(0) for y, need in asked)
 
 
 define(
-    "attention_backward", f"({schema_of(BackwardOperands)}) -> (Tensor, Tensor, Tensor)", _backward,
+    "attention_backward", f"({schema_of(BackwardOperands)}) -> (Tensor, Tensor, Tensor, Tensor)", _backward,
     _backward_fake, "second derivative",
 )  # fmt: skip
 
@@ -116,20 +147,34 @@ def setup_context(
     """Keeps what the backward pass needs. RuntimeError for a call without the log-sum-exp."""
     if not keyword_only_inputs["return_lse"]:
         raise RuntimeError("return_lse is False, must be True for a gradient: it is computed from the output")
-    seqlens = [x for x in inputs[9:12] if x is not None]
-    ctx.save_for_backward(*inputs[:3], *output, *seqlens)
+    given = dict(zip(_FORWARD, inputs))
+    lacking = [name for name in _LACKING if given.get(name, keyword_only_inputs.get(name)) is not None]
+    names = [*_FORWARD, *["aux"] * len(ctx.needs_input_grad)]  # which has several tensors
+    lacking += [name for name, asked in zip(names, ctx.needs_input_grad) if asked and name not in _LEAVES]
+    if lacking:
+        raise RuntimeError(f"attention has no gradient with {lacking[0]} yet: call it under torch.no_grad()")
+    given.update(zip(("out", "lse"), output))
+    ctx.save_for_backward(*map(given.get, _KEPT), *(given.get("aux") or ()))
     ctx.given = {name: keyword_only_inputs[name] for name in _SCALARS}
     ctx.set_materialize_grads(False)
 
 
 def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[Any, ...]:
     """Gradients of the forward operator's positional arguments."""
-    q, k, v, out, lse, *seqlens = ctx.saved_tensors
-    others = len(ctx.needs_input_grad) - 3
+    kept = dict(zip(_KEPT, ctx.saved_tensors))
+    aux = ctx.saved_tensors[len(_KEPT) :]
+    asked = dict(zip(_FORWARD, ctx.needs_input_grad))
+    results: dict[str, Any] = dict.fromkeys(asked)  # fewer than _FORWARD where the last are not given
+    if aux:
+        results["aux"] = [None] * len(aux)
     if do is None and d_lse is None:
-        return (None,) * (others + 3)
+        return tuple(results.values())
     if do is None:
-        do = torch.zeros_like(out)
-    found = torch.ops.kernels_dsl.attention_backward(do, d_lse, q, k, v, out, lse, *seqlens, **ctx.given)
-    needed = (x if need else None for x, need in zip(found, ctx.needs_input_grad))
-    return (*needed, *(None,) * others)
+        do = torch.zeros_like(kept["out"])
+    needs = {
+        "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"], "needs_sinks": asked.get("sinks", False),
+    }  # fmt: skip
+    operator = torch.ops.kernels_dsl.attention_backward
+    found = operator(do, d_lse, *kept.values(), aux or None, **ctx.given, **needs)
+    results.update((name, x) for name, x in zip(_LEAVES, found) if asked.get(name))
+    return tuple(results.values())

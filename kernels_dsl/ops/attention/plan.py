@@ -149,7 +149,7 @@ def _new_out(call: AttentionCall, q: torch.Tensor) -> MakeOut:
     return make
 
 
-def _kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
+def kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
     """(seqlens, max_q, lists, sinks, mask, aux) as the kernel takes them."""
     mask = extras.mask
     if mask is not None:
@@ -194,7 +194,7 @@ class _Tail:
         """The arguments of a call with these extras."""
         first = self.bare
         if extras is not NO_EXTRAS:
-            first = (*self.scalars, *_kernel_extras(self.call, extras))
+            first = (*self.scalars, *kernel_extras(self.call, extras))
         return (*first, tile_counter(self.index), *self.last) if self.queued else (*first, *self.last)
 
 

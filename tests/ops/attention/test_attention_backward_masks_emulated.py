@@ -1,0 +1,113 @@
+"""Gradients of attention with masks and changed scores in the emulator, by both families."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels_dsl
+from lowering import emulator
+from reference.attention import Masking, attention
+from tests.ops.attention.gradient_cases import check_gradients, leaves
+
+ARCHS = ("sm_90a", "sm_89")
+
+
+@pytest.fixture(autouse=True, params=ARCHS)
+def _emulated(request):
+    with emulator.run(arch=request.param):
+        yield
+
+
+def _every_third(b, h, i, j):
+    return (i + j + h) % 3 != 0
+
+
+def _same_document(b, h, i, j, documents):
+    return documents[i] == documents[j]
+
+
+def test_softcap(seed):
+    _small = {"softcap": 2.0, "causal": True}
+    check_gradients(leaves((2, 1), (40, 140), (64, 64), seed), Masking(right=0, softcap=2.0), **_small)
+
+
+def test_softcap_in_float16_through_the_log_sum_exp(seed):
+    tensors = leaves((1, 1), (40, 90), (40, 72), seed, torch.float16)
+    check_gradients(tensors, Masking(softcap=1.5), True, softcap=1.5)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 40, 140), (1, 1, 1, 140)])
+def test_boolean(shape, seed):
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.7
+    check_gradients(leaves((2, 1), (40, 140), (64, 64), seed), Masking(allowed=mask), mask=mask)
+
+
+def test_rows_that_a_mask_hides(seed):
+    mask = torch.ones(40, 90, dtype=torch.bool).tril(-5)  # the first five see nothing
+    found = check_gradients(leaves((1, 1), (40, 90), (64, 64), seed), Masking(allowed=mask), mask=mask)
+    assert not found[0][:, :5].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_additive(dtype, seed):
+    mask = torch.randn((2, 1, 40, 140), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    mask[0, 0, 3, :120] = mask[1, :, :, 100:] = -torch.inf
+    tensors = leaves((2, 1), (40, 140), (64, 64), seed, batch=2)
+    options = {"mask": mask, "window": (60, 20), "softcap": 3.0}
+    check_gradients(tensors, Masking(60, 20, bias=mask, softcap=3.0), **options)
+
+
+def test_mask_function(seed):
+    masking = Masking(right=0, mask_mod=_every_third)
+    tensors = leaves((2, 1), (40, 140), (64, 64), seed)
+    check_gradients(tensors, masking, causal=True, mask_mod=_every_third)
+
+
+def test_mask_function_that_reads_a_tensor(seed):
+    documents = torch.arange(70).div(30, rounding_mode="floor").int()
+    options = {"mask_mod": _same_document, "aux": (documents,)}
+    masking = Masking(mask_mod=lambda b, h, i, j: documents[i] == documents[j])
+    check_gradients(leaves((1, 1), (70, 70), (64, 64), seed), masking, **options)
+
+
+def test_scaled_dot_product_attention_with_a_mask(seed):
+    q, k, v = (x.transpose(1, 2) for x in leaves((2, 2), (40, 90), (64, 64), seed))
+    mask = torch.rand((40, 90), generator=torch.Generator().manual_seed(seed)) < 0.7
+    own, theirs = (
+        torch.autograd.grad(f(q, k, v, attn_mask=mask).float().square().sum(), (q, k, v))
+        for f in (kernels_dsl.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
+    )
+    for x, y in zip(own, theirs):
+        assert float((x - y).float().norm()) < 0.01 * float(y.float().norm())
+
+
+def test_sinks(seed):
+    sinks = torch.randn(2, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    tensors = leaves((2, 1), (40, 140), (64, 64), seed, batch=2)
+    check_gradients((*tensors, sinks), Masking(right=0, sinks=sinks), True, causal=True, sinks=sinks)
+
+
+def test_sinks_alone_and_of_rows_without_keys(seed):
+    sinks = torch.randn(
+        2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).requires_grad_()
+    q, k, v = (x.detach() for x in leaves((2, 2), (40, 20), (64, 64), seed))
+    for keys in (20, 0):
+        tensors = q, k[:, :keys], v[:, :keys]
+        _, lse = kernels_dsl.attention(*tensors, sinks=sinks, causal=True, return_lse=True)
+        (found,) = torch.autograd.grad(lse.sum(), sinks)
+        exact = attention(*tensors, Masking(right=0, sinks=sinks))[1]
+        (expected,) = torch.autograd.grad(exact.sum(), sinks)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (2,)])
+def test_only_what_is_asked_for(asked, seed):
+    """dQ alone, or dK and dV alone: the same bits as all of them together."""
+    tensors = leaves((2, 1), (40, 140), (64, 64), seed)
+    together = torch.autograd.grad(kernels_dsl.attention(*tensors, causal=True).float().sum(), tensors)
+    chosen = [x.detach().requires_grad_(i in asked) for i, x in enumerate(tensors)]
+    kernels_dsl.attention(*chosen, causal=True).float().sum().backward()
+    for i, (x, all_of_them) in enumerate(zip(chosen, together)):
+        assert torch.equal(x.grad, all_of_them) if i in asked else x.grad is None
