@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 LISTED = Path(__file__).with_name("public_interface.txt")
 # Modules of lowering that users call by name, as `lowering.cache.clear()`.
 MODULES = ("arch", "bundle", "cache", "emulator", "inspect", "recording")
+# Other packages' functions under their names.
+FLASH_ATTN = ("kernels_dsl.flash_attn", "kernels_dsl.flash_attn.cute")
 # Names that the documentation imports from elsewhere than kernels_dsl and lowering.
 DOCUMENTED = {
     "kernels_dsl.ops.attention.blocks": (
@@ -100,7 +102,7 @@ def _public(module: ModuleType) -> list[str]:
 
 def names() -> Iterator[str]:
     """Public names with their signatures."""
-    modules = ["kernels_dsl", "lowering", *(f"lowering.{name}" for name in MODULES)]
+    modules = ["kernels_dsl", *FLASH_ATTN, "lowering", *(f"lowering.{name}" for name in MODULES)]
     for module in map(importlib.import_module, modules):
         for name in _public(module):
             yield from _of_value(f"{module.__name__}.{name}", getattr(module, name))
