@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import copies, cp_async, loads, matrix, remote, sync, tensormaps, warp_ops
+from . import copies, cp_async, fragments, loads, matrix, remote, sync, tensormaps, warp_ops
 from .global_shadow import GlobalShadow
 from .machine import Machine
 from .memory import GlobalMemory
@@ -25,6 +25,7 @@ HANDLERS = {
     **copies.HANDLERS,
     **cp_async.HANDLERS,
     **matrix.HANDLERS,
+    **fragments.HANDLERS,
 }
 
 

@@ -61,9 +61,10 @@ def load_bytes(
     return w.local[np.flatnonzero(mask)[:, None], index]
 
 
-def _store_bytes(
+def store_bytes(
     m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, data: Array, mask: Array
 ) -> None:
+    """Store uint8 (n, size) to ``space``."""
     if space == "shared":
         access.store_shared(m, w, ins, addresses, data, mask)
     elif space == "global":
@@ -139,7 +140,7 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     data = np.concatenate(pieces, axis=1)
     if space == "global":
         ordering.store(m, w, ins, addresses, data)
-    _store_bytes(m, w, ins, space, addresses, data, mask)
+    store_bytes(m, w, ins, space, addresses, data, mask)
     if w.taint and space == "shared":
         undefined = taint.undefined_lanes(w, list(sources), mask)
         if undefined is not None:
@@ -226,7 +227,7 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             else:
                 new = function(before, operands[0][part][i : i + 1])
             raw = np.ascontiguousarray(new.astype(f"u{unit}")).view(np.uint8).reshape(1, -1)
-            _store_bytes(m, w, ins, space, at, raw, one)
+            store_bytes(m, w, ins, space, at, raw, one)
             old[part, i] = before[0]
     if target is not None:
         for part, register in enumerate(target.items if isinstance(target, Vector) else (target,)):

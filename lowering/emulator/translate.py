@@ -15,7 +15,7 @@ from . import alu, half
 from .forms import missing, unknown_modifiers
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
 from .reports import Unsupported
-from .semantics import arithmetic, integer, numeric
+from .semantics import arithmetic, float64, integer, numeric
 from .translate_integer import TRANSLATIONS, translation
 
 LANES = 32
@@ -72,6 +72,7 @@ class Names:
             "half": half,
             "numeric": numeric,
             "arithmetic": arithmetic,
+            "float64": float64,
             "integer": integer,
             "np": np,
             **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
@@ -209,10 +210,11 @@ class Translator:
         rounding = next((r for r in ("rz", "rm", "rp") if ins.has(r)), None)
         if rounding is None:
             return template
-        if kind != "f32":
+        if kind not in ("f32", "f64"):
             raise Unsupported(f"rounding of {kind} arithmetic other than .rn")
         name = "fma" if ins.root == "mad" else ins.root
-        return f"arithmetic.directed({name!r}, {rounding!r}, {', '.join(['{}'] * count)})"
+        where = "arithmetic" if kind == "f32" else "float64"
+        return f"{where}.directed({name!r}, {rounding!r}, {', '.join(['{}'] * count)})"
 
     def _binary(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
         kind = self.kind(ins)
@@ -278,7 +280,7 @@ class Translator:
         if kind in _HALVES:
             return self._halves(ins, kind, "fma", 3, guard)
         if kind == "f64":
-            raise Unsupported("fma of f64")
+            return self._float(ins, kind, "float64.fma({}, {}, {})", 3, guard)
         return self._float(ins, kind, "alu.fma32({}, {}, {})", 3, guard)
 
     def _op_div(self, ins: Instruction, guard: str | None) -> list[str]:
