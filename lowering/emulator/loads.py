@@ -200,6 +200,9 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     values = ins.operands[(1 if reduction else 2) :]
     kind = _element(ins)
     space, addresses = resolve(w, ins, where, mask)
+    if kind == "b128":
+        _atomic_128(m, w, ins, space, addresses, mask)
+        return
     names = ("add", "and", "or", "xor", "exch", "min", "max", "inc", "dec", "cas")
     name = next(p for p in ins.parts if p in names)
     unit = TYPE_BYTES[kind]
@@ -234,6 +237,32 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             full = np.zeros(32, f"u{unit}")
             full[mask] = old[part]
             w.set(register, full, mask)
+    if space == "shared":
+        _atomic_release(w)
+
+
+def _atomic_128(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, mask: Array) -> None:
+    """``atom.exch.b128`` and ``atom.cas.b128``."""
+    name = next((p for p in ins.parts if p in ("exch", "cas")), "")
+    if not name:
+        raise access.stop(ins, "only exch and cas have 128 bits")
+    if (addresses % 16).any():
+        at = int(addresses[addresses % 16 != 0][0])
+        m.report(Kind.MISALIGNED, "an atomic of 16 bytes", w, ins, address=at, space=space, lanes=mask)
+    values = [w.R[operand.index] for operand in ins.operands[2:]]
+    if space == "shared":
+        _atomic_order(w)
+    elif space == "global":
+        ordering.atomic(m, w, ins, addresses, 16)
+    old: Array = w.R[ins.operands[0].index].copy()
+    for lane, address in zip(np.flatnonzero(mask), addresses, strict=True):
+        one, place = np.arange(32) == lane, np.array([address])
+        before = np.ascontiguousarray(load_bytes(m, w, ins, space, place, 16, one)).view(np.uint64)[0]
+        matches = name == "exch" or bool((before == values[0][lane]).all())
+        new = np.ascontiguousarray(values[-1][lane] if matches else before)
+        store_bytes(m, w, ins, space, place, new.view(np.uint8).reshape(1, 16), one)
+        old[lane] = before
+    w.R[ins.operands[0].index] = old
     if space == "shared":
         _atomic_release(w)
 

@@ -383,18 +383,36 @@ class Translator:
 
     def _op_mov(self, ins: Instruction, guard: str | None) -> list[str]:
         target, source = ins.operands
+        if ins.parts[-1] == "b128":
+            return self._move_128(target, source, guard)
         kind = self.kind(ins)
         if isinstance(target, Vector):
             return self._unpack(target, source, kind, guard)
         if isinstance(source, Vector):
-            piece = (
-                {2: "b16", 4: "b32"}[TYPE_BYTES[kind] // len(source.items)] if len(source.items) == 2 else ""
-            )
-            parts = [self.read(item, piece) for item in source.items]
-            name = "pack16" if piece == "b16" else "pack32"
-            return self.write(target, f"alu.{name}({parts[0]}, {parts[1]})", kind, guard)
+            bits = 8 * TYPE_BYTES[kind] // len(source.items)
+            wide = _NUMPY[f"b{8 * TYPE_BYTES[kind]}"]
+            pieces = [f"{self.read(item, f'b{bits}')}.astype(_{wide})" for item in source.items]
+            shifted = [f"({piece} << _{wide}({bits * i}))" if i else piece for i, piece in enumerate(pieces)]
+            return self.write(target, f"({' | '.join(shifted)})", f"b{8 * TYPE_BYTES[kind]}", guard)
         kind = kind if kind == "pred" or isinstance(source, Imm) else "b" + str(8 * TYPE_BYTES[kind])
         return self.write(target, self.read(source, kind), kind, guard)
+
+    def _move_128(self, target: object, source: object, guard: str | None) -> list[str]:
+        """``mov.b128``: of a register, or of two 64-bit registers in or out."""
+        if isinstance(target, Vector):
+            lines = [f"t = R[{getattr(source, 'index', None)}]"]
+            for i, item in enumerate(target.items):
+                lines += self.write(item, f"t[:, {i}]", "b64", guard)
+            return lines
+        if not isinstance(target, Reg) or target.cls != "b128":
+            raise Unsupported(f"destination {target!r}")
+        value = f"R[{getattr(source, 'index', None)}]"
+        if isinstance(source, Vector):
+            low, high = (self.read(item, "b64") for item in source.items)
+            value = f"np.stack([{low}, {high}], axis=1)"
+        if guard:
+            value = f"where(({guard})[:, None], {value}, R[{target.index}])"
+        return [f"R[{target.index}] = {value}"]
 
     def _unpack(self, target: Vector, source: object, kind: str, guard: str | None) -> list[str]:
         bits = 8 * TYPE_BYTES[kind] // len(target.items)

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ptx_kernels import run  # noqa: E402
 from test_arithmetic import M32, M64, _operands, _signed, evaluate  # noqa: E402
 
 from lowering.emulator.reports import EmulatorError  # noqa: E402
@@ -262,3 +263,47 @@ def test_what_is_missing_says_why(code: str) -> None:
         evaluate(code, _operands())
     assert code.rstrip(";") in str(caught.value) and "PTX line" in str(caught.value)
     assert "kernel k" in str(caught.value)
+
+
+def test_mov_packs_four_pieces() -> None:
+    code = """
+{ .reg .b16 a, b, c, d; mov.b32 {a, b}, %r10; mov.b32 {c, d}, %r11;
+mov.b64 %rd20, {d, a, b, c}; mov.b64 {%r21, %r22}, %rd20; sub.u32 %r20, %r21, %r22; }
+"""
+    _check(code, lambda a, b, c: (b >> 16 | (a & 0xFFFF) << 16) - (a >> 16 | (b & 0xFFFF) << 16))
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics_of_128_bits(space: str) -> None:
+    code = f"""
+.reg .b128 %q<4>;
+ld.param.u64 %rd1, [p0];
+{"mov.u32 %r9, smem; cvt.u64.u32 %rd1, %r9;" if space == "shared" else ""}
+@%p1 st.{space}.v2.b64 [%rd1], {{5, 6}};
+bar.warp.sync -1;
+cvt.u64.u32 %rd2, %r1;
+mov.b64 %rd3, 100;
+mov.b128 %q0, {{%rd2, %rd3}};
+atom.{space}.exch.b128 %q1, [%rd1], %q0;
+mov.b128 {{%rd4, %rd5}}, %q1;
+setp.eq.u64 %p4, %rd5, 6;
+setp.eq.u32 %p5, %r1, 0;
+mov.b64 %rd6, 31; mov.b128 %q2, {{%rd6, %rd3}};
+mov.b64 %rd7, 77; mov.b128 %q3, {{%rd7, %rd7}};
+atom.{space}.cas.b128 %q1, [%rd1], %q2, %q3;
+@%p5 mov.b128 %q2, %q1;
+ld.param.u64 %rd8, [p1]; mul.wide.u32 %rd9, %r1, 16; add.u64 %rd8, %rd8, %rd9;
+st.global.v2.b64 [%rd8], {{%rd4, %rd5}};
+mov.b128 {{%rd4, %rd5}}, %q1;
+st.global.v2.b64 [%rd8+512], {{%rd4, %rd5}};
+"""
+    memory, out = torch.zeros(2, dtype=torch.int64), torch.zeros((2, 32, 2), dtype=torch.int64)
+    assert not run(code, [memory, out]).reports
+    assert out[0].tolist() == [[5, 6], *([i, 100] for i in range(31))], (
+        "each lane swaps with the one before it"
+    )
+    assert out[1].tolist() == [[31, 100], *([77, 77] for _ in range(31))], (
+        "only the first comparison is equal"
+    )
+    if space == "global":
+        assert memory.tolist() == [77, 77]

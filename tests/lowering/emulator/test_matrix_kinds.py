@@ -175,7 +175,8 @@ wmma.load.b.sync.aligned.{lb}.{shape}.global.{kind} {_registers(30, b_count, kin
 wmma.load.c.sync.aligned.row.{shape}.global.{accumulator} {_registers(40, c_count, accumulator)}, [%rd3];
 wmma.mma.sync.aligned.{la}.{lb}.{shape}.{types} {_registers(50, c_count, accumulator)},
  {_registers(20, a_count, kind)}, {_registers(30, b_count, kind)}, {_registers(40, c_count, accumulator)};
-wmma.store.d.sync.aligned.row.{shape}.global.{accumulator} [%rd4], {_registers(50, c_count, accumulator)}, %r9;
+wmma.store.d.sync.aligned.row.{shape}.global.{accumulator} [%rd4],
+ {_registers(50, c_count, accumulator)}, %r9;
 """
     assert not [r for r in run(body, [*memory, c, d]).reports if not r.warning]
     expected = (a.double() @ b.double() + c.double()).to(TORCH[accumulator])
@@ -210,8 +211,10 @@ wmma.store.d.sync.aligned.col.m8n8k32.global.s32 [%rd3], {%r24, %r25}, 8;
     [
         ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%rd1,%rd2}, {%rd3,%rd4}, {%rd5}, {%rd1,%rd2};",
          "operand a has 2 elements"),
-        ("mma.sync.aligned.m16n8k32.row.col.s32.s4.f16.s32 {%r1,%r2}, {%r3}, {%r4}, {%r5,%r6};", "not modelled"),
-        ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1}, {%r3}, {%r4}, {%r5}, %r6, 0;", "sparse"),
+        ("mma.sync.aligned.m16n8k32.row.col.s32.s4.f16.s32 {%r1,%r2}, {%r3}, {%r4}, {%r5,%r6};",
+         "not modelled"),
+        ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1}, {%r3}, {%r4}, {%r5}, %r6, 0;",
+         "sparse"),
         ("wmma.load.a.sync.aligned.col.m8n8k32.global.s4 {%r20}, [%rd1], 32;", "needs A in rows"),
     ],
 )  # fmt: skip
