@@ -113,7 +113,9 @@ def _cute_extent(name: str, value: Any) -> Extent | None:
     if 0 in shape:
         return Extent(f"argument {name!r}", value.data_ptr, 0)
     last = sum((n - 1) * s for n, s in zip(shape, stride))
-    return Extent(f"argument {name!r}", value.data_ptr, -(-(last + 1) * value.element_type.width // 8))
+    width = value.element_type.width
+    bits = 8 if width == 1 else width  # a Boolean takes a byte; narrow floats are packed
+    return Extent(f"argument {name!r}", value.data_ptr, -(-(last + 1) * bits // 8))
 
 
 def _addresses_in(value: Any, extent: Extent) -> list[int]:
