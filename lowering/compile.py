@@ -7,6 +7,7 @@ compiles that should run side by side need processes. Nothing here needs a GPU.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import re
 import sys
@@ -115,7 +116,8 @@ def compile_host(
             import cutlass.cute as cute
 
         function = resolve(target)
-        if not hasattr(function, "__wrapped__"):
+        decorated = function if inspect.isroutine(function) else type(function).__call__  # a kernel object's
+        if not hasattr(decorated, "__wrapped__"):
             # Traced as it stands. The DSL rewrites control flow only in functions that carry its own
             # decorator in their source, and takes any other decorated function for a global of that name.
             function = cute.jit(preprocess=False)(function)

@@ -12,6 +12,7 @@ A call goes through up to four steps, each of which ends the search:
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 import threading
@@ -51,6 +52,13 @@ EMULATE_VARIABLE = "KERNELS_DSL_EMULATE"
 # Types that are told apart by value; other configuration objects by identity, which is quicker.
 _BY_VALUE = frozenset((bool, int, float, str, type(None)))
 _NOT_TENSORS = frozenset((tuple, list, bool, int, float, type(None), Address))
+
+_KERNEL_OBJECT = """\
+an object of type {kind} cannot be a key of the kernel cache, which must know all that decides the machine \
+code. Make it in a host function, from configuration (callers pass it by keyword; the stream is filled in):
+    def host(x: cute.Tensor, y: cute.Tensor, tile: cutlass.Constexpr, stream):
+        {kind}(tile)(x, y, stream)
+    kernel = lowering.jit(host)"""
 
 _kernels: dict[str, CompiledKernel] = {}
 _generation = [0]
@@ -140,7 +148,12 @@ class JitFunction:
         if isinstance(self.target, str):
             return sources.module_fingerprint(self.target.partition(":")[0])
         canonical = Canonicalizer()
-        text = canonical.text(self.name, self.target)
+        try:
+            text = canonical.text(self.name, self.target)
+        except ArgumentTypeError as error:
+            if inspect.isroutine(self.target):
+                raise
+            raise ArgumentTypeError(_KERNEL_OBJECT.format(kind=type(self.target).__name__)) from error
         return sources.Fingerprint(hashlib.sha256(text.encode()).hexdigest(), canonical.files)
 
     def __call__(self, *args: Any, **constants: Any) -> None:
@@ -379,7 +392,8 @@ class JitFunction:
                 )
         if first is None:
             raise ArgumentTypeError(f"{self.name!r} needs at least one tensor argument")
-        return first[1].device.index if first[1].device.type == "cuda" else None
+        on_gpu = first[1].device.type == "cuda" and not _gpu_is_pretended()
+        return first[1].device.index if on_gpu else None
 
     def _emulate(self, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
         arch = emulated_arch()
@@ -398,6 +412,12 @@ class JitFunction:
         from lowering import emulator
 
         emulator.launch(self, args, constants, arch)
+
+
+def _gpu_is_pretended() -> bool:
+    """Whether `lowering.emulator.run(torch_cuda=True)` holds: tensors on "cuda" are on the CPU."""
+    front = sys.modules.get("lowering.emulator.front")
+    return front is not None and front.pretending()
 
 
 def emulated_arch() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import lru_cache
 
@@ -68,6 +69,12 @@ def target_of(tensor: torch.Tensor, name: str = "a") -> Target:
     """The place where a call with this tensor, the argument `name`, runs. ValueError for a CPU tensor without
     the emulator."""
     if tensor.is_cuda:
+        front = sys.modules.get("lowering.emulator.front")  # loaded with the emulator alone
+        if front is not None and front.pretending():
+            raise ValueError(
+                f"{name} is on the GPU that lowering.emulator.run(torch_cuda=True) pretends, must be on the "
+                "CPU: kernels_dsl runs emulated on CPU tensors"
+            )
         return _gpu(tensor.get_device())
     target = _emulated() if tensor.device.type == "cpu" else None
     if target is None:

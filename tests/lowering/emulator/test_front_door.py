@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 cutlass = pytest.importorskip("cutlass")
 
+import stranger  # noqa: E402
 from cutlass import cute  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_tensor, make_ptr  # noqa: E402
 
+import lowering  # noqa: E402
 from lowering import emulator  # noqa: E402
 from lowering.emulator import run_script  # noqa: E402
 from lowering.emulator.front import memory  # noqa: E402
@@ -206,3 +209,28 @@ def test_the_pytest_plugin_fails_a_test_with_the_report(pytester: pytest.Pyteste
     done = pytester.runpytest_inprocess("-p", "lowering.emulator.pytest", "-p", "no:cacheprovider")
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(["RACE: *", "*stranger.py:*"])
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenReverse(stranger.ReverseTiles):
+    plant: str = ""
+
+
+def host(x: cute.Tensor, y: cute.Tensor, plant: cutlass.Constexpr, sms: cutlass.Constexpr, stream) -> None:
+    stranger.ReverseTiles(plant)(x, y, sms, stream)
+
+
+@pytest.mark.parametrize("function", [FrozenReverse(), host], ids=["frozen object", "the lines of the error"])
+def test_a_kernel_object_comes_through_lowering_jit(function: Any) -> None:
+    x = torch.randn(4 * stranger.TILE)
+    y = torch.zeros_like(x)
+    constants = {"plant": ""} if function is host else {}
+    with emulator.run("sm_80", sms=2):
+        lowering.jit(function)(x, y, sms=2, **constants)
+    assert torch.equal(y, x.view(-1, stranger.TILE).flip(1).flatten())
+
+
+def test_a_kernel_object_that_is_no_key_says_what_to_write() -> None:
+    x = torch.zeros(stranger.TILE)
+    with emulator.run("sm_80"), pytest.raises(lowering.ArgumentTypeError, match=r"def host\(x: cute.Tensor"):
+        lowering.jit(stranger.ReverseTiles(""))(x, x, sms=2)

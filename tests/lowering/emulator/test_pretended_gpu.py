@@ -109,6 +109,14 @@ def test_the_driver_answers_as_one_gpu(gpu: emulator.Session) -> None:
     driver.cuMemFree(pointer)
 
 
+def test_our_own_kernels_take_cpu_tensors(gpu: emulator.Session) -> None:
+    import kernels_dsl
+
+    there = torch.zeros(16, 16, device="cuda").bfloat16()
+    with pytest.raises(ValueError, match="must be on the CPU"):
+        kernels_dsl.gemm(there, there)
+
+
 def test_everything_is_put_back() -> None:
     from cuda.bindings import driver
 
