@@ -125,7 +125,7 @@ def compile_host(
         wanted = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         wanted += " --generate-line-info" * for_emulator + (f" {options}" if options else "")
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _call_stacks(for_emulator):
                 # Said of an empty tuple, which is fine: there is nothing in it to convert.
                 warnings.filterwarnings("ignore", message=r"Argument .* cannot be converted to a JitArgument")
                 with _own_compile():
@@ -198,6 +198,15 @@ def _own_compile() -> AbstractContextManager[None]:
     """Keeps the emulator's hooks, if they are in place, out of a compile."""
     hooks = sys.modules.get("lowering.emulator.front.dsl")
     return nullcontext() if hooks is None else hooks.untouched()
+
+
+def _call_stacks(for_emulator: bool) -> AbstractContextManager[None]:
+    """Notes the Python call stacks that the emulator's reports show."""
+    if not for_emulator:
+        return nullcontext()
+    from lowering.emulator import call_stacks
+
+    return call_stacks.recorded()
 
 
 def _afterwards(for_emulator: bool) -> str:

@@ -74,7 +74,7 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
     """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
     if not m.check:
         return
-    conflict = cta.shadow.read(index, w.agent, w.clock, w.vc)
+    conflict = cta.shadow.read(index, w.agent, w.clock, w.vc, ins)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
 
@@ -110,7 +110,7 @@ def check_write(
     w.unfenced |= lanes
     if not m.check:
         return
-    conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True)
+    conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True, ins)
     if conflict is not None:
         harmless = conflict.wrote and conflict.agent.kind is AgentKind.WARP and same is not None and same()
         m.report_conflict(conflict, "write", w, ins, cta, harmless)

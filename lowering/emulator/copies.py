@@ -241,7 +241,7 @@ def _note_load(
         return
     peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
     unfenced = cta.shadow.unfenced(index, w.fc)
-    conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
+    conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False, ins)
     if conflict is not None:
         m.report_conflict(conflict, "write", w, ins, cta)
     elif unfenced is not None:
@@ -252,6 +252,7 @@ def _note_load(
             w,
             ins,
             address=unfenced.offset,
+            other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
         )
 
 
@@ -322,7 +323,7 @@ def _note_source(m: Machine, w: Warp, ins: Instruction, index: Array | slice, ag
     access.note_unwritten(
         m, w, ins, cta, index, agent, "a bulk store reads shared memory that nothing has written"
     )
-    conflict = cta.shadow.read(index, agent, clock, w.vc)
+    conflict = cta.shadow.read(index, agent, clock, w.vc, ins)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
         return
@@ -335,6 +336,7 @@ def _note_source(m: Machine, w: Warp, ins: Instruction, index: Array | slice, ag
             w,
             ins,
             address=unfenced.offset,
+            other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
         )
 
 

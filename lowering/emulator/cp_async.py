@@ -57,7 +57,8 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     for cta, _, where in pieces:
         w.unfenced |= mask
         if m.check:
-            conflict = cta.shadow.write(byte_index(where, size), groups.agent, groups.clock + 1, w.vc, True)
+            index = byte_index(where, size)
+            conflict = cta.shadow.write(index, groups.agent, groups.clock + 1, w.vc, True, ins)
             if conflict is not None:
                 m.report_conflict(conflict, "write", w, ins, cta)
     if m.stats is not None:

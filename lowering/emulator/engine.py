@@ -35,7 +35,7 @@ def _place(module: Module, kernel: str, machine: Machine | None, error: Exceptio
     ins = getattr(error, "ins", None) or (machine and machine.program.executed(error)) or ins
     if ins is None:
         return f"kernel {kernel}", Report(Kind.UNKNOWN_OPCODE, str(error), kernel)
-    number, line = ins.source
+    number, line, _ = ins.source
     source = f"{module.files[number]}:{line}" if number in module.files else ""
     who = f", {warp.name}" if warp is not None else ", asynchronously" if machine is not None else ""
     text = f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"

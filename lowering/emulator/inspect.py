@@ -122,7 +122,7 @@ class Inspector:
         if self.opcode and not ins.opcode.startswith(self.opcode):
             return
         if self.line is not None:
-            number, line = ins.source
+            number, line, _ = ins.source
             if line != self.line or not machine.files.get(number, "").endswith(self.file):
                 return
         self.stops += 1

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from . import peers, taint
+from . import call_stacks, peers, taint
 from .global_shadow import GlobalShadow
+from .hints import HINTS
 from .memory import GlobalMemory
 from .ordering import Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
-from .reports import EmulatorError, Kind, Report, ReportLog, SourceLine
+from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine
 from .shadow import AgentKind, Conflict
 from .state import BLOCK, SHARED_BASE, Cluster, Cta, Frame, Launch, Warp
 from .stats import Stats
@@ -113,13 +114,17 @@ class Machine:
 
     def source(self, ins: Instruction) -> str:
         """File and line of the Python source, or nothing where the kernel has no line information."""
-        number, line = ins.source
+        number, line, _ = ins.source
         return f"{self.files[number]}:{line}" if number in self.files else ""
 
     def stack(self, ins: Instruction) -> tuple[SourceLine, ...]:
         """The Python lines that an instruction comes from, innermost first."""
-        number, line = ins.source
-        return (SourceLine(self.files[number], line),) if number in self.files else ()
+        number, line, column = ins.source
+        return call_stacks.find(self.files[number], line, column).lines if number in self.files else ()
+
+    def place(self, who: str, ins: Instruction | None) -> Place | None:
+        """The other side of a race; None where its instruction is not known."""
+        return Place(who, ins.line, ins.text, self.stack(ins)) if ins is not None else None
 
     def report(
         self,
@@ -132,8 +137,9 @@ class Machine:
         space: str = "shared",
         lanes: Array | None = None,
         warning: bool = False,
+        other: Place | None = None,
     ) -> None:
-        """Add a finding at ``ins`` of ``warp``."""
+        """Add a finding at ``ins`` of ``warp``; ``other``: the other side of a race."""
         where = (
             "" if lanes is None or lanes.all() else "lanes " + ",".join(str(i) for i in np.flatnonzero(lanes))
         )
@@ -153,6 +159,8 @@ class Machine:
                 step=self.step,
                 warning=warning,
                 stack=self.stack(ins) if ins else (),
+                other=other,
+                hint=HINTS.get(kind, ""),
             )
         )
 
@@ -176,7 +184,15 @@ class Machine:
             text += f" (shared memory of CTA {cta.index})"
         if same:
             text += "; both write the same value"
-        self.report(kind, text, warp, ins, address=conflict.offset, warning=same)
+        self.report(
+            kind,
+            text,
+            warp,
+            ins,
+            address=conflict.offset,
+            warning=same,
+            other=self.place(f"{other} by {agent.name}", conflict.ins),
+        )
 
     # Scheduling
 

@@ -180,7 +180,7 @@ def _check_operands(
         access.note_unwritten(
             m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written"
         )
-        conflict = cta.shadow.read(index, group.agent, clock, vc)
+        conflict = cta.shadow.read(index, group.agent, clock, vc, ins)
         if conflict is not None:
             m.report_conflict(conflict, "read", w, ins, cta)
             continue
@@ -193,6 +193,7 @@ def _check_operands(
                 w,
                 ins,
                 address=unfenced.offset,
+                other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
             )
 
 

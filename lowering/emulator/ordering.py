@@ -228,13 +228,18 @@ def _report(m: Machine, w: Warp, access: Access, verb: str, clash: Clash | None,
         return
     kind = "atomic access" if other.strong and clash.wrote else "write" if clash.wrote else "read"
     where = m.source(other.ins) or f"PTX line {other.ins.line}"
+    side = m.place(f"{kind} by {other.who.name}", other.ins)
     text = f"{verb} of {place}, does not wait for the {kind} by {other.who.name} at {where}"
     if clash.proxy:
         text = f"{verb} of {place}, written by {other.who.name} at {where}, with no fence.proxy.async between"
-        m.report(Kind.MISSING_PROXY_FENCE, text, w, access.ins, address=clash.address, space="global")
+        m.report(
+            Kind.MISSING_PROXY_FENCE, text, w, access.ins, address=clash.address, space="global", other=side
+        )
         return
     if same:
         text += "; both write the same value"
     elif other.seen(w):
         text += "; a later value of it was seen, but with relaxed order: this needs a release and an acquire"
-    m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same)
+    m.report(
+        Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same, other=side
+    )

@@ -25,7 +25,16 @@ from .ptx_operands import Special as Special
 from .ptx_operands import Symbol as Symbol
 from .ptx_operands import Vector as Vector
 from .ptx_operands import registers as registers
-from .ptx_text import Function, Statement, closing_brace, functions, statements, tokens
+from .ptx_text import (
+    Function,
+    Source,
+    Statement,
+    closing_brace,
+    functions,
+    statements,
+    tokens,
+    without_lines_of,
+)
 from .reports import PtxError
 
 
@@ -38,7 +47,7 @@ class Instruction:
     operands: tuple
     pred: Reg | None
     line: int
-    source: tuple[int, int]  # file number, line
+    source: Source
     text: str
     label: str | None = None  # branch target
 
@@ -122,6 +131,8 @@ def parse(text: str) -> Module:
 def _parse(text: str) -> Module:
     target = re.search(r"^\.target\s+([\w]+)", text, re.M)
     files = {int(n): path for n, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
+    # Where the DSL knew no line it names its caller: the line before says more.
+    text = without_lines_of(text, files, "lowering/compile.py")
     found, text = functions(text)
     module = Module(target.group(1) if target else "", {}, files, {}, found)
     entries = list(re.finditer(r"\.entry\s+([\w$]+)\s*\(", text))
@@ -243,7 +254,7 @@ class _Reader:
         except Exception as error:
             if isinstance(error, PtxError) and str(error).startswith("PTX line"):
                 raise  # of a statement in a function
-            number, line = statement.source
+            number, line, _ = statement.source
             source = f", {self.module.files[number]}:{line}" if number in self.module.files else ""
             what = str(error) if isinstance(error, PtxError) else f"{type(error).__name__} {error}"
             text = f"PTX line {statement.line}{source}: cannot read {statement.text[:160]!r}: {what}"

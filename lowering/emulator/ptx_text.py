@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .reports import PtxError
 
@@ -12,19 +13,27 @@ _TOKEN = re.compile(
 )
 
 
+class Source(NamedTuple):
+    """A line of a source file by its number. ``column`` may stand for a call stack, see call_stacks.py."""
+
+    file: int = 0
+    line: int = 0
+    column: int = 0
+
+
 @dataclass
 class Statement:
-    """An instruction, a directive, a label ``x:``, ``{`` or ``}``; source: file number and line."""
+    """An instruction, a directive, a label ``x:``, ``{`` or ``}``."""
 
     text: str
     line: int
-    source: tuple[int, int]
+    source: Source
 
 
 def statements(text: str, first_line: int) -> list[Statement]:
     """Split a body into instruction texts, labels ``x:``, ``{`` and ``}``, with line and source."""
     out: list[Statement] = []
-    source = (0, 0)
+    source = Source()
     in_asm = False
     pending, pending_line = "", first_line
     for number, raw in enumerate(text.split("\n"), first_line):
@@ -39,7 +48,7 @@ def statements(text: str, first_line: int) -> list[Statement]:
             if not in_asm:
                 numbers = line.replace(",", " ").split()
                 if int(numbers[2]) > 0:
-                    source = (int(numbers[1]), int(numbers[2]))
+                    source = Source(*map(int, numbers[1:4]))
             continue
         while line:
             if not pending:
@@ -60,6 +69,13 @@ def statements(text: str, first_line: int) -> list[Statement]:
             out.append(Statement((pending + line[:end]).strip(), pending_line, source))
             pending, line = "", line[end + 1 :].strip()
     return [s for s in out if s.text]
+
+
+def without_lines_of(text: str, files: dict[int, str], path: str) -> str:
+    """``text`` with no ``.loc`` of the file ``path``, so that the line before holds on."""
+    for number in (number for number, found in files.items() if found.endswith(path)):
+        text = re.sub(rf"^\s*\.loc\s+{number}\s.*$", "", text, flags=re.M)
+    return text
 
 
 def closing_brace(text: str, start: int) -> int:

@@ -53,7 +53,7 @@ def _send(
     size = data.shape[1]
     index = byte_index(offsets, size)
     if m.check:
-        conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False)
+        conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False, ins)
         if conflict is not None:
             m.report_conflict(conflict, "write", w, ins, cta)
     if cta is not w.cta:

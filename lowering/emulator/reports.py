@@ -57,6 +57,14 @@ class SourceLine(NamedTuple):
         return f"{self.path}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
+def _called(stack: tuple[SourceLine, ...]) -> list[str]:
+    """Lines of text for the callers of an instruction's own line."""
+    if not stack or not stack[0].function:
+        return []
+    callers = [f"    called at {line}" for line in stack[1:]]
+    return [f"    in {stack[0].function}", *callers]
+
+
 @dataclass(frozen=True)
 class Place:
     """One side of a finding: who did it, at which instruction. ``stack`` is innermost first."""
@@ -65,6 +73,11 @@ class Place:
     ptx_line: int = 0
     ptx_text: str = ""
     stack: tuple[SourceLine, ...] = ()
+
+    def __str__(self) -> str:
+        source = f", {self.stack[0].path}:{self.stack[0].line}" if self.stack else ""
+        lines = [f"  other side: {self.who}, PTX line {self.ptx_line}{source}", f"  {self.ptx_text}"]
+        return "\n".join(lines + _called(self.stack))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -99,6 +112,9 @@ class Report:
     warning: bool = False  # collected, but never raised
     stack: tuple[SourceLine, ...] = ()  # of `source`, innermost first
     other: Place | None = None  # the other side of a race
+    buffer: str = ""  # of `address`: "b stage 2, byte 128"; row and column of a tensor
+    hint: str = ""  # what usually mends it
+    role: str = ""  # of the warp: producer, consumer 0…
 
     @property
     def severity(self) -> Severity:
@@ -108,7 +124,8 @@ class Report:
     @property
     def who(self) -> str:
         """CTA, warp and lanes."""
-        return f"CTA {self.cta}, warp {self.warp}" + (f", {self.lanes}" if self.lanes else "")
+        role = f" ({self.role})" if self.role else ""
+        return f"CTA {self.cta}, warp {self.warp}{role}" + (f", {self.lanes}" if self.lanes else "")
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -127,6 +144,8 @@ class Report:
             "stack": [frame._asdict() for frame in self.stack],
             "space": self.space,
             "address": self.address,
+            "buffer": self.buffer,
+            "hint": self.hint,
         }
 
     def __str__(self) -> str:
@@ -134,11 +153,18 @@ class Report:
         if self.source:
             place += f", {self.source}"
         where = "" if self.address is None else f", {self.space} address {self.address:#x}"
+        if self.buffer:
+            where += f" ({self.buffer})"
         name = self.kind.name + (" (warning)" if self.warning else "")
-        text = f"{name}: {self.kind.value}: {self.message}\n  at {place}\n  by {self.who}{where}"
+        lines = [f"{name}: {self.kind.value}: {self.message}", f"  at {place}", f"  by {self.who}{where}"]
         if self.ptx_text:
-            text += f"\n  {self.ptx_text}"
-        return text
+            lines.append(f"  {self.ptx_text}")
+        lines += _called(self.stack)
+        if self.other is not None:
+            lines += str(self.other).split("\n")
+        if self.hint:
+            lines.append(f"  usually missing or wrong: {self.hint}")
+        return "\n".join(lines)
 
 
 class EmulatorError(RuntimeError):

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from . import fast
+
+if TYPE_CHECKING:
+    from .ptx import Instruction
 
 Array = np.ndarray
 FOREVER = np.iinfo(np.int32).max
@@ -68,11 +71,20 @@ class Domain:
 
 
 class Conflict(NamedTuple):
-    """The other side of a race: its agent, whether it wrote, and the first byte."""
+    """The other side of a race: its agent, whether it wrote, the first byte, and the instruction if known."""
 
     agent: Agent
     wrote: bool
     offset: int
+    ins: Instruction | None = None
+
+
+class Touch(NamedTuple):
+    """Bytes [low, high) that an instruction read or wrote at one clock of its agent."""
+
+    ins: Instruction
+    low: int
+    high: int
 
 
 class Shadow:
@@ -85,14 +97,35 @@ class Shadow:
         self.ordinary = np.zeros(size, bool)
         self.undefined = np.ones(size, bool)
         self.readers: dict[int, Array] = {}
+        # For reports: instructions by (agent, its clock, whether they wrote), and by their line.
+        self.touched: dict[tuple[int, int, bool], dict[int, Touch]] = {}
+
+    def _note(self, index: Array | slice, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
+        if isinstance(index, slice):
+            low, high = index.start, index.stop
+        else:
+            low, high = int(index.min()), int(index.max()) + 1
+        mine = self.touched.setdefault((agent, clock, wrote), {})
+        last = mine.get(ins.line)
+        if last is not None:
+            low, high = min(low, last.low), max(high, last.high)
+        mine[ins.line] = Touch(ins, low, high)
+
+    def _instruction(self, agent: int, clock: int, wrote: bool, offset: int) -> Instruction | None:
+        """The last instruction that touched byte ``offset``."""
+        found = self.touched.get((agent, clock, wrote), {})
+        return next((t.ins for t in reversed(found.values()) if t.low <= offset < t.high), None)
 
     def unwritten(self, index: Array | slice) -> int | None:
         """Offset of the first byte of ``index`` that was never written, or with an undefined value."""
         missing = self.undefined[index]
         return self._offset(index, missing) if missing.any() else None
 
-    def read(self, index: Array | slice, agent: int, clock: int, vc: Array) -> Conflict | None:
-        """Note a read; returns the write that it does not follow."""
+    def read(
+        self, index: Array | slice, agent: int, clock: int, vc: Array, ins: Instruction
+    ) -> Conflict | None:
+        """Note a read by ``ins``; returns the write that it does not follow."""
+        self._note(index, agent, clock, False, ins)
         conflict = self._early(index, vc)
         mark = self.readers.get(agent)
         if mark is None:
@@ -135,15 +168,18 @@ class Shadow:
         return self._conflict(index, bad, writer) if bad.any() else None
 
     def write(
-        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool
+        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction
     ) -> Conflict | None:
-        """Note a write; returns an access that it does not follow."""
+        """Note a write by ``ins``; returns an access that it does not follow."""
         conflict = self._early(index, vc)
         for reader, mark in self.readers.items():
             late = self._late(mark, vc[reader], index)
             if late is not None:
-                conflict = Conflict(self.domain.agents[reader], False, self._offset(index, late))
+                offset = self._offset(index, late)
+                other = self._instruction(reader, int(mark[offset]), False, offset)
+                conflict = Conflict(self.domain.agents[reader], False, offset, other)
                 break
+        self._note(index, agent, clock, True, ins)
         self.writer[index] = agent
         self.written_at[index] = clock
         self.ordinary[index] = ordinary
@@ -151,8 +187,9 @@ class Shadow:
         return conflict
 
     def _conflict(self, index: Array | slice, bad: Array, writer: Array) -> Conflict:
-        first = int(np.argmax(bad))
-        return Conflict(self.domain.agents[int(writer.reshape(-1)[first])], True, self._offset(index, bad))
+        agent, offset = int(writer.reshape(-1)[int(np.argmax(bad))]), self._offset(index, bad)
+        other = self._instruction(agent, int(self.written_at[offset]), True, offset)
+        return Conflict(self.domain.agents[agent], True, offset, other)
 
     @staticmethod
     def _offset(index: Array | slice, bad: Array) -> int:

@@ -28,7 +28,7 @@ class Stats:
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
         self.by_line: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-        self._by_source: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+        self._by_source: dict[tuple[int, int, int], Counter[str]] = defaultdict(Counter)
         self._steps: Counter[int] = Counter()
         self._of: dict[int, Step] = {}
 
@@ -54,7 +54,7 @@ class Stats:
                 self.add(ins, "instructions", times)
         self._steps.clear()
         self._of.clear()
-        for (number, line), counts in self._by_source.items():
+        for (number, line, _), counts in self._by_source.items():
             self.by_line[files.get(number, ""), line].update(counts)
         self._by_source.clear()
 

@@ -1,0 +1,184 @@
+"""Python call stacks of a kernel's instructions, and its allocations in shared memory, noted while it is traced.
+
+The DSL's line information has one line for each instruction: the innermost one outside of the DSL, which is
+often a helper's. So while a kernel is compiled for the emulator, the column of that line stands for the number
+of the Python call stack. Columns pass through the compiler into the PTX. Where it merges instructions of one
+line it drops the column; then the line is all there is.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from .reports import SourceLine
+
+MOST_COLUMNS = 0xFFFF  # of a line, in LLVM
+_ENTRIES = ("kernel_wrapper", "generate_original_ir")  # functions of the DSL that call the traced function
+_PASSED_ON = ("wrapper", "_apply_loc_transforms", "_locate")
+_PIECES = re.compile(r"^(loop_body|while_\w+|then_block|else_block|if_\w+|for_\w+|elif_\w+)_\d+$")
+_ASSIGNED = re.compile(r"^\s*(?:\w+\.)*([A-Za-z_]\w*)\s*(?::[^=]+)?=(?!=)")
+_INITIALISED = re.compile(r"mbarrier_init\(\s*([A-Za-z_]\w*(?:\.\w+)*)")
+
+
+class CallStack(NamedTuple):
+    """``lines``: the program's, innermost first, to the kernel's own. ``library``: texts of the DSL's lines."""
+
+    lines: tuple[SourceLine, ...]
+    library: tuple[str, ...] = ()
+
+    def label(self) -> str:
+        """The name that the program gives to what is made here: ``ring.full``; empty where it gives none."""
+        role = next((m[1] for text in self.library if (m := re.search(r"sync_object_(\w+)\s*=", text))), "")
+        for line in self.lines:
+            text = linecache.getline(line.path, line.line)
+            found = _INITIALISED.search(text) or _ASSIGNED.match(text)
+            if found:
+                return f"{found[1]}.{role}" if role else found[1]
+        return role
+
+
+class Allocation(NamedTuple):
+    """Shared memory that a kernel allocates: ``fields`` of a struct as (name, bytes, offset)."""
+
+    name: str
+    size: int
+    alignment: int
+    fields: tuple[tuple[str, int, int], ...]
+
+
+class _Recorded:
+    """All that this process has traced: it serves every kernel, as their places in the source differ."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[tuple[str, int, int], CallStack] = {}
+        self.columns: dict[tuple[str, int], dict[CallStack, int]] = {}
+        self.allocations: dict[str, list[Allocation]] = {}
+
+    def column(self, stack: CallStack) -> int:
+        """The column that stands for ``stack`` on its innermost line; 0 where there are too many."""
+        path, line, _ = stack.lines[0]
+        known = self.columns.setdefault((path, line), {})
+        column = known.get(stack)
+        if column is None:
+            column = len(known) + 1
+            if column > MOST_COLUMNS:
+                return 0
+            known[stack] = column
+            self.stacks[path, line, column] = stack
+        return column
+
+
+_recorded = _Recorded()
+
+
+def find(path: str, line: int, column: int) -> CallStack:
+    """The call stack of a place in PTX; of one line where no stack was noted."""
+    return _recorded.stacks.get((path, line, column)) or CallStack((SourceLine(path, line),))
+
+
+def allocations(kernel: str) -> list[Allocation]:
+    """What the kernel allocates in shared memory, in order."""
+    return _recorded.allocations.get(kernel, [])
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Note call stacks and allocations of what is compiled within, with line information."""
+    try:
+        from cutlass._mlir_helpers.op import loc_transform
+        from cutlass.memory.smem import SmemAllocator
+
+        original = SmemAllocator._smem_alloca
+    except (ImportError, AttributeError):  # another version of the DSL: reports have one line each
+        yield
+        return
+
+    def allocate(self: Any, layout: Any, dtype: Any, byte_alignment: int, *args: Any, **kwargs: Any) -> Any:
+        made = original(self, layout, dtype, byte_alignment, *args, **kwargs)
+        _note_allocation(layout, dtype, byte_alignment, kwargs.get("struct_fields") or ())
+        return made
+
+    SmemAllocator._smem_alloca = allocate
+    try:
+        with loc_transform(_locate):
+            yield
+    finally:
+        SmemAllocator._smem_alloca = original
+
+
+def _locate(location: Any) -> Any:
+    """Replace a location by that of the call stack."""
+    from cutlass._mlir import ir
+
+    if location is None:
+        return None
+    stack = _walk(sys._getframe(1))
+    if not stack.lines:
+        return location
+    place = stack.lines[0]
+    file = ir.Location.file(place.path, place.line, _recorded.column(stack))
+    return ir.Location.name(place.function or "kernel", childLoc=file)
+
+
+def _walk(frame: FrameType | None) -> CallStack:
+    """The call stack from ``frame`` to the kernel's own line."""
+    lines: list[SourceLine] = []
+    library: list[str] = []
+    inside = ""  # the function whose loop or branch was the last line: the rest of it comes next
+    while frame is not None:
+        code = frame.f_code
+        if _is_library(frame.f_globals.get("__name__", "")):
+            if code.co_name in _ENTRIES:
+                break
+            if not lines and code.co_name not in _PASSED_ON:
+                library.append(linecache.getline(code.co_filename, frame.f_lineno).strip())
+        else:
+            owner = _owner(code)
+            if owner != inside:
+                name = owner.rpartition(".")[2]
+                lines.append(SourceLine(code.co_filename, frame.f_lineno, name))
+            inside = owner if _PIECES.match(code.co_name) else ""
+        frame = frame.f_back
+    return CallStack(tuple(lines), tuple(library))
+
+
+@lru_cache(maxsize=4096)
+def _owner(code: CodeType) -> str:
+    """The function that a code object belongs to, as it was written: the DSL makes loop bodies and branches
+    functions of their own."""
+    parts: list[str] = getattr(code, "co_qualname", code.co_name).split(".<locals>.")
+    while len(parts) > 1 and _PIECES.match(parts[-1]):
+        parts.pop()
+    return ".<locals>.".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _is_library(module: str) -> bool:
+    return module.split(".")[0] == "cutlass"
+
+
+def _note_allocation(layout: Any, dtype: Any, alignment: int, fields: Any) -> None:
+    import cutlass.cute as cute
+    from cutlass._mlir import ir
+
+    owner = ir.InsertionPoint.current.block.owner
+    while owner is not None and "sym_name" not in owner.attributes:
+        owner = owner.parent
+    size = cute.cosize(layout)
+    if owner is None or not isinstance(size, int):
+        return
+    stack = _walk(sys._getframe(1))
+    found = Allocation(
+        stack.label(),
+        size * dtype.width // 8,
+        max(alignment, dtype.width // 8),
+        tuple((str(name), int(length), int(offset)) for name, length, offset in fields),
+    )
+    _recorded.allocations.setdefault(ir.StringAttr(owner.attributes["sym_name"]).value, []).append(found)
