@@ -14,6 +14,7 @@ from .clocks import Collected, Handover
 from .shadow import Domain
 
 if TYPE_CHECKING:
+    from .arrivals import Arrivals
     from .ptx import Instruction
     from .state import Warp
 
@@ -47,6 +48,8 @@ class MBarrier:
         self.waiters: list[Warp] = []
         self.arrivals: list[str] = []  # who arrived in the current phase, for reports
         self.waited_twice: dict[int, SecondWait] = {}
+        self.made: Instruction | None = None  # mbarrier.init
+        self.tally: dict[Warp, Arrivals] = {}
 
     def arrive(self, clocks: Handover, count: int, who: str) -> bool:
         """Count ``count`` arrivals. Returns whether more arrived than the phase expects."""
@@ -97,6 +100,7 @@ class NamedBarrier:
     arrived: int = 0
     waiters: list[Warp] = field(default_factory=list)
     clocks: Collected | None = None
+    who: list[Warp] = field(default_factory=list)  # arrived
     reductions: list[Array] = field(default_factory=list)
 
     def join(self, clocks: Handover, domain: Domain) -> None:
@@ -108,7 +112,7 @@ class NamedBarrier:
     def reset(self) -> None:
         """Ready for the next use."""
         self.expected, self.arrived, self.clocks = None, 0, None
-        self.waiters, self.reductions = [], []
+        self.waiters, self.who, self.reductions = [], [], []
 
 
 @dataclass

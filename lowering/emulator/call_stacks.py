@@ -1,9 +1,9 @@
-"""Python call stacks of a kernel's instructions, and its allocations in shared memory, noted while it is traced.
+"""Python call stacks of a kernel's instructions, and its shared-memory allocations, noted while it is traced.
 
 The DSL's line information has one line for each instruction: the innermost one outside of the DSL, which is
-often a helper's. So while a kernel is compiled for the emulator, the column of that line stands for the number
-of the Python call stack. Columns pass through the compiler into the PTX. Where it merges instructions of one
-line it drops the column; then the line is all there is.
+often a helper's. So while a kernel is compiled for the emulator, the column of that line stands for the
+number of the Python call stack. Columns pass through the compiler into the PTX. Where it merges instructions
+of one line it drops the column; then the line is all there is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INITIALISED = re.compile(r"mbarrier_init\(\s*([A-Za-z_]\w*(?:\.\w+)*)")
 
 
 class CallStack(NamedTuple):
-    """``lines``: the program's, innermost first, to the kernel's own. ``library``: texts of the DSL's lines."""
+    """``lines``: the program's, from the innermost to the kernel's own. ``library``: texts of the DSL's."""
 
     lines: tuple[SourceLine, ...]
     library: tuple[str, ...] = ()

@@ -240,6 +240,7 @@ def _note_load(
     if not m.check:
         return
     peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
+    m.names.note_copy(index.start if isinstance(index, slice) else int(index[0]), barrier.offset)
     unfenced = cta.shadow.unfenced(index, w.fc)
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False, ins)
     if conflict is not None:

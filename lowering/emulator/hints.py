@@ -5,7 +5,7 @@ from __future__ import annotations
 from .reports import Kind
 
 HINTS = {
-    Kind.READ_BEFORE_ARRIVAL: "wait for the full barrier of this stage and phase, or for the cp.async group",
+    Kind.READ_BEFORE_ARRIVAL: "a wait for the full barrier of this stage and phase; for the cp.async group",
     Kind.OVERWRITE_IN_USE: "release the stage after its WGMMA was waited for; before a staging buffer is reused "
     "or the kernel ends, cp.async.bulk.wait_group.read",
     Kind.RACE: "a barrier, or a release that an acquire reads, between the two accesses",

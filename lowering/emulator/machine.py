@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from . import call_stacks, peers, taint
+from . import arrivals, call_stacks, peers, roles, taint
+from .call_stacks import CallStack
 from .global_shadow import GlobalShadow
 from .hints import HINTS
 from .memory import GlobalMemory
+from .names import Names
 from .ordering import Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
@@ -29,6 +31,7 @@ from .stats import Stats
 from .timeline import Timeline
 
 Array = np.ndarray
+MOST_TABLES = 8  # of barriers in the report of a deadlock
 
 
 class Machine:
@@ -63,6 +66,7 @@ class Machine:
         self._lay_out()
         self.uses_wgmma = any(i.root == "wgmma" for i in kernel.instructions)
         self.program = Program(kernel, handlers, self.symbol_value, single=watch is not None)
+        self.names = Names(self)
         self.params = np.frombuffer(launch.params.ljust(4096, b"\0"), np.uint8)
         self.step = 0
         self.events: list[tuple[int, int, Callable[[], None], Instruction | None]] = []
@@ -117,14 +121,25 @@ class Machine:
         number, line, _ = ins.source
         return f"{self.files[number]}:{line}" if number in self.files else ""
 
+    def call_stack(self, ins: Instruction) -> CallStack | None:
+        """The Python call stack of an instruction; None where the kernel has no line information."""
+        number, line, column = ins.source
+        return call_stacks.find(self.files[number], line, column) if number in self.files else None
+
     def stack(self, ins: Instruction) -> tuple[SourceLine, ...]:
         """The Python lines that an instruction comes from, innermost first."""
-        number, line, column = ins.source
-        return call_stacks.find(self.files[number], line, column).lines if number in self.files else ()
+        found = self.call_stack(ins)
+        return found.lines if found is not None else ()
+
+    def role(self, warp: Warp) -> str:
+        """``producer``, ``consumer 0``… or nothing."""
+        return roles.role(warp)
 
     def place(self, who: str, ins: Instruction | None) -> Place | None:
         """The other side of a race; None where its instruction is not known."""
-        return Place(who, ins.line, ins.text, self.stack(ins)) if ins is not None else None
+        if ins is None:
+            return None
+        return Place(self.names.replace(who, None), ins.line, ins.text, self.stack(ins))
 
     def report(
         self,
@@ -146,7 +161,7 @@ class Machine:
         self.log.add(
             Report(
                 kind=kind,
-                message=message,
+                message=self.names.replace(message, warp.cta if warp else None),
                 kernel=self.kernel.name,
                 ptx_line=ins.line if ins else 0,
                 ptx_text=ins.text if ins else "",
@@ -161,6 +176,10 @@ class Machine:
                 stack=self.stack(ins) if ins else (),
                 other=other,
                 hint=HINTS.get(kind, ""),
+                buffer=self.names.buffer(warp.cta, address)
+                if warp and address is not None and space == "shared"
+                else "",
+                role=self.role(warp) if warp else "",
             )
         )
 
@@ -326,6 +345,8 @@ class Machine:
                 self._check_pending(warp, ins)
             if warp.taint:
                 taint.operation(self, warp, ins, mask)
+            if step.role:
+                warp.did.add(step.role)
             assert step.handler is not None
             if step.handler(self, warp, ins, mask) is BLOCK:
                 return BLOCK
@@ -394,7 +415,8 @@ class Machine:
                 self.report(
                     Kind.ARRIVE_COUNT,
                     f"the kernel ends while mbarrier {barrier.offset:#x} has {arrived} of "
-                    f"{barrier.expected} arrivals ({', '.join(dict.fromkeys(barrier.arrivals))})",
+                    f"{barrier.expected} arrivals ({', '.join(dict.fromkeys(barrier.arrivals))})\n"
+                    + arrivals.of_mbarrier(self, barrier),
                     warp,
                     None,
                     address=barrier.offset,
@@ -438,11 +460,19 @@ class Machine:
         at = self.program.steps[first.frames[-1].pc].first if first else None
         self.report(
             Kind.DEADLOCK,
-            f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines),
+            f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines + self._tables()),
             first,
             at,
         )
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))
+
+    def _tables(self) -> list[str]:
+        """Who arrived at each barrier that warps wait for."""
+        found = []
+        for cta in (cta for cluster in self.clusters for cta in cluster.ctas):
+            found += [arrivals.of_mbarrier(self, b) for b in cta.mbarriers.values() if b.waiters]
+            found += [arrivals.of_named(self, cta, b) for b in cta.named.values() if b.waiters]
+        return found[:MOST_TABLES] + [f"    and {len(found) - MOST_TABLES} more"] * (len(found) > MOST_TABLES)
 
 
 def _mark(warp: Warp, step: Step) -> None:

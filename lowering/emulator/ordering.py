@@ -240,6 +240,4 @@ def _report(m: Machine, w: Warp, access: Access, verb: str, clash: Clash | None,
         text += "; both write the same value"
     elif other.seen(w):
         text += "; a later value of it was seen, but with relaxed order: this needs a release and an acquire"
-    m.report(
-        Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same, other=side
-    )
+    m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same, other=side)

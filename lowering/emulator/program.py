@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from .forms import missing
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
 from .reports import PtxError, Unsupported, reading
+from .roles import hint_of
 from .translate import TRANSLATED, Names, Translator
 
 EXIT = -1
@@ -36,6 +37,7 @@ class Step:
     handler: Callable | None = None
     writes: tuple = ()  # operations: registers written
     used: frozenset = frozenset()  # registers of arithmetic
+    role: str = ""  # what it says of a warp's role
     flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA
     variants: dict = field(default_factory=dict)
 
@@ -217,6 +219,7 @@ def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[
                 step = Step("op", [ins], handler=_nothing)
         else:
             step = Step("op", [ins], handler=_handler_of(ins, handlers))
+            step.role = hint_of(ins)
             step.writes = tuple(r for o in ins.operands[:1] if not hasattr(o, "base") for r in registers(o))
         at_instruction[i] = len(steps)
         steps.append(step)

@@ -149,7 +149,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        place = f"kernel {self.kernel}, PTX line {self.ptx_line}"
+        place = f"kernel {self.kernel}" + (f", PTX line {self.ptx_line}" if self.ptx_line else "")
         if self.source:
             place += f", {self.source}"
         where = "" if self.address is None else f", {self.space} address {self.address:#x}"

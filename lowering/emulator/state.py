@@ -97,6 +97,7 @@ class Warp:
         self.pending: dict[int, Array] = {}
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()
+        self.did: set[str] = set()  # what tells its role, see roles.py
         self.taint: dict[int, Any] = {}  # registers that hold undefined values, see taint.py
         self.wgmma_fenced = False
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits

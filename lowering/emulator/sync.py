@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, ordering, peers
+from . import access, arrivals, ordering, peers
 from .barriers import MBarrier, NamedBarrier, SecondWait
 from .clocks import Handover
 from .ptx import Address, Instruction, Sink
@@ -69,6 +69,7 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
             ins,
         )
     barrier.arrived += 32
+    barrier.who.append(w)
     barrier.join(w.release(), w.cta.domain)
     if mode == "arrive":
         _settle_named(m, w.cta, barrier, None)
@@ -242,6 +243,7 @@ def init(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             )
         )
         cta.mbarriers[offset] = MBarrier(cta, offset, count, cta.domain, agent, w)
+        cta.mbarriers[offset].made = ins
         if old:
             cta.mbarriers[offset].phase = 0
         access.check_write(m, w, ins, cta, slice(offset, offset + 8), lanes)
@@ -278,12 +280,13 @@ def count_arrivals(
     m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: Handover
 ) -> None:
     """Arrivals of a warp on a barrier; reports too many of them."""
+    arrivals.note(barrier, w, count)
     who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
     if barrier.arrive(clocks, count, who):
         m.report(
             Kind.ARRIVE_COUNT,
             f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
-            f"more: {', '.join(barrier.arrivals)}",
+            f"more: {', '.join(barrier.arrivals)}\n{arrivals.of_mbarrier(m, barrier)}",
             w,
             ins,
             address=barrier.offset,

@@ -1,0 +1,119 @@
+"""What a report says: both sides, call stacks, names, tables, indices. Each kernel has one planted bug."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+import report_kernels  # noqa: E402
+
+from lowering import emulator  # noqa: E402
+from lowering.emulator import EmulatorError, Kind, Report  # noqa: E402
+from lowering.emulator.hints import HINTS  # noqa: E402
+
+SOURCE = Path(report_kernels.__file__)
+
+
+def line_of(comment: str) -> int:
+    """The line of the kernels' file that ends with a comment."""
+    lines = SOURCE.read_text().splitlines()
+    return next(i for i, text in enumerate(lines, 1) if text.endswith(f"# {comment}"))
+
+
+def reports_of(function: object, *args: object, **constants: object) -> list[Report]:
+    with emulator.run(raise_on_report=False) as session:
+        try:
+            function(*args, **constants)  # type: ignore[operator]
+        except EmulatorError as error:
+            assert error.reports
+    return session.reports
+
+
+@pytest.fixture(scope="module")
+def race() -> Report:
+    found = reports_of(report_kernels.run_exchange, torch.randn(128), torch.empty(128))
+    return next(r for r in found if r.kind is Kind.RACE and not r.warning)
+
+
+def test_a_race_has_both_sides_with_their_call_stacks(race: Report) -> None:
+    store = ["the helper's store", "the middle", "the kernel's own line"]
+    load = ["the helper's load", "the kernel's own line"]
+    stacks = [[(line.line, line.function) for line in place.stack] for place in race.places]
+    functions = ["put", "exchange", "exchange_kernel"]
+    expected = [
+        [(line_of(comment), name) for comment, name in zip(store, functions)],
+        [(line_of(comment), name) for comment, name in zip(load, functions[1:])],
+    ]
+    assert sorted(stacks) == sorted(expected)
+    assert {place.ptx_text.split()[0] for place in race.places} == {"st.shared.b32", "ld.shared.b32"}
+    assert all(place.ptx_line > 0 for place in race.places) and "of CTA (0, 0, 0)" in race.places[1].who
+
+
+def test_the_text_has_the_kind_both_sides_and_what_usually_mends_it(race: Report) -> None:
+    lines = str(race).splitlines()
+    assert lines[0].startswith("RACE: ")
+    own = f"{SOURCE}:{line_of('the kernel' + chr(39) + 's own line')} in exchange_kernel"
+    assert sum(own in line for line in lines) == 2
+    assert any(line.startswith("  other side: ") for line in lines)
+    assert lines[-1].endswith(HINTS[Kind.RACE])
+
+
+def test_every_kind_but_the_two_that_need_none_has_a_hint() -> None:
+    assert set(Kind) - set(HINTS) <= {Kind.UNKNOWN_OPCODE, Kind.TRAP}
+
+
+def test_a_buffer_is_named_after_its_variable(race: Report) -> None:
+    assert race.buffer.startswith("sX, byte ")
+
+
+def test_two_writes_of_one_value_are_a_warning() -> None:
+    found = reports_of(report_kernels.run_exchange, torch.randn(128), torch.empty(128))
+    same = [r for r in found if "same value" in r.message]
+    assert [r.severity.value for r in same] == ["warning"]
+    assert same[0].source.endswith(f":{line_of('all write zero')}")
+
+
+def test_a_report_is_json(race: Report) -> None:
+    read = json.loads(json.dumps(race.as_dict()))
+    assert read["kind"] == "RACE" and read["severity"] == "error" and "exchange_kernel" in read["kernel"]
+    assert len(read["places"]) == 2 and read["stack"] == read["places"][0]["stack"]
+    assert read["places"][1]["stack"][-1] == {
+        "path": str(SOURCE), "line": line_of("the kernel's own line"), "function": "exchange_kernel",
+    }  # fmt: skip
+
+
+def _ring(arriving: int, waits: bool) -> Report:
+    found = reports_of(report_kernels.run_ring, torch.zeros(32), arriving=arriving, waits=waits)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_deadlock_names_the_barrier_who_waits_who_arrived_and_who_did_not() -> None:
+    report = _ring(1, True)
+    assert report.kind is Kind.DEADLOCK
+    message = report.message
+    assert "warps [0]: mbarrier full[1] (0x408)" in message and "1 of 2 arrivals" in message
+    assert f"initialised at {SOURCE}:{line_of('the initialisation')}" in message
+    assert f"at {SOURCE}:{line_of('the wait')}" in message
+    assert "CTA (0, 0, 0) warp 1               arrived 1 times in this phase, 1 in all; ended" in message
+    assert "never arrived: warps [2, 3], ended" in message
+    assert f"never arrived: warps [0], waits at {SOURCE}" in message
+
+
+@pytest.mark.parametrize("arriving, phase, counts", [(1, 0, [1]), (3, 1, [0, 0, 1])])
+def test_a_phase_left_half_arrived_has_the_table_too(arriving: int, phase: int, counts: list[int]) -> None:
+    report = _ring(arriving, False)
+    assert report.kind is Kind.ARRIVE_COUNT and report.buffer == "full[1]"
+    assert f"phase {phase}, 1 of 2 arrivals" in report.message
+    rows = [line for line in report.message.splitlines() if "times in this phase" in line]
+    assert sorted(int(row.split(" times")[0].split()[-1]) for row in rows) == counts
+    assert all(" 1 in all; ended" in row for row in rows)
+
+
+def test_a_correct_ring_is_silent() -> None:
+    assert not reports_of(report_kernels.run_ring, torch.zeros(32), arriving=2, waits=True)
