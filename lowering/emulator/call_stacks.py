@@ -60,6 +60,8 @@ class _Recorded:
         self.stacks: dict[tuple[str, int, int], CallStack] = {}
         self.columns: dict[tuple[str, int], dict[CallStack, int]] = {}
         self.allocations: dict[str, list[Allocation]] = {}
+        self.active = False
+        self.kernel: Any = None  # the function that is being traced
 
     def column(self, stack: CallStack) -> int:
         """The column that stands for ``stack`` on its innermost line; 0 where there are too many."""
@@ -83,14 +85,17 @@ def find(path: str, line: int, column: int) -> CallStack:
     return _recorded.stacks.get((path, line, column)) or CallStack((SourceLine(path, line),))
 
 
-def allocations(kernel: str) -> list[Allocation]:
-    """What the kernel allocates in shared memory, in order."""
-    return _recorded.allocations.get(kernel, [])
+def allocations(kernel: str) -> tuple[Allocation, ...]:
+    """What the kernel of this name, as traced last, allocates in shared memory, in order."""
+    return tuple(_recorded.allocations.get(kernel, ()))
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
     """Note call stacks and allocations of what is compiled within, with line information."""
+    if _recorded.active:
+        yield
+        return
     try:
         from cutlass._mlir_helpers.op import loc_transform
         from cutlass.memory.smem import SmemAllocator
@@ -106,11 +111,13 @@ def recorded() -> Iterator[None]:
         return made
 
     SmemAllocator._smem_alloca = allocate
+    _recorded.active = True
     try:
         with loc_transform(_locate):
             yield
     finally:
         SmemAllocator._smem_alloca = original
+        _recorded.active, _recorded.kernel = False, None
 
 
 def _locate(location: Any) -> Any:
@@ -181,4 +188,7 @@ def _note_allocation(layout: Any, dtype: Any, alignment: int, fields: Any) -> No
         max(alignment, dtype.width // 8),
         tuple((str(name), int(length), int(offset)) for name, length, offset in fields),
     )
-    _recorded.allocations.setdefault(ir.StringAttr(owner.attributes["sym_name"]).value, []).append(found)
+    kernel = ir.StringAttr(owner.attributes["sym_name"]).value
+    if _recorded.kernel is None or owner != _recorded.kernel:
+        _recorded.kernel, _recorded.allocations[kernel] = owner, []
+    _recorded.allocations[kernel].append(found)

@@ -1,4 +1,4 @@
-"""What usually mends a finding, in one line for each kind."""
+"""The usual remedy for each kind of finding, in one line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from .reports import Kind
 
 HINTS = {
     Kind.READ_BEFORE_ARRIVAL: "a wait for the full barrier of this stage and phase; for the cp.async group",
-    Kind.OVERWRITE_IN_USE: "release the stage after its WGMMA was waited for; before a staging buffer is reused "
-    "or the kernel ends, cp.async.bulk.wait_group.read",
+    Kind.OVERWRITE_IN_USE: "a wait for the WGMMA before the stage's release; cp.async.bulk.wait_group.read "
+    "before a staging buffer is reused or the kernel ends",
     Kind.RACE: "a barrier, or a release that an acquire reads, between the two accesses",
     Kind.MISSING_PROXY_FENCE: "fence.proxy.async in the writing threads, before the barrier",
     Kind.PENDING_REGISTER: "wgmma.wait_group before the registers are touched",
@@ -23,4 +23,5 @@ HINTS = {
     Kind.UNINITIALISED: "write the bytes first, or do not let them reach a result",
     Kind.BARRIER_DIVERGENCE: "let every thread that the operation names execute it",
     Kind.DESCRIPTOR: "check box, swizzle, alignment and masks of the copy or matrix operand",
+    Kind.SCHEDULE_DEPENDENT: "an order for results that meet, such as floating-point atomics",
 }

@@ -44,7 +44,7 @@ class Names:
             return found
         base = dynamic[0].offset
         at = 0
-        for made in call_stacks.allocations(self.machine.kernel.name):
+        for made in self.machine.kernel.allocations:
             at = -(-at // made.alignment) * made.alignment
             fields = made.fields or ((made.name, made.size, 0),)
             found += [Buffer(n, base + at + o, base + at + o + size) for n, size, o in fields if n and size]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .call_stacks import Allocation, allocations
 from .ptx_operands import REG_CLASS as REG_CLASS
 from .ptx_operands import TYPE_BYTES as TYPE_BYTES
 from .ptx_operands import Address as Address
@@ -94,6 +95,7 @@ class Kernel:
     reg_classes: list[str] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
     max_threads: int | None = None
+    allocations: tuple[Allocation, ...] = ()  # of shared memory, for names in reports
     carry: Reg | None = None  # the condition code of add.cc and its kind, where one is used
 
 
@@ -170,6 +172,7 @@ def _variable(match: re.Match) -> Variable:
 def _parse_entry(text: str, entry: re.Match, module: Module) -> Kernel:
     close = text.index(")", entry.end())
     kernel = Kernel(entry.group(1), variables=dict(module.variables))
+    kernel.allocations = allocations(kernel.name)
     offset = 0
     for chunk in text[entry.end() : close].split(","):
         chunk = " ".join(chunk.split())

@@ -142,6 +142,7 @@ class Report:
             "kernel": self.kernel,
             "places": [place.as_dict() for place in self.places],
             "stack": [frame._asdict() for frame in self.stack],
+            "source": self.source,
             "space": self.space,
             "address": self.address,
             "buffer": self.buffer,

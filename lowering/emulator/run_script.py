@@ -6,7 +6,6 @@ Exit status: the program's own; 3 if the emulator found something; 130 after Ctr
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import runpy
@@ -160,12 +159,9 @@ def _write(path: str, script: Path, session: Session, status: int) -> None:
     """Write launches and findings as JSON, to stdout for "-"."""
     findings = []
     for i, report in enumerate(session.reports):
-        found = dataclasses.asdict(report)
-        found["kind"] = report.kind.name
-        found["severity"] = "warning" if report.warning else "error"
+        found = report.as_dict()
         found["seed"] = session.seed_of[i] if i < len(session.seed_of) else session.seed
         found["times"] = session.log.count(report)
-        del found["warning"]
         findings.append(found)
     launches = [
         {

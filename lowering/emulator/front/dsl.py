@@ -12,10 +12,10 @@ import inspect
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lowering.emulator import ptx
+from lowering.emulator import call_stacks, ptx
 from lowering.emulator.capture import HostCode, host_code
 from lowering.emulator.reports import EmulatorError
 
@@ -71,6 +71,7 @@ class Hooks:
         self, current: Callable[[], Session | None], allocations: Allocations, on_gpu: Callable[[Any], bool]
     ) -> None:
         self.current, self.allocations, self.on_gpu = current, allocations, on_gpu
+        self.recording = ExitStack()
         self.folder = tempfile.TemporaryDirectory(prefix="kernels-dsl-emulated-")
 
     def install(self, patches: Patches) -> None:
@@ -79,6 +80,7 @@ class Hooks:
         from cutlass.base_dsl.dsl import BaseDSL
         from cutlass.cutlass_dsl import cuda_jit_executor
 
+        self.recording.enter_context(call_stacks.recorded())
         self._options(patches, CompileOptions)
         self._executor(patches, cuda_jit_executor.CudaDialectJitCompiledFunction)
         self._direct_calls(patches, BaseDSL)
@@ -88,6 +90,7 @@ class Hooks:
 
     def close(self) -> None:
         """Remove the folder of intermediate files."""
+        self.recording.close()
         self.folder.cleanup()
 
     def _options(self, patches: Patches, options_class: Any) -> None:

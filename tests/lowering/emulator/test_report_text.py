@@ -1,4 +1,4 @@
-"""What a report says: both sides, call stacks, names, tables, indices. Each kernel has one planted bug."""
+"""The parts of a report: both sides, call stacks, names, tables, indices. Each kernel has one planted bug."""
 
 from __future__ import annotations
 
