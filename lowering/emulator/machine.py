@@ -315,7 +315,7 @@ class Machine:
                 )
                 function(warp.R, warp.S, frame.mask, warp)
                 if self.stats is not None:
-                    self.stats.arithmetic(self, step)
+                    self.stats.ran(step)
                 if step.flow:
                     _mark(warp, step)
                 frame.pc += 1
@@ -335,11 +335,13 @@ class Machine:
 
     def _operation(self, warp: Warp, frame: Frame, step: Step) -> object:
         ins = step.first
-        mask = frame.mask
+        mask = warp.live if frame.full else frame.mask
         if ins.pred is not None:
             if warp.taint:
                 taint.guard(self, warp, ins, mask)
-            mask = mask & _guard(warp, ins)
+            guard = _guard(warp, ins)
+            if not guard.all():
+                mask = mask & guard
         if ins.pred is None or mask.any():
             if warp.pending:
                 self._check_pending(warp, ins)
@@ -354,7 +356,7 @@ class Machine:
                 for register in step.writes:
                     taint.assign(warp, register, None, mask)
             if self.stats is not None:
-                self.stats.operation(self, ins)
+                self.stats.ran(step)
             if step.flow:
                 _mark(warp, step)
         frame.pc += 1

@@ -67,7 +67,7 @@ def wgmma_fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``wgmma.mma_async``: one warp's quarter of the operation joins the others."""
     group = _warpgroup(w, ins)
-    if not np.array_equal(mask, w.live) or not mask.all():
+    if not mask.all():
         m.report(Kind.BARRIER_DIVERGENCE, "wgmma needs all threads of the warpgroup", w, ins, lanes=mask)
     shape = _parse_wgmma(ins.opcode)
     operands = ins.operands
@@ -100,11 +100,10 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     a_registers = np.stack([w.R[r.index] for r in operands[1].items], axis=1) if from_registers else None
     operation.parts[w.number % 4] = _Part(old, new, a_registers, w.vc, w.fc)
     commits = w.state.get("wgmma_commits", 0)
-    for row, register in enumerate(accumulators):
-        value = new[row]
-        w.R[register.index] = value
-        w.pending[id(value)] = value
-        w.state.setdefault("pending_groups", {})[id(value)] = commits + 1
+    pending_groups = w.state.setdefault("pending_groups", {})
+    for value, register in zip(new, accumulators, strict=True):
+        w.R[register.index] = w.pending[id(value)] = value
+        pending_groups[id(value)] = commits + 1
     if from_registers:
         for item in operands[1].items:
             w.pending_a[item.index] = commits + 1
@@ -129,6 +128,8 @@ def _group_of(group: Warpgroup, number: int) -> _Group:
 
 
 def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
+    if w.wgmma_fenced and not w.dirty:
+        return
     used = set(registers(ins.operands[0])) | (
         set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set()
     )
@@ -160,12 +161,10 @@ def _check_operands(
     for name, descriptor, rows, dtype, transposed in operands:
         size = np.dtype(tensor_core.storage_type(dtype)).itemsize
         try:
-            addresses = wgmma.operand_addresses(descriptor, rows, size, transposed)
+            pieces = wgmma.operand_pieces(descriptor, rows, size, transposed)
         except wgmma.MatrixDescriptorError as error:
             m.report(Kind.DESCRIPTOR, str(error), w, ins)
             continue
-        # Sixteen bytes are the smallest piece that any layout keeps together.
-        pieces = np.unique(addresses >> 4)
         if int(pieces[0]) * 16 < SHARED_BASE or int(pieces[-1]) * 16 + 16 > m.shared_bytes:
             m.report(
                 Kind.OUT_OF_BOUNDS,
@@ -176,7 +175,7 @@ def _check_operands(
                 address=int(pieces[0]) * 16,
             )
             continue
-        index = ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
+        index = wgmma.bytes_of(pieces)
         access.note_unwritten(
             m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written"
         )

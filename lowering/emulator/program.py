@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .forms import missing
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
@@ -41,7 +42,7 @@ class Step:
     flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA
     variants: dict = field(default_factory=dict)
 
-    @property
+    @cached_property
     def first(self) -> Instruction:
         """First instruction."""
         return self.instructions[0]

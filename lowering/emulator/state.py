@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ Array = np.ndarray
 SHARED_BASE = 1024  # the driver keeps the first KiB of shared memory for itself, so address 0 is never valid
 RANK_SHIFT = 24  # shared::cluster addresses: the CTA's rank above bit 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
+_DTYPE = {name: np.dtype(dtype) for name, dtype in DTYPE.items()}
+_CLASS_DTYPE = {name: np.dtype(dtype) for name, dtype in CLASS_DTYPE.items()}
 BLOCK = object()  # result of a handler: the warp waits, the instruction runs again when it is woken
 
 
@@ -166,12 +169,12 @@ class Warp:
             array = self.R[operand.index]
             if operand.cls == "pred":
                 return ~array if operand.negated else array
-            if array.itemsize == np.dtype(np_type).itemsize:
-                return array.view(np_type)
-            return array.astype(np_type)
+            wanted = _DTYPE[dtype]
+            if array.dtype is wanted:
+                return array
+            return array.view(wanted) if array.itemsize == wanted.itemsize else array.astype(wanted)
         if isinstance(operand, Imm):
-            width = 8 * np.dtype(np_type).itemsize
-            return np.full(LANES, operand.value & ((1 << width) - 1), f"u{width // 8}").view(np_type)
+            return _immediate(operand.value, dtype)
         if isinstance(operand, Special):
             return self.S[operand.name].astype(np_type)
         if isinstance(operand, Symbol):
@@ -195,9 +198,9 @@ class Warp:
         """Assign to the lanes of ``mask``; the value has, or is widened to, the register's width."""
         if not isinstance(target, Reg):
             return
-        dtype = CLASS_DTYPE[target.cls]
-        if value.dtype != dtype:
-            value = value.view(dtype) if value.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
+        dtype = _CLASS_DTYPE[target.cls]
+        if value.dtype is not dtype and value.dtype != dtype:
+            value = value.view(dtype) if value.itemsize == dtype.itemsize else value.astype(dtype)
         if mask is not self.live and not (mask == self.live).all():
             value = np.where(mask, value, self.R[target.index])
         self.R[target.index] = value
@@ -219,11 +222,36 @@ class Warp:
             self.frames[-1].full = bool((self.frames[-1].mask == self.live).all())
 
 
+@lru_cache(maxsize=4096)
+def _immediate(value: int, dtype: str) -> Array:
+    """An immediate in every lane; not to be written to."""
+    width = 8 * _DTYPE[dtype].itemsize
+    out = np.full(LANES, value & ((1 << width) - 1), f"u{width // 8}").view(_DTYPE[dtype])
+    out.setflags(write=False)
+    return out
+
+
 def _is_wide(base: object) -> bool:
     return (isinstance(base, Reg) and base.cls == "b64") or isinstance(base, (Imm, Symbol))
 
 
-def _special_registers(warp: Warp) -> dict[str, Array]:
+class _Specials(dict):
+    """Special registers by name, each spread over the lanes when it is first read."""
+
+    def __init__(self, values: dict[str, Any]):
+        super().__init__()
+        self.values_of = values
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values_of
+
+    def __missing__(self, name: str) -> Array:
+        value = np.asarray(self.values_of[name], np.int64).astype(np.uint32)
+        found = self[name] = np.broadcast_to(value, LANES)
+        return found
+
+
+def _special_registers(warp: Warp) -> _Specials:
     cta = warp.cta
     launch, sms = cta.machine.launch, cta.machine.sms
     linear = warp.number * LANES + np.arange(LANES)
@@ -250,7 +278,7 @@ def _special_registers(warp: Warp) -> dict[str, Array]:
         values[f"%cluster_nctaid.{name}"] = launch.cluster[axis]
         values[f"%clusterid.{name}"] = cta.index[axis] // launch.cluster[axis]
         values[f"%nclusterid.{name}"] = launch.grid[axis] // launch.cluster[axis]
-    return {k: np.broadcast_to(np.asarray(v, np.int64).astype(np.uint32), LANES) for k, v in values.items()}
+    return _Specials(values)
 
 
 class Cta:

@@ -10,7 +10,6 @@ import numpy as np
 from . import fast
 
 if TYPE_CHECKING:
-    from .machine import Machine
     from .program import Step
     from .ptx import Instruction
 
@@ -32,15 +31,11 @@ class Stats:
         self._steps: Counter[int] = Counter()
         self._of: dict[int, Step] = {}
 
-    def arithmetic(self, machine: Machine, step: Step) -> None:
-        """A compiled step ran."""
+    def ran(self, step: Step) -> None:
+        """A step ran."""
         key = id(step)
         self._steps[key] += 1
         self._of[key] = step
-
-    def operation(self, machine: Machine, ins: Instruction) -> None:
-        """An operation ran."""
-        self.add(ins, "instructions", 1)
 
     def add(self, ins: Instruction, name: str, amount: int) -> None:
         """Count ``amount`` of ``name`` at the source line of ``ins``."""

@@ -210,6 +210,9 @@ def _addresses(
 ) -> list[tuple[int, Array]]:
     """Distinct barrier addresses with the lanes that name them."""
     values = w.address(operand) & ((1 << 60) - 1)
+    first = int(values[np.argmax(mask)])
+    if (values == first).all():
+        return [(first, mask)]
     distinct = dict.fromkeys(int(v) for v in values[mask])
     return [(v, mask & (values == v)) for v in distinct]
 

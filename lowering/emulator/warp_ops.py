@@ -19,6 +19,8 @@ _ORDERING_FENCES = {("fence", p) for p in ("acq_rel", "sc", "acquire", "release"
 
 def check_members(m: Machine, w: Warp, ins: Instruction, members: Array, mask: Array) -> None:
     """Report a warp-wide operation whose member mask names live lanes that do not execute it."""
+    if mask is w.live:
+        return
     named = (int(members[np.argmax(mask)]) >> _LANE) & 1 == 1
     missing = named & w.live & ~mask
     if missing.any():

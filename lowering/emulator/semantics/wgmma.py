@@ -111,6 +111,7 @@ def parse_opcode(opcode: str) -> Shape:
     return shape
 
 
+@functools.lru_cache(maxsize=256)
 def operand_addresses(
     descriptor: MatrixDescriptor, rows: int, element_bytes: int, transposed: bool = False
 ) -> np.ndarray:
@@ -127,6 +128,22 @@ def operand_addresses(
         descriptor.leading, descriptor.stride, descriptor.swizzle, rows, element_bytes, transposed
     )
     return swizzle(descriptor.start + offsets, descriptor.swizzle)
+
+
+@functools.lru_cache(maxsize=256)
+def operand_pieces(
+    descriptor: MatrixDescriptor, rows: int, element_bytes: int, transposed: bool = False
+) -> np.ndarray:
+    """The 16-byte pieces of shared memory that an operand lies in, by number and in order.
+
+    Sixteen bytes are the smallest piece that any layout keeps together.
+    """
+    return np.unique(operand_addresses(descriptor, rows, element_bytes, transposed) >> 4)
+
+
+def bytes_of(pieces: np.ndarray) -> np.ndarray:
+    """The addresses of the bytes of 16-byte pieces."""
+    return ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
 
 
 @functools.lru_cache(maxsize=256)
