@@ -45,9 +45,6 @@ class Session:
     arch: str
     seed: int = 0
     sms: int | None = None
-    seeds: int = 1
-    order_matters: bool = False
-    progress: Progress | None = None
     raise_on_report: bool = True
     resident: int = 8
     check: bool = True
@@ -60,6 +57,9 @@ class Session:
     launches: list[Launch] = field(default_factory=list)
     steps: int = 0
     before: GlobalShadow | None = None
+    seeds: int = 1
+    order_matters: bool = False
+    progress: Progress | None = None
     seed_of: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lowering.emulator.reports import EmulatorError
 
 from .memory import Extent, live_tensors
 from .patches import Patches
@@ -26,32 +28,40 @@ DEVICE_NAME = "emulated NVIDIA {arch}"
 _NO_CACHES = {"QUACK_CACHE_ENABLED": "0", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}
 
 _lock = threading.RLock()
-_hooked = 0
-_pretended = 0
+_open = 0
+_hooks = ExitStack()
+_devices: list[Pretended] = []
 
 
 def pretending() -> bool:
     """Whether PyTorch's ``"cuda"`` is the CPU now."""
-    return _pretended > 0
+    return bool(_devices)
 
 
 @contextmanager
 def entered(current: Callable[[], Session | None], session: Session, *, pretend: bool) -> Iterator[None]:
-    """Keep the hooks in place within this block; blocks may nest."""
-    global _hooked, _pretended
-    with ExitStack() as stack:
-        with _lock:
-            if pretend and not _pretended:
-                stack.enter_context(_pretend(session))
-            if not _hooked:
-                stack.enter_context(_hook(current))
-            _hooked += 1
-            _pretended += pretend
-        try:
+    """Keep the hooks in place within this block; blocks may nest, and overlap in several threads.
+
+    :raises EmulatorError: with ``pretend``, where another GPU is pretended already.
+    """
+    global _open
+    with _lock:
+        if pretend and _devices and _devices[0].driver.facts != session.device:
+            raise EmulatorError(
+                f"torch_cuda=True pretends {session.device} within a block that pretends "
+                f"{_devices[0].driver.facts}: a process sees one GPU at a time"
+            )
+        if not _open:
+            _hooks.enter_context(_hook(current))
+        _open += 1
+    try:
+        with _pretend(session) if pretend and not _devices else nullcontext():
             yield
-        finally:
-            _hooked -= 1
-            _pretended -= pretend
+    finally:
+        with _lock:
+            _open -= 1
+            if not _open:
+                _hooks.close()
 
 
 @contextmanager
@@ -101,9 +111,6 @@ class Pretended(NamedTuple):
 
     driver: Driver
     placement: Placement
-
-
-_devices: list[Pretended] = []
 
 
 def _on_gpu(tensor: Any) -> bool:

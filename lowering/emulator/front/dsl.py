@@ -72,6 +72,7 @@ class Hooks:
     ) -> None:
         self.current, self.allocations, self.on_gpu = current, allocations, on_gpu
         self.recording = ExitStack()
+        self._caches: dict[Any, dict[str, Any]] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="kernels-dsl-emulated-")
 
     def install(self, patches: Patches) -> None:
@@ -106,7 +107,6 @@ class Hooks:
                 options.options[compiler.DumpDir].value = self.folder.name
                 if not options.options[compiler.GPUArch].value:
                     options.options[compiler.GPUArch].value = session.arch
-                envar.disable_file_caching = True  # a module from its files would come without PTX
             original(options, envar, function_name)
 
         patches.set(options_class, "apply_envar_settings", apply)
@@ -131,10 +131,21 @@ class Hooks:
         original = dsl_class._func
 
         def function(dsl: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+            session = self.current()
+            if session is not None and _foreign():
+                self._own_caches(patches, dsl, session.arch)
             with _given(GivenArguments(args, kwargs, inspect.signature(body))):
                 return original(dsl, body, *args, **kwargs)
 
         patches.set(dsl_class, "_func", function)
+
+    def _own_caches(self, patches: Patches, dsl: Any, arch: str) -> None:
+        """Keep functions compiled for the emulator apart: others lack PTX, these launch nothing."""
+        if dsl not in self._caches:
+            patches.set(dsl, "jit_cache", dsl.jit_cache)
+            patches.set(dsl.envar, "disable_file_caching", True)
+            self._caches[dsl] = {}
+        dsl.jit_cache = self._caches[dsl].setdefault(arch, type(dsl.jit_cache)(max_elems=None))
 
     def _tvm_ffi(self, patches: Patches) -> None:
         import tvm_ffi

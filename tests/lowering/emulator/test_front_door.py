@@ -21,7 +21,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_tensor, make_ptr  # noqa
 import lowering  # noqa: E402
 from lowering import emulator  # noqa: E402
 from lowering.emulator import run_script  # noqa: E402
-from lowering.emulator.front import memory  # noqa: E402
+from lowering.emulator.front import memory, progress  # noqa: E402
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[3]
@@ -157,6 +157,43 @@ def test_run_catches_calls_through_tvm_ffi(vectors: tuple[Any, Any]) -> None:
     assert len(session.launches) == 1
     with pytest.raises(RuntimeError, match=r"lowering\.emulator\.run"):
         compiled(x, y)
+
+
+def test_what_was_compiled_within_is_not_kept_for_calls_outside(vectors: tuple[Any, Any]) -> None:
+    mx, my = (from_dlpack(t).mark_layout_dynamic() for t in vectors)
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    dsl = CuTeDSL._get_dsl()
+    before = dsl.jit_cache, dsl.envar.disable_file_caching
+    with emulator.run("sm_80") as session:
+        scale(mx, my)
+        with emulator.run("sm_90a"):
+            scale(mx, my)
+        scale(mx, my)
+    assert len(session.launches) == 2
+    assert (dsl.jit_cache, dsl.envar.disable_file_caching) == before
+
+
+def test_sessions_of_threads_may_overlap(vectors: tuple[Any, Any]) -> None:
+    mx, my = (from_dlpack(t).mark_layout_dynamic() for t in vectors)
+    first, second = emulator.run("sm_80"), emulator.run("sm_80")
+    first.__enter__()
+    session = second.__enter__()
+    first.__exit__(None, None, None)
+    scale(mx, my)
+    second.__exit__(None, None, None)
+    assert len(session.launches) == 1
+
+
+def test_a_long_launch_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "NEXT_SECONDS", 0.001)
+    x, y = torch.zeros(4096), torch.zeros(4096)
+    with emulator.run("sm_80", progress=progress.Progress()):
+        scale(*(from_dlpack(t).mark_layout_dynamic() for t in (x, y)))
+    assert "of 32 CTAs done" in capsys.readouterr().err
 
 
 def test_pointers_reach_the_tensors_that_hold_them(vectors: tuple[Any, Any]) -> None:

@@ -117,6 +117,12 @@ def test_our_own_kernels_take_cpu_tensors(gpu: emulator.Session) -> None:
         kernels_dsl.gemm(there, there)
 
 
+def test_one_gpu_is_pretended_at_a_time(gpu: emulator.Session) -> None:
+    other = emulator.run("sm_80", torch_cuda=True)
+    with pytest.raises(emulator.EmulatorError, match="one GPU at a time"):
+        other.__enter__()
+
+
 def test_everything_is_put_back() -> None:
     from cuda.bindings import driver
 
