@@ -13,7 +13,7 @@ _FLOAT = "f32 f64 rn rz rm rp ftz"
 _HALF = "f16 f16x2 bf16 bf16x2"
 _BITS = "b16 b32 b64"
 _COMPARE = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan and or xor ftz"
-_EXTREME = f"{_INT} u16x2 s16x2 {_HALF} f32 f64 ftz relu NaN xorsign abs"
+_EXTREME = f"{_INT} u16x2 s16x2 {_HALF} f32 f64 ftz relu NaN"
 _APPROX = f"approx ftz {_FLOAT}"
 
 ARITHMETIC: dict[str, str] = {

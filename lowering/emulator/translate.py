@@ -16,34 +16,11 @@ from .forms import missing, unknown_modifiers
 from .ptx import TYPE_BYTES, Imm, Instruction, Kernel, Pair, Reg, Sink, Special, Symbol, Vector
 from .reports import Unsupported
 from .semantics import arithmetic, float64, integer, numeric
+from .translate_convert import NUMPY, conversion
 from .translate_integer import TRANSLATIONS, translation
 
 LANES = 32
-_NUMPY = {
-    "pred": "bool_",
-    "b8": "uint8",
-    "u8": "uint8",
-    "s8": "int8",
-    "b16": "uint16",
-    "u16": "uint16",
-    "s16": "int16",
-    "b32": "uint32",
-    "u32": "uint32",
-    "s32": "int32",
-    "b64": "uint64",
-    "u64": "uint64",
-    "s64": "int64",
-    "f32": "float32",
-    "f64": "float64",
-    "f16": "uint16",
-    "bf16": "uint16",
-    "f16x2": "uint32",
-    "bf16x2": "uint32",
-    "s16x2": "uint32",
-    "u16x2": "uint32",
-    "tf32": "uint32",
-}
-DTYPE = {name: getattr(np, value) for name, value in _NUMPY.items()}
+DTYPE = {name: getattr(np, value) for name, value in NUMPY.items()}
 CLASS_DTYPE = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _COMPARE = {
@@ -75,7 +52,7 @@ class Names:
             "float64": float64,
             "integer": integer,
             "np": np,
-            **{f"_{n}": getattr(np, n) for n in set(_NUMPY.values())},
+            **{f"_{n}": getattr(np, n) for n in set(NUMPY.values())},
         }
 
     def constant(self, dtype: str, value: int | float) -> str:
@@ -103,7 +80,7 @@ class Translator:
 
     def read(self, operand: object, kind: str) -> str:
         """Expression for ``operand`` as an array of PTX type ``kind``."""
-        dtype = _NUMPY[kind]
+        dtype = NUMPY[kind]
         if isinstance(operand, Reg):
             if operand.cls == "pred":
                 return f"(~R[{operand.index}])" if operand.negated else f"R[{operand.index}]"
@@ -153,7 +130,7 @@ class Translator:
             have, want = TYPE_BYTES[target.cls], TYPE_BYTES[kind]
             unsigned = f"_uint{have * 8}"
             if have == want:
-                if not _NUMPY[kind].startswith("uint"):
+                if not NUMPY[kind].startswith("uint"):
                     expression = f"({expression}).view({unsigned})"
             elif have > want:
                 expression = f"({expression}).astype({unsigned})"
@@ -179,7 +156,7 @@ class Translator:
     def kind(self, ins: Instruction) -> str:
         """The last PTX type in the opcode."""
         for part in reversed(ins.parts[1:]):
-            if part in _NUMPY:
+            if part in NUMPY:
                 return part
         raise Unsupported("no type")
 
@@ -241,15 +218,15 @@ class Translator:
         """Expression and type of the integer product of mul and mad."""
         if ins.has("wide"):
             wide = kind[0] + str(2 * int(kind[1:]))
-            a, b = (f"{self.read(o, kind)}.astype(_{_NUMPY[wide]})" for o in ins.operands[1:3])
+            a, b = (f"{self.read(o, kind)}.astype(_{NUMPY[wide]})" for o in ins.operands[1:3])
             return f"({a} * {b})", wide
         if ins.has("hi"):
             if kind[1:] == "64":
                 a, b = (self.read(o, "u64") for o in ins.operands[1:3])
                 return f"alu.mul_hi_{kind}({a}, {b})", "u64"
-            wide = _NUMPY[kind[0] + str(2 * int(kind[1:]))]
+            wide = NUMPY[kind[0] + str(2 * int(kind[1:]))]
             a, b = (f"{self.read(o, kind)}.astype(_{wide})" for o in ins.operands[1:3])
-            return f"(({a} * {b}) >> _{wide}({kind[1:]})).astype(_{_NUMPY[kind]})", kind
+            return f"(({a} * {b}) >> _{wide}({kind[1:]})).astype(_{NUMPY[kind]})", kind
         bits = "b" + kind[1:]
         a, b = (self.read(o, bits) for o in ins.operands[1:3])
         return f"({a} * {b})", bits
@@ -322,8 +299,6 @@ class Translator:
         if kind in _HALVES:
             return self._halves(ins, kind, name, 2, guard)
         if kind[0] == "f":
-            if ins.has("xorsign"):
-                raise Unsupported("xorsign")
             suffix = "_nan" if ins.has("NaN") else ""
             template = f"alu.f{name}{suffix}({{}}, {{}})"
             if len(ins.operands) == 4:
@@ -332,7 +307,7 @@ class Translator:
         a, b = (self.read(o, kind) for o in ins.operands[1:3])
         result = f"np.{name}imum({a}, {b})"
         if ins.has("relu"):
-            result = f"np.maximum({result}, {self.names.constant(_NUMPY[kind], 0)})"
+            result = f"np.maximum({result}, {self.names.constant(NUMPY[kind], 0)})"
         return self.write(ins.operands[0], result, kind, guard)
 
     def _op_min(self, ins: Instruction, guard: str | None) -> list[str]:
@@ -359,14 +334,14 @@ class Translator:
         return self._unary(ins, "(~{})", guard)
 
     def _op_cnot(self, ins: Instruction, guard: str | None) -> list[str]:
-        dtype = _NUMPY[self.kind(ins)]
+        dtype = NUMPY[self.kind(ins)]
         return self._unary(ins, f"({{}} == 0).astype(_{dtype})", guard)
 
     def _shift(self, ins: Instruction, symbol: str, guard: str | None) -> list[str]:
         kind = self.kind(ins)
         value = self.read(ins.operands[1], kind)
         amount = self.read(ins.operands[2], "u32")
-        dtype = _NUMPY[kind]
+        dtype = NUMPY[kind]
         if isinstance(ins.operands[2], Imm):
             amount = self.names.constant(dtype, min(ins.operands[2].value & 0xFFFFFFFF, 64))
         elif TYPE_BYTES[kind] == 2:  # a 32-bit amount may be lost in 16 bits
@@ -390,7 +365,7 @@ class Translator:
             return self._unpack(target, source, kind, guard)
         if isinstance(source, Vector):
             bits = 8 * TYPE_BYTES[kind] // len(source.items)
-            wide = _NUMPY[f"b{8 * TYPE_BYTES[kind]}"]
+            wide = NUMPY[f"b{8 * TYPE_BYTES[kind]}"]
             pieces = [f"{self.read(item, f'b{bits}')}.astype(_{wide})" for item in source.items]
             shifted = [f"({piece} << _{wide}({bits * i}))" if i else piece for i, piece in enumerate(pieces)]
             return self.write(target, f"({' | '.join(shifted)})", f"b{8 * TYPE_BYTES[kind]}", guard)
@@ -420,7 +395,7 @@ class Translator:
         value = self.read(source, wide)
         lines = [f"t = {value}"]
         for i, item in enumerate(target.items):
-            shifted = f"(t >> _{_NUMPY[wide]}({bits * i}))" if i else "t"
+            shifted = f"(t >> _{NUMPY[wide]}({bits * i}))" if i else "t"
             lines += self.write(item, f"{shifted}.astype(_uint{bits})", f"b{bits}", guard)
         return lines
 
@@ -438,7 +413,7 @@ class Translator:
         a, b = (self.read(o, kind) for o in ins.operands[at : at + 2])
         if kind in _HALVES:
             if kind.endswith("x2"):
-                raise Unsupported("packed comparison")
+                raise Unsupported("packed comparison that is not setp")
             a, b = (f"half.compare_operand({kind!r}, {x})" for x in (a, b))
             return f"alu.compare({op!r}, {a}, {b})"
         if kind in ("f32", "f64"):
@@ -450,6 +425,8 @@ class Translator:
         return f"({a} {_COMPARE[op]} {b})"
 
     def _op_setp(self, ins: Instruction, guard: str | None) -> list[str]:
+        if self.kind(ins).endswith("x2"):
+            return self._packed_setp(ins, guard)
         lines = [f"c = {self._comparison(ins, 1)}"]
         combine = {"and": "&", "or": "|", "xor": "^"}.get(ins.parts[2], "")
         target = ins.operands[0]
@@ -463,13 +440,34 @@ class Translator:
             )
         return lines + self.write(target, f"c{other}", "pred", guard)
 
+    def _packed_setp(self, ins: Instruction, guard: str | None) -> list[str]:
+        """``setp`` of f16x2 and bf16x2: a predicate of the low halves, and one of the high ones."""
+        kind, target = self.kind(ins), ins.operands[0]
+        targets = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
+        combine = {"and": " & ", "or": " | ", "xor": " ^ "}.get(ins.parts[2], "")
+        other = combine + self.read(ins.operands[3], "pred") if combine else ""
+        lines = []
+        for name, half_of in zip("cd", ("low", "high"), strict=True):
+            a, b = (
+                f"half.compare_operand({kind[:-2]!r}, alu.{half_of}({self.read(o, 'b32')}))"
+                for o in ins.operands[1:3]
+            )
+            lines.append(f"{name} = alu.compare({ins.parts[1]!r}, {a}, {b}){other}")
+        for name, place in zip("cd", targets, strict=True):
+            lines += self.write(place, name, "pred", guard)
+        return lines
+
     def _op_set(self, ins: Instruction, guard: str | None) -> list[str]:
-        kind = next(part for part in ins.parts[2:] if part in _NUMPY)
+        kind = next(part for part in ins.parts[2:] if part in NUMPY)
         condition = self._comparison(ins, 1)
-        if kind == "f32":
-            return self.write(ins.operands[0], f"({condition}).astype(_float32)", kind, guard)
-        ones, zero = self.names.constant("uint32", 0xFFFFFFFF), self.names.constant("uint32", 0)
-        return self.write(ins.operands[0], f"where({condition}, {ones}, {zero})", "u32", guard)
+        combine = {"and": "&", "or": "|", "xor": "^"}.get(ins.parts[2])
+        if combine:
+            condition = f"({condition} {combine} {self.read(ins.operands[3], 'pred')})"
+        true = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF,
+                "u16": 0xFFFF, "s16": 0xFFFF}[kind]  # fmt: skip
+        bits = f"b{8 * TYPE_BYTES[kind]}"
+        one, zero = (self.names.constant(NUMPY[bits], value) for value in (true, 0))
+        return self.write(ins.operands[0], f"where({condition}, {one}, {zero})", bits, guard)
 
     def _op_copysign(self, ins: Instruction, guard: str | None) -> list[str]:
         kind = self.kind(ins)
@@ -528,53 +526,11 @@ class Translator:
         return self.write(ins.operands[0], f"({shift} == {code})", "pred", guard)
 
     def _op_cvt(self, ins: Instruction, guard: str | None) -> list[str]:
-        return self.write(*_conversion(self, ins), guard)
+        return self.write(*conversion(self, ins), guard)
 
 
 # Generic addresses: the top four bits tell the window; global addresses are the process's own.
 WINDOWS = {"shared": 1 << 60, "param": 2 << 60, "local": 3 << 60}
-_INT = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
-
-
-def _conversion(t: Translator, ins: Instruction) -> tuple[object, str, str]:
-    """Destination, expression and register type of a ``cvt``."""
-    kinds = [p for p in ins.parts[1:] if p in _NUMPY or p in ("e4m3x2", "e5m2x2")]
-    to, source = kinds
-    target = ins.operands[0]
-    rounding = next(
-        (p for p in ins.parts if p in ("rn", "rna", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi")), None
-    )
-    if to in _INT and source in _INT and not ins.has("sat"):
-        return target, f"{t.read(ins.operands[1], source)}.astype(_{_NUMPY[to]})", to
-    flags = {f: True for f in ("ftz", "relu", "satfinite") if ins.has(f)}
-    if ins.has("sat"):
-        flags["saturate"] = True
-    words = "".join(f", {k}=True" for k in flags)
-    if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2") and len(ins.operands) == 3:
-        a, b = (t.read(o, "b32") for o in ins.operands[1:3])
-        scalar = to[:-2]
-        pack = "pack16" if to in ("f16x2", "bf16x2") else "pack8"
-        plain = "".join(f", {k}=True" for k in flags if k != "ftz")
-        one = "numeric.encode({}.view(_float32), " + f"{scalar!r}, {rounding!r}{plain})"
-        return (
-            target,
-            f"numeric.{pack}({one.format(a)}, {one.format(b)})",
-            "b32" if pack == "pack16" else "b16",
-        )
-    if to in ("e4m3x2", "e5m2x2"):
-        halves = f"numeric.unpack16({t.read(ins.operands[1], 'b32')})"
-        one = f"numeric.convert(h, {source[:-2]!r}, {to[:-2]!r}, {rounding!r}{words})"
-        return target, f"numeric.pack8(*[{one} for h in {halves}])", "b16"
-    if source in ("e4m3x2", "e5m2x2"):
-        halves = f"numeric.unpack8({t.read(ins.operands[1], 'b16')})"
-        one = f"numeric.convert(h, {source[:-2]!r}, {to[:-2]!r}, {rounding!r}{words})"
-        return target, f"numeric.pack16(*[{one} for h in {halves}])", "b32"
-    bits = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
-    value = t.read(ins.operands[1], bits[TYPE_BYTES[source]])
-    call = f"numeric.convert({value}, {source!r}, {to!r}, {rounding!r}{words})"
-    if to[0] == "s" and TYPE_BYTES[to] < 8:
-        return target, f"{call}.view(_{_NUMPY[to]})", to
-    return target, call, bits[TYPE_BYTES[to]]
 
 
 TRANSLATED = {name.removeprefix("_op_") for name in vars(Translator) if name.startswith("_op_")}

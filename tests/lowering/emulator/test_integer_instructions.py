@@ -307,3 +307,22 @@ st.global.v2.b64 [%rd8+512], {{%rd4, %rd5}};
     )
     if space == "global":
         assert memory.tolist() == [77, 77]
+
+
+def test_set_and_packed_setp() -> None:
+    operands = np.zeros((3, 32), np.uint32)
+    operands[0, :4] = [0x3C004000, 0x40003C00, 0x7E003C00, 0xBC00BC00]  # f16: high and low halves
+    operands[1, :4] = [0x40003C00, 0x3C004000, 0x3C003C00, 0x00003C00]
+    code = "setp.lt.f16x2 %p8|%p9, %r10, %r11; selp.b32 %r20, 1, 0, %p8; @%p9 or.b32 %r20, %r20, 2;"
+    assert evaluate(code, operands)[:4].tolist() == [2, 1, 0, 3]
+    code = "setp.leu.or.f16x2 %p8|%p9, %r10, %r11, %p1; selp.b32 %r20, 1, 0, %p8; @%p9 or.b32 %r20, %r20, 2;"
+    assert evaluate(code, operands)[:4].tolist() == [3, 1, 3, 3]
+    operands[0], operands[1] = np.arange(32), 16
+    for kind, true in (("u32", M32), ("s32", M32), ("f32", 0x3F800000)):
+        got = evaluate(f"set.lt.{kind}.u32 %r20, %r10, %r11;", operands)
+        assert got.tolist() == [true if i < 16 else 0 for i in range(32)]
+    got = evaluate("setp.gt.u32 %p8, %r10, 3; set.lt.and.u32.u32 %r20, %r10, %r11, %p8;", operands)
+    assert got.tolist() == [M32 if 3 < i < 16 else 0 for i in range(32)]
+    code = "{ .reg .b16 h, a, b, z; mov.b32 {a, z}, %r10; mov.b32 {b, z}, %r11;"
+    code += "set.lt.f16.f16 h, a, b; cvt.u32.u16 %r20, h; }"
+    assert evaluate(code, operands)[:17].tolist() == [0x3C00] * 16 + [0]
