@@ -50,6 +50,11 @@ class AttentionVariant:
         return self.softcap or self.score_mod is not None or self.mask == "additive"
 
     @property
+    def by_elements(self) -> bool:
+        """There are masks or functions of single scores."""
+        return self.changes_scores or self.mask is not None or self.mask_mod is not None
+
+    @property
     def bends_scores(self) -> bool:
         """The derivative of a score by its scaled product is other than 1."""
         return self.softcap or self.score_mod is not None

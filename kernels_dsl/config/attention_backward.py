@@ -116,12 +116,15 @@ class Sm80BackwardConfig:
 
 
 def sm80_backward_config(
-    dim: int, dim_v: int, deterministic: bool, smem_bytes: int = 101376
+    dim: int, dim_v: int, deterministic: bool, smem_bytes: int = 101376, by_elements: bool = False
 ) -> Sm80BackwardConfig:
-    """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory."""
+    """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory.
+
+    `by_elements`: there are masks or functions of single scores, which take registers.
+    """
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
     # With 128 keys head dimensions between these spill where a window, an order and packing come together.
-    many = max(d, dv) <= 64 or d == dv == 128
+    many = max(d, dv) <= 64 or (d == dv == 128 and not by_elements)
     for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
         config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
         if config.smem_bytes <= smem_bytes and max(d, dv) <= 128 and (many or tile_k == 64):

@@ -24,6 +24,7 @@ from kernels_dsl.blocks.attention.mask import (
 )
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.hw.swizzled_rows import opaque
 from kernels_dsl.config.attention import AttentionVariant
 
 ELEMENTS = 8
@@ -54,10 +55,11 @@ def weigh(
 ) -> None:
     """Turns accumulators, products of keys and queries, into probabilities. `lse`: base 2, of each query.
 
-    Where the variant bends scores, `probs` receives the probabilities as operand A of a product over the
-    queries. The float32 ones are multiplied by the derivatives of the scores by the scaled products.
+    With masks or functions of single scores `probs` receives them as operand A of a product over the queries,
+    too. Where the variant bends scores, the float32 ones are multiplied by the derivatives of the scores by
+    the scaled products.
     """
-    if variant.changes_scores or variant.mask == "boolean" or variant.mask_mod is not None:
+    if variant.by_elements:
         weigh_elements(variant, scores, lse, at, probs)
     else:
         view = softmax.rows_and_columns(scores)
@@ -97,7 +99,10 @@ def exponentials(view: cute.Tensor, lse: cute.Tensor, scale_log2: Float32) -> No
 def weigh_elements(
     variant: AttentionVariant, scores: cute.Tensor, lse: RowValues, at: ScoreStep, probs: cute.Tensor
 ) -> None:
-    """`weigh` by 16 keys x 16 queries at a time, so that few numbers between are kept in registers."""
+    """`weigh` by 16 keys x 16 queries at a time, so that few numbers between are kept in registers.
+
+    Each finds its places anew: else the compiler would keep the addresses of all of them.
+    """
     groups = cute.size(softmax.rows_and_columns(scores), mode=[1]) // 4  # side by side
     factor = at.operands.scale * softmax.LOG2_E
     if variant.changes_scores:
@@ -106,8 +111,10 @@ def weigh_elements(
         below, beside = n // groups, n % groups
         layout = cute.make_layout((2, (2, 2)), stride=(2, (1, 4)))
         part = cute.make_tensor(scores.iterator + ELEMENTS * n, layout)
-        origin = at.origin._replace(
-            row=at.origin.row + column_offset(4 * beside), column=at.origin.column + row_offset(2 * below)
+        first = at.origin
+        origin = first._replace(
+            row=opaque(first.row) + column_offset(4 * beside),
+            column=opaque(first.column) + row_offset(2 * below),
         )
         here, queries = at._replace(origin=origin), by_queries(part)
         slopes = None
@@ -117,10 +124,10 @@ def weigh_elements(
             change_scores(variant, queries, origin, at.seq, at.operands, KEY_ROWS, slopes)
         mask_where(variant, queries, here)
         exponentials(part, lse(4 * beside, 4), factor)
+        flat = cute.make_layout(ELEMENTS)
+        operand = cute.make_tensor(probs.iterator + ELEMENTS * n, flat)
+        to_operand(cute.make_tensor(part.iterator, flat), operand)
         if slopes is not None:
-            flat = cute.make_layout(ELEMENTS)
-            operand = cute.make_tensor(probs.iterator + ELEMENTS * n, flat)
-            to_operand(cute.make_tensor(part.iterator, flat), operand)
             bend(part, slopes)
 
 

@@ -166,6 +166,7 @@ class AttentionArguments(Arguments):
     config: Named = None
     family: str | None = None
     out: torch.Tensor | None = None
+    score_mod_bwd: Named = None
     drops_rows: bool = False
     """True if the caller drops rows of the output that belong to no sequence."""
 
@@ -408,6 +409,14 @@ def _check_seqlens(seqlens: Seqlens, device: torch.device) -> int:
     return cu_q.numel() - 1
 
 
+def _check_backward_function(function: Any, score_mod: Any, aux: int) -> None:
+    if function is not None:
+        if score_mod is None:
+            raise ValueError("score_mod_bwd is given, must be None without score_mod")
+        takes = ("gradient", "score", "b", "h", "i", "j")
+        check_function("score_mod_bwd", unwrapped(function), "aux", takes, aux)
+
+
 def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
     """Check a call with operands of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
     q, k, v, layout, extras, names = (
@@ -461,6 +470,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
     ):  # fmt: skip
         if function is not None:
             check_function(name, function, "aux", takes, len(extras.aux))
+    _check_backward_function(arguments.score_mod_bwd, score_mod, len(extras.aux))
     variant = AttentionVariant(
         right=right is not None,
         left=left is not None,

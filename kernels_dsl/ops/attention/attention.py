@@ -52,6 +52,7 @@ def attention(
     sinks: torch.Tensor | None = None,
     blocks: BlockLists | Any | None = None,
     score_mod: Callable[..., Any] | None = None,
+    score_mod_bwd: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     aux: Sequence[Any] = (),
     return_lse: bool = False,
@@ -84,14 +85,16 @@ def attention(
     tile attends to are not read into the result.
 
     Differentiable in q, k, v and sinks, through the log-sum-exp too: up to head dimension 128, not yet with
-    `blocks` and `score_mod`. RuntimeError where a gradient is asked for that is not there. The same call
-    gives gradients of the same bits.
+    `blocks`. score_mod_bwd(gradient, score, b, h, i, j, *aux) returns the gradient of the score that
+    `score_mod` was given, in proportion to `gradient`; it is needed where `score_mod` is more than +, -, *
+    and /. RuntimeError where a gradient is asked for that is not there. The same call gives gradients of the
+    same bits.
     """
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else widths_of(window)
     key: Any = None
-    if mask is sinks is blocks is score_mod is mask_mod is out is None and aux is _NO_AUX:
+    if mask is sinks is blocks is score_mod is score_mod_bwd is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
             key = _key(q, k, "bshd", causal, window, alignment, scale, softcap)
             if key is not None:
@@ -104,7 +107,8 @@ def attention(
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
         extras = Extras(mask, sinks, blocks, aux_of(aux))
     return _other(q, k, v, options, "bshd", extras, key, score_mod=score_mod, mask_mod=mask_mod,
-                  return_lse=return_lse, config=config, family=family, out=out)  # fmt: skip
+                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, config=config, family=family,
+                  out=out)  # fmt: skip
 
 
 def scaled_dot_product_attention(
@@ -183,6 +187,7 @@ def attention_varlen(
     sinks: torch.Tensor | None = None,
     blocks: BlockLists | Any | None = None,
     score_mod: Callable[..., Any] | None = None,
+    score_mod_bwd: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     aux: Sequence[Any] = (),
     return_lse: bool = False,
@@ -216,7 +221,8 @@ def attention_varlen(
     extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, longest)
     options = AttentionOptions(causal, window, alignment, scale, softcap)
     return _other(q, k, v, options, "thd", extras, None, score_mod=score_mod, mask_mod=mask_mod,
-                  return_lse=return_lse, config=config, family=family, out=out)  # fmt: skip
+                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, config=config, family=family,
+                  out=out)  # fmt: skip
 
 
 def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
@@ -253,6 +259,7 @@ def _other(
     key: Any,
     *,
     score_mod: Any = None,
+    score_mod_bwd: Any = None,
     mask_mod: Any = None,
     return_lse: bool = False,
     config: Any = None,
@@ -267,6 +274,7 @@ def _other(
             extras is NO_EXTRAS or extras.form(),
             out is None,
             score_mod,
+            score_mod_bwd,
             mask_mod,
             return_lse,
             config,
@@ -287,7 +295,7 @@ def _other(
                     call_cache.refused(ATTENTION.calls, key, error)
     call = AttentionArguments(
         q, k, v, options, layout, extras, score_mod, mask_mod,
-        return_lse=return_lse, config=config, family=family, out=out,
+        return_lse=return_lse, config=config, family=family, out=out, score_mod_bwd=score_mod_bwd,
     )  # fmt: skip
     if not watched():
         boolean("return_lse", return_lse)
@@ -337,7 +345,7 @@ def attention_supports(
             Seqlens(*seqlens) if packed else None,  # type: ignore[arg-type]
             longest if packed else None,
         )
-        known = ("score_mod", "return_lse", "out", "config", "family")
+        known = ("score_mod", "score_mod_bwd", "return_lse", "out", "config", "family")
         others = {name: options.pop(name) for name in known if name in options}
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")

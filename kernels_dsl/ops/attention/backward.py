@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,13 +20,16 @@ from kernels_dsl.config.attention_backward import (
     sm80_backward_config,
     sm90_backward_config,
 )
+from kernels_dsl.config.derivative import derived
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
+from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.outputs import is_empty
 from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tracing import constant_result
 from lowering.records import frozen
 
 _MODULES = "kernels_dsl.kernels.attention."
@@ -37,6 +40,7 @@ FUNCTIONS = {
     "sm80": lowering.jit(_MODULES + "backward_sm80:attention_backward_sm80", name="attention_backward_sm80"),
 }
 BackwardConfig = Sm90BackwardConfig | Sm80BackwardConfig
+NOT_DERIVED = "score_mod is more than +, -, * and / of its score: score_mod_bwd must be given"
 LOG2_E = math.log2(math.e)
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
@@ -75,13 +79,10 @@ class Gradients:
 
 def why_not_variant(call: AttentionCall) -> str | None:
     """Why a call of attention has no gradient on any GPU; None where it may have."""
-    variant = call.variant
     if max(call.dim, call.dim_v) > 128:
         return f"attention has no gradient with head dimensions above 128 yet: {call.dim} and {call.dim_v}"
-    given = {"score_mod": variant.score_mod, "blocks": call.block}
-    for name, value in given.items():
-        if value:
-            return f"attention has no gradient with {name} yet"
+    if call.block is not None:
+        return "attention has no gradient with blocks yet"
     if max(call.heads, call.batch) > MAX_GRID:
         sizes = f"{call.heads} heads and {call.batch} sequences"
         return f"attention has no gradient with more than {MAX_GRID} of either: {sizes}"
@@ -101,8 +102,29 @@ def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Need
     if device.families()[0] == "sm90":
         config = sm90_backward_config(call.dim, call.dim_v, deterministic)
     else:
-        config = sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes)
+        by_elements = call.variant.by_elements
+        config = sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes, by_elements)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
+
+
+def described(call: AttentionArguments) -> AttentionCall:
+    """The call with the backward function of its `score_mod`, the caller's or a derived one.
+
+    RuntimeError where neither is there.
+    """
+    found, function = describe(call), unwrapped(call.score_mod_bwd)
+    if call.score_mod is None:
+        return found
+    if function is None:
+        function = derived(unwrapped(call.score_mod), len(call.extras.aux))
+    if function is None:
+        raise RuntimeError(NOT_DERIVED)
+    return replace(found, variant=replace(found.variant, score_mod_bwd=function))
+
+
+@constant_result
+def _is_derived(score_mod: Callable[..., Any], aux: int) -> bool:
+    return derived(unwrapped(score_mod), aux) is not None
 
 
 def check_gradient(call: AttentionArguments, asked: str, target: Target | None) -> None:
@@ -112,8 +134,11 @@ def check_gradient(call: AttentionArguments, asked: str, target: Target | None) 
     """
     if asked not in (*call.names[:3], "sinks"):
         raise RuntimeError(f"{asked} requires grad, but attention has no gradient of it yet: detach it")
-    described = describe(call)
-    reason = why_not_variant(described) if target is None else why_not(described, target)
+    if call.score_mod is not None and call.score_mod_bwd is None:
+        if not _is_derived(call.score_mod, len(call.extras.aux)):
+            raise RuntimeError(f"{asked} requires grad, but {NOT_DERIVED}")
+    found = describe(call)
+    reason = why_not_variant(found) if target is None else why_not(found, target)
     if reason is not None:
         raise RuntimeError(f"{asked} requires grad, but {reason}: call it under torch.no_grad()")
 

@@ -19,9 +19,8 @@ from kernels_dsl.ops.attention.arguments import (
     Extras,
     MaxSeqlens,
     Seqlens,
-    describe,
 )
-from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Needs
+from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
 from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import define, schema_of
@@ -62,6 +61,8 @@ class BackwardOperands(Arguments):
     needs_q: bool = True
     needs_kv: bool = True
     needs_sinks: bool = False
+    score_mod: str | None = None
+    score_mod_bwd: str | None = None
 
     outputs = ()
 
@@ -93,7 +94,7 @@ _SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
 _KEPT = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks")
 """Tensors and results of the forward operator that the backward one takes, before `aux`."""
-_LACKING = ("counts", "full_counts", "score_mod")
+_LACKING = ("counts", "full_counts")
 """Arguments of the forward operator that the backward one does not have."""
 _FORWARD = (
     "q", "k", "v", "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q",
@@ -116,9 +117,12 @@ def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor
     key, target = x.plan_key(), target_of(x.q, "q")
     plan = _PLANS.get(key)
     if plan is None:
-        mask_mod = function_of(x.mask_mod)
-        call = describe(AttentionArguments(x.q, x.k, x.v, x.options(), x.layout, extras, mask_mod=mask_mod))
-        plan = BackwardPlan(call, forward, x.do, target, x.deterministic, x.needs())
+        score_mod, mask_mod = function_of(x.score_mod), function_of(x.mask_mod)
+        call = AttentionArguments(
+            x.q, x.k, x.v, x.options(), x.layout, extras, score_mod, mask_mod,
+            score_mod_bwd=function_of(x.score_mod_bwd),
+        )  # fmt: skip
+        plan = BackwardPlan(described(call), forward, x.do, target, x.deterministic, x.needs())
         if not target.emulated:
             call_cache.put(_PLANS, key, plan)
     found = plan.run(forward, x.do, x.d_lse)

@@ -72,6 +72,7 @@ class Operands(Arguments):
     family: str | None = None
     score_mod: str | None = None
     mask_mod: str | None = None
+    score_mod_bwd: str | None = None
 
     outputs = ()
 
@@ -98,7 +99,7 @@ class Operands(Arguments):
 
 
 _ATTENTION_LACKS = _DESCALES
-_FP8_LACKS = ("mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod")
+_FP8_LACKS = ("mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod", "score_mod_bwd")
 _RESULTS = "-> (Tensor, Tensor)"
 
 
@@ -111,7 +112,7 @@ def _attention_call(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Atten
     x = _operands(_ATTENTION_LACKS, tensors, keywords)
     return AttentionArguments(
         x.q, x.k, x.v, x.options(), x.layout, x.extras(), x.score_mod, x.mask_mod,
-        return_lse=x.return_lse, family=x.family, drops_rows=True,
+        return_lse=x.return_lse, family=x.family, drops_rows=True, score_mod_bwd=x.score_mod_bwd,
     )  # fmt: skip
 
 
@@ -136,11 +137,13 @@ def _new_lse(call: AttentionArguments, described: AttentionCall) -> torch.Tensor
 def _attention(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = _attention_call(tensors, keywords)
     score_mod, mask_mod = function_of(call.score_mod), function_of(call.mask_mod)
-    return _pair(call, ATTENTION.run(replace(call, score_mod=score_mod, mask_mod=mask_mod)))
+    return _pair(
+        call, ATTENTION.run(replace(call, score_mod=score_mod, mask_mod=mask_mod, score_mod_bwd=None))
+    )
 
 
 def _attention_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = replace(_attention_call(tensors, keywords), score_mod=None, mask_mod=None)
+    call = replace(_attention_call(tensors, keywords), score_mod=None, mask_mod=None, score_mod_bwd=None)
     described, q = describe(call), call.q
     if call.layout == "bhsd" and q.stride(1) < q.stride(2) and described.q_len > 1 and described.heads > 1:
         shape = (described.batch, described.q_len, described.heads, described.dim_v)
@@ -227,6 +230,7 @@ def attention(call: AttentionArguments) -> Any:
     keywords.update(
         layout=call.layout, mask=extras.mask, family=call.family, aux=extras.aux or None,
         score_mod=_name("score_mod", call.score_mod), mask_mod=_name("mask_mod", call.mask_mod),
+        score_mod_bwd=_name("score_mod_bwd", call.score_mod_bwd),
     )  # fmt: skip
     return _result(call, *torch.ops.kernels_dsl.attention(call.q, call.k, call.v, **keywords))
 

@@ -27,6 +27,22 @@ def _same_document(b, h, i, j, documents):
     return documents[i] == documents[j]
 
 
+def _alibi(score, b, h, i, j):
+    return 0.5 * score - (i - j) * 0.01 * (h + 1)
+
+
+def _by_distance(score, b, h, i, j, bias):
+    return bias[h] * score + (score * score) * 0.1 + bias[j]
+
+
+def _bent(score, b, h, i, j):
+    return score * score * score
+
+
+def _bent_gradient(gradient, score, b, h, i, j):
+    return gradient * 3.0 * score * score
+
+
 def test_softcap(seed):
     _small = {"softcap": 2.0, "causal": True}
     check_gradients(leaves((2, 1), (40, 140), (64, 64), seed), Masking(right=0, softcap=2.0), **_small)
@@ -111,3 +127,17 @@ def test_only_what_is_asked_for(asked, seed):
     kernels_dsl.attention(*chosen, causal=True).float().sum().backward()
     for i, (x, all_of_them) in enumerate(zip(chosen, together)):
         assert torch.equal(x.grad, all_of_them) if i in asked else x.grad is None
+
+
+def test_score_functions_whose_derivative_is_derived(seed):
+    tensors = leaves((2, 1), (40, 140), (64, 64), seed)
+    check_gradients(tensors, Masking(right=0, score_mod=_alibi), causal=True, score_mod=_alibi)
+    bias = torch.randn(140, generator=torch.Generator().manual_seed(seed))
+    masking = Masking(score_mod=lambda score, b, h, i, j: _by_distance(score, b, h, i, j, bias))
+    check_gradients(tensors, masking, score_mod=_by_distance, aux=(bias,))
+
+
+def test_score_function_with_its_backward(seed):
+    tensors = leaves((1, 1), (40, 90), (64, 64), seed, torch.float16)
+    masking = Masking(softcap=2.0, score_mod=_bent)
+    check_gradients(tensors, masking, softcap=2.0, score_mod=_bent, score_mod_bwd=_bent_gradient)

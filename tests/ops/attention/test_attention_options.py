@@ -89,6 +89,7 @@ OF_16_BITS = [
     ({"aux": torch.ones(2)}, "aux is a Tensor, must be a sequence"),
     ({"aux": (3,)}, "aux is given, must be empty without score_mod and mask_mod"),
     ({"mask_mod": []}, "mask_mod is a list, must be a function"),
+    ({"score_mod_bwd": math.sin}, "score_mod_bwd is given, must be None without score_mod"),
     ({"score_mod": "x"}, "score_mod is a str, must be a function"),
 ]
 OF_PACKED = [

@@ -1,0 +1,92 @@
+"""The attention backward with masks and score functions as compiled, without a GPU: no spills.
+
+A choice of the variants; TEST_ALL_KERNELS=1 takes all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.attention_backward import sm80_backward_config, sm90_backward_config
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.attention.backward import FUNCTIONS
+
+
+def _same_document(b, h, i, j, documents):
+    return documents[i] == documents[j]
+
+
+def _alibi(score, b, h, i, j, slopes):
+    return score + (i - j) * slopes[h]
+
+
+def _unchanged(gradient, score, b, h, i, j, slopes):
+    return gradient
+
+
+WINDOW = AttentionVariant(right=True, left=True)
+FUNCTION = replace(WINDOW, score_mod=_alibi, score_mod_bwd=_unchanged)
+VARIANTS = {
+    "softcap": replace(WINDOW, softcap=True),
+    "boolean": replace(WINDOW, mask="boolean"),
+    "additive": replace(WINDOW, mask="additive"),
+    "mask_mod": replace(WINDOW, mask_mod=_same_document),
+    "score_mod": FUNCTION,
+    "all": replace(FUNCTION, softcap=True, mask="additive"),
+}
+FEW = [
+    ("sm_90a", (128, 128), "additive"),
+    ("sm_90a", (128, 128), "all"),
+    ("sm_90a", (128, 64), "softcap"),
+    ("sm_80", (128, 128), "additive"),
+    ("sm_86", (128, 128), "all"),
+    ("sm_86", (64, 64), "mask_mod"),
+]
+CASES = (
+    [
+        (arch, dims, name)
+        for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")
+        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (64, 128))
+        for name in VARIANTS
+    ]
+    if os.environ.get("TEST_ALL_KERNELS") == "1"
+    else FEW
+)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(("arch", "dims", "name"), CASES)
+def test_no_spills(arch, dims, name):
+    """Packed and in order, which take the most registers."""
+    variant, family = VARIANTS[name], "sm90" if arch == "sm_90a" else "sm80"
+    if family == "sm90":
+        config = sm90_backward_config(*dims, True)
+    else:
+        config = sm80_backward_config(*dims, True, DEVICES_BY_ARCH[arch].smem_bytes, True)
+    heads = ((4, dims[0]), (2, dims[0]), (2, dims[1]), (4, dims[1]), (2, dims[0]), (2, dims[1]))
+    tensors = [_empty(512, *shape, dtype=torch.bfloat16) for shape in heads]
+    sums = (_empty(4096), _empty(4096), _empty(4096 * config.dim), _empty(64, dtype=torch.int32))
+    seqlens = (_empty(3, dtype=torch.int32), _empty(3, dtype=torch.int32), None)
+    mask = None
+    if variant.mask is not None:
+        mask = _empty(2, 4, 256, 256, dtype=torch.uint8 if variant.mask == "boolean" else torch.float32)
+    aux = None
+    if variant.mask_mod is not None or variant.score_mod is not None:
+        aux = (_empty(300),)
+    kernel = FUNCTIONS[family].compile(
+        *tensors, *sums, *(1.0, 1.0, 0, 0), seqlens, 256, mask, aux, arch=arch, layout="thd", config=config,
+        variant=variant,
+    )  # fmt: skip
+    (found,) = kernel.resources()
+    assert found.stack_bytes == found.spill_loads == found.spill_stores == 0
+    products = sum(n for kind, n in found.instructions.items() if kind.startswith("HGMMA"))
+    # A compiler that cannot keep products in flight puts an arrive and a wait around each of them.
+    assert family == "sm80" or found.instructions["WARPGROUP.ARRIVE"] < products / 2
