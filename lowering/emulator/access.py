@@ -9,7 +9,7 @@ import numpy as np
 
 from . import fast, peers
 from .memory import Fault
-from .ptx import Instruction
+from .ptx import Address, Instruction
 from .reports import EmulatorError, Kind
 from .shadow import AgentKind, byte_index
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
@@ -176,6 +176,8 @@ def load_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, 
         if good.any():
             out[good] = m.memory.load(addresses[good], size)[0]
         return out
+    if m.memory.gaps:
+        report_gap(m, w, ins, addresses, size, "read")
     if unwritten:
         m.report(
             Kind.UNINITIALISED,
@@ -195,6 +197,8 @@ def store_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array,
     if m.stats is not None:
         m.stats.add(ins, "global_bytes", len(addresses) * size)
     m.progress += 1
+    if m.memory.gaps:
+        report_gap(m, w, ins, addresses, size, "write")
     try:
         m.memory.store(addresses, data)
     except Fault as fault:
@@ -220,9 +224,40 @@ def check_alignment(m: Machine, w: Warp | None, ins: Instruction, addresses: Arr
 
 def report_fault(m: Machine, w: Warp | None, ins: Instruction, fault: Fault, size: int, verb: str) -> None:
     """Report an access outside every registered tensor."""
+    _out_of_bounds(m, w, ins, fault, size, verb)
+
+
+def report_gap(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, size: int, verb: str) -> None:
+    """Report an access between the rows of a strided tensor: a warning where it only reads."""
+    fault = m.memory.between(addresses, size)
+    if fault is not None:
+        _out_of_bounds(m, w, ins, fault, size, verb, warning=verb == "read")
+
+
+def _out_of_bounds(
+    m: Machine, w: Warp | None, ins: Instruction, fault: Fault, size: int, verb: str, warning: bool = False
+) -> None:
+    who = _thread(w, ins, fault.address)
     m.report(
-        Kind.OUT_OF_BOUNDS, f"{verb} of {size} bytes {fault}", w, ins, address=fault.address, space="global"
+        Kind.OUT_OF_BOUNDS,
+        f"{verb} of {size} bytes {fault}" + (f"; by {who}" if who else ""),
+        w,
+        ins,
+        address=fault.address,
+        space="global",
+        warning=warning,
     )
+
+
+def _thread(w: Warp | None, ins: Instruction, address: int) -> str:
+    """The first thread of the warp whose operand is this address."""
+    for operand in ins.operands if w is not None else ():
+        if isinstance(operand, Address) and not operand.coords:
+            assert w is not None
+            found = np.flatnonzero((w.address(operand) == address) & w.live)
+            if len(found):
+                return "thread " + str(tuple(int(w.S[f"%tid.{axis}"][found[0]]) for axis in "xyz"))
+    return ""
 
 
 def stop(ins: Instruction, text: str) -> EmulatorError:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .views import View
+
 Array = np.ndarray
 
 
@@ -25,6 +27,8 @@ class Region:
     name: str
     data: Array
     unwritten: Array | None = None
+    views: tuple[View, ...] = ()  # the tensors that it holds
+    gaps: bool = False  # some of its bytes are no element of them
 
 
 class Fault(Exception):
@@ -49,9 +53,12 @@ class GlobalMemory:
     def __init__(self) -> None:
         self.regions: list[Region] = []
         self.starts: list[int] = []
+        self.gaps = False  # in any region
 
-    def register(self, start: int, size: int, name: str, unwritten: bool = False) -> None:
-        """Allow accesses to ``size`` bytes at ``start``."""
+    def register(
+        self, start: int, size: int, name: str, unwritten: bool = False, view: View | None = None
+    ) -> None:
+        """Allow accesses to ``size`` bytes at ``start``; ``view``: to the elements of this tensor."""
         if size == 0:
             return
         end = start + size
@@ -62,6 +69,10 @@ class GlobalMemory:
         low, high = min([start] + [r.start for r in overlapping]), max([end] + [r.end for r in overlapping])
         data = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
         region = Region(low, high, " / ".join(names), data)
+        region.views = tuple(v for r in overlapping for v in r.views) + ((view,) if view is not None else ())
+        whole = view is None or any(not r.views for r in overlapping)
+        region.gaps = not whole and all(v.has_gaps() for v in region.views)
+        self.gaps = self.gaps or region.gaps
         marks = [(r.start, r.unwritten) for r in overlapping if r.unwritten is not None]
         if unwritten:
             marks.append((start, np.ones(size, bool)))
@@ -78,6 +89,19 @@ class GlobalMemory:
         i = bisect.bisect_right(self.starts, address) - 1
         return self.regions[i] if i >= 0 and address < self.regions[i].end else None
 
+    def between(self, addresses: Array, size: int) -> Fault | None:
+        """The first access to bytes inside of a region that are no element of its tensors."""
+        for region in self.regions:
+            inside = (addresses >= region.start) & (addresses + size <= region.end)
+            if not region.gaps or not inside.any():
+                continue
+            bad = inside & np.logical_and.reduce([view.outside(addresses, size) for view in region.views])
+            if bad.any():
+                first = int(addresses[bad][0])
+                view = region.views[0]
+                return Fault(first, f"between the rows of {view.describe(first) or region.name}", bad)
+        return None
+
     def nearest(self, address: int) -> str:
         """Words that place an address outside every region."""
         if not self.regions:
@@ -87,7 +111,8 @@ class GlobalMemory:
             where = f"{address - region.end} bytes past the end of"
         else:
             where = f"{region.start - address} bytes before"
-        return f"{where} {region.name} ({region.end - region.start} bytes)"
+        texts = [text for view in region.views[:1] if (text := view.describe(address))]
+        return f"{where} {region.name} ({region.end - region.start} bytes)" + "".join(f", {t}" for t in texts)
 
     def _split(self, addresses: Array, size: int) -> list[tuple[Region, Array | slice]]:
         """Groups of positions in ``addresses`` by region. Raises :class:`Fault` for any outside."""

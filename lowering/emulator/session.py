@@ -18,6 +18,7 @@ from .reports import EmulatorError, Kind, Report, ReportLog
 from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
+from .views import View, by_extent, view_of
 
 if TYPE_CHECKING:
     from lowering.function import JitFunction
@@ -87,19 +88,25 @@ class Session:
         """Call a host function and execute its launches; ``tensors`` is what the kernels may touch."""
         with _one_call:
             found = launches(host, values, self.device)
-            self._execute_all(module, found, [(name, *extent(tensor)) for name, tensor in tensors])
+            views = by_extent((extent(tensor), view_of(name, tensor)) for name, tensor in tensors)
+            self._execute_all(module, found, [(name, *extent(tensor)) for name, tensor in tensors], views)
 
     def call_host(
-        self, code: HostCode, call: Callable[[], Any], extents: Sequence[tuple[str, int, int]]
+        self,
+        code: HostCode,
+        call: Callable[[], Any],
+        extents: Sequence[tuple[str, int, int]],
+        views: Mapping[tuple[int, int], View] | None = None,
     ) -> Any:
         """Make a call of compiled host code and execute its launches.
 
-        ``extents``: name, address and bytes of what the kernels may touch. Returns what ``call`` returns.
+        ``extents``: name, address and bytes of what the kernels may touch; ``views``: the tensors among them,
+        by address and bytes. Returns what ``call`` returns.
         """
         with _one_call:
             with code.recorder.recording(self.device) as found:
                 result = call()
-            self._execute_all(code.module, found, extents)
+            self._execute_all(code.module, found, extents, views)
         return result
 
     @property
@@ -113,12 +120,16 @@ class Session:
         return DeviceFacts(self.arch, self.device_sms)
 
     def _execute_all(
-        self, module: ptx.Module, found: Sequence[Launch], extents: Sequence[tuple[str, int, int]]
+        self,
+        module: ptx.Module,
+        found: Sequence[Launch],
+        extents: Sequence[tuple[str, int, int]],
+        views: Mapping[tuple[int, int], View] | None = None,
     ) -> None:
         memory = GlobalMemory()
         marked = [extent(t) for t in self.uninitialised]
         for name, start, size in extents:
-            memory.register(start, size, name, (start, size) in marked)
+            memory.register(start, size, name, (start, size) in marked, (views or {}).get((start, size)))
         for one in found:
             self.execute(module, one, memory)
 

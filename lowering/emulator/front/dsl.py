@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lowering.emulator import call_stacks, ptx
 from lowering.emulator.capture import HostCode, host_code
 from lowering.emulator.reports import EmulatorError
+from lowering.emulator.views import by_extent
 
 from .memory import Allocations, reachable
 from .patches import Patches
@@ -272,7 +273,8 @@ class Hooks:
             if given is not None
             else list(self.allocations())
         )
-        return session.call_host(code, call, [(e.name, e.start, e.size) for e in extents])
+        views = by_extent(((e.start, e.size), e.view) for e in extents if e.view is not None)
+        return session.call_host(code, call, [(e.name, e.start, e.size) for e in extents], views)
 
 
 _K_DL_CPU, _K_DL_CUDA = 1, 2

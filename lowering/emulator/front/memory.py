@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lowering.emulator.memory import extent
+from lowering.emulator.views import View, view_of
 
 _MOST_ADDRESSES = 1 << 16  # values of an int64 tensor that are looked at as addresses
 
@@ -20,6 +21,7 @@ class Extent(NamedTuple):
     name: str
     start: int
     size: int
+    view: View | None = None
 
 
 Allocations = Callable[[], Iterable[Extent]]
@@ -95,7 +97,7 @@ def _address(value: Any) -> int | None:
 def _torch_extent(name: str, value: Any) -> Extent | None:
     if not hasattr(value, "untyped_storage"):
         return _array_extent(name, value)
-    return Extent(f"argument {name!r}", *extent(value))
+    return Extent(f"argument {name!r}", *extent(value), view_of(f"argument {name!r}", value))
 
 
 def _array_extent(name: str, value: Any) -> Extent | None:
@@ -115,7 +117,9 @@ def _cute_extent(name: str, value: Any) -> Extent | None:
     last = sum((n - 1) * s for n, s in zip(shape, stride))
     width = value.element_type.width
     bits = 8 if width == 1 else width  # a Boolean takes a byte; narrow floats are packed
-    return Extent(f"argument {name!r}", value.data_ptr, -(-(last + 1) * bits // 8))
+    size = -(-(last + 1) * bits // 8)
+    view = View(f"argument {name!r}", value.data_ptr, shape, tuple(s * bits // 8 for s in stride), bits // 8)
+    return Extent(f"argument {name!r}", value.data_ptr, size, view if bits >= 8 else None)
 
 
 def _addresses_in(value: Any, extent: Extent) -> list[int]:

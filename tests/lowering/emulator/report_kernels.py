@@ -77,3 +77,16 @@ def fill_kernel(mX: cute.Tensor, row: cutlass.Constexpr, column: cutlass.Constex
 def fill(mX: cute.Tensor, stream, row: cutlass.Constexpr, column: cutlass.Constexpr):
     """Sets X[row, column], wherever that is. X: float32 (m, n)."""
     fill_kernel(mX, row, column).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+@cute.kernel
+def copy_element_kernel(mX: cute.Tensor, mY: cute.Tensor, row: cutlass.Constexpr, column: cutlass.Constexpr):
+    tx, _, _ = cute.arch.thread_idx()
+    if tx == 0:
+        mY[0] = mX[row, column]
+
+
+@jit
+def copy_element(mX: cute.Tensor, mY: cute.Tensor, stream, row: cutlass.Constexpr, column: cutlass.Constexpr):
+    """Y[0] = X[row, column], wherever that is. X: float32 (m, n), Y: float32 (k,)."""
+    copy_element_kernel(mX, mY, row, column).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)

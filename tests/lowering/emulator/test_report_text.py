@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +16,7 @@ import report_kernels  # noqa: E402
 from lowering import emulator  # noqa: E402
 from lowering.emulator import EmulatorError, Kind, Report  # noqa: E402
 from lowering.emulator.hints import HINTS  # noqa: E402
+from lowering.emulator.views import view_of  # noqa: E402
 
 SOURCE = Path(report_kernels.__file__)
 
@@ -117,3 +119,47 @@ def test_a_phase_left_half_arrived_has_the_table_too(arriving: int, phase: int, 
 
 def test_a_correct_ring_is_silent() -> None:
     assert not reports_of(report_kernels.run_ring, torch.zeros(32), arriving=2, waits=True)
+
+
+def _fill(tensor: torch.Tensor, row: int, column: int) -> list[Report]:
+    return reports_of(report_kernels.fill, tensor, row=row, column=column)
+
+
+def test_an_index_out_of_bounds_is_named_with_its_thread() -> None:
+    (report,) = _fill(torch.zeros(100, 64), 100, 3)
+    assert report.kind is Kind.OUT_OF_BOUNDS and report.severity.value == "error"
+    assert "argument 'mX' (100, 64): row 100, column 3; row 100 is 1 past the last" in report.message
+    assert "thread (5, 0, 0)" in report.message
+
+
+def test_a_write_between_the_rows_of_a_view_is_an_error() -> None:
+    storage = torch.zeros(8, 32)
+    (report,) = _fill(storage[:, :16], 2, 20)
+    assert report.kind is Kind.OUT_OF_BOUNDS and not report.warning
+    assert "row 2, column 20; column 20 is 5 past the last" in report.message
+    assert not _fill(storage[:, :16], 2, 15) and not _fill(storage, 2, 20)
+
+
+def test_a_read_between_the_rows_of_a_view_is_a_warning() -> None:
+    storage = torch.zeros(8, 32)
+    found = reports_of(report_kernels.copy_element, storage[:, :16], torch.zeros(4), row=2, column=20)
+    assert [(r.kind, r.warning) for r in found] == [(Kind.OUT_OF_BOUNDS, True)]
+    assert "column 20 is 5 past the last" in found[0].message
+
+
+@pytest.mark.parametrize(
+    "shape, strides, gaps",
+    [((4, 8), (8, 1), False), ((4, 8), (10, 1), True), ((8, 4), (1, 8), False), ((4, 8), (0, 1), False),
+     ((3, 3), (1, 1), False), ((2, 3, 4), (16, 4, 1), True)],
+)  # fmt: skip
+def test_only_views_with_bytes_between_their_elements_have_gaps(shape, strides, gaps) -> None:
+    assert view_of("x", torch.zeros(64).as_strided(shape, strides)).has_gaps() is gaps
+
+
+def test_the_bytes_outside_of_a_view_are_those_of_no_element() -> None:
+    tensor = torch.zeros(64, dtype=torch.float32).as_strided((2, 3, 4), (16, 5, 1))
+    view = view_of("x", tensor)
+    inside = {view.start + 4 * (16 * i + 5 * j + k) for i in range(2) for j in range(3) for k in range(4)}
+    addresses = [view.start + 4 * i for i in range(32)]
+    outside = view.outside(np.array(addresses), 4)
+    assert [a for a, bad in zip(addresses, outside) if not bad] == sorted(inside)
