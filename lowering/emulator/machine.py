@@ -28,7 +28,7 @@ from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine
 from .shadow import AgentKind, Conflict
 from .state import BLOCK, SHARED_BASE, Cluster, Cta, Frame, Launch, Warp
 from .stats import Stats
-from .timeline import Timeline
+from .timeline import Event, Timeline
 
 Array = np.ndarray
 MOST_TABLES = 8  # of barriers in the report of a deadlock
@@ -60,6 +60,7 @@ class Machine:
         self.files, self.check, self.watch, self.sms = files, check, watch, sms
         self.random = np.random.default_rng(seed)
         self.timeline, self.stats = timeline, stats
+        self.first_event = len(timeline.events) if timeline is not None else 0
         # CTAs of a cooperative launch may wait for each other, so they run all at the same time.
         self.resident = sys.maxsize if launch.attributes.get("cooperative") else resident
         self.max_steps = max_steps
@@ -262,6 +263,19 @@ class Machine:
                 self._turn()
             while self.events:
                 self._next_event()
+        self._name_events()
+
+    def _name_events(self) -> None:
+        """Put the names of mbarriers into the timeline."""
+        for cluster in self.clusters:
+            self._title(cluster)
+        if self.timeline is not None and any(self.names.known.values()):
+            kept = self.timeline.events
+            for i in range(self.first_event, len(kept)):
+                event, replace = kept[i], self.names.replace
+                if "mbarrier 0x" in event.actor or "mbarrier 0x" in event.label:
+                    actor, label = replace(event.actor, None), replace(event.label, None)
+                    kept[i] = Event(actor, event.kind, label, event.start, event.end)
 
     def _next_event(self) -> None:
         at, _, action, issuer = heapq.heappop(self.events)
@@ -396,7 +410,18 @@ class Machine:
                 self._next_event()
             for cta in cluster.ctas:
                 self._check_end(cta)
+            self._title(cluster)
             self.clusters.remove(cluster)
+
+    def _title(self, cluster: Cluster) -> None:
+        """Roles, cluster peers and names of barriers for the timeline."""
+        if self.timeline is None:
+            return
+        ctas = tuple(f"CTA {cta.index}" for cta in cluster.ctas)
+        for cta in cluster.ctas:
+            self.names.remember(cta)
+            self.timeline.peers[f"CTA {cta.index}"] = ctas
+            self.timeline.roles |= {w.name: role for w in cta.warps if (role := self.role(w))}
 
     def _check_end(self, cta: Cta) -> None:
         warp = cta.warps[0]
@@ -466,6 +491,7 @@ class Machine:
             first,
             at,
         )
+        self._name_events()
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))
 
     def _tables(self) -> list[str]:

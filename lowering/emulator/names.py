@@ -35,6 +35,7 @@ class Names:
         self.machine = machine
         self.buffers = self._lay_out()
         self.filled: dict[Buffer, int] = {}  # an mbarrier that copies into the buffer complete on
+        self.known: dict[int, str] = {}  # of mbarriers in clusters that have ended
 
     def _lay_out(self) -> list[Buffer]:
         """The buffers of the dynamic shared memory, in the order of their allocation."""
@@ -112,6 +113,12 @@ class Names:
                 return outer or f"{name} of line {line.line}"
         return name
 
+    def remember(self, cta: Cta) -> None:
+        """Keep the names of an ending CTA's mbarriers."""
+        for offset in cta.mbarriers:
+            if offset not in self.known:
+                self.known[offset] = self.barrier(cta, offset)
+
     def replace(self, text: str, cta: Cta | None) -> str:
         """``text`` with names for the mbarriers whose addresses it has."""
 
@@ -119,7 +126,7 @@ class Names:
             offset = int(match[1], 16)
             ctas = [cta] if cta is not None else []
             ctas += [c for cluster in self.machine.clusters for c in cluster.ctas]
-            name = next((n for c in ctas if (n := self.barrier(c, offset))), "")
+            name = next((n for c in ctas if (n := self.barrier(c, offset))), self.known.get(offset, ""))
             return f"mbarrier {name} ({match[1]})" if name else match[0]
 
         return _BARRIER.sub(named, text)

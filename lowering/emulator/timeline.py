@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -19,11 +20,17 @@ class Event:
 
 @dataclass
 class Timeline:
-    """Events in the order in which they ended. ``limit`` bounds memory; ``dropped`` counts the rest."""
+    """Events in the order in which they ended. ``limit`` bounds memory; ``dropped`` counts the rest.
+
+    ``roles``: of warps, by actor. ``peers``: by CTA, such as ``CTA (1, 0, 0)``, its cluster's CTAs by rank.
+    Printing it draws the first cluster.
+    """
 
     limit: int = 200_000
     events: list[Event] = field(default_factory=list)
     dropped: int = 0
+    roles: dict[str, str] = field(default_factory=dict)
+    peers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, actor: str, kind: str, label: str, start: int, end: int) -> None:
         """Record a span."""
@@ -33,10 +40,29 @@ class Timeline:
             self.dropped += 1
 
     def __str__(self) -> str:
-        first = next(
-            (e.actor.split(")")[0][4:] + ")" for e in self.events if e.actor.startswith("CTA")), None
-        )
-        return draw_text(select(self.events, first))
+        found = {e.actor.split(")")[0] + ")" for e in self.events if e.actor.startswith("CTA")}
+        if not found:
+            return draw_text(self.events)
+        first = min(found, key=_natural)
+        ctas = self.peers.get(first, (first,))
+        shown = [e for e in self.events if e.actor.startswith(ctas)]
+        text = draw_text([Event(self.title(e.actor), e.kind, e.label, e.start, e.end) for e in shown])
+        if len(ctas) > 1:
+            text += "\nCTAs of one cluster, by rank: " + ", ".join(c.removeprefix("CTA ") for c in ctas)
+        if self.dropped:
+            text += f"\n{self.dropped} later events were not kept"
+        return text
+
+    def title(self, actor: str) -> str:
+        """An actor with its role: ``CTA (0, 0, 0) warp 4, consumer 0``."""
+        role = self.roles.get(actor, "")
+        return f"{actor}, {role}" if role else actor
+
+    def save(self, path: str | Path) -> None:
+        """Write a trace file, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+        from .trace import save
+
+        save(self, path)
 
     def point(self, actor: str, kind: str, label: str, at: int) -> None:
         """Record an event without duration."""
@@ -52,6 +78,7 @@ _LETTER = {
     "cp.async": "C",
     "phase": "|",
 }
+_MEANING = {"wait": "waits", "phase": "an mbarrier's phase completes", "wgmma": "WGMMA group"}
 _COLOUR = {
     "wait": "#cccccc",
     "tma load": "#1f77b4",
@@ -71,7 +98,7 @@ def select(events: list[Event], cta: str | None = None, kinds: tuple[str, ...] |
 
 
 def draw_text(events: list[Event], width: int = 100) -> str:
-    """A chart of one row an actor: L loads, S stores, W WGMMA groups, C cp.async, '.' waiting, '|' phases."""
+    """A chart of one row an actor, with a legend of the kinds that occur."""
     if not events:
         return "(no events)"
     low, high = min(e.start for e in events), max(e.end for e in events)
@@ -87,6 +114,10 @@ def draw_text(events: list[Event], width: int = 100) -> str:
             for i in range(start, max(end, start) + 1):
                 row[i] = _LETTER.get(event.kind, "#")
         lines.append(f"{actor:>{margin}} {''.join(row)}")
+    kinds = dict.fromkeys(e.kind for e in events)
+    lines.append(
+        "legend: " + ", ".join(f"{_LETTER.get(kind, '#')} {_MEANING.get(kind, kind)}" for kind in kinds)
+    )
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ class View(NamedTuple):
             index = at // self.strides[d]
             bad |= index >= self.shape[d]
             at = at - index * self.strides[d]
-        return (bad | (at >= self.itemsize)).any(axis=1)
+        return np.asarray((bad | (at >= self.itemsize)).any(axis=1))
 
     def element(self, address: int) -> tuple[int, ...]:
         """The index of an address; beyond the shape where it lies outside."""

@@ -163,3 +163,45 @@ def test_the_bytes_outside_of_a_view_are_those_of_no_element() -> None:
     addresses = [view.start + 4 * i for i in range(32)]
     outside = view.outside(np.array(addresses), 4)
     assert [a for a, bad in zip(addresses, outside) if not bad] == sorted(inside)
+
+
+@pytest.fixture(scope="module")
+def product() -> emulator.Session:
+    """A product of a producer warp and a consumer warpgroup, in clusters of two CTAs."""
+    import kernels_dsl
+
+    a, b = torch.ones(256, 128, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
+    config = kernels_dsl.Sm90GemmConfig(tile_m=64, tile_n=64, cluster_m=2)
+    with emulator.run(arch="sm_90a") as session:
+        kernels_dsl.gemm(a, b, config=config)
+    return session
+
+
+def test_the_timeline_has_roles_cluster_peers_names_and_a_legend(product: emulator.Session) -> None:
+    text = str(product.timeline)
+    assert "CTA (0, 0, 0) warp 4, producer" in text and "consumer 0" in text
+    assert "CTA (1, 0, 0)" in text and "CTAs of one cluster, by rank: (0, 0, 0), (1, 0, 0)" in text
+    assert "mbarrier ring.full[1]" in text and "mbarrier ring.empty[0]" in text
+    assert text.count("legend: ") == 1 and "L tma load" in text and "| an mbarrier's phase completes" in text
+
+
+def test_the_trace_is_in_the_trace_event_format(product: emulator.Session, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    product.timeline.save(path)
+    trace = json.loads(path.read_text())
+    records = trace["traceEvents"]
+    for record in records:
+        assert {"name", "ph", "pid", "tid"} <= record.keys() and record["ph"] in "XiM"
+        assert all(isinstance(record[key], int) for key in ("pid", "tid"))
+        if record["ph"] == "M":
+            assert record["name"] in ("process_name", "thread_name") and record["args"]["name"]
+        else:
+            assert record["ts"] >= 0 and record["cat"]
+        assert record["ph"] != "X" or record["dur"] > 0
+        assert record["ph"] != "i" or record["s"] in "gpt"
+    assert len([r for r in records if r["ph"] != "M"]) == len(product.timeline.events)
+    titles = {r["args"]["name"] for r in records if r["ph"] == "M"}
+    assert "CTA (1, 0, 0), rank 1 of the cluster of CTA (0, 0, 0)" in titles
+    assert {"warp 4, producer", "TMA", "mbarrier ring.full[0] (0x400)"} <= titles
+    owners = {(r["pid"], r["tid"]) for r in records if r["ph"] == "M" and r["name"] == "thread_name"}
+    assert {(r["pid"], r["tid"]) for r in records if r["ph"] != "M"} == owners
