@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 
 import lowering
 from kernels_dsl.blocks.hw.user_functions import UserFunctionError
 from kernels_dsl.ops.target import Target
+
+KernelArgument: TypeAlias = torch.Tensor | lowering.Address | float | tuple[Any, ...] | None
 
 
 def launcher_of(
@@ -25,7 +27,7 @@ def launcher_of(
     """
     if target.emulated:
 
-        def emulated(*values: Any) -> Any:
+        def emulated(*values: KernelArgument) -> Any:
             with _users_errors():
                 return function(*values, **constexprs)
 
@@ -66,23 +68,16 @@ class Launch:
         self.target = target
         self.constexprs = constexprs
         self._kernel: Callable[..., Any] | None = None
-        self._direct: Callable[..., Any] | None = None
-        self._many = target.index >= 0 and torch.cuda.device_count() > 1
 
-    def __call__(self, *args: Any) -> None:
-        if self._direct is not None:
-            self._direct(*args)
-            return None
-        if self._many and torch.cuda.current_device() != self.target.index:
-            with torch.cuda.device(self.target.index):
-                return self(*args)
+    def __call__(self, *args: KernelArgument) -> None:
         if self._kernel is None:
-            self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
-        self._kernel(*args)
-        if not self.target.emulated and not self._many:
-            self._direct = self._kernel
-        return None
+            index = self.target.index
+            several = index >= 0 and torch.cuda.device_count() > 1
+            with torch.cuda.device(index) if several else nullcontext():
+                self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
+        self._kernel(*args)  # on the tensors' device, whichever is the current one
 
     def direct(self) -> Callable[..., Any] | None:
-        """The bare launch, for calls that need nothing else; None before the first, or where they do."""
-        return self._direct
+        """The bare launch for calls like the first one; None before it, and in the emulator, which looks at
+        each call."""
+        return None if self.target.emulated else self._kernel

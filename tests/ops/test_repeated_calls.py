@@ -12,7 +12,6 @@ import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch, operation
 from kernels_dsl.ops.attention import fp8_plan
-from kernels_dsl.ops.bsr import plan as bsr_plan
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.recorded import Recorded
@@ -32,7 +31,7 @@ ADDRESS = 1 << 32
 def launched(monkeypatch):
     """The arguments of each launch, on tensors that pass for those of an H200."""
     calls = []
-    for module in (launch, gemm_kernels, bsr_plan):
+    for module in (launch, gemm_kernels):
         monkeypatch.setattr(module, "launcher_of", lambda *_: (lambda *args: calls.append(args), None))
     monkeypatch.setattr(operation, "target_of", lambda *_: Target(H200, -1))
     for used in (SCALED_GEMM, QUANTIZE):

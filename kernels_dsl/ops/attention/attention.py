@@ -96,7 +96,7 @@ def attention(
     key: Any = None
     if mask is sinks is blocks is score_mod is score_mod_bwd is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
-            key = _key(q, k, "bshd", causal, window, alignment, scale, softcap)
+            key = _key(q, k, "bshd", (causal, window, alignment, scale, softcap))
             if key is not None:
                 output = _repeated(key, q, k, v)
                 if output is not None:
@@ -157,7 +157,7 @@ def scaled_dot_product_attention(
             attn_mask, is_causal, alignment = None, True, found
     seen: Any = None
     if attn_mask is None and not unbatched:
-        seen = _key(query, key, "bhsd", is_causal, None, alignment, scale, 0.0)
+        seen = _key(query, key, "bhsd", (is_causal, None, alignment, scale, 0.0))
         if seen is not None:
             output = _repeated(seen, query, key, value)
             if output is not None:
@@ -225,7 +225,7 @@ def attention_varlen(
                   out=out)  # fmt: skip
 
 
-def _key(q: Any, k: Any, form: Any, *options: Any) -> Any:
+def _key(q: Any, k: Any, form: Any, options: tuple[object, ...]) -> Any:
     """The key that a call is found by again, `form` being its layout or what else is special to it; None for
     tensors that only a first call looks at."""
     if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:

@@ -78,7 +78,7 @@ class BlockLists:
                 )
 
 
-def block_sizes(name: str, block: Any) -> tuple[int, int]:
+def block_sizes(name: str, block: object) -> tuple[int, int]:
     """The sizes (queries, keys) of listed blocks, or a TypeError or ValueError that names them."""
     if not isinstance(block, Sequence) or isinstance(block, str) or len(block) != 2:
         raise TypeError(f"{name} is {block!r}, must be (queries, keys)")

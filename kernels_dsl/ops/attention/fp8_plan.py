@@ -253,13 +253,14 @@ def _launching(
 
         fixed = (*without_extras, None, None, max_ctas)
 
-        def alone(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
+        def alone(q: Any, k: Any, v: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> torch.Tensor:
             out = make_out()
-            kernel(q, k, v, None, out, None, *descales, *fixed)
+            kernel(q, k, v, None, out, None, q_descale, k_descale, v_descale, *fixed)
             return out
 
-        def general(q: Any, k: Any, v: Any, *descales: Any) -> torch.Tensor:
+        def general(q: Any, k: Any, v: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> torch.Tensor:
             out = make_out()
+            descales = q_descale, k_descale, v_descale
             kernel(q, k, v, make_transpose(), out, None, *descales, *without_extras, *of_persistent())
             return out
 

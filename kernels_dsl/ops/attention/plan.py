@@ -46,7 +46,7 @@ class Plan:
     None), and with fp8 operands `run((q, k, v, *descales), extras, out)` what the caller gets.
 
     `bare(q, k, v, *descales)` gives o alone, with as little of the host's time as can be: it is there after
-    the first run, for calls on one GPU without extras, `out` and log-sum-exp whose tensors fit.
+    the first run, for calls without extras, `out` and log-sum-exp whose tensors fit.
     """
 
     run: Callable[..., Any]

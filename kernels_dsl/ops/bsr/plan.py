@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,7 +38,7 @@ from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm.layout import MatrixLayout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
-from kernels_dsl.ops.launch import launcher_of
+from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
@@ -184,7 +184,8 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         other = "column" if (factor.copy or factor.layout.contiguous) == "row" else "row"
         factor, problem = replace(factor, copy=other), replace(problem, dense_k_major=False)
     chosen = _pick(problem, families) if config is None else _fitted(config, problem, target)
-    rule, counter = None, None
+    rule: PiecesRule | None = None
+    counter: Callable[[int], Any] = _no_counter
     if isinstance(chosen, Sm90BsrConfig):
         if not fp8 and (config is None or chosen.split):
             longest = pattern.longest[1 if arguments.by_column else 0]
@@ -216,10 +217,9 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         packed = lists.in_pieces(rule)
     else:
         packed = lists.in_pairs if chosen.pairs else lists.packed
-    launch = _Launch(
-        FUNCTIONS[chosen.family], target, packed, constexprs, counter or _no_counter, rule is not None
-    )
-    run = _prepared(launch, _values_step(arguments.sparse, turned), prepare, make_out)
+    launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
+    memory = _Memory(packed, counter, rule is not None)
+    run = _prepared(launch, memory, _values_step(arguments.sparse, turned), prepare, make_out)
     return Plan(run, operand_maker(call.operands, arguments.operands, target), chosen, extents)
 
 
@@ -234,6 +234,15 @@ def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None
 
 def _no_counter(device: int) -> Any:
     return None
+
+
+class _Memory(NamedTuple):
+    """Memory of a launch besides its operands. `counter`: gives the counter of work items for a device; with
+    `split` it gives the workspace, too, which is None without."""
+
+    lists: torch.Tensor
+    counter: Callable[[int], Any]
+    split: bool
 
 
 def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -265,48 +274,12 @@ def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], to
     return lambda x: x.clone(memory_format=torch.contiguous_format)
 
 
-class _Launch:
-    """Launches one plan's kernel; compiles it at the first call. `lists` is a tensor or a tuple of them.
-
-    `counter`: None for a kernel that takes no counter of work items, else what gives it for a device; with
-    `split` it gives the workspace, too, which is None without.
-    """
-
-    def __init__(
-        self,
-        function: Any,
-        target: Target,
-        lists: Any,
-        constexprs: dict[str, Any],
-        counter: Callable[[int], Any] | None = None,
-        split: bool = False,
-    ) -> None:
-        self.function, self.target, self.constexprs = function, target, constexprs
-        self.lists, self.counter, self.split = lists, counter, split
-        self.max_ctas = target.device.sm_count
-        self._kernel: Callable[..., Any] | None = None
-
-    def __call__(self, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, operands: Any) -> None:
-        lists: tuple[Any, ...] = (self.lists,)
-        if self.counter is not None:
-            counter = self.counter(self.target.index)
-            lists += counter if self.split else (counter, None)
-        args = (first, second, out, *lists, operands, self.max_ctas)
-        if self._kernel is None:
-            self._kernel, _ = launcher_of(self.function, self.target, args, self.constexprs)
-        self._kernel(*args)
-
-    def direct(self) -> Callable[..., Any] | None:
-        """The bare launch for calls like the first one; None in the emulator, which looks at each call."""
-        return None if self.target.emulated else self._kernel
-
-
 def _prepared(
-    launch: _Launch, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
+    launch: Launch, memory: _Memory, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
-    lists, max_ctas, index = launch.lists, launch.max_ctas, launch.target.index
-    counter, split = launch.counter or _no_counter, launch.split
+    lists, counter, split = memory
+    max_ctas, index = launch.target.device.sm_count, launch.target.index
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
 
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
@@ -318,7 +291,8 @@ def _prepared(
         if dense_step is not None:
             dense = dense_step(dense)
         if kernel is None:
-            launch(values, dense, out, operands)
+            counters = counter(index) if split else (counter(index), None)
+            launch(values, dense, out, lists, *counters, operands, max_ctas)
             kernel = launch.direct()
         elif split:
             counters, workspace = counter(index)
@@ -346,7 +320,7 @@ def build_sampled(
     """`run(a, b, operands)` of a sampled product, which makes the values."""
     a, b, pattern, block = arguments.a, arguments.b, arguments.pattern, arguments.block
     shape, out_dtype, batch = call.d_shape, call.d_dtype, None if len(call.d_shape) == 3 else call.d_shape[0]
-    families = target.families(None)
+    families, max_ctas = target.families(None), target.device.sm_count
     if 0 in shape or a.shape[-1] == 0:
         return lambda a, b, operands: a.new_zeros(shape, dtype=out_dtype)
     layouts = (matrix_layout(a), matrix_layout(b))
@@ -369,17 +343,18 @@ def build_sampled(
     if chosen is not None:
         constexprs |= {"config": chosen}
         lists = pattern.chunks(chosen.units * chosen.cluster, chosen.group, chosen.rows_together)
-        launch = _Launch(FUNCTIONS["sddmm_sm90"], target, lists, constexprs)
+        launch = Launch(FUNCTIONS["sddmm_sm90"], target, constexprs)
     else:
         check_grid("a", 1, batch or 1)
         units = sddmm_units(block)
         constexprs |= {"config": choose_sddmm_sm80(block, (aligns[0], aligns[1])), "units": units}
-        launch = _Launch(FUNCTIONS["sddmm_sm80"], target, pattern.chunks(units), constexprs)
+        lists = pattern.chunks(units)
+        launch = Launch(FUNCTIONS["sddmm_sm80"], target, constexprs)
 
     def run(a: torch.Tensor, b: torch.Tensor, operands: Any) -> torch.Tensor:
         out = torch.empty(shape, dtype=out_dtype, device=a.device)
         first, second = (x if step is None else step(x) for x, step in zip((a, b), steps))
-        launch(first, second, out, operands)
+        launch(first, second, out, lists, operands, max_ctas)
         return out
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -232,7 +233,7 @@ def magnitude_mask(dense: torch.Tensor, block: tuple[int, int], density: float) 
     return mask.view(norms.shape)
 
 
-def _good_block(block: Any) -> bool:
+def _good_block(block: Sequence[Any]) -> bool:
     """True if these are the extents of a block that kernels take."""
     return len(block) == 2 and all(
         not isinstance(x, (bool, float, str)) and 0 < x <= MAX_BLOCK and x % BLOCK_STEP == 0 for x in block
@@ -257,7 +258,7 @@ def _blocks(dense: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     return dense.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0])).transpose(-3, -2)
 
 
-def _why_not(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: Any) -> Exception | None:
+def _why_not(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, shape: object) -> Exception | None:
     """The error for wrong parts of a matrix, as far as shapes and dtypes tell; None if they are right."""
     for name, value in (("crow_indices", crow), ("col_indices", col), ("values", values)):
         check_tensor(name, value)
@@ -302,7 +303,7 @@ def _flatten(matrix: BsrTensor) -> tuple[list[torch.Tensor], Any]:
     return [matrix.crow_indices, matrix.col_indices, matrix.values], (matrix.shape, matrix.transposed)
 
 
-def unchecked(tensors: Any, form: tuple[tuple[int, int], bool], kept: dict[Any, Any]) -> BsrTensor:
+def unchecked(tensors: Iterable[Any], form: tuple[tuple[int, int], bool], kept: dict[Any, Any]) -> BsrTensor:
     """The matrix of checked parts: (crow, col, values), (shape, transposed), what is kept of its calls."""
     made = object.__new__(BsrTensor)
     names = ("crow_indices", "col_indices", "values", "shape", "transposed", "_kept")
@@ -310,7 +311,7 @@ def unchecked(tensors: Any, form: tuple[tuple[int, int], bool], kept: dict[Any, 
     return made
 
 
-def _unflatten(tensors: Any, context: Any) -> BsrTensor:
+def _unflatten(tensors: Iterable[Any], context: Any) -> BsrTensor:
     """Unchecked: transformations put other things than tensors in the leaves' places."""
     return unchecked(tensors, context, {})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,11 +52,18 @@ Make = Callable[[], Made]
 Place = tuple[int, int | None] | None
 """Positions among the buffers of an output's values and scales; None for a scale of all, which goes to the
 kernel as an address."""
-Order = tuple[int | None, ...]
+BufferOrder = tuple[int | None, ...]
 """The buffers that a kernel takes behind what it reads; None for none."""
-Rest = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
+Last = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
 """The arguments after them."""
-Sending = tuple[Launch, Order, Rest]
+
+
+class Sending(NamedTuple):
+    """A launch and its arguments: x, buffers in this order, the last ones."""
+
+    launch: Launch
+    order: BufferOrder
+    last: Last
 
 
 class Kernels:
@@ -89,18 +96,19 @@ class Kernels:
         by_address = scaling == "tensor"
         if by_address:
             places = tuple(place and (place[0], None) for place in places)
-        return _sending(*self._launches(scaling, has_scale, *places), make, by_address)
+        return _sending(self._launches(scaling, has_scale, *places), make, by_address)
 
     def _launches(self, scaling: str, has_scale: bool, plain: Place, turned: Place) -> Sending:
         if scaling == "row":
             return self._rows(plain, turned)
         if scaling == "tensor" and not has_scale and turned is None and self.small is not None:
-            return self._kernel("rows", spec=self.small), (0, None), ()
+            return Sending(self._kernel("rows", spec=self.small), (0, None), ())
         if scaling == "matrix" or (scaling == "tensor" and not has_scale):
             return self._from_maxima("matrix" if scaling == "matrix" else "whole", plain, turned)
         kind = {"tensor": "given", "1x128": "group", "128x128": "block"}[scaling]
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
-        return self._kernel("tile", spec=spec), _order(plain, turned), _no_scale((spec.plain, spec.turned))
+        last = _no_scale((spec.plain, spec.turned))
+        return Sending(self._kernel("tile", spec=spec), _order(plain, turned), last)
 
     def _kernel(self, name: str, **constants: Any) -> Launch:
         """Kernel `name`, of which a plan has one form."""
@@ -115,7 +123,8 @@ class Kernels:
         kernel = self._kernel("maxima", spec=spec, many=many)
         kinds = (spec.plain, spec.turned)
         elements = maxima_elements(self.matrices, self.columns, parts, kinds)
-        return kernel, _order(plain, turned), self._workspace(elements, parts, *_no_scale(kinds))
+        last = self._workspace(elements, parts, *_no_scale(kinds))
+        return Sending(kernel, _order(plain, turned), last)
 
     def _in_one_launch(self, plain: Place, turned: Place, spec: TileQuantization) -> Sending | None:
         """The same in one launch; None where that is not better."""
@@ -130,14 +139,14 @@ class Kernels:
         elements = grid_elements(self.matrices, self.rows, self.columns, kinds)
         index = self.target.index
 
-        return kernel, _order(plain, turned), lambda: (*addresses(index, elements), *last)
+        return Sending(kernel, _order(plain, turned), lambda: (*addresses(index, elements), *last))
 
     def _from_maxima(self, kind: str, plain: Place, turned: Place) -> Sending:
         """With scales of matrices or of all."""
         if kind == "matrix" and turned is None:
             found = self.matrices_in_one_read(self.matrices)
             if found is not None:
-                return self._kernel("matrices", spec=found[0]), (0, 1), found[1]
+                return Sending(self._kernel("matrices", spec=found[0]), (0, 1), found[1])
         spec = self._tile_spec(kind if plain else None, kind if turned else None)
         parts = max(1, min(self.tiles[0] * self.tiles[1], self.resident // self.matrices))
         return self._in_one_launch(plain, turned, spec) or self._by_maxima(plain, turned, parts, spec)
@@ -146,7 +155,7 @@ class Kernels:
         """With scales of rows: of x alone in one kernel, of its columns, or of both, from maxima of parts."""
         if turned is None:
             spec = row_quantization(self.format, self.columns, self.early, self.bytes_each)
-            return self._kernel("rows", spec=spec), (0, 1), (0,)
+            return Sending(self._kernel("rows", spec=spec), (0, 1), (0,))
         by_rows = None if plain is None else self._rows_and_columns(plain, turned)
         if by_rows is not None:
             return by_rows
@@ -162,7 +171,7 @@ class Kernels:
             return None
         spec, rows_each = found
         last = self._workspace(line_elements(self.matrices, self.columns), rows_each)
-        return self._kernel("lines", spec=spec), _order(plain, turned), last
+        return Sending(self._kernel("lines", spec=spec), _order(plain, turned), last)
 
     def _workspace(self, elements: int, *last: int) -> Callable[[], tuple[Any, ...]]:
         """The maker of the last arguments, which begin with a workspace."""
@@ -199,7 +208,7 @@ def three_matrices(kernels: Sequence[Kernels]) -> Callable[..., None] | None:
     return lambda q, k, v, made: launch(q, k, v, made, *last())
 
 
-def _order(plain: Place, turned: Place) -> Order:
+def _order(plain: Place, turned: Place) -> BufferOrder:
     """Values and scales of x, of its transpose."""
     return (*(plain or (None, None)), *(turned or (None, None)))
 
@@ -209,13 +218,14 @@ def _no_scale(kinds: tuple[str | None, str | None]) -> tuple[int, ...]:
     return () if {"whole", "given"} & {*kinds} else (0,)
 
 
-def _sending(launch: Launch, order: Order, last_arguments: Rest, make: Make, by_address: bool) -> Send:
-    """by_address: the scale of all, given or the last buffer, goes to the kernel behind all the rest."""
+def _sending(sending: Sending, make: Make, by_address: bool) -> Send:
+    """by_address: the scale of all, the caller's or the last buffer, goes to the kernel after all others."""
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
+    launch, order, last_arguments = sending
     address = address_of(launch.target)
     pick = operator.itemgetter(*[-1 if n is None else n for n in order])
     as_they_are = order == tuple(range(len(order)))
-    make_rest = last_arguments if callable(last_arguments) else None
+    make_last = last_arguments if callable(last_arguments) else None
     fixed = () if callable(last_arguments) else last_arguments
 
     def send(x: torch.Tensor, scale: torch.Tensor | None, made: Made | None) -> Made:
@@ -225,7 +235,7 @@ def _sending(launch: Launch, order: Order, last_arguments: Rest, make: Make, by_
         buffers = made
         if not as_they_are:
             buffers = pick((*buffers, None))
-        last = fixed if make_rest is None else make_rest()
+        last = fixed if make_last is None else make_last()
         if by_address:
             last = (*last, address(made[-1] if scale is None else scale))
         if kernel is not None:
