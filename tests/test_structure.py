@@ -191,7 +191,8 @@ them. Numbers may only fall."""
 
 
 def test_signatures_name_what_they_take(trees):
-    records = signatures.records(trees.values())
+    own = (ROOT / "kernels_dsl", ROOT / "lowering")  # a class of a test's may have the name of a tuple
+    records = signatures.records(tree for path, tree in trees.items() if any(map(path.is_relative_to, own)))
     found: dict[str, list[tuple[Path, int, str]]] = {}
     for path, tree in trees.items():
         package, part, *inner = (*path.relative_to(ROOT).parts, "")
