@@ -74,14 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "progress": None if options.quiet else Progress(),
     }
     begun = time.perf_counter()
+    _say(_plan(script, options))
     try:
         with sessions.run(torch_cuda=True, **settings) as session:
-            _say(_plan(script, session))
             status = _program(script, options.arguments)
-    except LoweringError as error:
-        print(f"emulator: {error}", file=sys.stderr)
-        return 2
-    except EmulatorError as error:
+    except (LoweringError, EmulatorError) as error:
         print(f"emulator: {error}", file=sys.stderr)
         return 2
     counted = _counted(session, options.fail_on)
@@ -95,11 +92,11 @@ def _say(text: str) -> None:
     print(f"emulator: {text}", file=sys.stderr, flush=True)
 
 
-def _plan(script: Path, session: Session) -> str:
-    schedules = f"{session.seeds} schedules of each launch" if session.seeds > 1 else "one schedule"
+def _plan(script: Path, options: argparse.Namespace) -> str:
+    schedules = f"{options.seeds} schedules of each launch" if options.seeds > 1 else "one schedule"
     return (
-        f"{script.name} with the CPU as its GPU, an {session.arch} of {session.device_sms} SMs; {schedules}, "
-        f"seed {session.seed}; times it prints mean nothing"
+        f"{script.name} with the CPU as its GPU, an {options.arch} of "
+        f"{options.sms or sessions.FULL_SMS} SMs; {schedules}, seed {options.seed}; times it prints mean nothing"
     )
 
 

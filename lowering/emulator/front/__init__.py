@@ -84,7 +84,7 @@ def _hook(current: Callable[[], Session | None]) -> Iterator[None]:
 
 @contextmanager
 def _pretend(session: Session) -> Iterator[None]:
-    from . import benchmarks, torch_cuda
+    from . import benchmarks, dsl, torch_cuda
     from .devices import Placement
     from .driver import Driver
 
@@ -98,6 +98,7 @@ def _pretend(session: Session) -> Iterator[None]:
         placement.install(patches)
         torch_cuda.install(patches, session.device, name)
         benchmarks.install(patches)
+        dsl.refuse_object_files(patches)
         _devices.append(Pretended(driver, placement))
         with placement:
             yield

@@ -277,6 +277,19 @@ class Hooks:
         return session.call_host(code, call, [(e.name, e.start, e.size) for e in extents], views)
 
 
+def refuse_object_files(patches: Patches) -> None:
+    """Make the loading of compiled kernels from object files an error: they have no PTX to emulate."""
+    from cutlass.cute import runtime
+
+    def load_module(path: Any, *_: Any, **__: Any) -> Any:
+        raise EmulatorError(
+            f"{path} holds a compiled kernel without its PTX: switch the program's cache of kernels off, "
+            "so that it compiles them here"
+        )
+
+    patches.set(runtime, "load_module", load_module)
+
+
 _K_DL_CPU, _K_DL_CUDA = 1, 2
 # Bytes from the start of a managed tensor to its device type: after the data pointer of the plain struct; the
 # versioned one has version, context, deleter and flags before it.

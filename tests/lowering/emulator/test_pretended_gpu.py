@@ -117,6 +117,13 @@ def test_our_own_kernels_take_cpu_tensors(gpu: emulator.Session) -> None:
         kernels_dsl.gemm(there, there)
 
 
+def test_kernels_in_object_files_are_refused(gpu: emulator.Session) -> None:
+    from cutlass import cute
+
+    with pytest.raises(emulator.EmulatorError, match=r"kept\.o holds"):
+        cute.runtime.load_module("kept.o", enable_tvm_ffi=True)
+
+
 def test_one_gpu_is_pretended_at_a_time(gpu: emulator.Session) -> None:
     other = emulator.run("sm_80", torch_cuda=True)
     with pytest.raises(emulator.EmulatorError, match="one GPU at a time"):
