@@ -96,7 +96,8 @@ def _plan(script: Path, options: argparse.Namespace) -> str:
     schedules = f"{options.seeds} schedules of each launch" if options.seeds > 1 else "one schedule"
     return (
         f"{script.name} with the CPU as its GPU, an {options.arch} of "
-        f"{options.sms or sessions.FULL_SMS} SMs; {schedules}, seed {options.seed}; times it prints mean nothing"
+        f"{options.sms or sessions.FULL_SMS} SMs; {schedules}, seed {options.seed}; "
+        "times it prints mean nothing"
     )
 
 
