@@ -145,10 +145,18 @@ def load_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: i
     for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
         index = byte_index(offsets, size)
         check_read(m, w, ins, cta, index)
-        out[where] = cta.smem[offsets[:, None] + np.arange(size)]
+        out[where] = _rows(cta.smem, offsets, size)
     if m.stats is not None:
         m.stats.shared_access(ins, addresses, size)
     return out
+
+
+def _rows(memory: Array, offsets: Array, size: int) -> Array:
+    """``size`` bytes at each offset, which is in bounds."""
+    compiled = fast.kernels()
+    if compiled is not None:
+        return compiled.rows(memory, offsets, size)
+    return memory[offsets[:, None] + np.arange(size)]
 
 
 def store_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array, lanes: Array) -> None:

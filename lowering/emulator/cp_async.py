@@ -73,11 +73,15 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         if operation["done"]:
             return
         operation["done"] = True
-        data = np.zeros((len(sources), size), np.uint8)
         full = count == size
-        if full.any():
-            data[full] = access.load_global(m, w, ins, sources[full], size)
-        for lane in np.flatnonzero((count > 0) & ~full):
+        whole = bool(full.all())
+        if whole:
+            data = access.load_global(m, w, ins, sources, size)
+        else:
+            data = np.zeros((len(sources), size), np.uint8)
+            if full.any():
+                data[full] = access.load_global(m, w, ins, sources[full], size)
+        for lane in () if whole else np.flatnonzero((count > 0) & ~full):
             part = int(count[lane])
             unit = np.arange(part)
             data[lane, :part] = access.load_global(m, w, ins, sources[lane] + unit, 1)[:, 0]

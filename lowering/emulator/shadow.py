@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -104,7 +104,9 @@ class Shadow:
         if isinstance(index, slice):
             low, high = index.start, index.stop
         else:
-            low, high = int(index.min()), int(index.max()) + 1
+            compiled = fast.kernels()
+            low, high = compiled.bounds(index) if compiled is not None else (index.min(), index.max())
+            low, high = int(low), int(high) + 1
         mine = self.touched.setdefault((agent, clock, wrote), {})
         last = mine.get(ins.line)
         if last is not None:
@@ -126,35 +128,38 @@ class Shadow:
     ) -> Conflict | None:
         """Note a read by ``ins``; returns the write that it does not follow."""
         self._note(index, agent, clock, False, ins)
-        conflict = self._early(index, vc)
+        compiled = self._compiled(index)
+        conflict = self._early(index, vc, compiled)
         mark = self.readers.get(agent)
         if mark is None:
             mark = self.readers[agent] = np.zeros(self.size, np.int32)
-        mark[index] = clock
+        if compiled is not None:
+            compiled.note_read(mark, index, clock)
+        else:
+            mark[index] = clock
         return conflict
 
-    def _early(self, index: Array | slice, vc: Array) -> Conflict | None:
-        """The write that an access with these clocks does not follow."""
+    def _compiled(self, index: Array | slice) -> Any:
+        """The compiled functions, which look at no bounds; None where they cannot be used."""
         compiled = fast.kernels()
-        if compiled is not None:
-            if isinstance(index, slice):
-                found = compiled.early_run(self.writer[index], self.written_at[index], vc)
-            else:
-                found = compiled.early(self.writer, self.written_at, vc, index)
-            if not found:
-                return None
+        if compiled is None or isinstance(index, slice) or len(index) == 0:
+            return None
+        low, high = compiled.bounds(index)
+        return compiled if low >= 0 and high < self.size else None
+
+    def _early(self, index: Array | slice, vc: Array, compiled: Any) -> Conflict | None:
+        """The write that an access with these clocks does not follow."""
+        if compiled is not None and not compiled.early(self.writer, self.written_at, vc, index):
+            return None
         writer = self.writer[index]
         early = self.written_at[index] > vc[writer]
         return self._conflict(index, early, writer) if early.any() else None
 
     @staticmethod
-    def _late(mark: Array, clock: int, index: Array | slice) -> Array | None:
+    def _late(mark: Array, clock: int, index: Array | slice, compiled: Any) -> Array | None:
         """Bytes of ``index`` that were read after ``clock``."""
-        compiled = fast.kernels()
-        if compiled is not None:
-            run = isinstance(index, slice)
-            if not (compiled.late_run(mark[index], clock) if run else compiled.late(mark, clock, index)):
-                return None
+        if compiled is not None and not compiled.late(mark, clock, index):
+            return None
         late = mark[index] > clock
         return late if late.any() else None
 
@@ -171,15 +176,20 @@ class Shadow:
         self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction
     ) -> Conflict | None:
         """Note a write by ``ins``; returns an access that it does not follow."""
-        conflict = self._early(index, vc)
+        compiled = self._compiled(index)
+        conflict = self._early(index, vc, compiled)
         for reader, mark in self.readers.items():
-            late = self._late(mark, vc[reader], index)
+            late = self._late(mark, vc[reader], index, compiled)
             if late is not None:
                 offset = self._offset(index, late)
                 other = self._instruction(reader, int(mark[offset]), False, offset)
                 conflict = Conflict(self.domain.agents[reader], False, offset, other)
                 break
         self._note(index, agent, clock, True, ins)
+        if compiled is not None:
+            arrays = (self.writer, self.written_at, self.ordinary, self.undefined)
+            compiled.note_write(*arrays, index, agent, clock, ordinary)
+            return conflict
         self.writer[index] = agent
         self.written_at[index] = clock
         self.ordinary[index] = ordinary

@@ -267,18 +267,38 @@ def matrix_multiply(words, values, k, wide, group, bits, fraction):  # type: ign
 
 
 @jit
-def early_run(writer, written_at, vc):  # type: ignore[no-untyped-def]
-    """`early` for bytes that follow one another."""
-    for i in range(writer.shape[0]):
-        if written_at[i] > vc[writer[i]]:
-            return True
-    return False
+def bounds(index):  # type: ignore[no-untyped-def]
+    """The smallest and the largest number."""
+    low, high = index[0], index[0]
+    for i in range(1, index.shape[0]):
+        low = min(low, index[i])
+        high = max(high, index[i])
+    return low, high
 
 
 @jit
-def late_run(mark, clock):  # type: ignore[no-untyped-def]
-    """`late` for bytes that follow one another."""
-    for i in range(mark.shape[0]):
-        if mark[i] > clock:
-            return True
-    return False
+def note_write(writer, written_at, ordinary, undefined, index, agent, clock, plain):  # type: ignore[no-untyped-def]
+    """Write down who wrote some bytes."""
+    for i in range(index.shape[0]):
+        at = index[i]
+        writer[at] = agent
+        written_at[at] = clock
+        ordinary[at] = plain
+        undefined[at] = False
+
+
+@jit
+def note_read(mark, index, clock):  # type: ignore[no-untyped-def]
+    """Write down when some bytes were read."""
+    for i in range(index.shape[0]):
+        mark[index[i]] = clock
+
+
+@jit
+def rows(memory, offsets, size):  # type: ignore[no-untyped-def]
+    """``size`` bytes at each offset."""
+    out = np.empty((offsets.shape[0], size), np.uint8)
+    for i in range(offsets.shape[0]):
+        for j in range(size):
+            out[i, j] = memory[offsets[i] + j]
+    return out

@@ -8,11 +8,12 @@ import torch
 
 import kernels_dsl
 from lowering import emulator
-from lowering.emulator import fast
+from lowering.emulator import fast, ptx, shadow, stats
 from lowering.emulator.semantics import numeric, tensor_core
 from lowering.emulator.semantics.tensor_core import Accumulation
 
 pytestmark = pytest.mark.skipif(fast.kernels() is None, reason="needs numba (the extra emulator-fast)")
+INSTRUCTION = ptx.Instruction("ld", ("ld",), (), None, 1, (0, 0), "ld")
 MODELS = [(dtype, model) for (kind, dtype), model in tensor_core.ACCUMULATION.items()] + [
     ("bf16", Accumulation(8, 24)),
     ("e5m2", Accumulation(16, 24)),
@@ -76,3 +77,31 @@ def test_whole_kernels(arch):
             reference = outcome(call, arch=arch, seed=3)
         assert torch.equal(reference[0], quick[0])
         assert reference[1:] == quick[1:]
+
+
+def test_indices_out_of_bounds_are_left_to_numpy():
+    shared = shadow.Shadow(64, shadow.Domain(4))
+    for outside in (np.array([0, 64]), np.array([3, -65])):
+        with pytest.raises(IndexError):
+            shared._early(outside, np.zeros(5, np.int32), shared._compiled(outside))
+
+
+def test_bank_conflicts_and_pieces(seed):
+    rng = np.random.default_rng(seed)
+    compiled = fast.kernels()
+    for size in (1, 2, 4, 8, 16):
+        for count in (1, 7, 32):
+            offsets = rng.integers(0, 64, count) * size
+            runs = [offsets, np.arange(count) * size, rng.permutation(count) * size + 48]
+            for addresses in (np.asarray(r, np.int64) for r in runs):
+                first, second = stats.Stats(), stats.Stats()
+                first.shared_access(INSTRUCTION, addresses, size)
+                quick = shadow.byte_index(addresses, size)
+                with fast.reference():
+                    second.shared_access(INSTRUCTION, addresses, size)
+                    slow = shadow.byte_index(addresses, size)
+                assert first.total == second.total
+                assert quick == slow if isinstance(slow, slice) else np.array_equal(quick, slow)
+            memory = rng.integers(0, 256, 4096).astype(np.uint8)
+            expected = memory[offsets[:, None] + np.arange(size)]
+            np.testing.assert_array_equal(compiled.rows(memory, offsets, size), expected)
