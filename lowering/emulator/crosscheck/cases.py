@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..semantics import numeric
-from . import ops
+from . import added_ops, ops
+from .added_cases import added_cases
+from .case import BLOCKS as BLOCKS
+from .case import Case as Case
+from .case import elements
 
 LANES = 1024  # elements of each scalar instruction
-BLOCKS = 8  # warps of each warp-wide instruction; the first half gets integers, the second random values
 _PACKAGE = "lowering.emulator.crosscheck."
 
 
@@ -69,25 +70,6 @@ class WgmmaCase:
     layouts: tuple[str, str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One launch. `arguments(rng)`: NumPy arrays, in the kernel's order, tuples where it takes a tuple.
-
-    `rows`: (name, rule, slice) of each compared part of argument `result`, seen as uint32 words.
-    """
-
-    name: str
-    function: str
-    constants: dict[str, Any]
-    arguments: Callable[[np.random.Generator], list]
-    result: int
-    rows: tuple[tuple[str, str, Any], ...]
-
-    def inputs(self) -> list:
-        """The arguments, from a seed that follows from the name."""
-        return self.arguments(np.random.default_rng(zlib.crc32(self.name.encode())))
-
-
 def _words(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(np.int32)
 
@@ -131,7 +113,8 @@ _GROUPS = {
     "conversions": (ops.CONVERSIONS, _mixed_floats), "float": (ops.FLOAT, _mixed_floats),
     "approximate": (ops.APPROXIMATE, _mixed_floats), "absolute": (ops.ABSOLUTE, _moderate_floats),
     "packed": (ops.PACKED, _halves), "integer": (ops.INTEGER, _nonzero_words), "warp": (ops.WARP,
-    _random_words),
+    _random_words), "carries": (added_ops.CARRIES, _random_words), "added": (added_ops.ADDED, _mixed_floats),
+    "double": (added_ops.DOUBLE, _random_words),
 }  # fmt: skip
 
 
@@ -164,14 +147,6 @@ def elementwise_groups() -> Iterator[tuple[str, tuple[ops.Op, ...]]]:
         yield group, tuple(members)
 
 
-def _elements(rng: np.random.Generator, kind: str, shape: tuple[int, ...], integers: bool) -> np.ndarray:
-    """Patterns of a matrix operand: small integers, or normal values (any byte for s8 and u8)."""
-    if kind in ("s8", "u8"):
-        return rng.integers(0, 256, shape).astype(np.uint8)
-    values = rng.integers(-6, 7, shape) if integers else rng.standard_normal(shape)
-    return numeric.encode(values.astype(np.float32), kind)
-
-
 def _mma_case(k: int, a: str, b: str, accumulator: str) -> Case:
     bits = {"tf32": 32, "f16": 16, "bf16": 16}.get(a, 8)
     a_count = k * bits // 64
@@ -189,7 +164,7 @@ def _mma_case(k: int, a: str, b: str, accumulator: str) -> Case:
             if kind == "s32":
                 halves = [rng.integers(-1000, 1000, shape).astype(np.int32) for _ in range(2)]
             else:
-                halves = [_elements(rng, kind, shape, integers) for integers in (True, False)]
+                halves = [elements(rng, kind, shape, integers) for integers in (True, False)]
             parts.append(_words(np.concatenate(halves)))
         return [tuple(parts), np.zeros((BLOCKS, 32, counts[3]), np.int32)]
 
@@ -224,8 +199,8 @@ def _wgmma_case(case: WgmmaCase, integers: bool) -> Case:
     words = 64 * case.n // (2 if accumulator == "f16" else 1)
 
     def arguments(rng: np.random.Generator) -> list:
-        image_a = _elements(rng, a, (64 * case.depth,), integers)
-        image_b = _elements(rng, b, (case.n * case.depth,), integers)
+        image_a = elements(rng, a, (64 * case.depth,), integers)
+        image_b = elements(rng, b, (case.n * case.depth,), integers)
         result = {"f16": np.float16, "f32": np.float32, "s32": np.int32}[accumulator]
         return [_words(image_a), _words(image_b), np.zeros(64 * case.n, result)]
 
@@ -320,3 +295,4 @@ def all_cases() -> Iterator[Case]:
             yield _wgmma_case(wgmma, integers)
     for tma in _tma_cases():
         yield _tma_case(tma)
+    yield from added_cases()

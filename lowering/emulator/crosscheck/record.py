@@ -116,6 +116,10 @@ class Condensed:
         """Whether the results of this very case were kept."""
         return all(self.rows.get(name, [""])[0] == key(case) for name, _, _ in case.rows)
 
+    def knows(self, case: Case) -> bool:
+        """Whether a GPU has run any row of this case, in this form or in another."""
+        return any(name in self.rows for name, _, _ in case.rows)
+
     def evaluate(self, case: Case, ours: np.ndarray) -> list[Outcome]:
         """Outcomes of each row of a case, given the emulator's results."""
         outcomes = []
