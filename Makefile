@@ -1,12 +1,21 @@
 # make demo: compile, run (with a GPU) and check the kernels.   make test: the tests.
+# Tests that compile no kernel and run none in the emulator.
+FAST := tests/test_structure.py tests/test_docs_limits.py tests/test_public_interface.py \
+	tests/config/test_*_config.py tests/config/test_stream_k.py \
+	tests/lowering/test_constants.py tests/lowering/test_re*.py tests/lowering/test_signature.py \
+	tests/lowering/test_sources.py tests/ops/test_call_cache.py tests/ops/test_kernel_launch.py \
+	tests/ops/test_op*.py tests/ops/test_plain_tensors.py tests/ops/*/test_*_errors.py \
+	tests/ops/attention/test_attention_options.py tests/ops/bsr/test_bsr_refusals.py \
+	tests/ops/gemm/test_gemm_layout.py
 VENV := .venv
 RUN := $(VENV)/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz lint bench doctor clean
+.PHONY: help demo test test-fast fuzz lint bench doctor clean
 
 help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
 	@echo "make test     the tests, one process a core; with a GPU: the GPU tests too"
+	@echo "make test-fast  structure, checks of arguments, configurations, lowering: a minute"
 	@echo "make fuzz     two minutes of random calls in the emulator, checked byte by byte"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    the benchmarks (needs a GPU)"
@@ -21,6 +30,9 @@ demo: $(VENV)/.complete
 
 test: $(VENV)/.complete
 	tools/run_tests.sh $(RUN) $(ARGS)
+
+test-fast: $(VENV)/.complete
+	$(RUN) -m pytest -q $(FAST) $(ARGS)
 
 fuzz: $(VENV)/.complete
 	tools/fuzz_emulated.sh $(RUN)
