@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import fast, peers
+from .lanes import note_read, note_write
 from .memory import Fault
+from .ordering import order_of
 from .ptx import Address, Instruction
 from .reports import EmulatorError, Kind
 from .shadow import AgentKind, byte_index
@@ -74,7 +76,7 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
     """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
     if not m.check:
         return
-    conflict = cta.shadow.read(index, w.agent, w.clock, w.vc, ins)
+    conflict = cta.shadow.read(index, w.agent, w.clock, w.vc, ins, order_of(ins.parts).strong)
     if conflict is not None:
         m.report_conflict(conflict, "read", w, ins, cta)
 
@@ -110,7 +112,7 @@ def check_write(
     w.unfenced |= lanes
     if not m.check:
         return
-    conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True, ins)
+    conflict = cta.shadow.write(index, w.agent, w.clock, w.vc, True, ins, order_of(ins.parts).strong)
     if conflict is not None:
         harmless = conflict.wrote and conflict.agent.kind is AgentKind.WARP and same is not None and same()
         m.report_conflict(conflict, "write", w, ins, cta, harmless)
@@ -142,6 +144,8 @@ def mark_undefined(m: Machine, w: Warp, addresses: Array, undefined: Array) -> N
 def load_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int, lanes: Array) -> Array:
     """``size`` bytes of shared memory at each address as uint8 (n, size); zeros where out of bounds."""
     out = np.zeros((len(addresses), size), np.uint8)
+    if m.check and ins.root == "ld" and not order_of(ins.parts).strong:
+        note_read(m, w, ins, "shared", addresses, size, lanes)
     for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
         index = byte_index(offsets, size)
         check_read(m, w, ins, cta, index)
@@ -162,12 +166,24 @@ def _rows(memory: Array, offsets: Array, size: int) -> Array:
 def store_shared(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array, lanes: Array) -> None:
     """Write uint8 (n, size) ``data`` to shared memory."""
     size = data.shape[1]
-    for cta, where, offsets in shared_target(m, w, ins, addresses, size, lanes):
+    targets = shared_target(m, w, ins, addresses, size, lanes)
+    if m.check and ins.root == "st" and not order_of(ins.parts).strong:
+        note_write(m, w, ins, "shared", addresses, data, lanes, lambda: _differs(targets, data))
+    for cta, where, offsets in targets:
         index, mine, into = byte_index(offsets, size), data[where], offsets[:, None] + np.arange(size)
         check_write(m, w, ins, cta, index, lanes, lambda: np.array_equal(cta.smem[into], mine))  # noqa: B023
         cta.smem[into] = mine
     if m.stats is not None:
         m.stats.shared_access(ins, addresses, size)
+
+
+def _differs(targets: list, data: Array) -> Array:
+    """For each lane, whether ``data`` differs from what the shared memory holds."""
+    different = np.zeros(len(data), bool)
+    for cta, where, offsets in targets:
+        held = cta.smem[offsets[:, None] + np.arange(data.shape[1])]
+        different[where] = (held != data[where]).any(axis=1)
+    return different
 
 
 def load_global(m: Machine, w: Warp | None, ins: Instruction, addresses: Array, size: int) -> Array:

@@ -34,6 +34,11 @@ def through_proxy(known: Known) -> Known:
     return {proxied(number): clock for number, clock in known.items() if number >= 0}
 
 
+def fenced(number: int) -> int:
+    """The number that stands for the ``fc`` of a cluster's own shared memory."""
+    return -(1 << 40) - number
+
+
 class Handover(NamedTuple):
     """What an arriving warp hands over: ``vc`` and ``fc`` of its cluster, and what it knows of others."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import access, ordering, sync
+from .lanes import Touch, note_copied
 from .machine import Machine
 from .ptx import Address, Instruction, Reg
 from .shadow import AgentKind, byte_index
@@ -67,7 +68,7 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         read = of_lanes(sources[count > 0], size if (count == size).all() else int(count[count > 0].min()))
         ordering.copy_from(m, w, ins, read, groups.agent, groups.clock + 1)
     issued = m.step
-    operation: dict = {"done": False}
+    operation: dict = {"done": False, "touch": Touch(targets, size, mask, ins)}
 
     def land() -> None:
         if operation["done"]:
@@ -116,6 +117,8 @@ def wait_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     for clock, operations in due:
         for operation in operations:
             operation["land"]()
+        if m.check:
+            note_copied(w, [operation["touch"] for operation in operations])
         w.learn(groups.agent, clock)
 
 

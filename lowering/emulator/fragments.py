@@ -133,7 +133,7 @@ def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     for i in range(0, offsets.shape[1], step):
         addresses = base + offsets[mask, i] * bits // 8
         if space == "global":
-            ordering.load(m, w, ins, addresses, size)
+            ordering.load(m, w, ins, addresses, size, mask)
         raw: Array = np.zeros((32, size), np.uint8)
         raw[mask] = loads.load_bytes(m, w, ins, space, addresses, size, mask)
         pieces.append(raw)
@@ -151,7 +151,7 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         addresses = base + offsets[mask, i] * bits // 8
         data = np.ascontiguousarray(held[mask, i]).view(np.uint8).reshape(-1, bits // 8)
         if space == "global":
-            ordering.store(m, w, ins, addresses, data)
+            ordering.store(m, w, ins, addresses, data, mask)
         loads.store_bytes(m, w, ins, space, addresses, data, mask)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access, alu, ordering, taint
-from .clocks import Collected
 from .machine import Machine
 from .ptx import TYPE_BYTES, Address, Instruction, Vector
 from .reports import Kind
@@ -84,7 +83,9 @@ def load(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     targets = ins.operands[0].items if isinstance(ins.operands[0], Vector) else (ins.operands[0],)
     space, addresses = resolve(w, ins, ins.operands[1], mask)
     if space == "global":
-        ordering.load(m, w, ins, addresses, unit * len(targets))
+        ordering.load(m, w, ins, addresses, unit * len(targets), mask)
+    elif space == "shared":
+        ordering.shared_load(m, w, ins, addresses)
     raw = load_bytes(m, w, ins, space, addresses, unit * len(targets), mask)
     unwritten = access.undefined_bytes(m, w, addresses, raw.shape[1]) if space == "shared" else None
     if unwritten is not None or w.taint:
@@ -139,8 +140,10 @@ def store(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         )
     data = np.concatenate(pieces, axis=1)
     if space == "global":
-        ordering.store(m, w, ins, addresses, data)
+        ordering.store(m, w, ins, addresses, data, mask)
     store_bytes(m, w, ins, space, addresses, data, mask)
+    if space == "shared":
+        ordering.shared_store(m, w, ins, addresses)
     if w.taint and space == "shared":
         undefined = taint.undefined_lanes(w, list(sources), mask)
         if undefined is not None:
@@ -189,11 +192,7 @@ def _float_op(name: str, kind: str) -> Callable[[Array, Array], Array]:
 
 
 def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``atom`` and ``red``: lanes in order, one after the other.
-
-    Atomics on shared memory order the warps that make them (more than the PTX model promises), so that
-    hand-made locks are not reported as races.
-    """
+    """``atom`` and ``red``: lanes in order, one after the other."""
     reduction = ins.root == "red"
     target = None if reduction else ins.operands[0]
     where = ins.operands[0 if reduction else 1]
@@ -210,9 +209,7 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     vector = isinstance(values[0], Vector)
     operands = [[_bits_of(w, v, kind, bits)[mask] for v in (o.items if vector else (o,))] for o in values]
     parts = len(operands[0])
-    if space == "shared":
-        _atomic_order(w)
-    elif space == "global":
+    if space == "global":
         ordering.atomic(m, w, ins, addresses, parts * unit)
     old = np.zeros((parts, len(addresses)), f"u{unit}")
     function = (
@@ -232,13 +229,13 @@ def atomic(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             raw = np.ascontiguousarray(new.astype(f"u{unit}")).view(np.uint8).reshape(1, -1)
             store_bytes(m, w, ins, space, at, raw, one)
             old[part, i] = before[0]
+    if space == "shared":
+        ordering.shared_atomic(m, w, ins, addresses)
     if target is not None:
         for part, register in enumerate(target.items if isinstance(target, Vector) else (target,)):
             full = np.zeros(32, f"u{unit}")
             full[mask] = old[part]
             w.set(register, full, mask)
-    if space == "shared":
-        _atomic_release(w)
 
 
 def _atomic_128(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, mask: Array) -> None:
@@ -250,9 +247,7 @@ def _atomic_128(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Ar
         at = int(addresses[addresses % 16 != 0][0])
         m.report(Kind.MISALIGNED, "an atomic of 16 bytes", w, ins, address=at, space=space, lanes=mask)
     values = [w.R[operand.index] for operand in ins.operands[2:]]
-    if space == "shared":
-        _atomic_order(w)
-    elif space == "global":
+    if space == "global":
         ordering.atomic(m, w, ins, addresses, 16)
     old: Array = w.R[ins.operands[0].index].copy()
     for lane, address in zip(np.flatnonzero(mask), addresses, strict=True):
@@ -264,20 +259,7 @@ def _atomic_128(m: Machine, w: Warp, ins: Instruction, space: str, addresses: Ar
         old[lane] = before
     w.R[ins.operands[0].index] = old
     if space == "shared":
-        _atomic_release(w)
-
-
-def _atomic_order(w: Warp) -> None:
-    clocks = w.cta.cluster.atomic_clocks
-    if clocks is not None:
-        w.acquire(clocks)
-
-
-def _atomic_release(w: Warp) -> None:
-    cluster = w.cta.cluster
-    if cluster.atomic_clocks is None:
-        cluster.atomic_clocks = Collected(cluster.domain)
-    cluster.atomic_clocks.add(w.release())
+        ordering.shared_atomic(m, w, ins, addresses)
 
 
 HANDLERS: dict[str, Callable] = {"ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic}

@@ -21,7 +21,7 @@ from .global_shadow import GlobalShadow
 from .hints import HINTS
 from .memory import GlobalMemory
 from .names import Names
-from .ordering import Mark
+from .ordering import Cell, Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
 from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine
@@ -77,7 +77,7 @@ class Machine:
         self.clusters: list[Cluster] = []
         self.progress = 0
         self.accesses = GlobalShadow(memory, before if launch.attributes.get("programmatic") else None)
-        self.marks: dict[int, Mark] = {}
+        self.marks: dict[Cell, Mark] = {}
 
     def _lay_out(self) -> None:
         at, local = SHARED_BASE, 0

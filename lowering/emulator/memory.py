@@ -148,12 +148,12 @@ class GlobalMemory:
                 unwritten |= bool(region.unwritten[index].any())
         return out, unwritten
 
-    def holds(self, addresses: Array, data: Array) -> bool:
-        """Whether uint8 (n, size) ``data`` is what the memory at these addresses holds already."""
+    def differs(self, addresses: Array, data: Array) -> Array:
+        """For each row of uint8 (n, size) ``data``, whether it is not what the memory there holds already."""
         try:
-            return bool((self.load(addresses, data.shape[1])[0] == data).all())
+            return (self.load(addresses, data.shape[1])[0] != data).any(axis=1)
         except Fault:
-            return False
+            return np.ones(len(data), bool)
 
     def store(self, addresses: Array, data: Array) -> None:
         """Write uint8 (n, size) ``data``; where lanes hit the same byte the last lane wins."""

@@ -1,4 +1,4 @@
-"""The order of accesses to global memory: what strong accesses and fences hand from warp to warp.
+"""The order of memory: what strong accesses and fences hand from warp to warp.
 
 The model is that of PTX. A release (``.release``, ``.acq_rel``, or a fence before a relaxed store or atomic)
 marks the address with the clocks of its warp; an acquire (``.acquire``, ``.acq_rel``, or a relaxed load or
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .clocks import FINISHED, NOTHING, Handover, Known, join_known, through_proxy
+from .clocks import FINISHED, NOTHING, Handover, Known, fenced, join_known, through_proxy
 from .global_shadow import Access, Clash
+from .lanes import note_read, note_write
 from .reports import Kind
 from .spans import Spans, of_lanes
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 CTA, CLUSTER, GPU = range(3)
 LEVELS = 3
+Cell = int | tuple[int, int]
+"""An address of global memory, or the number of a cluster and an address of its shared memory."""
 _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 
 
@@ -73,7 +76,7 @@ def _groups(w: Warp) -> tuple[int, int, int]:
     return w.cta.linear, w.cta.domain.number, 0
 
 
-def _observe(m: Machine, w: Warp, order: Order, addresses: list[int]) -> None:
+def _observe(m: Machine, w: Warp, order: Order, addresses: list[Cell]) -> None:
     """A strong read of the values at these addresses."""
     for address in addresses:
         mark = m.marks.get(address)
@@ -91,7 +94,7 @@ def _observe(m: Machine, w: Warp, order: Order, addresses: list[int]) -> None:
                 w.orders.observed[level] = join_known(w.orders.observed[level], known)
 
 
-def _publish(m: Machine, w: Warp, order: Order, addresses: list[int], update: bool) -> None:
+def _publish(m: Machine, w: Warp, order: Order, addresses: list[Cell], update: bool) -> None:
     """A strong write to these addresses; ``update``: an atomic, which keeps what was released before it."""
     clocks = w.exported()
     releases: list[Known | None] = [clocks] * LEVELS if order.release else w.orders.fenced
@@ -130,11 +133,9 @@ def fence(w: Warp, ins: Instruction) -> None:
 def relaxed_release(w: Warp, level: int) -> Handover:
     """The clocks that a relaxed arrival hands over: those of the warp's last fence of that scope."""
     known = w.orders.fenced[level] or NOTHING
-    nothing = w.cta.domain.clock()
-    vc = known.get(w.cta.domain.number, nothing)
-    others = {number: clock for number, clock in known.items() if number != w.cta.domain.number}
+    nothing, own = w.cta.domain.clock(), w.cta.domain.number
     w.tick()
-    return Handover(vc, np.minimum(vc, w.fc), others)
+    return Handover(known.get(own, nothing), known.get(fenced(own), nothing), known)
 
 
 def proxy_fence(w: Warp, ins: Instruction) -> None:
@@ -152,28 +153,34 @@ def dependency_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 # Accesses of a warp
 
 
-def load(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int) -> None:
-    """``ld`` of global memory."""
+def load(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int, mask: Array) -> None:
+    """``ld`` of global memory by the lanes of ``mask``."""
     if not m.check:
         return
     order = order_of(ins.parts)
-    if order.strong and m.marks:
-        _observe(m, w, order, np.unique(addresses).tolist())
+    if order.strong:
+        if m.marks:
+            _observe(m, w, order, np.unique(addresses).tolist())
+    elif ins.root != "wmma":
+        note_read(m, w, ins, "global", addresses, size, mask)
     spans = of_lanes(addresses, size)
     access = w.access(ins, order.strong)
     _report(m, w, access, "read", m.accesses.read(spans, access, w))
 
 
-def store(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array) -> None:
-    """``st`` of uint8 (n, size) ``data`` to global memory, before it is done."""
+def store(m: Machine, w: Warp, ins: Instruction, addresses: Array, data: Array, mask: Array) -> None:
+    """``st`` of uint8 (n, size) ``data`` to global memory by the lanes of ``mask``, before it is done."""
     if not m.check:
         return
     order = order_of(ins.parts)
+    if not order.strong and ins.root == "st":
+        differs = lambda: m.memory.differs(addresses, data)  # noqa: E731
+        note_write(m, w, ins, "global", addresses, data, mask, differs)
     size = data.shape[1]
     access = w.access(ins, order.strong)
     clash = m.accesses.write(of_lanes(addresses, size), access, w)
     if clash is not None:
-        same = clash.wrote and m.memory.holds(addresses, data)
+        same = clash.wrote and not m.memory.differs(addresses, data).any()
         _report(m, w, access, "write", clash, same)
     if order.strong:
         _publish(m, w, order, np.unique(addresses).tolist(), False)
@@ -193,6 +200,38 @@ def atomic(m: Machine, w: Warp, ins: Instruction, addresses: Array, size: int) -
     access = w.access(ins, True)
     _report(m, w, access, "atomic access", m.accesses.write(of_lanes(addresses, size), access, w))
     _publish(m, w, order, distinct, True)
+
+
+# Shared memory: strong accesses mark addresses likewise
+
+
+def _places(w: Warp, addresses: Array) -> list[Cell]:
+    number = w.cta.domain.number
+    return [(number, address) for address in np.unique(addresses).tolist()]
+
+
+def shared_load(m: Machine, w: Warp, ins: Instruction, addresses: Array) -> None:
+    """``ld`` of shared memory."""
+    order = order_of(ins.parts)
+    if order.strong and m.check and m.marks:
+        _observe(m, w, order, _places(w, addresses))
+
+
+def shared_store(m: Machine, w: Warp, ins: Instruction, addresses: Array) -> None:
+    """``st`` to shared memory, after it is done."""
+    order = order_of(ins.parts)
+    if order.strong and m.check:
+        _publish(m, w, order, _places(w, addresses), False)
+
+
+def shared_atomic(m: Machine, w: Warp, ins: Instruction, addresses: Array) -> None:
+    """``atom`` and ``red`` of shared memory, after they are done."""
+    if not m.check:
+        return
+    order, places = order_of(ins.parts), _places(w, addresses)
+    if ins.root == "atom":
+        _observe(m, w, order, places)
+    _publish(m, w, order, places, True)
 
 
 # Accesses of asynchronous units, with the clocks of the warp that issues them

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from . import register_file
 from .reports import Kind
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def note_end(m: Machine, w: Warp) -> None:
     if any(warp.frames for warp in cta.warps):
         return
     cta.ended = cta.exiting
+    register_file.check_end(m, cta)
     for agent, use in cta.uses.items():
         if cta.ended[agent] < use.clock:
             _report(m, use, cta, "ends without having waited for this")

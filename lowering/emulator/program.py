@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from . import taint
 from .forms import missing
+from .liveness import read_before_written
 from .ptx import Imm, Instruction, Kernel, Reg, Symbol, Vector, registers
 from .reports import PtxError, Unsupported, reading
 from .roles import hint_of
@@ -54,14 +56,13 @@ class Program:
     def __init__(self, kernel: Kernel, handlers: dict[str, Callable], symbol_value: Callable[[Symbol], int],
                  single: bool = False):  # fmt: skip
         self.kernel = kernel
-        from . import taint
-
         self.names = Names(symbol_value)
         self.names.globals["taint"] = taint
         self.translator = Translator(kernel, self.names)
         self.of_line: dict[str, list[Instruction]] = {}  # of compiled functions, by their file names
         self.operand_a, relevant = _wgmma_registers(kernel)
         self.steps = _split(kernel, handlers, single)
+        self.unset = read_before_written(self.steps)
         for step in self.steps:
             with reading(step.first):
                 step.flow = tuple(_flow(step, relevant))
@@ -132,9 +133,13 @@ def _pass_on(ins: Instruction, guard: str | None) -> str:
         a, b = (o.index if isinstance(o, Reg) else -1 for o in ins.operands[1:3])
         chooser = ins.operands[3]
         return f"taint.select(w, {targets[0]}, {a}, {b}, {chooser.index}, {chooser.negated}, {guard})"
+    if ins.parts in (("and", "pred"), ("or", "pred")) and all(isinstance(o, Reg) for o in ins.operands):
+        one, other = ((o.index, o.negated) for o in ins.operands[1:3])
+        return f"taint.logical(w, {targets[0]}, {one}, {other}, {ins.root == 'and'}, {guard})"
     operands = (*ins.operands[1:], ins.pred)
     sources = tuple(dict.fromkeys(r for o in operands for r in registers(o)))
-    return f"taint.arithmetic(w, {targets}, {sources}, {guard})"
+    whole = ins.root not in taint.OF_BITS and not any(isinstance(o, Vector) for o in ins.operands)
+    return f"taint.{'arithmetic' if whole else 'bits'}(w, {targets}, {sources}, {guard})"
 
 
 def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:

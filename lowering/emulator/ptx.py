@@ -97,6 +97,7 @@ class Kernel:
     max_threads: int | None = None
     allocations: tuple[Allocation, ...] = ()  # of shared memory, for names in reports
     carry: Reg | None = None  # the condition code of add.cc and its kind, where one is used
+    min_ctas: int = 1  # that an SM must hold
 
 
 @dataclass
@@ -195,6 +196,8 @@ def _parse_entry(text: str, entry: re.Match, module: Module) -> Kernel:
         kernel.max_threads = (
             sizes[0] * (sizes[1] if len(sizes) > 1 else 1) * (sizes[2] if len(sizes) > 2 else 1)
         )
+    if resident := re.search(r"\.minnctapersm\s+(\d+)", directives):
+        kernel.min_ctas = max(1, int(resident.group(1)))
     body = text[start + 1 : closing_brace(text, start)]
     reader = _Reader(kernel, module)
     reader.body(statements(body, text.count("\n", 0, start) + 1), Scope(None, ""))

@@ -97,6 +97,7 @@ class Shadow:
         self.ordinary = np.zeros(size, bool)
         self.undefined = np.ones(size, bool)
         self.readers: dict[int, Array] = {}
+        self.strong: Array | None = None  # bytes last written by a strong access, where there are any
         # For reports: instructions by (agent, its clock, whether they wrote), and by their line.
         self.touched: dict[tuple[int, int, bool], dict[int, Touch]] = {}
 
@@ -124,12 +125,14 @@ class Shadow:
         return self._offset(index, missing) if missing.any() else None
 
     def read(
-        self, index: Array | slice, agent: int, clock: int, vc: Array, ins: Instruction
+        self, index: Array | slice, agent: int, clock: int, vc: Array, ins: Instruction, strong: bool = False
     ) -> Conflict | None:
-        """Note a read by ``ins``; returns the write that it does not follow."""
-        self._note(index, agent, clock, False, ins)
+        """Note a read by ``ins``; returns the write that it does not follow. Strong ones do not race."""
         compiled = self._compiled(index)
-        conflict = self._early(index, vc, compiled)
+        conflict = self._early(index, vc, compiled, strong)
+        if strong:
+            return conflict
+        self._note(index, agent, clock, False, ins)
         mark = self.readers.get(agent)
         if mark is None:
             mark = self.readers[agent] = np.zeros(self.size, np.int32)
@@ -147,12 +150,14 @@ class Shadow:
         low, high = compiled.bounds(index)
         return compiled if low >= 0 and high < self.size else None
 
-    def _early(self, index: Array | slice, vc: Array, compiled: Any) -> Conflict | None:
+    def _early(self, index: Array | slice, vc: Array, compiled: Any, strong: bool) -> Conflict | None:
         """The write that an access with these clocks does not follow."""
         if compiled is not None and not compiled.early(self.writer, self.written_at, vc, index):
             return None
         writer = self.writer[index]
         early = self.written_at[index] > vc[writer]
+        if strong and self.strong is not None:
+            early &= ~self.strong[index]
         return self._conflict(index, early, writer) if early.any() else None
 
     @staticmethod
@@ -173,11 +178,16 @@ class Shadow:
         return self._conflict(index, bad, writer) if bad.any() else None
 
     def write(
-        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction
-    ) -> Conflict | None:
+        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction,
+        strong: bool = False,
+    ) -> Conflict | None:  # fmt: skip
         """Note a write by ``ins``; returns an access that it does not follow."""
         compiled = self._compiled(index)
-        conflict = self._early(index, vc, compiled)
+        conflict = self._early(index, vc, compiled, strong)
+        if strong and self.strong is None:
+            self.strong = np.zeros(self.size, bool)
+        if self.strong is not None:
+            self.strong[index] = strong
         for reader, mark in self.readers.items():
             late = self._late(mark, vc[reader], index, compiled)
             if late is not None:

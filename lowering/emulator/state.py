@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import taint
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .clocks import NOTHING, Collected, Handover, Known, join_known
+from .clocks import NOTHING, Collected, Handover, Known, fenced, join_known
 from .global_shadow import Access
+from .lanes import LaneLog
 from .ordering import Orders
 from .peers import Use
 from .program import EXIT
 from .ptx import Address, Imm, Instruction, Reg, Special, Symbol
+from .register_file import RegisterFile
 from .reports import Kind
 from .shadow import AgentKind, Domain, Shadow
 from .translate import CLASS_DTYPE, DTYPE, LANES
@@ -90,7 +93,8 @@ class Warp:
         self.known: Known = NOTHING  # of other clusters
         self.seen: Known = NOTHING  # the same, by relaxed accesses: see ordering.py
         self.orders = Orders()
-        self._exported: tuple[Array, Known, Known] | None = None
+        self.lanes = {"shared": LaneLog(), "global": LaneLog()}
+        self._exported: tuple[Array, Array, Known, Known] | None = None
         self._accesses: dict[int, Access] = {}
         self.unfenced = np.zeros(LANES, bool)
         self.waiting = ""
@@ -101,7 +105,7 @@ class Warp:
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()
         self.did: set[str] = set()  # what tells its role, see roles.py
-        self.taint: dict[int, Any] = {}  # registers that hold undefined values, see taint.py
+        self.taint = taint.at_entry(self)  # registers that hold undefined values
         self.wgmma_fenced = False
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
         self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
@@ -124,9 +128,15 @@ class Warp:
 
     def acquire(self, clocks: Handover | Collected) -> None:
         """Take over the clocks of a barrier."""
+        self.converge()
         self.vc, self.fc = np.maximum(self.vc, clocks.vc), np.maximum(self.fc, clocks.fc)
         if clocks.known is not self.known:
             self.known = join_known(self.known, clocks.known)
+
+    def converge(self) -> None:
+        """The lanes came together: what each did before is ordered before what the others do next."""
+        for log in self.lanes.values():
+            log.clear()
 
     def tick(self) -> None:
         """What the warp does next is not covered by the clocks that it has handed over."""
@@ -136,16 +146,18 @@ class Warp:
     def exported(self) -> Known:
         """All that the warp knows, in the form for other clusters."""
         last = self._exported
-        if last is None or last[0] is not self.vc or last[1] is not self.known:
-            known = {**self.known, self.cta.domain.number: self.vc}
-            last = self._exported = (self.vc, self.known, known)
-        return last[2]
+        if last is None or last[0] is not self.vc or last[1] is not self.fc or last[2] is not self.known:
+            number = self.cta.domain.number
+            known = {**self.known, number: self.vc, fenced(number): self.fc}
+            last = self._exported = (self.vc, self.fc, self.known, known)
+        return last[3]
 
     def acquire_known(self, known: Known) -> None:
-        """Take over what came through global memory."""
-        own = known.get(self.cta.domain.number)
+        """Take over what came through memory."""
+        number = self.cta.domain.number
+        own = known.get(number)
         if own is not None and own is not self.vc:
-            self.vc = np.maximum(self.vc, own)
+            self.vc, self.fc = np.maximum(self.vc, own), np.maximum(self.fc, known[fenced(number)])
         self.known = join_known(self.known, known)
 
     def access(self, ins: Instruction, strong: bool) -> Access:
@@ -298,6 +310,7 @@ class Cta:
         self.exiting: Array | None = None  # clocks of the warps that have ended
         self.ended: Array | None = None
         self.named: dict[int, NamedBarrier] = {}
+        self.registers = RegisterFile(self.warp_count, machine.kernel.min_ctas)
         # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
         self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
         self.warps = [Warp(self, n, min(LANES, threads - n * LANES)) for n in range(self.warp_count)]
@@ -319,7 +332,6 @@ class Cluster:
         warps = -(-int(np.prod(machine.launch.block)) // LANES)
         self.domain = Domain(int(np.prod(shape)) * (4 * warps + warps // 4 + 160), linear)
         self.barrier = ClusterBarrier(self.domain)
-        self.atomic_clocks: Collected | None = None  # of atomics on shared memory
         self.ctas: list[Cta] = []
         for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
             index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))

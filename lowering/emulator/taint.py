@@ -1,9 +1,10 @@
 """Undefined values: which lanes of which registers hold data that nothing has written.
 
-Kernels load rows past the edge of a problem, or the stage after the last, and throw the result away; that is
-not an error. So a load of unwritten shared memory marks its registers, arithmetic passes the mark on, a store
-to shared memory marks the bytes undefined, and the finding is made where such a value decides something: it
-goes to global memory, into an address, a branch, an atomic, or an asynchronous operation's operand.
+Registers that a kernel may read before it writes them are marked at its entry. Kernels load rows past the
+edge of a problem, or the stage after the last, and throw the result away; that is not an error. So a load of
+unwritten shared memory marks its registers, arithmetic passes the mark on, a store to shared memory marks the
+bytes undefined, and the finding is made where such a value decides something: it goes to global memory, into
+an address, a branch, an atomic, or an asynchronous operation's operand.
 """
 
 from __future__ import annotations
@@ -26,13 +27,22 @@ Array = np.ndarray
 OWN_MARKS = frozenset({"ld", "ldu", "ldmatrix", "shfl", "mma"})
 
 
+OF_BITS = frozenset({"and", "or", "xor", "lop3", "prmt", "bfi", "bfe", "shf", "shl", "shr"})
+"""Arithmetic that puts bits of several sources together, or takes some out."""
+
+
 class Mark(NamedTuple):
-    """Lanes that are undefined, and where the first such value was read."""
+    """Lanes that are undefined, and where the first such value was read; None: a register at the entry."""
 
     lanes: Array
-    origin: Instruction
+    origin: Instruction | None
     address: int
     cta: Cta
+
+
+def at_entry(w: Warp) -> dict[int, Mark]:
+    """Marks of the registers that nothing may have written where they are read."""
+    return {register: Mark(w.live, None, 0, w.cta) for register in w.machine.program.unset}
 
 
 def _join(marks: list[Mark]) -> Mark | None:
@@ -66,6 +76,21 @@ def arithmetic(w: Warp, targets: tuple[int, ...], sources: tuple[int, ...], mask
         assign(w, target, mark, mask)
 
 
+def bits(w: Warp, targets: tuple[int, ...], sources: tuple[int, ...], mask: Array | None) -> None:
+    """The same where targets hold bits of each source: compilers insert halves into registers never written.
+
+    So a register of the entry counts where all sources are undefined; which bits are is not followed.
+    """
+    marks = [w.taint[s] for s in sources if s in w.taint]
+    known = [mark for mark in marks if mark.origin is not None]
+    if len(marks) == len(sources):
+        lanes = np.logical_and.reduce([mark.lanes for mark in marks])
+        known += [mark._replace(lanes=lanes) for mark in marks if mark.origin is None]
+    mark = _join(known)
+    for target in targets:
+        assign(w, target, mark, mask)
+
+
 def select(w: Warp, target: int, a: int, b: int, predicate: int, negated: bool, mask: Array | None) -> None:
     """``selp``: only the lanes of the operand that is chosen count. -1 stands for an immediate."""
     chosen = ~w.R[predicate] if negated else w.R[predicate]
@@ -77,6 +102,20 @@ def select(w: Warp, target: int, a: int, b: int, predicate: int, negated: bool, 
     if predicate in w.taint:
         marks.append(w.taint[predicate])
     assign(w, target, _join(marks), mask)
+
+
+def logical(
+    w: Warp, target: int, a: tuple[int, bool], b: tuple[int, bool], both: bool, mask: Array | None
+) -> None:
+    """``and`` (``both``) or ``or`` of predicates, each with whether it is negated: one alone may decide."""
+    marks = [w.taint[register] for register, _ in (a, b) if register in w.taint]
+    decided = np.zeros(32, bool)
+    for register, negated in (a, b):
+        value = w.R[register] ^ negated
+        defined = ~w.taint[register].lanes if register in w.taint else True
+        decided = decided | ((~value if both else value) & defined)
+    mark = _join(marks)
+    assign(w, target, None if mark is None else mark._replace(lanes=mark.lanes & ~decided), mask)
 
 
 def loaded(
@@ -113,6 +152,10 @@ def _used(m: Machine, w: Warp, ins: Instruction, register: int, mask: Array, why
     if mark is None or not (mark.lanes & mask).any():
         return
     lanes = mark.lanes & mask
+    if mark.origin is None:
+        text = f"a value from a register that nothing has written; {why}"
+        m.report(Kind.UNINITIALISED, text, w, ins, lanes=lanes)
+        return
     origin = m.source(mark.origin) or f"PTX line {mark.origin.line}"
     text = f"a value read from shared memory that nothing has written, at {origin}; {why}"
     mark.cta.early_reads.setdefault(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import ordering, sync, taint
+from . import ordering, register_file, sync, taint
 from .machine import Machine
-from .ptx import Imm, Instruction, Pair, Reg, Vector
+from .ptx import Instruction, Pair, Reg, Vector
 from .reports import EmulatorError, Kind
 from .state import OFFSET_MASK, RANK_SHIFT, Warp
 
@@ -18,7 +18,8 @@ _ORDERING_FENCES = {("fence", p) for p in ("acq_rel", "sc", "acquire", "release"
 
 
 def check_members(m: Machine, w: Warp, ins: Instruction, members: Array, mask: Array) -> None:
-    """Report a warp-wide operation whose member mask names live lanes that do not execute it."""
+    """The lanes come together; report member masks that name live lanes on another path."""
+    w.converge()
     if mask is w.live:
         return
     named = (int(members[np.argmax(mask)]) >> _LANE) & 1 == 1
@@ -241,14 +242,6 @@ def fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         check_members(m, w, ins, w.value(ins.operands[0], "b32"), mask)
 
 
-def set_register_limit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    """``setmaxnreg``: no effect on results; the count must be 24 to 256 in steps of 8."""
-    count = ins.operands[0]
-    assert isinstance(count, Imm)
-    if not 24 <= count.value <= 256 or count.value % 8:
-        raise EmulatorError(f"PTX line {ins.line}: setmaxnreg {count.value} must be 24 to 256 in steps of 8")
-
-
 def prefetch_tensormap(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``prefetch.tensormap``: no effect on results."""
 
@@ -257,6 +250,6 @@ HANDLERS: dict[str, Callable] = {
     "shfl.sync": shuffle, "elect.sync": elect, "vote.sync": vote, "activemask": activemask, "match": match,
     "redux.sync": redux, "mapa": mapa, "getctarank": getctarank, "trap": trap, "createpolicy": createpolicy,
     "call": call, "brx.check": check_index, "fence": fence, "membar": fence, "bar.warp.sync": fence,
-    "griddepcontrol": ordering.dependency_wait, "setmaxnreg": set_register_limit,
+    "griddepcontrol": ordering.dependency_wait, "setmaxnreg": register_file.set_limit,
     "prefetch.tensormap": prefetch_tensormap,
 }  # fmt: skip

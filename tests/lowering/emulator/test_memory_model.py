@@ -158,6 +158,65 @@ CASES = {
 }  # fmt: skip
 
 
+# Warp 0 writes its words and signals through a flag in shared memory; warp 1 waits for it and reads them.
+FLAG = """
+mov.b32 %r20, 0;
+mov.b32 %r21, 1;
+@%p1 st.shared.b32 [%r3+512], %r20;
+bar.sync 0;
+@%p3 bra READER;
+st.shared.b32 [%r5], %r0;
+bar.warp.sync -1;
+@%p1 SIGNAL;
+bra END;
+READER:
+LOOK %r22, [%r3+512];
+setp.eq.u32 %p7, %r22, 0;
+@%p7 bra READER;
+AFTER
+ld.shared.b32 %r23, [%r5+-128];
+END:
+"""
+MP_STORE = "st.{}.shared.b32 [%r3+512], %r21"
+MP_ADD = "red.{}.shared.add.u32 [%r3+512], %r21"
+MP_FENCED = "fence.acq_rel.cta;\n@%p1 "
+# How the flag is set, how it is looked at, and what follows: whether PTX orders the words.
+FLAGS = [
+    (MP_STORE.format("release.cta"), "ld.acquire.cta.shared.b32", "", True),
+    (MP_STORE.format("relaxed.cta"), "ld.acquire.cta.shared.b32", "", False),
+    (MP_STORE.format("release.cta"), "ld.relaxed.cta.shared.b32", "", False),
+    (MP_STORE.format("release.cta"), "ld.relaxed.cta.shared.b32", "fence.acq_rel.cta;", True),
+    (MP_STORE.format("volatile"), "ld.volatile.shared.b32", "membar.cta;", False),
+    ("membar.cta;\n@%p1 " + MP_STORE.format("volatile"), "ld.volatile.shared.b32", "membar.cta;", True),
+    (MP_ADD.format("relaxed.cta"), "ld.acquire.cta.shared.b32", "", False),
+    (MP_ADD.format("release.cta"), "ld.acquire.cta.shared.b32", "", True),
+    (MP_FENCED + MP_ADD.format("relaxed.cta"), "ld.relaxed.cta.shared.b32", "fence.acq_rel.cta;", True),
+    ("st.shared.b32 [%r3+512], %r21", "ld.shared.b32", "", False),
+]
+
+
+@pytest.mark.parametrize(("signal", "look", "after", "ordered"), FLAGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_flags_in_shared_memory_need_a_release_and_an_acquire(
+    signal: str, look: str, after: str, ordered: bool, seed: int
+) -> None:
+    body = FLAG.replace("SIGNAL", signal).replace("LOOK", look).replace("AFTER", after)
+    found = {r.kind for r in reports(body, TWO_WARPS, seed)}
+    assert found == (set() if ordered else {Kind.RACE})
+
+
+def test_a_release_in_shared_memory_hands_proxy_fences_on() -> None:
+    body = FLAG.replace("SIGNAL", MP_STORE.format("release.cta")).replace("LOOK", "ld.acquire.cta.shared.b32")
+    copy = "setp.eq.u32 %p8, %r1, 0;\nld.param.u64 %rd1, [p0];\n" + "".join(
+        f"@%p8 cp.async.bulk.{what};\n"
+        for what in ("global.shared::cta.bulk_group [%rd1], [%r3], 128", "commit_group", "wait_group 0")
+    )
+    body = body.replace("AFTER", copy)
+    assert {r.kind for r in reports(body, TWO_WARPS, 0)} == {Kind.MISSING_PROXY_FENCE}
+    fenced = body.replace("bar.warp.sync", "fence.proxy.async;\nbar.warp.sync")
+    assert not reports(fenced, TWO_WARPS, 0)
+
+
 def reports(body: str, settings: dict, seed: int) -> list[Report]:
     """The findings of a kernel with two tensors of 64 words, also where it stops."""
     tensors = [torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)]
