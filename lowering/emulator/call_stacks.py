@@ -24,24 +24,24 @@ _ENTRIES = ("kernel_wrapper", "generate_original_ir")  # functions of the DSL th
 _PASSED_ON = ("wrapper", "_apply_loc_transforms", "_locate")
 _PIECES = re.compile(r"^(loop_body|while_\w+|then_block|else_block|if_\w+|for_\w+|elif_\w+)_\d+$")
 _ASSIGNED = re.compile(r"^\s*(?:\w+\.)*([A-Za-z_]\w*)\s*(?::[^=]+)?=(?!=)")
+_ROLE = re.compile(r"sync_object_(\w+)\s*=")  # what the DSL's pipelines call their barriers
 _INITIALISED = re.compile(r"mbarrier_init\(\s*([A-Za-z_]\w*(?:\.\w+)*)")
 
 
 class CallStack(NamedTuple):
-    """``lines``: the program's, from the innermost to the kernel's own. ``library``: texts of the DSL's."""
+    """``lines``: the program's, innermost first, to the kernel's own. ``role``: full or empty of a pipeline."""
 
     lines: tuple[SourceLine, ...]
-    library: tuple[str, ...] = ()
+    role: str = ""
 
     def label(self) -> str:
         """The name that the program gives to what is made here: ``ring.full``; empty where it gives none."""
-        role = next((m[1] for text in self.library if (m := re.search(r"sync_object_(\w+)\s*=", text))), "")
         for line in self.lines:
             text = linecache.getline(line.path, line.line)
             found = _INITIALISED.search(text) or _ASSIGNED.match(text)
             if found:
-                return f"{found[1]}.{role}" if role else found[1]
-        return role
+                return f"{found[1]}.{self.role}" if self.role else found[1]
+        return self.role
 
 
 class Allocation(NamedTuple):
@@ -62,6 +62,19 @@ class _Recorded:
         self.allocations: dict[str, list[Allocation]] = {}
         self.active = False
         self.kernel: Any = None  # the function that is being traced
+        # Walking the stack for each operation is most of the cost, so a walk is done once for each chain of
+        # code positions. Code objects are kept, so that no other gets their numbers.
+        self.walks: dict[tuple[int, ...], CallStack] = {}
+        self.entries: set[int] = set()
+        self.kept: list[CodeType] = []
+        self.locations: dict[tuple[int, ...], Any] = {}  # of one MLIR context
+        self.of_stacks: dict[CallStack, Any] = {}
+        self.context: Any = None
+
+    def forget(self) -> None:
+        """Forget locations, which belong to an MLIR context."""
+        self.locations.clear()
+        self.of_stacks.clear()
 
     def column(self, stack: CallStack) -> int:
         """The column that stands for ``stack`` on its innermost line; 0 where there are too many."""
@@ -117,35 +130,61 @@ def recorded() -> Iterator[None]:
             yield
     finally:
         SmemAllocator._smem_alloca = original
-        _recorded.active, _recorded.kernel = False, None
+        _recorded.active, _recorded.kernel, _recorded.context = False, None, None
+        _recorded.forget()
 
 
 def _locate(location: Any) -> Any:
     """Replace a location by that of the call stack."""
-    from cutlass._mlir import ir
-
     if location is None:
         return None
-    stack = _walk(sys._getframe(1))
+    frame: FrameType | None = sys._getframe(1)
+    chain: list[int] = []
+    while frame is not None and (number := id(frame.f_code)) not in _recorded.entries:
+        chain += (number, frame.f_lasti)
+        frame = frame.f_back
+    key = tuple(chain)
+    if location.context is not _recorded.context:
+        _recorded.context = location.context
+        _recorded.forget()
+    found = _recorded.locations.get(key)
+    if found is None:
+        found = _recorded.locations[key] = _new_location(location, key, sys._getframe(1))
+    return found
+
+
+def _new_location(location: Any, key: tuple[int, ...], frame: FrameType) -> Any:
+    from cutlass._mlir import ir
+
+    stack = _recorded.walks.get(key)
+    if stack is None:
+        stack = _recorded.walks[key] = _walk(frame)
     if not stack.lines:
         return location
+    made = _recorded.of_stacks.get(stack)
+    if made is not None:
+        return made
     place = stack.lines[0]
     file = ir.Location.file(place.path, place.line, _recorded.column(stack))
-    return ir.Location.name(place.function or "kernel", childLoc=file)
+    made = _recorded.of_stacks[stack] = ir.Location.name(place.function or "kernel", childLoc=file)
+    return made
 
 
 def _walk(frame: FrameType | None) -> CallStack:
     """The call stack from ``frame`` to the kernel's own line."""
     lines: list[SourceLine] = []
-    library: list[str] = []
+    role = ""
     inside = ""  # the function whose loop or branch was the last line: the rest of it comes next
     while frame is not None:
         code = frame.f_code
+        _recorded.kept.append(code)
         if _is_library(frame.f_globals.get("__name__", "")):
             if code.co_name in _ENTRIES:
+                _recorded.entries.add(id(code))
                 break
-            if not lines and code.co_name not in _PASSED_ON:
-                library.append(linecache.getline(code.co_filename, frame.f_lineno).strip())
+            if not lines and code.co_name not in _PASSED_ON and not role:
+                found = _ROLE.search(linecache.getline(code.co_filename, frame.f_lineno))
+                role = found[1] if found else ""
         else:
             owner = _owner(code)
             if owner != inside:
@@ -153,7 +192,7 @@ def _walk(frame: FrameType | None) -> CallStack:
                 lines.append(SourceLine(code.co_filename, frame.f_lineno, name))
             inside = owner if _PIECES.match(code.co_name) else ""
         frame = frame.f_back
-    return CallStack(tuple(lines), tuple(library))
+    return CallStack(tuple(lines), role)
 
 
 @lru_cache(maxsize=4096)

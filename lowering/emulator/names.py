@@ -109,7 +109,7 @@ class Names:
             return name
         for depth, line in enumerate(stack.lines):
             if all(depth >= len(o.lines) or o.lines[depth] != line for o in others):
-                outer = call_stacks.CallStack(stack.lines[depth : depth + 1], stack.library).label()
+                outer = call_stacks.CallStack(stack.lines[depth : depth + 1], stack.role).label()
                 return outer or f"{name} of line {line.line}"
         return name
 
