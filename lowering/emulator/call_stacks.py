@@ -29,7 +29,7 @@ _INITIALISED = re.compile(r"mbarrier_init\(\s*([A-Za-z_]\w*(?:\.\w+)*)")
 
 
 class CallStack(NamedTuple):
-    """``lines``: the program's, innermost first, to the kernel's own. ``role``: full or empty of a pipeline."""
+    """``lines``: the program's, from the innermost out. ``role``: full or empty, of a pipeline."""
 
     lines: tuple[SourceLine, ...]
     role: str = ""
