@@ -55,9 +55,8 @@ def weigh(
 ) -> None:
     """Turns accumulators, products of keys and queries, into probabilities. `lse`: base 2, of each query.
 
-    With masks or functions of single scores `probs` receives them as operand A of a product over the queries,
-    too. Where the variant bends scores, the float32 ones are multiplied by the derivatives of the scores by
-    the scaled products.
+    Where the variant bends scores, `probs` receives them as operand A of a product over the queries, and the
+    float32 ones are multiplied by the derivatives of the scores by the scaled products.
     """
     if variant.by_elements:
         weigh_elements(variant, scores, lse, at, probs)
@@ -124,10 +123,10 @@ def weigh_elements(
             change_scores(variant, queries, origin, at.seq, at.operands, KEY_ROWS, slopes)
         mask_where(variant, queries, here)
         exponentials(part, lse(4 * beside, 4), factor)
-        flat = cute.make_layout(ELEMENTS)
-        operand = cute.make_tensor(probs.iterator + ELEMENTS * n, flat)
-        to_operand(cute.make_tensor(part.iterator, flat), operand)
         if slopes is not None:
+            flat = cute.make_layout(ELEMENTS)
+            operand = cute.make_tensor(probs.iterator + ELEMENTS * n, flat)
+            to_operand(cute.make_tensor(part.iterator, flat), operand)
             bend(part, slopes)
 
 

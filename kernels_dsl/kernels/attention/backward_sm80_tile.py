@@ -339,7 +339,7 @@ def step(
             d_view[r, c] = d_view[r, c] * view[r, c]
 
     if cutlass.const_expr(spec.config.gives_kv):
-        if cutlass.const_expr(not spec.variant.by_elements):
+        if cutlass.const_expr(not spec.variant.bends_scores):
             to_operand(scores, probs)
         multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, spec.warp_queries // 16)
     operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)

@@ -220,7 +220,7 @@ def step(
     query = visit.block * spec.tile_q + site.query
     at = score_step(site.work, site.job, visit.head, visit.block, (query, site.key))
     weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
-    if cutlass.const_expr(not spec.variant.by_elements):
+    if cutlass.const_expr(not spec.variant.bends_scores):
         to_operand(scores, probs)
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):

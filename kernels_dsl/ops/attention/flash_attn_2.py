@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
-from kernels_dsl.ops.eager_path import check_tensor
+from kernels_dsl.ops.eager_path import asks_gradients, check_tensor
 from kernels_dsl.ops.options import boolean, real
 
 _Window = tuple[int, int]
@@ -42,7 +42,10 @@ def flash_attn_func(
     if alibi_slopes is not None:
         shift = check_tensor("k", k).shape[1] - check_tensor("q", q).shape[1]
         slopes = _slopes_of(alibi_slopes, q.shape[0])
-        options.update(score_mod=alibi, aux=(slopes, shift))
+        options.update(score_mod=alibi, score_mod_bwd=alibi_bwd, aux=(slopes, shift))
+        if asks_gradients((q, k, v)):  # of an operator, whose extra arguments are tensors
+            shift = torch.full((q.shape[0],), shift, dtype=torch.int32, device=q.device)
+            options.update(score_mod=shifted_alibi, aux=(slopes, shift))
     found = attention(q, k, v, return_lse=return_attn_probs, **options)
     return (*found, None) if return_attn_probs else found
 
@@ -75,7 +78,9 @@ def flash_attn_varlen_func(
     options = _options(softmax_scale, causal, window_size, softcap)
     if alibi_slopes is not None:
         slopes = _slopes_of(alibi_slopes, check_tensor("cu_seqlens_q", cu_seqlens_q).shape[0] - 1)
-        options.update(score_mod=packed_alibi, aux=(slopes, cu_seqlens_q, cu_seqlens_k))
+        options.update(
+            score_mod=packed_alibi, score_mod_bwd=alibi_bwd, aux=(slopes, cu_seqlens_q, cu_seqlens_k)
+        )
     found = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         return_lse=return_attn_probs, **options,
@@ -183,6 +188,26 @@ def alibi(score: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any, shift: Any) -
 
     distance = i + shift - j
     return score - slopes[b, h] * choose(distance >= 0, distance, -distance)
+
+
+def shifted_alibi(score: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any, shift: Any) -> Any:
+    """`alibi` with a shift for each sequence."""
+    return alibi(score, b, h, i, j, slopes, shift[b])
+
+
+def alibi_bwd(
+    gradient: Any,
+    score: Any,
+    b: Any,
+    h: Any,
+    i: Any,
+    j: Any,
+    slopes: Any,
+    starts_q: Any,
+    starts_k: Any = None,
+) -> Any:
+    """The backward function of all three: a number is added to the score."""
+    return gradient
 
 
 def packed_alibi(

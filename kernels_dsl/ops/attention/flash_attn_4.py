@@ -52,14 +52,15 @@ def flash_attn_func(
     and block_size; block_sparse_tensors_bwd is a hint too.
     """
     _refuse(
-        qv=qv, gather_kv_indices=gather_kv_indices, score_mod_bwd=score_mod_bwd,
+        qv=qv, gather_kv_indices=gather_kv_indices,
         gather_bwd_recompute_p=gather_bwd_recompute_p or None, gather_bwd_token_chunk=gather_bwd_token_chunk,
     )  # fmt: skip
     boolean("deterministic", deterministic)
     options = _options(softmax_scale, causal, window_size, softcap)
     found = attention(
-        q, k, v, **options, sinks=learnable_sink, score_mod=score_mod, mask_mod=mask_mod,
-        aux=_aux(aux_tensors, aux_scalars), blocks=_lists(block_sparse_tensors), return_lse=return_lse,
+        q, k, v, **options, sinks=learnable_sink, score_mod=score_mod,
+        score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux=_aux(aux_tensors, aux_scalars),
+        blocks=_lists(block_sparse_tensors), return_lse=return_lse,
     )  # fmt: skip
     return found if return_lse else (found, None)
 
@@ -107,7 +108,7 @@ def flash_attn_varlen_func(
     """
     _refuse(
         qv=qv, seqused_q=seqused_q, gather_kv_indices=gather_kv_indices, page_table=page_table,
-        score_mod_bwd=score_mod_bwd, seqlen_k_per_split=seqlen_k_per_split,
+        seqlen_k_per_split=seqlen_k_per_split,
         gather_bwd_recompute_p=gather_bwd_recompute_p or None, gather_bwd_token_chunk=gather_bwd_token_chunk,
     )  # fmt: skip
     boolean("deterministic", deterministic)
@@ -118,8 +119,9 @@ def flash_attn_varlen_func(
     options = _options(softmax_scale, causal, window_size, softcap)
     found = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k,  # type: ignore[arg-type]
-        **options, seqused_k=seqused_k, sinks=learnable_sink, score_mod=score_mod, mask_mod=mask_mod,
-        aux=_aux(aux_tensors, aux_scalars), blocks=_lists(block_sparse_tensors), return_lse=return_lse,
+        **options, seqused_k=seqused_k, sinks=learnable_sink, score_mod=score_mod,
+        score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux=_aux(aux_tensors, aux_scalars),
+        blocks=_lists(block_sparse_tensors), return_lse=return_lse,
     )  # fmt: skip
     return found if return_lse else (found, None)
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import kernels_dsl
+from kernels_dsl.flash_attn import flash_attn_func
 from lowering import emulator
 from reference.attention import Masking, attention
-from tests.ops.attention.gradient_cases import check_gradients, leaves
+from reference.tolerance import check
+from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
 
 ARCHS = ("sm_90a", "sm_89")
 
@@ -141,3 +143,59 @@ def test_score_function_with_its_backward(seed):
     tensors = leaves((1, 1), (40, 90), (64, 64), seed, torch.float16)
     masking = Masking(softcap=2.0, score_mod=_bent)
     check_gradients(tensors, masking, softcap=2.0, score_mod=_bent, score_mod_bwd=_bent_gradient)
+
+
+def test_packed_sequences_with_a_mask_and_sinks(seed):
+    """An empty sequence, one without keys, keys that do not count; NaN after all that counts."""
+    lengths_q, lengths_k, used = (40, 0, 20, 7), (150, 20, 30, 0), (140, 20, 25, 0)
+    starts_q, starts_k = (
+        torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (x.detach()[0] for x in leaves((2, 1), (sum(lengths_q) + 5, 200), (32, 32), seed))
+    d_out = torch.randn(q.shape, generator=generator).to(q.dtype)
+    bias = torch.randn((4, 1, 40, 150), generator=generator)
+    sinks = torch.randn(2, generator=generator).requires_grad_()
+    for x in (q, d_out):
+        x[sum(lengths_q) :] = torch.nan
+    for b, count in enumerate((*used, 0)):
+        for x in (k, v):
+            x[int(starts_k[b]) + count : int(starts_k[b + 1]) if b < 4 else None] = torch.nan
+    asked = [*(x.requires_grad_() for x in (q, k, v)), sinks]
+    out = kernels_dsl.attention_varlen(
+        q, k, v, starts_q, starts_k, 40, 150, seqused_k=torch.tensor(used, dtype=torch.int32), mask=bias,
+        mask_mod=_every_third, softcap=3.0, sinks=sinks,
+    )  # fmt: skip
+    found = torch.autograd.grad(out, asked, d_out)
+    total = torch.zeros(2, dtype=torch.float64)
+    for b, count in enumerate(used):
+        rows = slice(int(starts_q[b]), int(starts_q[b + 1]))
+        keys = slice(int(starts_k[b]), int(starts_k[b]) + count)
+        if not lengths_q[b] or not count:
+            assert not any(bool(x[y].any()) for x, y in zip(found, (rows, keys, keys)))
+            continue
+        part = bias[b : b + 1, :, : lengths_q[b], :count]
+        masking = Masking(softcap=3.0, bias=part, mask_mod=_every_third, sinks=sinks)
+        tensors = tuple(x[y][None] for x, y in ((q, rows), (k, keys), (v, keys)))
+        exact, peer = (
+            reference_gradients(tensors, masking, d_out[rows][None], None, dtype)
+            for dtype in (torch.float64, torch.bfloat16)
+        )
+        for own, at, expected, theirs in zip(found, (rows, keys, keys), exact, peer):
+            check(own[at][None].transpose(1, 2), expected, theirs, ulps=4.0)
+        total += exact[3]
+    assert float((found[3] - total).norm()) < 0.02 * (1 + float(total.norm()))
+
+
+def test_alibi_by_the_names_of_flash_attention(seed):
+    slopes = torch.tensor([0.5, 0.1])
+    tensors = leaves((2, 1), (40, 90), (32, 32), seed)
+    masking = Masking(score_mod=lambda score, b, h, i, j: score - slopes[h] * (i + 50 - j).abs())
+    out = flash_attn_func(*tensors, alibi_slopes=slopes)
+    d_out = torch.ones_like(out)
+    exact, peer = (
+        reference_gradients(tensors, masking, d_out, None, dtype) for dtype in (torch.float64, torch.bfloat16)
+    )
+    for own, expected, theirs in zip(torch.autograd.grad(out, tensors, d_out), exact, peer):
+        check(own.transpose(1, 2), expected, theirs, ulps=4.0)
