@@ -1,8 +1,7 @@
 """Litmus tests of PTX's memory model: what threads of two CTAs may see, by the order they ask for.
 
-Each is a kernel of two CTAs whose first threads write what they saw to the result; `allowed` are the outcomes
-of the model. The emulator lets everyone see a store at once, so it shows strong outcomes alone; a GPU may show
-any that is allowed.
+Each is a kernel of two CTAs whose first threads write what they saw to the result. `allowed` are the outcomes
+of the model. The emulator shows every store at once, so only strong ones; a GPU may show any that is allowed.
 """
 
 from __future__ import annotations
