@@ -11,7 +11,8 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch, operation
-from kernels_dsl.ops.attention import fp8_plan
+from kernels_dsl.ops.attention import fp8_plan, gradient
+from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.recorded import Recorded
@@ -219,3 +220,24 @@ def test_a_matrix_that_had_gradients_is_freed_at_once(launched):
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_attention_gradients_go_past_the_dispatcher(launched, monkeypatch, extras):
+    """The second step launches what the first one did: forward, and three kernels backward."""
+    monkeypatch.setattr(gradient, "target_of", lambda *_: Target(H200, -1))
+    for used in (ATTENTION, gradient):
+        monkeypatch.setattr(used, "calls" if used is ATTENTION else "_CALLS", {})
+        monkeypatch.setattr(used, "plans" if used is ATTENTION else "_PLANS", {})
+    q, k, v = (torch.randn(1, 64, 2, 32).bfloat16().requires_grad_() for _ in "qkv")
+    options = {"sinks": torch.zeros(2, requires_grad=True)} if extras else {"causal": True}
+    leaves = (q, k, v, *(x for x in options.values() if isinstance(x, torch.Tensor)))
+    steps = []
+    for _ in range(3):
+        launched.clear()
+        result = kernels_dsl.attention(q, k, v, **options)
+        torch.autograd.grad(result, leaves, torch.ones_like(result))
+        steps.append([[getattr(x, "shape", type(x)) for x in arguments] for arguments in launched])
+    assert steps[0] == steps[1] == steps[2] and len(steps[0]) == 4
+    assert result.grad_fn.name() == "AttentionBackward"
+    assert bool(gradient._CALLS) != extras

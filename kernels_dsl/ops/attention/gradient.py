@@ -20,14 +20,17 @@ from kernels_dsl.ops.attention.arguments import (
     MaxSeqlens,
     Seqlens,
 )
-from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Needs, described
+from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
+from kernels_dsl.ops.eager_path import needs_dispatcher
 from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.target import target_of
 from lowering.records import frozen
 
 _PLANS: dict[Any, BackwardPlan] = {}
+_CALLS: dict[Any, Any] = {}
+"""Plans of backward passes of q, k and v alone, found by their tensors."""
 
 
 @frozen
@@ -110,22 +113,52 @@ def _operands(tensors: tuple[Any, ...], given: dict[str, Any]) -> BackwardOperan
     return BackwardOperands(**{**named, "aux": tuple(named.get("aux") or ())}, **given)
 
 
-def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
-    x = _operands(tensors, given)
-    extras = x.extras()
-    forward = Forward(x.q, x.k, x.v, x.out, x.lse, extras)
+def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
     key, target = x.plan_key(), target_of(x.q, "q")
     plan = _PLANS.get(key)
     if plan is None:
         score_mod, mask_mod = function_of(x.score_mod), function_of(x.mask_mod)
         call = AttentionArguments(
-            x.q, x.k, x.v, x.options(), x.layout, extras, score_mod, mask_mod,
+            x.q, x.k, x.v, x.options(), x.layout, forward.extras, score_mod, mask_mod,
             score_mod_bwd=function_of(x.score_mod_bwd),
         )  # fmt: skip
         plan = BackwardPlan(described(call), forward, x.do, target, x.deterministic, x.needs())
         if not target.emulated:
             call_cache.put(_PLANS, key, plan)
-    found = plan.run(forward, x.do, x.d_lse)
+    return plan
+
+
+def _run(x: BackwardOperands) -> Gradients:
+    forward = Forward(x.q, x.k, x.v, x.out, x.lse, x.extras())
+    return _plan_of(x, forward).run(forward, x.do, x.d_lse)
+
+
+def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
+    """Gradients of a call that nothing watches."""
+    do, d_lse, q, k, v, out, lse, *others = tensors
+    alone = all(x is None for x in others)
+    key: Any = None
+    if alone:
+        key = (q.shape, k.shape, d_lse is None, *keywords.values())
+        found = (do, q, k, v, out, lse) if d_lse is None else (do, d_lse, q, k, v, out, lse)
+        plan = call_cache.find(_CALLS, key, found)
+        if plan is not None:
+            forward = Forward(q, k, v, out, lse, NO_EXTRAS)
+            try:
+                gradients: Gradients = plan.run(forward, do, d_lse)
+                return gradients
+            except ValueError as error:
+                call_cache.refused(_CALLS, key, error)
+    x = _operands(tensors, keywords)
+    gradients = _run(x)
+    if alone and not target_of(q, "q").emulated:
+        call_cache.keep(_CALLS, key, found, _plan_of(x, Forward(q, k, v, out, lse, NO_EXTRAS)))
+    return gradients
+
+
+def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
+    x = _operands(tensors, given)
+    found = _run(x)
     none = x.q.new_empty(0)
     return tuple(none if y is None else y for y in (found.q, found.k, found.v, found.sinks))
 
@@ -147,14 +180,20 @@ def setup_context(
     inputs: tuple[torch.Tensor | None, ...],
     keyword_only_inputs: dict[str, Any],
     output: tuple[torch.Tensor, torch.Tensor],
+    call: Any = None,
 ) -> None:
-    """Keeps what the backward pass needs. RuntimeError for a call without the log-sum-exp."""
+    """Keeps what the backward pass needs. RuntimeError for a call without the log-sum-exp.
+
+    `call`: the first argument of a node, before the inputs; None for the operator.
+    """
+    ctx.call = call
     if not keyword_only_inputs["return_lse"]:
         raise RuntimeError("return_lse is False, must be True for a gradient: it is computed from the output")
     given = dict(zip(_FORWARD, inputs))
     lacking = [name for name in _LACKING if given.get(name, keyword_only_inputs.get(name)) is not None]
-    names = [*_FORWARD, *["aux"] * len(ctx.needs_input_grad)]  # which has several tensors
-    lacking += [name for name, asked in zip(names, ctx.needs_input_grad) if asked and name not in _LEAVES]
+    asked = _asked(ctx)
+    names = [*_FORWARD, *["aux"] * len(asked)]  # which has several tensors
+    lacking += [name for name, needed in zip(names, asked) if needed and name not in _LEAVES]
     if lacking:
         raise RuntimeError(f"attention has no gradient with {lacking[0]} yet: call it under torch.no_grad()")
     given.update(zip(("out", "lse"), output))
@@ -163,22 +202,34 @@ def setup_context(
     ctx.set_materialize_grads(False)
 
 
+def _asked(ctx: Any) -> tuple[bool, ...]:
+    """The inputs whose gradients are asked for, in the order of the operator's tensors."""
+    needed: tuple[bool, ...] = ctx.needs_input_grad
+    return needed if ctx.call is None else needed[1:]
+
+
 def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[Any, ...]:
     """Gradients of the forward operator's positional arguments."""
-    kept = dict(zip(_KEPT, ctx.saved_tensors))
-    aux = ctx.saved_tensors[len(_KEPT) :]
-    asked = dict(zip(_FORWARD, ctx.needs_input_grad))
+    saved = ctx.saved_tensors
+    kept, aux = dict(zip(_KEPT, saved)), saved[len(_KEPT) :]
+    asked = dict(zip(_FORWARD, _asked(ctx)))
+    lead = () if ctx.call is None else (None,)
     results: dict[str, Any] = dict.fromkeys(asked)  # fewer than _FORWARD where the last are not given
-    if aux:
+    if aux and ctx.call is None:
         results["aux"] = [None] * len(aux)
     if do is None and d_lse is None:
-        return tuple(results.values())
+        return (*lead, *results.values())
     if do is None:
         do = torch.zeros_like(kept["out"])
     needs = {
         "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"], "needs_sinks": asked.get("sinks", False),
     }  # fmt: skip
-    operator = torch.ops.kernels_dsl.attention_backward
-    found = operator(do, d_lse, *kept.values(), aux or None, **ctx.given, **needs)
+    tensors, keywords = (do, d_lse, *kept.values(), aux or None), {**ctx.given, **needs}
+    found: Any
+    if ctx.call is not None and not needs_dispatcher((do, d_lse, *saved)):
+        gradients = _eager(tensors, keywords)
+        found = (gradients.q, gradients.k, gradients.v, gradients.sinks)
+    else:
+        found = torch.ops.kernels_dsl.attention_backward(*tensors, **keywords)
     results.update((name, x) for name, x in zip(_LEAVES, found) if asked.get(name))
-    return tuple(results.values())
+    return (*lead, *results.values())

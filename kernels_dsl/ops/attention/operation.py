@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +33,17 @@ class _Attention(Operation[AttentionArguments, Plan]):
             return True
         subclass = any(isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES for x in tensors)
         return subclass and all(isinstance(x, torch.Tensor) for x in (call.q, call.k, call.v))
+
+    def recorded(self, call: AttentionArguments, operator: Callable[[], Any]) -> Any:
+        """Such calls as nodes of autograd; None for those that only operators can be, and say so."""
+        numbers = any(not isinstance(x, torch.Tensor) for x in call.extras.aux)
+        if call.out is not None or call.config is not None or numbers:
+            return None
+        from kernels_dsl.ops.attention.recorded import Recorded, keywords_of
+
+        refuse_gradient(call)
+        forward = replace(call, return_lse=True, score_mod_bwd=None)
+        return Recorded(self.plan_of(forward), keywords_of(call))
 
     def entry(self, plan: Plan, call: AttentionArguments, tensors: tuple[Any, ...]) -> Any:
         """The entry of the call cache: the bare launch, where q, k and v alone are given."""

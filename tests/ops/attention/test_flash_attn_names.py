@@ -147,7 +147,7 @@ REFUSED = {
     "dtype": (flash_attn.flash_attn_func, {"alibi_slopes": torch.ones(4).half()}, "must be torch.float32"),
     "deterministic": (flash_attn.flash_attn_func, {"deterministic": 1}, "deterministic is 1"),
     "qv": (flash_attn_4.flash_attn_func, {"qv": torch.ones(1)}, "qv is given"),
-    "backward function": (flash_attn_4.flash_attn_func, {"score_mod_bwd": len}, "score_mod_bwd is given"),
+    "backward function": (flash_attn_4.flash_attn_func, {"score_mod_bwd": len}, "None without score_mod"),
     "padded": (flash_attn_4.flash_attn_varlen_func, {}, "cu_seqlens_q is None, must be given"),
     "pages": (flash_attn_4.flash_attn_varlen_func, {"page_table": torch.ones(1)}, "page_table is given"),
     "lists": (flash_attn_4.flash_attn_func, {"block_sparse_tensors": 3}, "must have a field mask_block_cnt"),
