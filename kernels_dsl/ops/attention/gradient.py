@@ -84,8 +84,8 @@ class BackwardOperands(Arguments):
     def extras(self) -> Extras:
         """Its tensors beside q, k and v."""
         if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
-            given = self.aux or not self.mask is self.sinks is None
-            return Extras(self.mask, self.sinks, aux=self.aux) if given else NO_EXTRAS
+            alone = self.mask is self.sinks is None and not self.aux
+            return NO_EXTRAS if alone else Extras(self.mask, self.sinks, aux=self.aux)
         longest_k = None if self.max_seqlen_k < 0 else self.max_seqlen_k
         seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
         longest = MaxSeqlens(self.max_seqlen_q, longest_k)
@@ -108,9 +108,9 @@ _LEAVES = ("q", "k", "v", "sinks")
 """Those that have gradients."""
 
 
-def _operands(tensors: tuple[Any, ...], given: dict[str, Any]) -> BackwardOperands:
+def _operands(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> BackwardOperands:
     named = dict(zip(BackwardOperands.tensors, tensors))
-    return BackwardOperands(**{**named, "aux": tuple(named.get("aux") or ())}, **given)
+    return BackwardOperands(**{**named, "aux": tuple(named.get("aux") or ())}, **keywords)
 
 
 def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
@@ -156,15 +156,15 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
     return gradients
 
 
-def _backward(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
-    x = _operands(tensors, given)
+def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
+    x = _operands(tensors, keywords)
     found = _run(x)
     none = x.q.new_empty(0)
     return tuple(none if y is None else y for y in (found.q, found.k, found.v, found.sinks))
 
 
-def _backward_fake(*tensors: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, ...]:
-    x = _operands(tensors, given)
+def _backward_fake(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
+    x = _operands(tensors, keywords)
     asked = ((x.q, x.needs_q), (x.k, x.needs_kv), (x.v, x.needs_kv), (x.sinks, x.needs_sinks))
     return tuple(y.new_empty(y.shape) if y is not None and need else x.q.new_empty(0) for y, need in asked)
 
@@ -189,16 +189,16 @@ def setup_context(
     ctx.call = call
     if not keyword_only_inputs["return_lse"]:
         raise RuntimeError("return_lse is False, must be True for a gradient: it is computed from the output")
-    given = dict(zip(_FORWARD, inputs))
-    lacking = [name for name in _LACKING if given.get(name, keyword_only_inputs.get(name)) is not None]
+    named: dict[str, Any] = dict(zip(_FORWARD, inputs))
+    lacking = [name for name in _LACKING if named.get(name, keyword_only_inputs.get(name)) is not None]
     asked = _asked(ctx)
     names = [*_FORWARD, *["aux"] * len(asked)]  # which has several tensors
     lacking += [name for name, needed in zip(names, asked) if needed and name not in _LEAVES]
     if lacking:
         raise RuntimeError(f"attention has no gradient with {lacking[0]} yet: call it under torch.no_grad()")
-    given.update(zip(("out", "lse"), output))
-    ctx.save_for_backward(*map(given.get, _KEPT), *(given.get("aux") or ()))
-    ctx.given = {name: keyword_only_inputs[name] for name in _SCALARS}
+    named.update(zip(("out", "lse"), output))
+    ctx.save_for_backward(*map(named.get, _KEPT), *(named.get("aux") or ()))
+    ctx.keywords = {name: keyword_only_inputs[name] for name in _SCALARS}
     ctx.set_materialize_grads(False)
 
 
@@ -224,7 +224,7 @@ def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> t
     needs = {
         "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"], "needs_sinks": asked.get("sinks", False),
     }  # fmt: skip
-    tensors, keywords = (do, d_lse, *kept.values(), aux or None), {**ctx.given, **needs}
+    tensors, keywords = (do, d_lse, *kept.values(), aux or None), {**ctx.keywords, **needs}
     found: Any
     if ctx.call is not None and not needs_dispatcher((do, d_lse, *saved)):
         gradients = _eager(tensors, keywords)
