@@ -86,6 +86,7 @@ class Hooks:
         self._options(patches, CompileOptions)
         self._executor(patches, cuda_jit_executor.CudaDialectJitCompiledFunction)
         self._direct_calls(patches, BaseDSL)
+        self._arch(patches, BaseDSL)
         self._tvm_ffi(patches)
         self._hardware(patches)
         self._tensors(patches)
@@ -139,6 +140,20 @@ class Hooks:
                 return original(dsl, body, *args, **kwargs)
 
         patches.set(dsl_class, "_func", function)
+
+    def _arch(self, patches: Patches, dsl_class: Any) -> None:
+        """The arch that a program asks for is the session's, not that of the compile before."""
+        from cutlass.base_dsl import Arch
+
+        original = dsl_class.get_arch_enum
+
+        def get_arch_enum(dsl: Any) -> Any:
+            session = self.current()
+            if session is None or not _foreign():
+                return original(dsl)
+            return Arch.from_string(session.arch)
+
+        patches.set(dsl_class, "get_arch_enum", get_arch_enum)
 
     def _own_caches(self, patches: Patches, dsl: Any, arch: str) -> None:
         """Keep functions compiled for the emulator apart: others lack PTX, these launch nothing."""

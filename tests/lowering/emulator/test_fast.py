@@ -83,7 +83,7 @@ def test_indices_out_of_bounds_are_left_to_numpy():
     shared = shadow.Shadow(64, shadow.Domain(4))
     for outside in (np.array([0, 64]), np.array([3, -65])):
         with pytest.raises(IndexError):
-            shared._early(outside, np.zeros(5, np.int32), shared._compiled(outside))
+            shared._early(outside, np.zeros(5, np.int32), shared._compiled(outside), strong=False)
 
 
 def test_bank_conflicts_and_pieces(seed):

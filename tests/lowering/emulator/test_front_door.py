@@ -144,6 +144,18 @@ def test_run_catches_what_the_dsl_compiles(vectors: tuple[Any, Any]) -> None:
     assert len(session.launches) == 3
 
 
+def test_a_program_asks_for_the_arch_of_its_session(vectors: tuple[Any, Any]) -> None:
+    """Some choose kernels by it before they compile, when the DSL still has that of the compile before."""
+    from cutlass.base_dsl import Arch
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    given = [from_dlpack(t).mark_layout_dynamic() for t in vectors]
+    for arch in ("sm_80", "sm_90a", "sm_89"):
+        with emulator.run(arch):
+            assert CuTeDSL._get_dsl().get_arch_enum() == Arch.from_string(arch)
+            cute.compile(scale, *given)
+
+
 def test_run_catches_calls_through_tvm_ffi(vectors: tuple[Any, Any]) -> None:
     x, y = vectors
     n = cute.sym_int()
