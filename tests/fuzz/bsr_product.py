@@ -121,9 +121,14 @@ class ProductCase:
             check=lambda results: self._check(results[0], sparse, dense, scales, options, unread),
             arguments=NAMES,
             supports=lambda: supports(*factors, *pair, **options, **forced),
-            may_refuse=self.uncut or self.family is not None,
+            may_refuse=self.uncut or self.family is not None or self._too_narrow(settings),
             chosen=chosen,
         )
+
+    def _too_narrow(self, settings: Settings) -> bool:
+        """True where blocks of fp8 are no multiple of 32 along the summed mode, which only Hopper takes."""
+        summed = self.matrix.block[0 if self.transposed != self.left else 1]
+        return self.scaled and settings.arch != "sm_90a" and summed % 32 != 0
 
     def _chosen(
         self, used: Any, dense: Any, scales: tuple, forced: dict[str, Any], options: dict[str, Any]
