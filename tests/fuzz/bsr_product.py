@@ -121,14 +121,16 @@ class ProductCase:
             check=lambda results: self._check(results[0], sparse, dense, scales, options, unread),
             arguments=NAMES,
             supports=lambda: supports(*factors, *pair, **options, **forced),
-            may_refuse=self.uncut or self.family is not None or self._too_narrow(settings),
+            may_refuse=self.uncut or self.family is not None,
+            must_refuse="blocks" if self._too_narrow else None,
             chosen=chosen,
         )
 
-    def _too_narrow(self, settings: Settings) -> bool:
-        """True where blocks of fp8 are no multiple of 32 along the summed mode, which only Hopper takes."""
+    @property
+    def _too_narrow(self) -> bool:
+        """True where blocks of fp8 are no multiple of 32 along the summed mode, which only Hopper's take."""
         summed = self.matrix.block[0 if self.transposed != self.left else 1]
-        return self.scaled and settings.arch != "sm_90a" and summed % 32 != 0
+        return self.scaled and summed % 32 != 0 and (self.family == "sm80" or self.draw.arch() != "sm_90a")
 
     def _chosen(
         self, used: Any, dense: Any, scales: tuple, forced: dict[str, Any], options: dict[str, Any]
