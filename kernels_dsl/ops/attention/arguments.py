@@ -150,6 +150,63 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
+class OperatorArguments(Arguments):
+    """The arguments that records of attention's operators have in common. Lengths below 0 are none."""
+
+    mask: torch.Tensor | None
+    sinks: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    seqused_k: torch.Tensor | None
+    aux: tuple[Any, ...]
+    causal: bool
+    window_left: int | None
+    window_right: int | None
+    alignment: str
+    scale: float | None
+    softcap: float
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    @property
+    def blocks(self) -> BlockLists | None:
+        """The block lists."""
+        return None
+
+    def options(self) -> AttentionOptions:
+        """The options of the call."""
+        window = (self.window_left, self.window_right)
+        unlimited = window == (None, None)
+        return AttentionOptions(
+            self.causal, None if unlimited else window, self.alignment, self.scale, self.softcap
+        )
+
+    def extras(self) -> Extras:
+        """The tensors beside q, k and v."""
+        found = Extras(self.mask, self.sinks, self.blocks, tuple(self.aux or ()))  # a list, or None
+        if self.cu_seqlens_q is not None and self.cu_seqlens_k is not None:
+            longest = MaxSeqlens(self.max_seqlen_q, None if self.max_seqlen_k < 0 else self.max_seqlen_k)
+            seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
+            found = found._replace(seqlens=seqlens, max_seqlens=longest)
+        return found if found.values() else NO_EXTRAS
+
+
+def keywords_of(chosen: AttentionOptions) -> dict[str, Any]:
+    """The options of a call as operators take them."""
+    causal, window, alignment, scale, softcap = chosen
+    left, right = (None, None) if window is None else window
+    return {
+        "causal": causal, "window_left": left, "window_right": right, "alignment": alignment, "scale": scale,
+        "softcap": softcap,
+    }  # fmt: skip
+
+
+def longest_of(extras: Extras) -> MaxSeqlens:
+    """The longest sequences as operators take them."""
+    q, k = extras.max_seqlens or MaxSeqlens(0)
+    return MaxSeqlens(q, -1 if k is None else k)
+
+
 @frozen
 class AttentionArguments(Arguments):
     """The arguments of `attention`, in one of its forms."""

@@ -15,15 +15,11 @@ from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionArguments,
-    AttentionOptions,
-    Extras,
-    MaxSeqlens,
-    Seqlens,
+    OperatorArguments,
 )
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
 from kernels_dsl.ops.eager_path import needs_dispatcher
-from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.target import target_of
 from lowering.records import frozen
@@ -34,7 +30,7 @@ _CALLS: dict[Any, Any] = {}
 
 
 @frozen
-class BackwardOperands(Arguments):
+class BackwardOperands(OperatorArguments):
     """The arguments of the operator. Keywords are those of the forward one; a length below 0 is none."""
 
     do: torch.Tensor
@@ -69,27 +65,9 @@ class BackwardOperands(Arguments):
 
     outputs = ()
 
-    def options(self) -> AttentionOptions:
-        """The options of the forward call."""
-        window = (self.window_left, self.window_right)
-        unlimited = window == (None, None)
-        return AttentionOptions(
-            self.causal, None if unlimited else window, self.alignment, self.scale, self.softcap
-        )
-
     def needs(self) -> Needs:
         """The gradients that are asked for."""
         return Needs(self.needs_q, self.needs_kv, self.needs_sinks)
-
-    def extras(self) -> Extras:
-        """Its tensors beside q, k and v."""
-        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
-            alone = self.mask is self.sinks is None and not self.aux
-            return NO_EXTRAS if alone else Extras(self.mask, self.sinks, aux=self.aux)
-        longest_k = None if self.max_seqlen_k < 0 else self.max_seqlen_k
-        seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
-        longest = MaxSeqlens(self.max_seqlen_q, longest_k)
-        return Extras(self.mask, self.sinks, None, self.aux, seqlens, longest)
 
 
 _OWN = ("deterministic", "needs_q", "needs_kv", "needs_sinks")
@@ -128,9 +106,8 @@ def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
     return plan
 
 
-def _run(x: BackwardOperands) -> Gradients:
-    forward = Forward(x.q, x.k, x.v, x.out, x.lse, x.extras())
-    return _plan_of(x, forward).run(forward, x.do, x.d_lse)
+def _forward_of(x: BackwardOperands) -> Forward:
+    return Forward(x.q, x.k, x.v, x.out, x.lse, x.extras())
 
 
 def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
@@ -150,15 +127,18 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
             except ValueError as error:
                 call_cache.refused(_CALLS, key, error)
     x = _operands(tensors, keywords)
-    gradients = _run(x)
+    forward = _forward_of(x)
+    plan = _plan_of(x, forward)
+    gradients = plan.run(forward, do, d_lse)
     if alone and not target_of(q, "q").emulated:
-        call_cache.keep(_CALLS, key, found, _plan_of(x, Forward(q, k, v, out, lse, NO_EXTRAS)))
+        call_cache.keep(_CALLS, key, found, plan)
     return gradients
 
 
 def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
     x = _operands(tensors, keywords)
-    found = _run(x)
+    forward = _forward_of(x)
+    found = _plan_of(x, forward).run(forward, x.do, x.d_lse)
     none = x.q.new_empty(0)
     return tuple(none if y is None else y for y in (found.q, found.k, found.v, found.sinks))
 

@@ -39,11 +39,11 @@ class _Attention(Operation[AttentionArguments, Plan]):
         numbers = any(not isinstance(x, torch.Tensor) for x in call.extras.aux)
         if call.out is not None or call.config is not None or numbers:
             return None
-        from kernels_dsl.ops.attention.recorded import Recorded, keywords_of
+        from kernels_dsl.ops.attention.recorded import Recorded, all_keywords_of
 
         refuse_gradient(call)
         forward = replace(call, return_lse=True, score_mod_bwd=None)
-        return Recorded(self.plan_of(forward), keywords_of(call))
+        return Recorded(self.plan_of(forward), all_keywords_of(call))
 
     def entry(self, plan: Plan, call: AttentionArguments, tensors: tuple[Any, ...]) -> Any:
         """The entry of the call cache: the bare launch, where q, k and v alone are given."""

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionArguments, Extras
+from kernels_dsl.ops.attention.arguments import (
+    NO_EXTRAS,
+    AttentionArguments,
+    Extras,
+    keywords_of,
+    longest_of,
+)
 from kernels_dsl.ops.attention.functions import name_of
 from kernels_dsl.ops.attention.gradient import backward, setup_context
 from kernels_dsl.ops.attention.plan import Plan
@@ -78,17 +84,13 @@ class Attention(torch.autograd.Function):
     backward = staticmethod(backward)
 
 
-def keywords_of(call: AttentionArguments) -> dict[str, Any]:
+def all_keywords_of(call: AttentionArguments) -> dict[str, Any]:
     """The keywords of a call as an operator, with the log-sum-exp."""
-    causal, window, alignment, scale, softcap = call.options
-    left, right = (None, None) if window is None else window
-    longest = call.extras.max_seqlens
+    longest = longest_of(call.extras)
     return {
-        "layout": call.layout, "causal": causal, "window_left": left, "window_right": right,
-        "alignment": alignment, "scale": scale, "softcap": softcap, "return_lse": True,
-        "max_seqlen_q": 0 if longest is None else longest.q,
-        "max_seqlen_k": -1 if longest is None or longest.k is None else longest.k,
-        "family": call.family, "score_mod": name_of("score_mod", call.score_mod, False),
+        **keywords_of(call.options), "layout": call.layout, "return_lse": True,
+        "max_seqlen_q": longest.q, "max_seqlen_k": longest.k, "family": call.family,
+        "score_mod": name_of("score_mod", call.score_mod, False),
         "mask_mod": name_of("mask_mod", call.mask_mod, False),
         "score_mod_bwd": name_of("score_mod_bwd", call.score_mod_bwd, False),
     }  # fmt: skip

@@ -15,11 +15,10 @@ from kernels_dsl.ops.attention import gradient
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
     AttentionCall,
-    AttentionOptions,
-    Extras,
-    MaxSeqlens,
-    Seqlens,
+    OperatorArguments,
     describe,
+    keywords_of,
+    longest_of,
 )
 from kernels_dsl.ops.attention.backward import check_gradient
 from kernels_dsl.ops.attention.blocks import BlockLists
@@ -28,7 +27,6 @@ from kernels_dsl.ops.attention.functions import KernelFunction, function_of, nam
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
 from kernels_dsl.ops.eager_path import asks_gradients, refuse_forward_mode, refuse_written
-from kernels_dsl.ops.operation import Arguments
 from kernels_dsl.ops.operators import LIBRARY, define, schema_of
 from lowering.records import frozen
 
@@ -38,7 +36,7 @@ _DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
 @frozen
-class Operands(Arguments):
+class Operands(OperatorArguments):
     """The arguments of both operators, of which each leaves some out. Lengths below 0 are none."""
 
     q: torch.Tensor
@@ -76,26 +74,13 @@ class Operands(Arguments):
 
     outputs = ()
 
-    def options(self) -> AttentionOptions:
-        """The options that both have."""
-        window = (self.window_left, self.window_right)
-        unlimited = window == (None, None)
-        return AttentionOptions(
-            self.causal, None if unlimited else window, self.alignment, self.scale, self.softcap
-        )
-
-    def extras(self) -> Extras:
-        """The tensors beside q, k and v."""
-        blocks = None
-        if any(getattr(self, name) is not None for name in _LISTS):
-            block = (self.block_q, self.block_k)
-            blocks = BlockLists(self.counts, self.indices, self.full_counts, self.full_indices, block=block)
-        aux = tuple(self.aux or ())  # a list, or None
-        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
-            return Extras(self.mask, self.sinks, blocks, aux)
-        seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
-        longest = MaxSeqlens(self.max_seqlen_q, None if self.max_seqlen_k < 0 else self.max_seqlen_k)
-        return Extras(self.mask, self.sinks, blocks, aux, seqlens, longest)
+    @property
+    def blocks(self) -> BlockLists | None:
+        """The block lists."""
+        if all(getattr(self, name) is None for name in _LISTS):
+            return None
+        block = (self.block_q, self.block_k)
+        return BlockLists(self.counts, self.indices, self.full_counts, self.full_indices, block=block)
 
 
 _ATTENTION_LACKS = _DESCALES
@@ -174,20 +159,14 @@ define(
 
 def _shared(call: AttentionArguments) -> dict[str, Any]:
     """The arguments of a call that both operators take."""
-    causal, window, alignment, scale, softcap = call.options
-    left, right = (None, None) if window is None else window
     extras = call.extras
-    keywords: dict[str, Any] = {
-        "causal": causal, "window_left": left, "window_right": right, "alignment": alignment, "scale": scale,
-        "softcap": softcap, "return_lse": call.return_lse, "sinks": extras.sinks,
-    }  # fmt: skip
+    keywords = {**keywords_of(call.options), "return_lse": call.return_lse, "sinks": extras.sinks}
     if extras.blocks is not None:
         keywords.update(zip(_LISTS, extras.blocks.tensors))
         keywords["block_q"], keywords["block_k"] = extras.blocks.block
     if extras.seqlens is not None:
         keywords.update(zip(_SEQLENS, extras.seqlens))
-    if extras.max_seqlens is not None:
-        keywords["max_seqlen_q"] = extras.max_seqlens.q
+    keywords["max_seqlen_q"] = longest_of(extras).q
     return keywords
 
 
@@ -225,10 +204,9 @@ def attention(call: AttentionArguments) -> Any:
             if x is not None and x.requires_grad:
                 check_gradient(call, name, None)
         keywords["return_lse"] = True
-    if extras.max_seqlens is not None:
-        keywords["max_seqlen_k"] = -1 if extras.max_seqlens.k is None else extras.max_seqlens.k
     keywords.update(
         layout=call.layout, mask=extras.mask, family=call.family, aux=extras.aux or None,
+        max_seqlen_k=longest_of(extras).k,
         score_mod=_name("score_mod", call.score_mod), mask_mod=_name("mask_mod", call.mask_mod),
         score_mod_bwd=_name("score_mod_bwd", call.score_mod_bwd),
     )  # fmt: skip
