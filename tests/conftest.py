@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import random
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -69,12 +71,27 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> None:
     """The global generators start from the test's seed, so that the order of the tests does not matter."""
-    import sys
-
     start = _seed_of(request.node.nodeid)
     random.seed(start)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(start)
+
+
+PATCHING = ("quack.", "flash_attn.cute.")  # modules of these replace parts of the DSL when they are imported
+
+
+def _patching() -> set[str]:
+    return {name for name in tuple(sys.modules) if name.startswith(PATCHING)}
+
+
+@pytest.fixture(autouse=True)
+def _dsl_is_not_patched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test patches the DSL for those after it by an import; `strangers.py` has a process of its own."""
+    before = _patching()
+    yield
+    found = _patching() - before
+    if found and request.path.name != "strangers.py":
+        pytest.fail(f"imported {sorted(found)}, which patch the DSL: run it in a process of its own")
 
 
 @pytest.hookimpl(hookwrapper=True)
