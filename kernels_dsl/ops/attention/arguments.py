@@ -224,6 +224,8 @@ class AttentionArguments(Arguments):
     family: str | None = None
     out: torch.Tensor | None = None
     score_mod_bwd: Named = None
+    deterministic: bool = True
+    """False if gradients may have other bits in another call."""
     drops_rows: bool = False
     """True if the caller drops rows of the output that belong to no sequence."""
 

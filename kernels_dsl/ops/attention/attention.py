@@ -56,6 +56,7 @@ def attention(
     mask_mod: Callable[..., Any] | None = None,
     aux: Sequence[Any] = (),
     return_lse: bool = False,
+    deterministic: bool | None = None,
     out: torch.Tensor | None = None,
     config: AttentionConfig | None = None,
     family: str | None = None,
@@ -88,15 +89,19 @@ def attention(
     `blocks`. score_mod_bwd(gradient, score, b, h, i, j, *aux) returns the gradient of the score that
     `score_mod` was given, in proportion to `gradient`; it is needed where `score_mod` is more than +, -, *
     and /. RuntimeError where a gradient is asked for that is not there. The same call gives gradients of the
-    same bits.
+    same bits, unless `deterministic` is False: dQ is then summed in the order in which its shares arrive.
+    `torch.use_deterministic_algorithms(True)`, read in the backward pass, overrides that. The output always
+    has the same bits.
     """
+    if deterministic is not None:
+        deterministic = boolean("deterministic", deterministic)
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else widths_of(window)
     key: Any = None
     if mask is sinks is blocks is score_mod is score_mod_bwd is mask_mod is out is None and aux is _NO_AUX:
         if return_lse is False and config is None and family is None:
-            key = _key(q, k, "bshd", (causal, window, alignment, scale, softcap))
+            key = _key(q, k, "bshd", (causal, window, alignment, scale, softcap, deterministic))
             if key is not None:
                 output = _repeated(key, q, k, v)
                 if output is not None:
@@ -107,8 +112,8 @@ def attention(
         mask_mod, blocks = of_block_mask(blocks, mask_mod, _lengths(q, k, "bshd"))
         extras = Extras(mask, sinks, blocks, aux_of(aux))
     return _other(q, k, v, options, "bshd", extras, key, score_mod=score_mod, mask_mod=mask_mod,
-                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, config=config, family=family,
-                  out=out)  # fmt: skip
+                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, deterministic=deterministic,
+                  config=config, family=family, out=out)  # fmt: skip
 
 
 def scaled_dot_product_attention(
@@ -120,12 +125,16 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    deterministic: bool | None = None,
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` for (B, H, S, D), and (H, S, D) as a batch of one.
 
     As there, `is_causal` is aligned to the top left and excludes `attn_mask`, which may be a `CausalBias`
-    (`torch.nn.attention.bias`) too. dropout_p must be 0.
+    (`torch.nn.attention.bias`) too. dropout_p must be 0. deterministic: as that of `attention`.
     """
+    if deterministic is not None:
+        deterministic = boolean("deterministic", deterministic)
     if (is_causal is not True and is_causal is not False) or type(scale) is bool:
         is_causal = boolean("is_causal", is_causal)
     if type(dropout_p) is not float:
@@ -157,14 +166,14 @@ def scaled_dot_product_attention(
             attn_mask, is_causal, alignment = None, True, found
     seen: Any = None
     if attn_mask is None and not unbatched:
-        seen = _key(query, key, "bhsd", (is_causal, None, alignment, scale, 0.0))
+        seen = _key(query, key, "bhsd", (is_causal, None, alignment, scale, 0.0, deterministic))
         if seen is not None:
             output = _repeated(seen, query, key, value)
             if output is not None:
                 return output
     extras = NO_EXTRAS if attn_mask is None else Extras(mask=attn_mask)
     options = AttentionOptions(is_causal, None, alignment, scale, 0.0)
-    out = _other(query, key, value, options, "bhsd", extras, seen)
+    out = _other(query, key, value, options, "bhsd", extras, seen, deterministic=deterministic)
     return out[0] if unbatched else out
 
 
@@ -191,6 +200,7 @@ def attention_varlen(
     mask_mod: Callable[..., Any] | None = None,
     aux: Sequence[Any] = (),
     return_lse: bool = False,
+    deterministic: bool | None = None,
     out: torch.Tensor | None = None,
     config: AttentionConfig | None = None,
     family: str | None = None,
@@ -208,6 +218,8 @@ def attention_varlen(
 
     Returns (Tq, H, Dv), and with `return_lse` float32 (H, Tq).
     """
+    if deterministic is not None:
+        deterministic = boolean("deterministic", deterministic)
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else widths_of(window)
@@ -221,8 +233,8 @@ def attention_varlen(
     extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, longest)
     options = AttentionOptions(causal, window, alignment, scale, softcap)
     return _other(q, k, v, options, "thd", extras, None, score_mod=score_mod, mask_mod=mask_mod,
-                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, config=config, family=family,
-                  out=out)  # fmt: skip
+                  score_mod_bwd=score_mod_bwd, return_lse=return_lse, deterministic=deterministic,
+                  config=config, family=family, out=out)  # fmt: skip
 
 
 def _key(q: Any, k: Any, form: Any, options: tuple[object, ...]) -> Any:
@@ -262,6 +274,7 @@ def _other(
     score_mod_bwd: Any = None,
     mask_mod: Any = None,
     return_lse: bool = False,
+    deterministic: bool | None = None,
     config: Any = None,
     family: str | None = None,
     out: Any = None,
@@ -277,6 +290,7 @@ def _other(
             score_mod_bwd,
             mask_mod,
             return_lse,
+            deterministic,
             config,
             family,
         )
@@ -296,6 +310,7 @@ def _other(
     call = AttentionArguments(
         q, k, v, options, layout, extras, score_mod, mask_mod,
         return_lse=return_lse, config=config, family=family, out=out, score_mod_bwd=score_mod_bwd,
+        deterministic=deterministic is not False,
     )  # fmt: skip
     if not watched():
         boolean("return_lse", return_lse)
@@ -347,6 +362,8 @@ def attention_supports(
         )
         known = ("score_mod", "score_mod_bwd", "return_lse", "out", "config", "family")
         others = {name: options.pop(name) for name in known if name in options}
+        deterministic = options.pop("deterministic", None)
+        others["deterministic"] = deterministic is None or boolean("deterministic", deterministic)
         if options:
             raise TypeError(f"unknown arguments {sorted(options)}")
         call = AttentionArguments(

@@ -2,7 +2,8 @@
 
 A script changes one import: `from kernels_dsl.flash_attn import flash_attn_func`. Meaning of the arguments as
 there: causal masks and windows lie at the bottom right, ALiBi subtracts slope · |i + Sk - Sq - j|, a length
-of -1 in `window_size` is no limit. Sums always run in a fixed order, whatever `deterministic` says.
+of -1 in `window_size` is no limit. Unless `deterministic` is True, which is not the default, the same call
+may give gradients of other bits.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def flash_attn_func(
         if asks_gradients((q, k, v)):  # of an operator, whose extra arguments are tensors
             shift = torch.full((q.shape[0],), shift, dtype=torch.int32, device=q.device)
             options.update(score_mod=shifted_alibi, aux=(slopes, shift))
-    found = attention(q, k, v, return_lse=return_attn_probs, **options)
+    found = attention(
+        q, k, v, return_lse=return_attn_probs, deterministic=deterministic, **options
+    )  # fmt: skip
     return (*found, None) if return_attn_probs else found
 
 
@@ -83,7 +86,7 @@ def flash_attn_varlen_func(
         )
     found = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        return_lse=return_attn_probs, **options,
+        return_lse=return_attn_probs, deterministic=deterministic, **options,
     )  # fmt: skip
     return (*found, None) if return_attn_probs else found
 

@@ -2,7 +2,8 @@
 
 A script changes one import: `from kernels_dsl.flash_attn.cute import flash_attn_func`. An argument that has
 no counterpart here must have its default, and is refused by name otherwise. Score and mask functions are
-those of `kernels_dsl.attention`, `score_mod(score, b, h, i, j, *aux)`: theirs are of vectors.
+those of `kernels_dsl.attention`, `score_mod(score, b, h, i, j, *aux)`: theirs are of vectors. Unless
+`deterministic` is True, which is not the default, the same call may give gradients of other bits.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def flash_attn_func(
     found = attention(
         q, k, v, **options, sinks=learnable_sink, score_mod=score_mod,
         score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux=_aux(aux_tensors, aux_scalars),
-        blocks=_lists(block_sparse_tensors), return_lse=return_lse,
+        blocks=_lists(block_sparse_tensors), return_lse=return_lse, deterministic=deterministic,
     )  # fmt: skip
     return found if return_lse else (found, None)
 
@@ -121,7 +122,7 @@ def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k,  # type: ignore[arg-type]
         **options, seqused_k=seqused_k, sinks=learnable_sink, score_mod=score_mod,
         score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux=_aux(aux_tensors, aux_scalars),
-        blocks=_lists(block_sparse_tensors), return_lse=return_lse,
+        blocks=_lists(block_sparse_tensors), return_lse=return_lse, deterministic=deterministic,
     )  # fmt: skip
     return found if return_lse else (found, None)
 

@@ -70,7 +70,7 @@ class BackwardOperands(OperatorArguments):
         return Needs(self.needs_q, self.needs_kv, self.needs_sinks)
 
 
-_OWN = ("deterministic", "needs_q", "needs_kv", "needs_sinks")
+_OWN = ("needs_q", "needs_kv", "needs_sinks")
 _SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
 _KEPT = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks")
@@ -89,6 +89,13 @@ _LEAVES = ("q", "k", "v", "sinks")
 def _operands(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> BackwardOperands:
     named = dict(zip(BackwardOperands.tensors, tensors))
     return BackwardOperands(**{**named, "aux": tuple(named.get("aux") or ())}, **keywords)
+
+
+def _settled(keywords: dict[str, Any]) -> dict[str, Any]:
+    """The keywords, `deterministic` where `torch.use_deterministic_algorithms` asks for it."""
+    if keywords.get("deterministic", True) or not torch.are_deterministic_algorithms_enabled():
+        return keywords
+    return {**keywords, "deterministic": True}
 
 
 def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
@@ -113,6 +120,7 @@ def _forward_of(x: BackwardOperands) -> Forward:
 def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
     """Gradients of a call that nothing watches."""
     do, d_lse, q, k, v, out, lse, *others = tensors
+    keywords = _settled(keywords)
     alone = all(x is None for x in others)
     key: Any = None
     if alone:
@@ -136,7 +144,7 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
 
 
 def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
-    x = _operands(tensors, keywords)
+    x = _operands(tensors, _settled(keywords))
     forward = _forward_of(x)
     found = _plan_of(x, forward).run(forward, x.do, x.d_lse)
     none = x.q.new_empty(0)

@@ -93,4 +93,5 @@ def all_keywords_of(call: AttentionArguments) -> dict[str, Any]:
         "score_mod": name_of("score_mod", call.score_mod, False),
         "mask_mod": name_of("mask_mod", call.mask_mod, False),
         "score_mod_bwd": name_of("score_mod_bwd", call.score_mod_bwd, False),
+        "deterministic": call.deterministic,
     }  # fmt: skip

@@ -71,6 +71,7 @@ class Operands(OperatorArguments):
     score_mod: str | None = None
     mask_mod: str | None = None
     score_mod_bwd: str | None = None
+    deterministic: bool = True
 
     outputs = ()
 
@@ -84,7 +85,10 @@ class Operands(OperatorArguments):
 
 
 _ATTENTION_LACKS = _DESCALES
-_FP8_LACKS = ("mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod", "score_mod_bwd")
+_FP8_LACKS = (
+    "mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod", "score_mod_bwd",
+    "deterministic",
+)  # fmt: skip
 _RESULTS = "-> (Tensor, Tensor)"
 
 
@@ -98,6 +102,7 @@ def _attention_call(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Atten
     return AttentionArguments(
         x.q, x.k, x.v, x.options(), x.layout, x.extras(), x.score_mod, x.mask_mod,
         return_lse=x.return_lse, family=x.family, drops_rows=True, score_mod_bwd=x.score_mod_bwd,
+        deterministic=x.deterministic,
     )  # fmt: skip
 
 
@@ -208,7 +213,7 @@ def attention(call: AttentionArguments) -> Any:
         layout=call.layout, mask=extras.mask, family=call.family, aux=extras.aux or None,
         max_seqlen_k=longest_of(extras).k,
         score_mod=_name("score_mod", call.score_mod), mask_mod=_name("mask_mod", call.mask_mod),
-        score_mod_bwd=_name("score_mod_bwd", call.score_mod_bwd),
+        score_mod_bwd=_name("score_mod_bwd", call.score_mod_bwd), deterministic=call.deterministic,
     )  # fmt: skip
     return _result(call, *torch.ops.kernels_dsl.attention(call.q, call.k, call.v, **keywords))
 

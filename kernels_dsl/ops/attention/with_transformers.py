@@ -44,6 +44,7 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that a layer of a model calls. query (B, H, Sq, D), key and value (B, Hk, Sk, D); gives
@@ -51,7 +52,8 @@ def attention_forward(
 
     attention_mask: None (causal to the bottom right where the layer is, with its window), or as
     `kernels_dsl.attention` takes it, everything included. sliding_window: keys that a query sees, itself
-    included. s_aux: attention sinks, (H,). ValueError for dropout, a position bias or a paged cache.
+    included. s_aux: attention sinks, (H,). deterministic: as in `kernels_dsl.attention`. ValueError for
+    dropout, a position bias or a paged cache.
     """
     if dropout:
         raise ValueError(f"dropout is {dropout}, must be 0: call model.eval(), or set attention_dropout to 0")
@@ -68,6 +70,7 @@ def attention_forward(
     out = attention(
         query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, window=window,
         mask=attention_mask, scale=scaling, softcap=softcap or 0.0, sinks=s_aux,
+        deterministic=deterministic,
     )  # fmt: skip
     return out, None
 
