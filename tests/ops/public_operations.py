@@ -219,6 +219,9 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("quantize_qkv", lambda: {name: _ones(1, 128, 2, 64) for name in _QKV}, _QKV),
     Operation(
+        "merge_states", lambda: {"out": _ones(2, 3, 2, 16), "lse": torch.ones(2, 3, 2)}, ("out", "lse")
+    ),
+    Operation(
         "scaled_linear", lambda: {"x": _ones(32, 64), "weight": _ones(48, 64), "bias": _ones(48)},
         ("x", "weight", "bias"),
     ),

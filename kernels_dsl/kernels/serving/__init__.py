@@ -1,0 +1,1 @@
+"""Small kernels of a server's step: new keys and values into a cache, partial attention results into one."""

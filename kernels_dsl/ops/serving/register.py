@@ -1,0 +1,47 @@
+"""`merge_states` as an operator of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops.operators import LIBRARY, check_as_operator, define, schema_of
+from kernels_dsl.ops.serving.merge_operation import (
+    MERGE_STATES,
+    MergeArguments,
+    Merged,
+    Saved,
+    gradients,
+)
+
+
+def _merge(*tensors: torch.Tensor, **options: Any) -> Merged:
+    return MERGE_STATES.run(MergeArguments(*tensors, **options))
+
+
+def _merge_fake(out: torch.Tensor, lse: torch.Tensor, **options: Any) -> Merged:
+    dtype = MERGE_STATES.describe(MergeArguments(out, lse, **options))
+    return Merged(out.new_empty(out.shape[1:], dtype=dtype), lse.new_empty(lse.shape[1:]))
+
+
+def _keep(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: tuple[torch.Tensor, ...]
+) -> None:
+    ctx.save_for_backward(*inputs[:2], output[1])
+
+
+def _merge_backward(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> Merged:
+    return gradients(Saved(*ctx.saved_tensors), d_out, d_lse)
+
+
+define("merge_states", f"({schema_of(MergeArguments)}) -> (Tensor, Tensor)", _merge, _merge_fake)
+torch.library.register_autograd(
+    "kernels_dsl::merge_states", _merge_backward, setup_context=_keep, lib=LIBRARY
+)
+
+
+def merge_states(call: MergeArguments) -> Merged:
+    """A call with arguments that are right, as an operator."""
+    check_as_operator("merge_states", call)
+    return Merged(*torch.ops.kernels_dsl.merge_states(call.out, call.lse, out_dtype=call.out_dtype))
