@@ -238,6 +238,10 @@ class JitFunction:
         """Everything that a kernel's key is a hash of."""
         return self._parts(self._constants_text(constants), self.signature(*args), arch)
 
+    def key(self, *args: Any, arch: str, **constants: Any) -> str:
+        """The key of the kernel for these arguments, under which the cache keeps it; compiles nothing."""
+        return key_of(self.key_parts(args, constants, arch))
+
     def _parts(self, constants: str, signature: tuple[ArgumentClass, ...], arch: str) -> dict[str, Any]:
         return {
             "function": self.name,

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import logging
 import multiprocessing
 import os
+import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernels_dsl.cli import kernels
 from kernels_dsl.cli.errors import CheckFailed, UsageError
+
+SECONDS_EACH, BYTES_EACH = 2.5, 120_000
+"""Mean of a compile on one core of a server, and of an entry of the cache."""
+
+
+def _jobs() -> int:
+    """One process a core that this process may use, at most 16: each takes half a GiB."""
+    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def add_command(commands: Any) -> None:
@@ -25,8 +36,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--op", action="append", choices=kernels.OPS, help="may be repeated; default: all")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
     parser.add_argument(
-        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)"
+        "--common", action="store_true", help="only what most programs need: bf16 and fp16 GEMM, attention"
     )
+    parser.add_argument("--jobs", type=int, default=_jobs(), help="processes (%(default)s)")
     parser.add_argument("--bundle", type=Path, help="also write the kernels to this file, to carry elsewhere")
     parser.add_argument("--sign", type=Path, help="an SSH key to sign the bundle with; needs ssh-keygen")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a kernel spills registers")
@@ -34,29 +46,57 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def compile_one(arch: str, ops: tuple[str, ...], name: str, index: int) -> dict[str, Any]:
-    """Compile kernel `index` of the list that the arguments choose: its name, key, source, seconds, spills.
+class Selection(NamedTuple):
+    """The kernels that the command line chooses. Plain data, since worker processes make the list again."""
 
-    Runs in a worker process, so arguments and result are plain data; an error comes back as text.
+    arch: str
+    ops: tuple[str, ...]
+    name: str
+    common: bool
+
+    def kernels(self) -> list[kernels.Shipped]:
+        """The list, in the same order in each process."""
+        return kernels.shipped(self.arch, self.ops, self.name, self.common)
+
+
+_listed: list[kernels.Shipped] = []  # of a worker process
+
+
+def _list(selection: Selection) -> None:
+    logging.getLogger("lowering").setLevel(logging.ERROR)  # progress lines say what is compiled
+    _listed[:] = selection.kernels()
+
+
+def _compile_listed(index: int, arch: str, check: bool) -> dict[str, Any]:
+    return compile_one(_listed[index], arch, check)
+
+
+def compile_one(kernel: kernels.Shipped, arch: str, check: bool) -> dict[str, Any]:
+    """Compile a kernel: its name, source, seconds, and with `check`, which disassembles it, its spills.
+
+    Runs in a worker process, so the result is plain data; an error comes back as text.
     """
-    kernel = kernels.shipped(arch, ops, name)[index]
     start = time.perf_counter()
     try:
         compiled = kernel.compile(arch)
-        result = {"key": compiled.key, "source": compiled.source, "spills": kernels.spilling(compiled)}
+        result = {"source": compiled.source, "spills": check and kernels.spilling(compiled)}
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     return {"name": kernel.name, "seconds": time.perf_counter() - start, **result}
 
 
-def _results(arch: str, ops: tuple[str, ...], name: str, count: int, jobs: int) -> Any:
-    """The results as they come. Processes, not threads: the compiler is not thread-safe."""
-    if jobs == 1 or count == 1:
-        yield from (compile_one(arch, ops, name, index) for index in range(count))
+def _results(
+    selection: Selection, chosen: Sequence[kernels.Shipped], wanted: Sequence[int], jobs: int, check: bool
+) -> Iterator[dict[str, Any]]:
+    """Results of the kernels `wanted` as they come. The compiler is not thread-safe, so processes it is."""
+    if jobs == 1 or len(wanted) <= 1:
+        yield from (compile_one(chosen[index], selection.arch, check) for index in wanted)
         return
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, count), mp_context=context) as pool:
-        futures = [pool.submit(compile_one, arch, ops, name, index) for index in range(count)]
+    with concurrent.futures.ProcessPoolExecutor(
+        min(jobs, len(wanted)), mp_context=context, initializer=_list, initargs=(selection,)
+    ) as pool:
+        futures = [pool.submit(_compile_listed, index, selection.arch, check) for index in wanted]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
 
@@ -70,6 +110,32 @@ def progress_line(done: int, count: int, result: dict[str, Any]) -> str:
     return f"[{done:{width}}/{count}] {result['name']}  {outcome} ({result['seconds']:.1f} s){spills}"
 
 
+def forecast(missing: int, jobs: int) -> str:
+    """The time and disk that so many compiles take: "about 33 min with 1 process and 196 MiB of disk"."""
+    seconds = missing * SECONDS_EACH / min(jobs, missing)
+    time_text = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    processes = "1 process" if min(jobs, missing) == 1 else f"{min(jobs, missing)} processes"
+    return f"about {time_text} with {processes} and {missing * BYTES_EACH / 2**20:.0f} MiB of disk"
+
+
+def _shown(results: Iterable[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+    """The results, each printed; on a terminal below them a bar with the time that is left."""
+    if not sys.stdout.isatty():
+        for done, result in enumerate(results, 1):
+            print(progress_line(done, count, result), flush=True)
+            yield result
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left:", TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=count)
+        for done, result in enumerate(results, 1):
+            bar.console.print(progress_line(done, count, result), highlight=False, markup=False)
+            bar.advance(task)
+            yield result
+
+
 def run(args: argparse.Namespace) -> int:
     """Compile, print progress, write the bundle. CheckFailed where a kernel could not be built."""
     from lowering import cache
@@ -78,32 +144,47 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--jobs is {args.jobs}, must be at least 1")
     if args.sign is not None and args.bundle is None:
         raise UsageError("--sign is for the file that --bundle writes: name one")
-    ops = tuple(args.op or kernels.OPS)
-    chosen = kernels.shipped(args.arch, ops, args.name)
+    selection = Selection(args.arch, _ops(args), args.name, args.common)
+    chosen = selection.kernels()
     if args.list:
         print("\n".join(kernel.name for kernel in chosen))
         return 0
     if not cache.enabled():
         raise UsageError("the kernel cache is switched off (KERNELS_DSL_CACHE=0): there is nothing to fill")
-    print(f"{len(chosen)} kernels for {args.arch}, {args.jobs} processes, cache {cache.dir()}")
+    there = [kernel.is_cached(args.arch) for kernel in chosen]
+    # A check looks at those that are there, too.
+    wanted = [index for index, found in enumerate(there) if args.check or not found]
+    missing = len(chosen) - sum(there)
+    logging.getLogger("lowering").setLevel(logging.INFO if args.verbose else logging.ERROR)
+    work = f"{missing} to compile, {forecast(missing, args.jobs)}" if missing else "nothing to compile"
+    print(f"{len(chosen)} kernels for {args.arch}: {sum(there)} in the cache {cache.dir()}, {work}")
     start = time.perf_counter()
-    results = []
-    for result in _results(args.arch, ops, args.name, len(chosen), args.jobs):
-        results.append(result)
-        print(progress_line(len(results), len(chosen), result), flush=True)
+    results = list(_shown(_results(selection, chosen, wanted, args.jobs, args.check), len(wanted)))
     seconds = time.perf_counter() - start
     failed = [result["name"] for result in results if "error" in result]
     fresh = sum(result.get("source") == "compiled" for result in results)
-    there = len(results) - fresh - len(failed)
-    print(f"{fresh} compiled, {there} already there, {len(failed)} failed, {seconds:.1f} s")
+    before = len(chosen) - fresh - len(failed)
+    print(f"{fresh} compiled, {before} already there, {len(failed)} failed, {seconds:.1f} s")
     if args.bundle is not None and not failed:
-        write_bundle(args.bundle, [result["key"] for result in results], args.sign)
+        write_bundle(args.bundle, [kernel.key(args.arch) for kernel in chosen], args.sign)
     if failed:
         raise CheckFailed(f"{len(failed)} kernels could not be built: {', '.join(failed)}")
     spilling = [result["name"] for result in results if result["spills"]]
-    if args.check and spilling:
+    if spilling:
         raise CheckFailed(f"{len(spilling)} kernels spill registers: {', '.join(spilling)}")
     return 0
+
+
+def _ops(args: argparse.Namespace) -> tuple[str, ...]:
+    """The ops that are asked for. UsageError: one that has no common kernels, with --common."""
+    from kernels_dsl.ops.aot.common import OPS
+
+    for op in args.op or () if args.common else ():
+        if op not in OPS:
+            raise UsageError(
+                f"--op is {op}, which has no list for --common; those that have: {', '.join(OPS)}"
+            )
+    return tuple(args.op or (OPS if args.common else kernels.OPS))
 
 
 def write_bundle(path: Path, keys: list[str], sign: Path | None) -> None:

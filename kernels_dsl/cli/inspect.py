@@ -1,8 +1,9 @@
-"""`inspect`: PTX, SASS and resources of an op's kernels. Compiles what is not in the cache; needs no GPU."""
+"""`inspect`: PTX, SASS and resources of an op's kernels, of those in the cache or of a name. Needs no GPU."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--arch", default="sm_90a", help="default %(default)s")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
     parser.add_argument("--list", action="store_true", help="name the kernels, compile nothing")
+    parser.add_argument("--all", action="store_true", help="compile all that the cache lacks")
     parser.add_argument(
         "--ptx", action="store_true", help="print the PTX of the one kernel that --name leaves"
     )
@@ -38,16 +40,32 @@ def save(compiled: Any, name: str, folder: Path) -> list[Path]:
     return paths
 
 
+def _cached(shipped: list[kernels.Shipped], args: argparse.Namespace) -> list[kernels.Shipped]:
+    """Those that the cache has: without a name, a command that looks should not compile hundreds."""
+    found = [kernel for kernel in shipped if kernel.is_cached(args.arch)]
+    advice = "--name TEXT compiles those that it names, --all compiles all, --list names them"
+    if not found:
+        raise UsageError(
+            f"none of the {len(shipped)} {args.op} kernels for {args.arch} is in the cache: {advice}"
+        )
+    print(f"{len(found)} of {len(shipped)} {args.op} kernels for {args.arch} are in the cache; {advice}")
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Print what was asked for; the resources where nothing was."""
     chosen = kernels.shipped(args.arch, (args.op,), args.name)
     if args.list:
         print("\n".join(kernel.name for kernel in chosen))
         return 0
+    if not (args.name or args.all):
+        chosen = _cached(chosen, args)
     if (args.ptx or args.sass) and len(chosen) > 1:
         names = "\n  ".join(kernel.name for kernel in chosen)
         raise UsageError(f"--ptx and --sass print one kernel; --name leaves {len(chosen)}:\n  {names}")
-    for kernel in chosen:
+    for done, kernel in enumerate(chosen, 1):
+        if len(chosen) > 1 and sys.stderr.isatty():
+            print(f"[{done}/{len(chosen)}]", end="\r", file=sys.stderr, flush=True)
         compiled = kernel.compile(args.arch)
         if args.ptx:
             print(compiled.ptx())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ OPS = ("gemm", "attention", "bsr", "fp8")
 # Opcodes of SASS by what they do. SM90 kernels have HGMMA and UTMALDG, SM80-class ones HMMA and LDGSTS.
 MATRIX_OPCODES = ("HGMMA", "QGMMA", "HMMA", "QMMA")
 NAME_WIDTH = 48
+SUGGESTIONS = 4  # names offered for one that no kernel has
 COPY_OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "LDSM", "STSM")
 
 
@@ -29,20 +31,41 @@ class Shipped(NamedTuple):
         """The compiled kernel, from the cache where it is there. No GPU is needed."""
         return self.function.compile(*self.args, arch=arch, **self.constexprs)
 
+    def key(self, arch: str) -> str:
+        """The key under which the cache keeps it."""
+        return self.function.key(*self.args, arch=arch, **self.constexprs)
 
-def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "") -> list[Shipped]:
-    """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match."""
+    def is_cached(self, arch: str) -> bool:
+        """True where the cache has it, whole. Takes about a millisecond."""
+        from lowering import cache
+
+        store = cache.store()
+        return store is not None and store.read(self.key(arch)) is not None
+
+
+def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "", common: bool = False) -> list[Shipped]:
+    """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match.
+
+    common: of the list of those that most programs need.
+    """
     from kernels_dsl.ops.aot import aot
 
+    maker = aot.iter_common if common else aot.iter_kernels
     try:
-        found = [Shipped(*item) for item in aot.iter_kernels(arch, ops=tuple(ops))]
+        found = [Shipped(*item) for item in maker(arch, ops=tuple(ops))]
     except ValueError as error:
         raise UsageError(str(error)) from error
     chosen = [kernel for kernel in found if name in kernel.name]
     if not chosen:
-        known = "\n  ".join(kernel.name for kernel in found)
-        raise UsageError(f"no kernel for {arch} has {name!r} in its name; there are:\n  {known}")
+        raise UsageError(_no_such(name, arch, [kernel.name for kernel in found]))
     return chosen
+
+
+def _no_such(name: str, arch: str, known: Sequence[str]) -> str:
+    """The error for a name that no kernel has, with the nearest that there are."""
+    near = difflib.get_close_matches(name, known, SUGGESTIONS, cutoff=0.3)
+    text = f"no kernel for {arch} has {name!r} in its name; --list names all {len(known)}"
+    return "\n  ".join([text + (", the nearest are:" if near else ""), *near])
 
 
 def spread(found: Sequence[Shipped], count: int) -> list[Shipped]:

@@ -66,19 +66,23 @@ class Function:
         self.calls += 1
         return Compiled(self.name, "compiled" if self.calls == 1 else "memory", self.resources)
 
+    def key(self, *args, arch, **constexprs):
+        return f"key-{self.name}"
+
 
 @pytest.fixture
 def two_kernels(monkeypatch):
     """`kernels.shipped` gives two quick kernels, named as arguments choose; the functions are returned."""
     functions = [Function("gemm_a"), Function("gemm_b")]
 
-    def shipped(arch, ops=kernels.OPS, name=""):
+    def shipped(arch, ops=kernels.OPS, name="", common=False):
         found = [kernels.Shipped(f.name, f, (), {}) for f in functions if name in f.name]
         if not found:
             raise kernels.UsageError(f"no kernel for {arch} has {name!r} in its name")
         return found
 
     monkeypatch.setattr(kernels, "shipped", shipped)
+    monkeypatch.setattr(kernels.Shipped, "is_cached", lambda self, arch: self.function.calls > 0)
     return functions
 
 
@@ -150,10 +154,24 @@ def test_doctor_names_a_gpu_that_is_too_old(monkeypatch):
 def test_compile_reports_progress_and_hits(two_kernels, capsys):
     assert main(["compile", "--arch", "sm_90a", "--jobs", "1"]) == 0
     out = capsys.readouterr().out
+    assert "2 to compile, about 5 s with 1 process and 0 MiB of disk" in out
     assert "[1/2] gemm_a  compiled (" in out
     assert "2 compiled, 0 already there, 0 failed" in out
     assert main(["compile", "--arch", "sm_90a", "--jobs", "1"]) == 0
-    assert "0 compiled, 2 already there, 0 failed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing to compile" in out
+    assert "0 compiled, 2 already there, 0 failed" in out
+    assert [function.calls for function in two_kernels] == [1, 1]
+
+
+def test_the_forecast_of_a_compile():
+    assert compile_command.forecast(983, 8) == "about 5 min with 8 processes and 112 MiB of disk"
+    assert compile_command.forecast(3, 8) == "about 2 s with 3 processes and 0 MiB of disk"
+
+
+def test_common_kernels_are_of_some_ops(capsys):
+    assert main(["compile", "--arch", "sm_90a", "--common", "--op", "bsr"]) == 2
+    assert "--op is bsr, which has no list for --common" in capsys.readouterr().err
 
 
 def test_compile_names_what_failed_and_builds_the_rest(two_kernels, capsys):
@@ -219,14 +237,24 @@ def test_inspect_shows_resources(two_kernels, capsys):
 
 
 def test_inspect_prints_one_kernel_only(two_kernels, capsys):
-    assert main(["inspect", "gemm", "--ptx"]) == 2
+    assert main(["inspect", "gemm", "--ptx", "--all"]) == 2
     assert "--name leaves 2" in capsys.readouterr().err
     assert main(["inspect", "gemm", "--ptx", "--name", "gemm_b"]) == 0
     assert capsys.readouterr().out == ".version 9.4 // gemm_b\n"
 
 
+def test_inspect_without_a_name_compiles_nothing(two_kernels, capsys):
+    assert main(["inspect", "gemm"]) == 2
+    assert "none of the 2 gemm kernels for sm_90a is in the cache: --name" in capsys.readouterr().err
+    assert main(["inspect", "gemm", "--name", "gemm_a"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "gemm"]) == 0
+    assert "1 of 2 gemm kernels for sm_90a are in the cache" in capsys.readouterr().out
+    assert [function.calls for function in two_kernels] == [2, 0]
+
+
 def test_inspect_saves_files(two_kernels, tmp_path, capsys):
-    assert main(["inspect", "gemm", "-o", str(tmp_path / "out")]) == 0
+    assert main(["inspect", "gemm", "--all", "-o", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [f"gemm_{which}.{kind}" for which in "ab" for kind in ("cubin", "ptx", "sass")]
 

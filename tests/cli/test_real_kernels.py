@@ -61,13 +61,22 @@ def test_unknown_arch_and_name_exit_with_two(tmp_path):
         assert f"arch is '{arch}', must be one of sm_80, " in done.stderr
     done = _cli("inspect", "gemm", "--name", "no such kernel", cache=tmp_path)
     assert done.returncode == 2
-    assert "no kernel for sm_90a has 'no such kernel' in its name" in done.stderr
+    assert "no kernel for sm_90a has 'no such kernel' in its name; --list names all 669" in done.stderr
+    done = _cli("inspect", "gemm", "--name", "sm90 128x256 cluster 2x1 bf16 tn", cache=tmp_path)
+    assert "the nearest are:\n  gemm sm90 128x256 cluster 2x1 bf16 " in done.stderr
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 def test_kernels_have_names_of_their_own(arch):
     names = [kernel.name for kernel in kernels.shipped(arch)]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_common_kernels_are_few(arch):
+    found = kernels.shipped(arch, ("gemm", "attention"), common=True)
+    assert len({kernel.name for kernel in found}) == len({kernel.key(arch) for kernel in found}) == len(found)
+    assert 30 < len(found) < 120
 
 
 def test_spread_takes_first_and_last():

@@ -17,6 +17,7 @@ from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
 from kernels_dsl.ops.aot.attention import iter_attention
 from kernels_dsl.ops.aot.bsr import iter_bsr
+from kernels_dsl.ops.aot.common import common_kernels
 from kernels_dsl.ops.aot.fp8 import iter_fp8
 from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.gemm.gemm import gemm
@@ -133,14 +134,29 @@ def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
 
     ValueError for an unknown op or an architecture without kernels.
     """
-    makers = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr, "fp8": iter_fp8}
+    _check(arch, ops)
+    for op in dict.fromkeys(ops):
+        yield from _MAKERS[op](arch)
+
+
+def iter_common(arch: str, ops: Sequence[str] = ("gemm", "attention")) -> Iterator[Kernel]:
+    """The kernels that most programs need, see `common`; none for ops without such a list.
+
+    ValueError for an unknown op or an architecture without kernels.
+    """
+    _check(arch, ops)
+    yield from common_kernels(arch, tuple(dict.fromkeys(ops)))
+
+
+_MAKERS = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr, "fp8": iter_fp8}
+
+
+def _check(arch: str, ops: Sequence[str]) -> None:
     for op in ops:
-        if op not in makers:
-            raise ValueError(f"ops has {op!r}, must be of: {', '.join(makers)}")
+        if op not in _MAKERS:
+            raise ValueError(f"ops has {op!r}, must be of: {', '.join(_MAKERS)}")
     if arch not in DEVICES_BY_ARCH:
         raise ValueError(f"arch is {arch!r}, must be one of {', '.join(DEVICES_BY_ARCH)}")
-    for op in dict.fromkeys(ops):
-        yield from makers[op](arch)
 
 
 _SM80_NARROW = Sm80GemmConfig(64, 64, 32, 4, 2, 2)
