@@ -16,6 +16,7 @@ from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionArguments,
     OperatorArguments,
+    longest_of,
 )
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
@@ -73,6 +74,7 @@ class BackwardOperands(OperatorArguments):
 _OWN = ("needs_q", "needs_kv", "needs_sinks")
 _SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
+_DEFAULTS = {name: BackwardOperands.__dataclass_fields__[name].default for name in (*_SCALARS, *_OWN)}
 _KEPT = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks")
 """Tensors and results of the forward operator that the backward one takes, before `aux`."""
 _LACKING = ("counts", "full_counts")
@@ -141,6 +143,19 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
     if alone and not target_of(q, "q").emulated:
         call_cache.keep(_CALLS, key, found, plan)
     return gradients
+
+
+def gradients_of(forward: Forward, do: torch.Tensor, **options: Any) -> Gradients:
+    """Gradients of q, k and v for a forward pass without mask and aux, by the operator's keywords.
+
+    For callers that record calls themselves, below autograd.
+    """
+    extras = forward.extras
+    seqlens = extras.seqlens or (None, None, None)
+    longest = longest_of(extras)
+    keywords = {**_DEFAULTS, **options, "max_seqlen_q": longest.q, "max_seqlen_k": longest.k}
+    results = (forward.q, forward.k, forward.v, forward.out, forward.lse)
+    return _eager((do, None, *results, *seqlens, None, None, None), keywords)
 
 
 def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:

@@ -4,23 +4,37 @@
     torch.nn.attention.activate_flash_attention_impl(name)       # and restore_flash_attention_impl()
 
 Once activated, what PyTorch gives to its FlashAttention backend (`scaled_dot_product_attention` where that
-backend is chosen, `torch.nn.attention.varlen.varlen_attn`) runs here. What this attention does not do
-(dropout, paged keys, another GPU) still runs PyTorch's kernel, and so do gradients: they need the output and
-the log-sum-exp alone.
+backend is chosen, `torch.nn.attention.varlen.varlen_attn`) runs here, forward and backward. What this
+attention does not do (dropout, paged keys, another GPU) still runs PyTorch's kernels. Either's gradients need
+the output and the log-sum-exp alone, so that one may run after the other's forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kernels_dsl.ops.attention.arguments import (
+    NO_EXTRAS,
+    AttentionOptions,
+    Extras,
+    MaxSeqlens,
+    Seqlens,
+    keywords_of,
+    widths_of,
+)
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
+from kernels_dsl.ops.attention.backward import Forward
+from kernels_dsl.ops.attention.gradient import gradients_of
 from kernels_dsl.ops.options import text
 
 _SDPA = "_scaled_dot_product_flash_attention"
+_SDPA_BACKWARD = "_scaled_dot_product_flash_attention_backward"
 _FLASH = "_flash_attention_forward"
+_FLASH_BACKWARD = "_flash_attention_backward"
 Original = Callable[..., Any]
 
 
@@ -58,8 +72,12 @@ class Handle:
 
 def activate() -> Handle:
     """Put the kernels into the dispatcher for CUDA tensors; PyTorch calls this."""
-    library = torch.library.Library("aten", "IMPL", "CUDA")
-    for name, function in ((_SDPA, scaled_dot_product), (_FLASH, flash_forward)):
+    return _activated("CUDA")
+
+
+def _activated(key: str) -> Handle:
+    library = torch.library.Library("aten", "IMPL", key)
+    for name, function in _FUNCTIONS.items():
         library.impl(name, _or_original(name, function), with_keyset=True)
     return Handle(library)
 
@@ -139,9 +157,8 @@ def flash_forward(
     others = alibi_slopes is not None or block_table is not None
     if dropout_p != 0.0 or return_debug_mask or others or (seqused_k is not None and not packed):
         raise Declined
-    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "return_lse": True}
-    if (window_size_left, window_size_right) not in ((None, None), (-1, -1)):
-        options["window"] = (window_size_left, window_size_right)
+    window = _window(window_size_left, window_size_right)
+    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "window": window, "return_lse": True}
     with torch.no_grad():
         if packed:
             lengths: tuple[Any, ...] = (cum_seq_q, cum_seq_k, max_q, max_k)
@@ -149,3 +166,94 @@ def flash_forward(
         else:
             out, lse = attention(query, key, value, **options)
     return (out, lse, *_auxiliary(query))
+
+
+def _window(left: int | None, right: int | None) -> tuple[int | None, ...] | None:
+    return None if (left, right) in ((None, None), (-1, -1)) else widths_of((left, right))
+
+
+def scaled_dot_product_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`aten::_scaled_dot_product_flash_attention_backward` for (B, H, S, D)."""
+    del cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset  # of packed calls, of dropout
+    if dropout_p != 0.0:
+        raise Declined
+    do, q, k, v, own = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
+    found = _gradients(
+        Forward(q, k, v, own, logsumexp, NO_EXTRAS), do, AttentionOptions(is_causal, scale=scale)
+    )
+    return tuple(x.transpose(1, 2) for x in found)
+
+
+def flash_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    rng_state: torch.Tensor,
+    unused: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`aten::_flash_attention_backward`: gradients of query, key and value, in `flash_forward`'s layouts.
+
+    The same call gives the same bits, with `torch.use_deterministic_algorithms` and without.
+    """
+    del max_k, rng_state, unused  # of dropout
+    if dropout_p != 0.0:
+        raise Declined
+    extras = NO_EXTRAS
+    if cum_seq_q is not None and cum_seq_k is not None:
+        extras = Extras(seqlens=Seqlens(cum_seq_q, cum_seq_k), max_seqlens=MaxSeqlens(max_q))
+    options = AttentionOptions(is_causal, _window(window_size_left, window_size_right), scale=scale)
+    return _gradients(Forward(query, key, value, out, logsumexp, extras), grad_out, options)
+
+
+def _gradients(
+    forward: Forward, do: torch.Tensor, options: AttentionOptions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v."""
+    *lead, heads, _ = forward.q.shape
+    packed = forward.extras.seqlens is not None
+    if forward.lse.shape != ((heads, *lead) if packed else (lead[0], heads, *lead[1:])):
+        raise Declined  # a padded one
+    forward = replace(forward, lse=forward.lse.contiguous())
+    with torch.no_grad():
+        found = gradients_of(forward, do, layout="thd" if packed else "bshd", **keywords_of(options))
+    assert found.q is not None and found.k is not None and found.v is not None
+    return found.q, found.k, found.v
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    _SDPA: scaled_dot_product,
+    _SDPA_BACKWARD: scaled_dot_product_backward,
+    _FLASH: flash_forward,
+    _FLASH_BACKWARD: flash_backward,
+}
+"""Operator of PyTorch -> what runs in its place."""

@@ -86,6 +86,50 @@ def test_torchs_packed_call(emulated, seed):
             )
 
 
+@pytest.fixture
+def on_the_cpu():
+    """The kernels are those of PyTorch's operators for CPU tensors, for which PyTorch has none."""
+    handle = attention_torch._activated("CPU")
+    yield
+    handle.remove()
+
+
+@needs_registry
+def test_gradients_of_torchs_dense_call(emulated, on_the_cpu, seed):
+    tensors = [x.transpose(1, 2) for x in inputs((1, 70, 2, 64), (1, 90, 2, 64), 64, seed)]
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = torch.ops.aten._scaled_dot_product_flash_attention(*leaves, 0.0, True, scale=0.2)[0]
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out)
+    found = torch.autograd.grad(out, leaves, d_out)
+    own = [x.transpose(1, 2).detach().requires_grad_() for x in tensors]
+    expected = torch.autograd.grad(
+        kernels_dsl.attention(*own, causal=True, scale=0.2), own, d_out.transpose(1, 2)
+    )
+    assert all(torch.equal(a.transpose(1, 2), b) for a, b in zip(found, expected))
+
+
+@needs_registry
+def test_gradients_of_torchs_packed_call(emulated, on_the_cpu, seed):
+    starts = torch.tensor([0, 10, 10, 40], dtype=torch.int32)
+    leaves = [x.requires_grad_() for x in inputs((40, 2, 64), (40, 1, 64), 64, seed)]
+    lengths = (starts, starts, 30, 30)
+    options = {"scale": 0.2, "window_size_left": 20, "window_size_right": 0}
+    out = torch.ops.aten._flash_attention_forward(*leaves, *lengths, 0.0, False, False, **options)[0]
+    found = torch.autograd.grad(out.float().square().sum(), leaves)
+    own = kernels_dsl.attention_varlen(*leaves, *lengths, scale=0.2, window=(20, 0))
+    expected = torch.autograd.grad(own.float().square().sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize(("dropout", "lse_shape"), [(0.1, (1, 2, 70)), (0.0, (1, 2, 128))])
+def test_gradients_left_to_torchs_kernel(monkeypatch, dropout, lse_shape):
+    monkeypatch.setattr(attention_torch, "_original", lambda name: lambda *_, **__: name)
+    x, lse = torch.zeros(1, 2, 70, 64), torch.zeros(lse_shape)
+    call = attention_torch._or_original("theirs", attention_torch.scaled_dot_product_backward)
+    lengths, of_dropout = (None, None, 70, 70), (None, None)
+    assert call("keys", *[x] * 5, lse, *lengths, dropout, False, *of_dropout) == "theirs"
+
+
 def test_torchs_kernel_runs_what_this_one_does_not(monkeypatch):
     monkeypatch.setattr(attention_torch, "_original", lambda name: lambda *args, **_: (name, args))
     call = attention_torch._or_original("n", attention_torch.scaled_dot_product)
@@ -113,17 +157,21 @@ def test_torch_on_the_gpu(registered, seed, monkeypatch):
             out = sdpa(*leaves, is_causal=True, dropout_p=dropout)
         return out, torch.autograd.grad(out.float().square().sum(), leaves)
 
+    inner_backward = attention_torch.gradients_of
+    monkeypatch.setattr(
+        attention_torch, "gradients_of", lambda *a, **o: calls.append(2) or inner_backward(*a, **o)
+    )
     expected, gradients = run()
     torch.nn.attention.activate_flash_attention_impl(registered)
     found, own_gradients = run()
-    assert calls == [1]
+    assert calls == [1, 2]
     check_close((found.transpose(1, 2), _lse(q, k, v)), (q, k, v), Masking(right=0))
     for own, theirs in zip(own_gradients, gradients):
         assert float((own - theirs).abs().max()) < 0.02 * float(theirs.abs().max())
     run(dropout=0.5)
-    assert calls == [1]
+    assert calls == [1, 2]
     torch.nn.attention.restore_flash_attention_impl()
-    assert torch.equal(run()[0], expected) and calls == [1]
+    assert torch.equal(run()[0], expected) and calls == [1, 2]
 
 
 def _lse(q, k, v):
