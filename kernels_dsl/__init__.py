@@ -32,6 +32,7 @@ _PUBLIC = {
     "BlockLists": "kernels_dsl.ops.attention.blocks",
     "quantize": "kernels_dsl.ops.quantize.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize.quantize",
+    "append_kv": "kernels_dsl.ops.serving.append_kv",
     "merge_states": "kernels_dsl.ops.serving.merge_states",
     "scaled_gemm": "kernels_dsl.ops.scaled.scaled_gemm",
     "scaled_gemm_supports": "kernels_dsl.ops.scaled.scaled_gemm",

@@ -87,7 +87,9 @@ def test_the_readmes_calls_are_right_in_the_emulator(seed):
         tolerance.check(d, gemm(a, w.t(), **epilogue), gemm_same_dtype(a, w.t(), **epilogue), case=call)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gemm.md", "docs/attention.md", "docs/bsr.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/gemm.md", "docs/attention.md", "docs/bsr.md", "docs/decoding.md"]
+)
 def test_examples_of_calls_are_taken(page):
     """Every block that calls operations: kernels are asked for, none is compiled."""
     import lowering

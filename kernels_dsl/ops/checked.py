@@ -26,10 +26,10 @@ def checked(enabled: bool = True) -> Iterator[None]:
 
     ValueError where prefix sums fall or leave their tensor, a sequence is longer than its `max_seqlen`,
     `seqused_k` is more than a sequence has or negative, rows of q belong to no sequence and there is no `out`
-    that keeps them, or a block list has a count or an index out of range or lists a block twice. Each such
-    call waits for the GPU, so it cannot be captured in a CUDA graph. The environment variable
-    KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all threads, which follow the block that
-    was entered last.
+    that keeps them, a block list has a count or an index out of range or lists a block twice, or `append_kv`
+    is given a place outside its cache. Each such call waits for the GPU, so it cannot be captured in a CUDA
+    graph. The environment variable KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all
+    threads, which follow the block that was entered last.
     """
     cell = [boolean("enabled", enabled)]
     _blocks.append(cell)

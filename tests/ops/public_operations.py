@@ -173,6 +173,26 @@ def _attention_fp8() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _append_kv() -> dict[str, Any]:
+    new, cache = _ones(2, 3, 2, 16), _ones(4, 8, 2, 16, dtype=E4M3)
+    scales = {name: torch.ones(2) for name in _KV_SCALES}
+    slots = torch.arange(6).view(2, 3)
+    return {
+        "k": new,
+        "v": new.clone(),
+        "k_cache": cache,
+        "v_cache": cache.clone(),
+        "slot_mapping": slots,
+        **scales,
+    }
+
+
+def _lengths() -> dict[str, Any]:
+    table = torch.arange(4, dtype=torch.int32).view(2, 2)
+    return {"cache_seqlens": torch.tensor([0, 7], dtype=torch.int32), "block_table": table}
+
+
+_KV_SCALES, _CACHES = ("k_scale", "v_scale"), ("k_cache", "v_cache")
 _LISTS = ("blocks.counts", "blocks.indices", "blocks.full_counts", "blocks.full_indices")
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 _QKV = ("q", "k", "v")
@@ -218,6 +238,12 @@ OPERATIONS: Sequence[Operation] = (
         ("x",), ("out[0]", "out[1]"),
     ),
     Operation("quantize_qkv", lambda: {name: _ones(1, 128, 2, 64) for name in _QKV}, _QKV),
+    Operation("append_kv", _append_kv, ("k", "v", "slot_mapping", *_KV_SCALES), _CACHES),
+    Operation(
+        "append_kv",
+        lambda: {**_append_kv(), "slot_mapping": None, **_lengths()},
+        ("cache_seqlens", "block_table"), _CACHES,
+    ),
     Operation(
         "merge_states", lambda: {"out": _ones(2, 3, 2, 16), "lse": torch.ones(2, 3, 2)}, ("out", "lse")
     ),

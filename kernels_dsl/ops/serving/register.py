@@ -1,4 +1,4 @@
-"""`merge_states` as an operator of PyTorch."""
+"""`merge_states` and `append_kv` as operators of PyTorch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.operators import LIBRARY, check_as_operator, define, schema_of
+from kernels_dsl.ops.serving.append_operation import APPEND_KV, AppendArguments, tensors_of
 from kernels_dsl.ops.serving.merge_operation import (
     MERGE_STATES,
     MergeArguments,
@@ -45,3 +46,25 @@ def merge_states(call: MergeArguments) -> Merged:
     """A call with arguments that are right, as an operator."""
     check_as_operator("merge_states", call)
     return Merged(*torch.ops.kernels_dsl.merge_states(call.out, call.lse, out_dtype=call.out_dtype))
+
+
+_SCHEMA = schema_of(AppendArguments).replace(
+    "Tensor v, ", "Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+)
+
+
+def _append(*tensors: torch.Tensor | None) -> None:
+    APPEND_KV.run(AppendArguments(*tensors))
+
+
+def _append_fake(*tensors: torch.Tensor | None) -> None:
+    APPEND_KV.describe(AppendArguments(*tensors))
+
+
+define("append_kv", f"({_SCHEMA}) -> ()", _append, _append_fake)
+
+
+def append_kv(call: AppendArguments) -> None:
+    """A call with arguments that are right, as an operator. ValueError where gradients are asked for."""
+    check_as_operator("append_kv", call)
+    torch.ops.kernels_dsl.append_kv(*tensors_of(call))
