@@ -34,7 +34,7 @@ def host_rows() -> list[dict[str, Any]]:
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}")
 
-    own = kernels_dsl.scaled_dot_product_attention
+    own: Any = kernels_dsl.scaled_dot_product_attention
     for causal in (False, True):
         add("ours", causal, ours(q, k, v, causal=causal))
         add("ours, arguments of SDPA", causal, lambda _, c=causal: own(*views, is_causal=c))

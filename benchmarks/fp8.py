@@ -183,13 +183,12 @@ def packed_case() -> Case:
 
     import kernels_dsl
 
-    *inputs, starts = packed_inputs()
-    values = [x.to(torch.float8_e4m3fn) for x in inputs]
-    arguments = (starts, starts, max(PACKED_LENGTHS))
-    calls: dict[str, Call] = {
-        OURS: lambda _set: kernels_dsl.attention_fp8_varlen(*values, *arguments, causal=True),
-        "ours_bf16": lambda _set: kernels_dsl.attention_varlen(*inputs, *arguments, causal=True),
-    }
+    q, k, v, starts = packed_inputs()
+    q8, k8, v8 = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    lengths = (starts, starts, max(PACKED_LENGTHS))
+    fp8 = partial(kernels_dsl.attention_fp8_varlen, q8, k8, v8, *lengths, causal=True)
+    bf16 = partial(kernels_dsl.attention_varlen, q, k, v, *lengths, causal=True)
+    calls: dict[str, Call] = {OURS: lambda _set: fp8(), "ours_bf16": lambda _set: bf16()}
     return Case(PACKED_NAME, PACKED_FLOPS, calls)
 
 
@@ -249,7 +248,7 @@ def host_rows() -> Iterator[dict[str, Any]]:
         both = partial(kernels_dsl.quantize, x, scaling=scaling, transpose="both")
         calls[f"quantize, {scaling}, both"] = both
         calls[f"quantize, {scaling}, both, out"] = partial(both, out=both())
-    layer = kernels_dsl.ScaledLinear(256, 128, device=DEVICE, dtype=torch.bfloat16)
+    layer: Any = kernels_dsl.ScaledLinear(256, 128, device=DEVICE, dtype=torch.bfloat16)
     calls["ScaledLinear, forward"] = torch.no_grad()(partial(layer, x))
     values, descales = quantised(*tensors(Shape(1, 4, 128, 64)))
     for recipe in fp8_gemm.RECIPES:

@@ -8,9 +8,59 @@ when they are used.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kernels_dsl._version import __version__
+
+if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
+    from kernels_dsl.blocks.epilogue.functions import LinearEpilogue as LinearEpilogue
+    from kernels_dsl.config.attention import Sm90AttentionConfig as Sm90AttentionConfig
+    from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig as Sm80AttentionConfig
+    from kernels_dsl.config.gemm import GemmConfig as GemmConfig
+    from kernels_dsl.config.gemm import Schedule as Schedule
+    from kernels_dsl.config.gemm import Sm80GemmConfig as Sm80GemmConfig
+    from kernels_dsl.config.gemm import Sm90GemmConfig as Sm90GemmConfig
+    from kernels_dsl.ops.attention.attention import attention as attention
+    from kernels_dsl.ops.attention.attention import attention_supports as attention_supports
+    from kernels_dsl.ops.attention.attention import attention_varlen as attention_varlen
+    from kernels_dsl.ops.attention.attention import (
+        scaled_dot_product_attention as scaled_dot_product_attention,
+    )
+    from kernels_dsl.ops.attention.attention_fp8 import attention_fp8 as attention_fp8
+    from kernels_dsl.ops.attention.attention_fp8 import attention_fp8_supports as attention_fp8_supports
+    from kernels_dsl.ops.attention.attention_fp8 import attention_fp8_varlen as attention_fp8_varlen
+    from kernels_dsl.ops.attention.blocks import BlockLists as BlockLists
+    from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv as quantize_qkv
+    from kernels_dsl.ops.attention.functions import kernel_function as kernel_function
+    from kernels_dsl.ops.attention.with_torch import register_torch_attention as register_torch_attention
+    from kernels_dsl.ops.attention.with_transformers import (
+        register_transformers_attention as register_transformers_attention,
+    )
+    from kernels_dsl.ops.bsr.bsr import bsr_gemm as bsr_gemm
+    from kernels_dsl.ops.bsr.bsr import bsr_sddmm as bsr_sddmm
+    from kernels_dsl.ops.bsr.bsr import bsr_supports as bsr_supports
+    from kernels_dsl.ops.bsr.linear import BsrLinear as BsrLinear
+    from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm as bsr_scaled_gemm
+    from kernels_dsl.ops.bsr.scaled import bsr_scaled_supports as bsr_scaled_supports
+    from kernels_dsl.ops.bsr.tensor import BsrTensor as BsrTensor
+    from kernels_dsl.ops.checked import checked as checked
+    from kernels_dsl.ops.epilogues import register_epilogue as register_epilogue
+    from kernels_dsl.ops.gemm.autotune import autotune_gemm as autotune_gemm
+    from kernels_dsl.ops.gemm.gemm import gemm as gemm
+    from kernels_dsl.ops.gemm.gemm import supports as supports
+    from kernels_dsl.ops.gemm.grouped import grouped_gemm as grouped_gemm
+    from kernels_dsl.ops.gemm.grouped import grouped_gemm_supports as grouped_gemm_supports
+    from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm as scaled_grouped_gemm
+    from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm_supports as scaled_grouped_gemm_supports
+    from kernels_dsl.ops.quantize.quantize import quantize as quantize
+    from kernels_dsl.ops.quantize.quantize import quantize_supports as quantize_supports
+    from kernels_dsl.ops.scaled.linear import ScaledLinear as ScaledLinear
+    from kernels_dsl.ops.scaled.linear import scaled_linear as scaled_linear
+    from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm as scaled_gemm
+    from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm_supports as scaled_gemm_supports
+    from kernels_dsl.ops.serving.merge_states import merge_states as merge_states
 
 # Public name -> the module that defines it.
 _PUBLIC = {
@@ -60,6 +110,21 @@ _PUBLIC = {
 }
 
 __all__ = ["__version__", *_PUBLIC]
+
+
+def _refuse_shadow() -> None:
+    """ImportError where `lowering` is another module, such as a file of the user's beside the script."""
+    ours = Path(__file__).parents[1] / "lowering"
+    found = importlib.util.find_spec("lowering")
+    origin = found.origin if found is not None else None
+    if origin is None or Path(origin).resolve().parent != ours.resolve():
+        raise ImportError(
+            f"kernels_dsl needs the package 'lowering' that is installed with it, in {ours}, but Python "
+            f"finds {origin or 'none'} first on sys.path: rename that file, or take its folder off the path"
+        )
+
+
+_refuse_shadow()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ ALLOWED = {
         "kernels_dsl._version",
         "lowering",
     ),
-    "kernels_dsl": ("kernels_dsl", "lowering", "reference", "benchmarks"),
+    "kernels_dsl": ("kernels_dsl", "lowering", "benchmarks"),
     "benchmarks": ("benchmarks", "kernels_dsl", "lowering", "reference"),
     "tutorials": ("tutorials", "kernels_dsl", "lowering", "reference", "benchmarks"),
     "tests": PACKAGES,
@@ -342,6 +343,25 @@ def _loaded_by(statement: str) -> set[str]:
 def test_what_an_import_does_not_load(statement, absent):
     loaded = _loaded_by(statement)
     assert not loaded & absent, f"`{statement}` imports {sorted(loaded & absent)}"
+
+
+def test_type_checkers_see_every_public_name():
+    import kernels_dsl
+
+    tree = ast.parse((ROOT / "kernels_dsl/__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.asname: statement.module for statement in block.body for name in statement.names}
+    assert seen == kernels_dsl._PUBLIC
+
+
+def test_a_module_of_the_users_that_shadows_ours_is_named(tmp_path):
+    (tmp_path / "lowering.py").write_text("mine = 1\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", "import kernels_dsl"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,
+    )  # fmt: skip
+    assert f"Python finds {tmp_path / 'lowering.py'} first on sys.path" in done.stderr
 
 
 def test_every_public_name_resolves():

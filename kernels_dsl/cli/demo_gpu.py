@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kernels_dsl.cli import demo_check
 from kernels_dsl.cli.errors import CheckFailed
 from kernels_dsl.measure import host_us, interleaved
 
@@ -60,38 +61,22 @@ def operands(problem: Problem) -> tuple[Any, Any, dict[str, Any]]:
     """a (M, K), b (K, N) as the transpose of a contiguous (N, K), and the epilogue's keyword arguments."""
     import torch
 
-    from reference import inputs
-
     dtype = getattr(torch, problem.dtype)
-    seed = inputs.case_seed(str(problem))
-    a = inputs.normal((problem.m, problem.k), dtype, seed=seed, device=DEVICE)
-    b = inputs.normal((problem.n, problem.k), dtype, seed=seed + 1, device=DEVICE)
+    a = demo_check.normal((problem.m, problem.k), dtype, 1, DEVICE)
+    b = demo_check.normal((problem.n, problem.k), dtype, 2, DEVICE)
     epilogue: dict[str, Any] = {"activation": problem.activation} if problem.activation else {}
     if problem.bias:
-        epilogue["bias"] = inputs.normal((problem.n,), dtype, seed=seed + 2, device=DEVICE)
+        epilogue["bias"] = demo_check.normal((problem.n,), dtype, 3, DEVICE)
     return a, b.t(), epilogue
 
 
-def in_pytorch(problem: Problem, a: Any, b: Any, epilogue: dict[str, Any], out: Any) -> Callable[[], Any]:
+def in_pytorch(a: Any, b: Any, epilogue: dict[str, Any], out: Any) -> Callable[[], Any]:
     """The same with PyTorch's own calls: cuBLAS, and elementwise kernels where there is an epilogue."""
     import torch
 
     if not epilogue:
         return lambda: torch.mm(a, b, out=out)
-    from reference.gemm import activation_function
-
-    activation = activation_function(problem.activation)
-    bias = epilogue.get("bias")
-    return lambda: activation(torch.nn.functional.linear(a, b.t(), bias))
-
-
-def check(d: Any, a: Any, b: Any, epilogue: dict[str, Any], case: str) -> str:
-    """Compare with float64; says how far off we are, and PyTorch. ToleranceError is the caller's."""
-    from reference import tolerance
-    from reference.gemm import gemm, gemm_same_dtype
-
-    report = tolerance.check(d, gemm(a, b, **epilogue), gemm_same_dtype(a, b, **epilogue), case=case)
-    return f"rms error {report.rms:.3g} against float64 (PyTorch's {report.peer_rms:.3g})"
+    return lambda: demo_check.product(a, b, **epilogue)
 
 
 def one(problem: Problem) -> float:
@@ -100,7 +85,6 @@ def one(problem: Problem) -> float:
 
     import kernels_dsl
     from lowering import cache
-    from reference.tolerance import ToleranceError
 
     a, b, epilogue = operands(problem)
     out = torch.full((problem.m, problem.n), float("nan"), dtype=a.dtype, device=DEVICE)
@@ -111,10 +95,7 @@ def one(problem: Problem) -> float:
     torch.cuda.synchronize()
     first_ms = (time.perf_counter() - start) * 1e3
     compiled = int(cache.stats()["compiles"]) - int(before)
-    try:
-        accuracy = check(out, a, b, epilogue, str(problem))
-    except ToleranceError as error:
-        raise CheckFailed(str(error)) from error
+    accuracy = demo_check.close(out, a, b, epilogue, str(problem))
 
     start = time.perf_counter()
     kernels_dsl.gemm(a, b, out=out, **epilogue)
@@ -123,7 +104,7 @@ def one(problem: Problem) -> float:
     if int(cache.stats()["compiles"]) - int(before) != compiled:
         raise CheckFailed(f"{problem}: the second call compiled again")
 
-    peer = in_pytorch(problem, a, b, epilogue, torch.empty_like(out))
+    peer = in_pytorch(a, b, epilogue, torch.empty_like(out))
     calls = {"ours": lambda _set: kernels_dsl.gemm(a, b, out=out, **epilogue), "torch": lambda _set: peer()}
     timings = interleaved(calls)
     rates = {
