@@ -351,7 +351,7 @@ def test_type_checkers_see_every_public_name():
     tree = ast.parse((ROOT / "kernels_dsl/__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {name.asname: statement.module for statement in block.body for name in statement.names}
-    assert seen == kernels_dsl._PUBLIC
+    assert seen == kernels_dsl._PUBLIC, "a public name is added to _PUBLIC and under TYPE_CHECKING"
 
 
 def test_a_module_of_the_users_that_shadows_ours_is_named(tmp_path):
