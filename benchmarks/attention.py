@@ -71,7 +71,7 @@ PEERS = ("cudnn", "fa2", "fa4")
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure, and where results go."""
+    """Settings of a measurement, and the place of its results."""
 
     rounds: int
     seconds: float

@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one case.
+    """Outcome of one case.
 
     `equal`: elements with the same bits; `worst`: the largest difference over what is allowed; `seed`: what
     its inputs were made from; `gpu`: digest of the GPU's result.
@@ -155,7 +155,7 @@ def call(case: Case, device: str, seed: int | None = None) -> torch.Tensor:
 
 
 def allowed(case: Case, result: torch.Tensor) -> torch.Tensor:
-    """How far random results may be apart, by element: see the module's docstring."""
+    """Distance that random results may be apart, by element: see the module's docstring."""
     tensors = inputs(case)
     magnitude = tensors["a"].double().abs() @ tensors["b"].double().abs()
     instructions = -(-case.shape[2] // (8 if case.dtype == F32 else 16))
@@ -202,7 +202,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def table(rows: list[Row]) -> str:
-    """What a reader wants to see of the rows."""
+    """Summary of the rows for a reader."""
     lines = [f"{'kernel':44} {'M x N x K':>14} {'type':9} {'rule':9} {'equal bits':>14}  worst/allowed"]
     for row in rows:
         size = "x".join(map(str, row.shape))

@@ -12,7 +12,7 @@ from kernels_dsl.measure import Call
 
 
 class Recipe(NamedTuple):
-    """How operands are scaled, as `quantize` names it, and whether the tensor cores sum all of K."""
+    """Scaling of operands, as `quantize` names it, and whether the tensor cores sum all of K."""
 
     name: str
     scaling: tuple[str, str]

@@ -72,7 +72,7 @@ SUITES = ("shapes", "ragged", "host", "first-call")
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. cold: rotate through input sets that are larger than L2 in sum."""
+    """Settings of a measurement. cold: rotate through input sets that are larger than L2 in sum."""
 
     rounds: int
     results: Path
@@ -91,7 +91,7 @@ def operands(shape: tuple[int, int, int], dtype: str, seed: int = 0) -> tuple[An
 
 
 def sets_for_cold_l2(shape: tuple[int, int, int], element_bytes: int, l2_bytes: int) -> int:
-    """How many input sets make each call find none of its operands in L2: twice its size, at most 64 sets."""
+    """Number of input sets with which no call finds its operands in L2: twice its size, at most 64 sets."""
     m, n, k = shape
     return min(64, 1 + -(-2 * l2_bytes // ((m * k + n * k + m * n) * element_bytes)))
 

@@ -53,7 +53,7 @@ def driver_facts() -> dict[str, str]:
 
 
 def header() -> dict[str, Any]:
-    """What a reader needs to judge a number: machine, state, versions, commit. Needs a GPU."""
+    """Facts that a reader needs to judge a number: machine, state, versions, commit. Needs a GPU."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)

@@ -38,7 +38,7 @@ LINES = (
 
 
 def _ratio(row: Row, peer: str | None) -> float | None:
-    """How many times as fast as the peer we are; None where it is not in the row."""
+    """Number of times as fast as the peer we are; None where it is not in the row."""
     name = row.best_peer if peer is None else peer
     return row.ratio(name) if name in row.ms else None
 

@@ -25,7 +25,7 @@ _E4M3 = torch.float8_e4m3fn
 
 
 class Inputs(NamedTuple):
-    """What the calls take. Matrices are (512, 512), queries, keys and values (1, 512, 4, 128)."""
+    """Arguments of the calls. Matrices are (512, 512), queries, keys and values (1, 512, 4, 128)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -143,7 +143,7 @@ NOT_CALLED = {
 
 
 def has_gpu() -> bool:
-    """Whether the calls run on a GPU; otherwise they go up to the launch."""
+    """True if the calls run on a GPU; otherwise they go up to the launch."""
     return torch.cuda.is_available()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 
 class Address(int):
-    """Where a tensor's memory begins, for a parameter annotated `Int64`; a launch takes it in a fraction of
-    the time that a tensor takes. It keeps the tensor, and tells the emulator which memory the kernels may
+    """Address of a tensor's first element, for a parameter annotated `Int64`; a launch takes it in a fraction
+    of the time that a tensor takes. It keeps the tensor, and tells the emulator which memory the kernels may
     touch.
 
     The host function makes the tensor: `cute.make_ptr(dtype, address, cute.AddressSpace.gmem,

@@ -18,7 +18,7 @@ from lowering.records import frozen
 
 @frozen
 class ArchLimits:
-    """What one thread block can have. Bytes and counts, from the CUDA programming guide's table."""
+    """Limits of one thread block. Bytes and counts, from the CUDA programming guide's table."""
 
     smem_per_block: int
     smem_per_sm: int
@@ -77,7 +77,7 @@ def of_capability(major: int, minor: int) -> str:
 
 
 def runs_on(arch: str, gpu: str) -> bool:
-    """Whether code compiled for ``arch`` runs on a GPU whose own architecture is ``gpu``.
+    """True if code compiled for ``arch`` runs on a GPU whose own architecture is ``gpu``.
 
     Machine code runs within one major version, from its minor version up; that of an ``a`` target on the
     very same capability only.
@@ -158,7 +158,7 @@ def driver_version() -> tuple[int, int] | None:
 
 
 def device_count() -> int:
-    """How many GPUs this process can use; 0 where there is no driver."""
+    """Number of GPUs this process can use; 0 where there is no driver."""
     if (cuda := _torch_cuda()) is not None:
         return int(cuda.device_count())
     return int(ask_driver("cuDeviceGetCount")) if _initialise(os.getpid()) else 0

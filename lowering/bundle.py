@@ -41,7 +41,7 @@ _MALFORMED = (
 
 @dataclass
 class LoadReport:
-    """What `load` did: keys of the kernels that are now in the cache, and why others are not."""
+    """Result of `load`: keys of the kernels that are now in the cache, and why others are not."""
 
     loaded: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ _ON, _OFF = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 @dataclass
 class Stats:
-    """What this process did since it started, in kernels."""
+    """Counts of kernels that this process handled since it started."""
 
     memory_hits: int = 0
     disk_hits: int = 0
@@ -72,7 +72,7 @@ def disable(off: bool = True) -> None:
 
 
 def enabled() -> bool:
-    """Whether kernels are looked up and kept on disk."""
+    """True if kernels are looked up and kept on disk."""
     return _enabled if _enabled is not None else _flag("KERNELS_DSL_CACHE", True)
 
 
@@ -83,7 +83,7 @@ def refuse_compile(refuse: bool = True) -> None:
 
 
 def compiling_refused() -> bool:
-    """Whether a compile is an error in this process."""
+    """True if a compile is an error in this process."""
     return _refuse if _refuse is not None else _flag("KERNELS_DSL_NO_COMPILE", False)
 
 
@@ -123,7 +123,7 @@ def store() -> Store | None:
 
 
 def refusal() -> str | None:
-    """Why the cache folder cannot be used; None where it can. Makes the folder if there is none.
+    """Reason not to use the cache folder; None where it can be used. Makes the folder if there is none.
 
     It is looked at each time, which takes a system call for each component of the path.
     """
@@ -143,7 +143,7 @@ def refusal() -> str | None:
 
 
 def kept() -> bool:
-    """Whether a kernel that is compiled now will be found by later processes."""
+    """True if a kernel that is compiled now will be found by later processes."""
     ready = store()
     return ready is not None and ready.may_write()
 

@@ -47,7 +47,7 @@ _compile_lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one compile made. ``module`` (the DSL's IR) and ``function_name`` are kept for the emulator."""
+    """Products of one compile. ``module`` (the DSL's IR) and ``function_name`` are kept for the emulator."""
 
     object: bytes
     ptx: str
@@ -210,7 +210,7 @@ def _call_stacks(for_emulator: bool) -> AbstractContextManager[None]:
 
 
 def _afterwards(for_emulator: bool) -> str:
-    """What becomes of a compiled kernel, for the announcement."""
+    """Fate of a compiled kernel, for the announcement."""
     if for_emulator:
         return "the emulator does this once in each process"
     if not cache.kept():
@@ -274,7 +274,7 @@ def _arguments(
 
 
 def _stand_in(argument: ArgumentClass) -> Any:
-    """What the DSL is given in place of a runtime argument."""
+    """Stand-in that the DSL is given for a runtime argument."""
     import cutlass
     from cutlass import cute
 

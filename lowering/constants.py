@@ -169,7 +169,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _code_text(code: types.CodeType) -> str:
-    """What a code object does, for functions without source. It differs between versions of Python."""
+    """Behaviour of a code object, for functions without source. It differs between versions of Python."""
     constants = [_code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
     return f"{sys.version_info[:2]}{code.co_code.hex()}{code.co_names}{code.co_varnames}{constants}"
 

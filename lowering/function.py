@@ -231,7 +231,7 @@ class JitFunction:
         return self._lookup(args, constants, arch_module.check(arch))
 
     def signature(self, *args: Any) -> tuple[ArgumentClass, ...]:
-        """What of these runtime arguments decides which kernel serves them."""
+        """Parts of these runtime arguments that decide which kernel serves them."""
         return classify(self.runtime_parameters, args)
 
     def key_parts(self, args: Sequence[Any], constants: dict[str, Any], arch: str) -> dict[str, Any]:
@@ -419,7 +419,7 @@ class JitFunction:
 
 
 def _gpu_is_pretended() -> bool:
-    """Whether `lowering.emulator.run(torch_cuda=True)` holds: tensors on "cuda" are on the CPU."""
+    """True if `lowering.emulator.run(torch_cuda=True)` holds: tensors on "cuda" are on the CPU."""
     front = sys.modules.get("lowering.emulator.front")
     return front is not None and front.pretending()
 
@@ -472,7 +472,7 @@ def _from_disk(store: Store | None, key: str) -> CompiledKernel | None:
 
 
 def _refused(store: Store | None, key: str) -> str | None:
-    """Why the disk cache, or the kernel that it has under a key, may not be used; None where it may."""
+    """Reason not to use the disk cache, or the kernel that it has under a key; None where there is none."""
     if store is None:
         return cache.refusal() if cache.enabled() else "the disk cache is switched off"
     try:

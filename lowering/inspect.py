@@ -1,4 +1,4 @@
-"""What came out of a compile: SASS, registers, stack, shared memory, spills, instruction counts.
+"""Results of a compile: SASS, registers, stack, shared memory, spills, instruction counts.
 
 Everything is read from the cubin, so none of it needs a GPU. Register, stack and shared-memory figures come
 from the ELF's own ``.nv.info`` sections; SASS takes ``nvdisasm``, from the PyPI package
@@ -53,7 +53,7 @@ class KernelResources:
     instructions: dict[str, int] = field(hash=False)
 
     def count(self, prefix: str) -> int:
-        """How many instructions have a mnemonic that starts so: ``count("HGMMA")``, ``count("UTMALDG")``."""
+        """Number of instructions whose mnemonic starts so: ``count("HGMMA")``, ``count("UTMALDG")``."""
         return sum(n for name, n in self.instructions.items() if name.startswith(prefix))
 
 

@@ -1,4 +1,4 @@
-"""What is known of a compiled kernel's launches without the compiler."""
+"""Facts of a compiled kernel's launches, known without the compiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENTRY = "kernel"
 
 @frozen
 class LaunchFacts:
-    """What the host function's launch of one kernel holds as constants; None where it is computed."""
+    """Constants of the host function's launch of one kernel; None where a value is computed."""
 
     entry: str
     block: tuple[int | None, ...]

@@ -16,7 +16,7 @@ from lowering.records import frozen
 
 @frozen
 class LoadedAttributes:
-    """What the driver says of one kernel. Bytes and counts."""
+    """Attributes that the driver gives of one kernel. Bytes and counts."""
 
     registers: int
     static_smem: int

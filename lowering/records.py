@@ -29,7 +29,7 @@ else:
 T = TypeVar("T")
 _MISSING = dataclasses.MISSING
 OFTEN = 100
-"""How often records of a class are hashed before its methods are compiled."""
+"""Hashes of records of a class before its methods are compiled."""
 
 
 @overload
@@ -164,7 +164,7 @@ def _refuse(record: Any, names: tuple[str, ...], args: tuple[Any, ...], given: d
 
 
 class _Signature:
-    """What `inspect.signature` and `help` say of the class; made when they ask."""
+    """Signature of the class for `inspect.signature` and `help`; made when they ask."""
 
     def __init__(self, cls: type[Any]) -> None:
         self.cls = cls
@@ -189,7 +189,7 @@ def _repr(self: Any) -> str:
 
 
 def _is_fixed(record: Any, name: str) -> bool:
-    """Whether an attribute may not change: each of a record, a field's of a plain class derived from one."""
+    """True if an attribute may not change: each of a record, a field's of a plain class derived from one."""
     return "__dataclass_fields__" in type(record).__dict__ or name in record.__dataclass_fields__
 
 

@@ -1,4 +1,4 @@
-"""What of a call decides which compiled kernel serves it: the signature.
+"""Signatures: the parts of a call that decide which compiled kernel serves it.
 
 A signature holds no sizes. A tensor is described by its dtype, its rank, what each mode's stride may be
 taken for, and one alignment class, so that another problem size finds the same kernel:
@@ -202,7 +202,7 @@ def _classify_one(name: str, arg: Any, scalar_type: str | None) -> ArgumentClass
 
 
 def is_wide(number: Any) -> bool:
-    """Whether a number without an annotation is an Int64: an `Address`, or what Int32 does not hold."""
+    """True if a number without an annotation is an Int64: an `Address`, or what Int32 does not hold."""
     return isinstance(number, Address) or (
         isinstance(number, int) and not -WIDE_EXTENT <= number < WIDE_EXTENT
     )

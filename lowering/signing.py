@@ -22,7 +22,7 @@ _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
 def signature_of(path: str | os.PathLike[str]) -> Path:
-    """Where the signature of a file is: beside it, with ``.sig`` added to its name."""
+    """Path of a file's signature: beside it, with ``.sig`` added to its name."""
     return Path(f"{os.fspath(path)}.sig")
 
 

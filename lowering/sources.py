@@ -176,7 +176,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def is_first_party(module: str, path: str, root: str = "") -> bool:
-    """Whether a module's source belongs to the project of the module ``root``."""
+    """True if a module's source belongs to the project of the module ``root``."""
     top = module.partition(".")[0]
     if top == "lowering" or top in _TOOLCHAIN:
         return False
@@ -187,7 +187,7 @@ def is_first_party(module: str, path: str, root: str = "") -> bool:
 
 @lru_cache(maxsize=1024)
 def _foreign(top: str, root: str) -> bool:
-    """Whether a top-level name is a library: decided once, so that its submodules are not looked up."""
+    """True if a top-level name is a library: decided once, so that its submodules are not looked up."""
     if top == root.partition(".")[0]:
         return False
     if top in _TOOLCHAIN or top in sys.builtin_module_names or top in sys.stdlib_module_names:

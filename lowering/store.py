@@ -162,7 +162,7 @@ class Store:
             pass  # a read-only folder: the entry stays, and is refused again next time
 
     def _damaged(self) -> list[Path]:
-        """What was set aside, the longest ago first."""
+        """Entries set aside, the longest ago first."""
         return sorted((self.folder / "damaged").glob("*.so"), key=lambda path: path.name.split(".")[-2])
 
     def _check_folders(self, path: Path) -> None:
@@ -170,7 +170,7 @@ class Store:
         trust.check_entry(path.parent, directory=True)
 
     def may_write(self) -> bool:
-        """Whether an entry can be kept here, as far as permissions tell."""
+        """True if an entry can be kept here, as far as permissions tell."""
         return os.access(self.kernels if self.kernels.is_dir() else self.folder, os.W_OK | os.X_OK)
 
     def write(self, key: str, entry: Entry, limit: int) -> Path:

@@ -1,4 +1,4 @@
-"""Which compiler made a kernel, and where its runtime library is. Nothing here imports the compiler."""
+"""The compiler that made a kernel, and its runtime library. Nothing here imports the compiler."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def host_isa() -> str:
 
 
 def isa_runs_here(isa: str) -> bool:
-    """Whether a host function compiled for the CPU level ``isa`` runs on this CPU."""
+    """True if a host function compiled for the CPU level ``isa`` runs on this CPU."""
     here = host_isa()
     return isa == here or (isa.startswith("x86-64") and here.startswith("x86-64") and isa <= here)
 
@@ -121,7 +121,7 @@ def environment() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def identity() -> dict[str, str]:
-    """What a kernel's key says about the tools that make it."""
+    """Part of a kernel's key that names the tools that make it."""
     folder = Path(__file__).parent
     own = hashlib.sha256(b"\0".join((folder / name).read_bytes() for name in SHAPING_MODULES))
     ffi = _version("apache-tvm-ffi").split(".")

@@ -1,4 +1,4 @@
-"""Which files may be loaded as code: those that nobody but this user and root can have written.
+"""Files that may be loaded as code: those that nobody but this user and root can have written.
 
 The rule is the one that OpenSSH has for its keys (``StrictModes``), for every component of the path from
 ``/`` to the file, symbolic links included:
@@ -175,7 +175,7 @@ def _foreign(component: Component) -> str:
 
 
 def _other_writers(component: Component) -> str:
-    """Who else can write, in words; empty if nobody."""
+    """Others who can write, in words; empty if nobody."""
     mode = component.about.st_mode
     if mode & stat.S_IWOTH:
         return "everybody"
@@ -185,7 +185,7 @@ def _other_writers(component: Component) -> str:
 
 
 def _is_private_group(component: Component) -> bool:
-    """Whether a component's group is its owner's alone: of the same name, and without other members."""
+    """True if a component's group is its owner's alone: of the same name, and without other members."""
     import grp
     import pwd
 
@@ -205,7 +205,7 @@ def _is_private_group(component: Component) -> bool:
 
 
 def _is_outer_root(owner: int) -> bool:
-    """Whether an owner may be the root of the system around a container without privileges.
+    """True if an owner may be the root of the system around a container without privileges.
 
     In a user namespace, what belongs to somebody who has no id there shows as the overflow id: the system's
     root, or another user of the system, which cannot be told apart from inside.

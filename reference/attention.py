@@ -14,7 +14,7 @@ from reference.quantize import from_fp8, to_fp8
 
 @dataclass(frozen=True)
 class Masking:
-    """What changes or hides scores, with the meaning of `kernels_dsl.attention`'s arguments.
+    """Options that change or hide scores, with the meaning of `kernels_dsl.attention`'s arguments.
 
     left, right: widths of the window, None for no limit; causal is right = 0. allowed: booleans
     (B or 1, H or 1, Sq, Sk) or None. bias: numbers to add. score_mod(score, b, h, i, j) and
@@ -128,7 +128,7 @@ def allowed_by_lists(
     shape: tuple[int, int, int, int],
     hidden_in_partial: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which (b, h, i, j) of `shape` (B, H, Sq, Sk) lists of key blocks allow: booleans.
+    """Mask of the (b, h, i, j) of `shape` (B, H, Sq, Sk) that lists of key blocks allow.
 
     lists: (counts, indices, full counts, full indices), (B or 1, H or 1, query blocks[, entries]), either
     pair None. Elements of `hidden_in_partial` (broadcastable) are taken away from blocks of the first pair.

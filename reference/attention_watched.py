@@ -95,7 +95,7 @@ def _tile(scores: torch.Tensor, values: torch.Tensor, walk: Walk) -> torch.Tenso
 
 
 def _reference(x: torch.Tensor, hidden: bool) -> torch.Tensor:
-    """What a block's scores (…, rows, keys) suggest: -inf where a row sees none of its keys."""
+    """Maxima that a block's scores (…, rows, keys) suggest: -inf where a row sees none of its keys."""
     top = x.amax(-1, keepdim=True)
     powers = _quarters(torch.exp2(x - _finite(top))).amax(-1, keepdim=True).log2().ceil()
     return top + (powers.clamp(min=LEAST) if hidden else powers)

@@ -27,7 +27,7 @@ class ToleranceError(AssertionError):
 
 @dataclass(frozen=True)
 class Report:
-    """What `measure` found. `worst` is the coordinate with the largest error in relation to its bound."""
+    """Result of `measure`. `worst` is the coordinate with the largest error in relation to its bound."""
 
     worst: tuple[int, ...] = ()
     actual: float = 0.0
@@ -93,7 +93,7 @@ def _require_same_shape(actual: torch.Tensor, reference: torch.Tensor, peer: tor
 
 
 def _check_non_finite(actual: torch.Tensor, reference: torch.Tensor) -> None:
-    """Where the reference, rounded to the output's dtype, is NaN or infinite, the output must be the same."""
+    """Check that the output is the same where the reference, rounded to its dtype, is NaN or infinite."""
     rounded = reference.to(actual.dtype)
     same = torch.where(torch.isnan(rounded), torch.isnan(actual), actual == rounded)
     wrong = ~torch.where(torch.isfinite(rounded), torch.isfinite(actual), same)

@@ -119,7 +119,7 @@ def check_write(
 
 
 def undefined_bytes(m: Machine, w: Warp, addresses: Array, size: int) -> tuple[Array, Cta] | None:
-    """Which of ``size`` bytes at each shared address nothing has written, bool (n, size); None for none."""
+    """Mask of bytes never written, bool (n, size), of ``size`` at each shared address; None for none."""
     if not m.check:
         return None
     offsets, rank = addresses & OFFSET_MASK, int(addresses[0]) >> RANK_SHIFT

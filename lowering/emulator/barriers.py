@@ -82,7 +82,7 @@ class MBarrier:
         return found
 
     def passed(self, parity: int) -> bool:
-        """Whether the phase of ``parity`` has completed."""
+        """True if the phase of ``parity`` has completed."""
         return self.phase & 1 != parity & 1
 
     def describe(self) -> str:

@@ -99,7 +99,7 @@ def find(path: str, line: int, column: int) -> CallStack:
 
 
 def allocations(kernel: str) -> tuple[Allocation, ...]:
-    """What the kernel of this name, as traced last, allocates in shared memory, in order."""
+    """Shared memory that the kernel of this name, as traced last, allocates, in order."""
     return tuple(_recorded.allocations.get(kernel, ()))
 
 

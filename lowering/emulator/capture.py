@@ -39,7 +39,7 @@ _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What the host function is told of the emulated GPU."""
+    """Facts of the emulated GPU for the host function."""
 
     arch: str
     sms: int

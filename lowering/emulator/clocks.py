@@ -30,7 +30,7 @@ def proxied(number: int) -> int:
 
 
 def through_proxy(known: Known) -> Known:
-    """What is known of the async proxy after a fence by a warp that knows ``known``."""
+    """Knowledge of the async proxy after a fence by a warp that knows ``known``."""
     return {proxied(number): clock for number, clock in known.items() if number >= 0}
 
 
@@ -40,7 +40,7 @@ def fenced(number: int) -> int:
 
 
 class Handover(NamedTuple):
-    """What an arriving warp hands over: ``vc`` and ``fc`` of its cluster, and what it knows of others."""
+    """Clocks that an arriving warp hands over: its cluster's ``vc`` and ``fc``, what it knows of others."""
 
     vc: Array
     fc: Array
@@ -48,7 +48,7 @@ class Handover(NamedTuple):
 
 
 def join_known(a: Known, b: Known) -> Known:
-    """What either of them knows."""
+    """Union of what the two know."""
     if a is b or not b:
         return a
     if not a:

@@ -43,7 +43,7 @@ class StoreGroups:
     last: Instruction | None = None
 
     def unfinished(self) -> bool:
-        """Whether there are stores that no wait has covered."""
+        """True if there are stores that no wait has covered."""
         return any(self.open.values()) or any(ops for mine in self.lanes.values() for _, ops in mine)
 
 

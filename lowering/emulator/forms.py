@@ -96,7 +96,7 @@ MISSING: dict[str, str] = {
 
 
 def missing(ins: Instruction) -> str:
-    """Why the emulator does not have ``ins``, or nothing where there is no particular reason."""
+    """Reason for the emulator not to have ``ins``; nothing where there is no particular one."""
     for part in ("", *ins.parts[1:]):
         reason = MISSING.get(f"{ins.root}.{part}" if part else ins.root)
         if reason:

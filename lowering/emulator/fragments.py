@@ -83,7 +83,7 @@ def multiply(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 
 def _marked(w: Warp, operand: Any, shape: tuple[int, ...]) -> Array:
-    """Which elements are in registers that hold undefined values."""
+    """Elements in registers that hold undefined values."""
     items = operand.items if isinstance(operand, Vector) else (operand,)
     out = np.zeros((32, len(items)), bool)
     for i, item in enumerate(items):

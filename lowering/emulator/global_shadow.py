@@ -43,20 +43,20 @@ class Access(NamedTuple):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it goes through the async proxy."""
+        """True if it goes through the async proxy."""
         return self.who.kind in (AgentKind.BULK_LOAD, AgentKind.BULK_STORE)
 
     def fenced(self, w: Warp) -> bool:
-        """Whether a ``fence.proxy.async`` lies between this access and what the warp does now."""
+        """True if a ``fence.proxy.async`` lies between this access and what the warp does now."""
         clock = w.known.get(proxied(self.domain.number))
         return clock is not None and bool(clock[self.agent] >= self.clock)
 
     def before(self, w: Warp) -> bool:
-        """Whether the warp has synchronised with this access."""
+        """True if the warp has synchronised with this access."""
         return _reached(self, w.cta.domain, w.vc, w.known)
 
     def seen(self, w: Warp) -> bool:
-        """Whether the warp has seen, by relaxed accesses too, something that its agent wrote afterwards."""
+        """True if the warp has seen, by relaxed accesses too, something that its agent wrote afterwards."""
         return self.before(w) or _reached(self, w.cta.domain, w.vc, w.seen)
 
 

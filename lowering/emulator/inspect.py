@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stop:
-    """Where execution stands: before ``instruction`` of ``warp``."""
+    """Point of execution: before ``instruction`` of ``warp``."""
 
     machine: Machine
     warp: Warp

@@ -41,7 +41,7 @@ class Touch(NamedTuple):
         return np.flatnonzero(self.mask)
 
     def overlaps(self, other: Touch) -> Array:
-        """Which of these pieces (rows) share bytes with which pieces of ``other``."""
+        """Pairs of these pieces (rows) and pieces of ``other`` that share bytes."""
         mine = self.addresses[:, None]
         return (mine < other.addresses + other.size) & (other.addresses < mine + self.size)
 
@@ -106,7 +106,7 @@ class Accesses:
         return None
 
     def _shares(self, touch: Touch) -> bool:
-        """Whether another lane touched a word that this access touches."""
+        """True if another lane touched a word that this access touches."""
         smallest = min([touch.size, *(other.size for other in self.pending)])
         if smallest >> self.bits == 0:
             self.bits = smallest.bit_length() - 1

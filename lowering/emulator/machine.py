@@ -495,7 +495,7 @@ class Machine:
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))
 
     def _tables(self) -> list[str]:
-        """Who arrived at each barrier that warps wait for."""
+        """Arrivals at each barrier that warps wait for."""
         found = []
         for cta in (cta for cluster in self.clusters for cta in cluster.ctas):
             found += [arrivals.of_mbarrier(self, b) for b in cta.mbarriers.values() if b.waiters]

@@ -27,7 +27,7 @@ _parse_mma = functools.lru_cache(maxsize=256)(mma.parse_opcode)
 
 @dataclass
 class _Part:
-    """What one warp brings to a WGMMA: old accumulators (or None), the block for new ones, A, clocks."""
+    """Contribution of one warp to a WGMMA: old accumulators (or None), the block for new ones, A, clocks."""
 
     old: list[Array] | None
     new: Array

@@ -34,7 +34,7 @@ _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 
 
 class Order(NamedTuple):
-    """How an access orders others. ``level``: its scope; that of the system counts as the GPU's."""
+    """Order that an access imposes. ``level``: its scope; that of the system counts as the GPU's."""
 
     strong: bool
     acquire: bool
@@ -52,7 +52,7 @@ def order_of(parts: tuple[str, ...]) -> Order:
 
 
 class Mark:
-    """What the last value at an address stands for: releases by scope, and the clocks of who wrote it."""
+    """Meaning of the last value at an address: releases by scope, and the clocks of who wrote it."""
 
     __slots__ = ("released", "seen")
 

@@ -58,7 +58,7 @@ class Instruction:
         return self.parts[0]
 
     def has(self, part: str) -> bool:
-        """Whether ``part`` is one of the dotted pieces."""
+        """True if ``part`` is one of the dotted pieces."""
         return part in self.parts
 
 

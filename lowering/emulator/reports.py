@@ -22,7 +22,7 @@ class Severity(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What went wrong. The value is the name printed in a report."""
+    """Kinds of findings. The value is the name printed in a report."""
 
     READ_BEFORE_ARRIVAL = "shared memory read before its copy arrived"
     OVERWRITE_IN_USE = "shared memory overwritten while an asynchronous unit may still read it"
@@ -220,5 +220,5 @@ class ReportLog:
             self.reports.append(report)
 
     def count(self, report: Report) -> int:
-        """How often the place of ``report`` made a finding of its kind."""
+        """Number of findings of its kind that the place of ``report`` made."""
         return self.counts.get((report.kind, report.kernel, report.ptx_line, report.warning), 0)

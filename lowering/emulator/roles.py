@@ -17,7 +17,7 @@ LOAD, MATRIX, LESS, MORE = "load", "matrix", "fewer registers", "more registers"
 
 
 def hint_of(ins: Instruction) -> str:
-    """What executing this instruction says about a warp's role; mostly nothing."""
+    """Hint that executing this instruction gives of a warp's role; mostly none."""
     if ins.root in ("wgmma", "mma") and (ins.root == "mma" or ins.has("mma_async")):
         return MATRIX
     if (

@@ -116,7 +116,7 @@ class Session:
 
     @property
     def device(self) -> DeviceFacts:
-        """What a host function sees of the emulated GPU."""
+        """Facts of the emulated GPU that a host function sees."""
         return DeviceFacts(self.arch, self.device_sms)
 
     def _execute_all(

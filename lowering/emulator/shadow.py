@@ -30,7 +30,7 @@ FOREVER = np.iinfo(np.int32).max
 
 
 class AgentKind(enum.Enum):
-    """What an agent is."""
+    """Description of an agent."""
 
     WARP = "warp"
     BULK_LOAD = "bulk copy into shared memory"

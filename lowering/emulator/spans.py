@@ -25,7 +25,7 @@ class Spans(NamedTuple):
         return bits & -bits
 
     def one_run(self) -> bool:
-        """Whether the pieces follow each other with no gap, in order."""
+        """True if the pieces follow each other with no gap, in order."""
         starts = self.starts
         if len(starts) == 1:
             return True

@@ -139,7 +139,7 @@ class Warp:
             log.clear()
 
     def tick(self) -> None:
-        """What the warp does next is not covered by the clocks that it has handed over."""
+        """Start a new interval: the clocks handed over so far do not cover what the warp does next."""
         self.vc = self.vc.copy()
         self.vc[self.agent] += 1
 

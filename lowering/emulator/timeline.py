@@ -1,4 +1,4 @@
-"""What ran when: spans and points of warps and asynchronous units, drawn as text or a plot."""
+"""Timelines: spans and points of warps and asynchronous units, drawn as text or a plot."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class View(NamedTuple):
         return sorted(moving, key=lambda d: -self.strides[d])
 
     def nested(self) -> bool:
-        """Whether an address belongs to one index at most: no stride is inside of another's extent."""
+        """True if an address belongs to one index at most: no stride is inside of another's extent."""
         inner = self.itemsize
         for d in reversed(self._order()):
             if self.strides[d] < inner:
@@ -38,7 +38,7 @@ class View(NamedTuple):
         return True
 
     def has_gaps(self) -> bool:
-        """Whether bytes between the first and the last element belong to no element."""
+        """True if bytes between the first and the last element belong to no element."""
         inner = self.itemsize
         for d in reversed(self._order()):
             if self.strides[d] != inner:
@@ -47,7 +47,7 @@ class View(NamedTuple):
         return False
 
     def outside(self, addresses: Array, size: int) -> Array:
-        """Which of ``size`` bytes at each address are not in an element: by address, whether any is."""
+        """Mask of the addresses with a byte, of the ``size`` at each, that is in no element."""
         at = (addresses[:, None] + np.arange(0, size, min(self.itemsize, size))) - self.start
         bad = at < 0
         for d in self._order():

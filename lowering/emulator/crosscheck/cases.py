@@ -1,4 +1,4 @@
-"""What is compared: every case names a kernel, its seeded inputs, and how close the results must be."""
+"""Cases to compare: each names a kernel, its seeded inputs, and how close the results must be."""
 
 from __future__ import annotations
 

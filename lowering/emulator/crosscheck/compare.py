@@ -1,4 +1,4 @@
-"""How two sets of results are compared: bit for bit, in units of the last place, or against a scale."""
+"""Comparison of two sets of results: bit for bit, in units of the last place, or against a scale."""
 
 from __future__ import annotations
 

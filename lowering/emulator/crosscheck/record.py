@@ -26,7 +26,7 @@ from .cases import Case
 from .compare import Outcome, compare, settled
 
 SECONDS = 150.0
-"""What one process may take before the case that it is at counts as hanging."""
+"""Time that one process may take before the case that it is at counts as hanging."""
 
 
 def record(folder: Path, chosen: Sequence[Case], jobs: int = 1) -> list[str]:
@@ -106,18 +106,18 @@ def condense(source: Path, target: Path) -> int:
 
 
 class Condensed:
-    """What `condense` wrote, and comparisons with it."""
+    """Recording that `condense` wrote, and comparisons with it."""
 
     def __init__(self, folder: Path) -> None:
         self.rows: dict[str, list[str]] = json.loads((folder / "instructions.json").read_text())["rows"]
         self.words = np.load(folder / "instructions.npz")
 
     def has(self, case: Case) -> bool:
-        """Whether the results of this very case were kept."""
+        """True if the results of this very case were kept."""
         return all(self.rows.get(name, [""])[0] == key(case) for name, _, _ in case.rows)
 
     def knows(self, case: Case) -> bool:
-        """Whether a GPU has run any row of this case, in this form or in another."""
+        """True if a GPU has run any row of this case, in this form or in another."""
         return any(name in self.rows for name, _, _ in case.rows)
 
     def evaluate(self, case: Case, ours: np.ndarray) -> list[Outcome]:
@@ -145,7 +145,7 @@ def key(case: Case) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What a reader of a recording needs to know of the machine."""
+    """Facts of the machine for the reader of a recording."""
     import torch
 
     import lowering

@@ -71,7 +71,7 @@ def evaluate(case: Case, theirs: np.ndarray, emulate: Callable[[Case], np.ndarra
 def _evaluate_singly(
     case: Case, theirs: np.ndarray, emulate: Callable[[Case], np.ndarray], error: Exception
 ) -> list[Outcome]:
-    """Where a whole case failed: its single instructions one at a time, if it has several, or its error."""
+    """Outcomes of a case that failed: its instructions one at a time, if it has several, or its error."""
     single = list(split(case)) if len(case.rows) > 1 else []
     if not single:
         text = f"{type(error).__name__}: {error}"[:500]

@@ -159,7 +159,7 @@ def spread(offsets, size):  # type: ignore[no-untyped-def]
 
 @jit
 def early(writer, written_at, vc, index):  # type: ignore[no-untyped-def]
-    """Whether some byte's last write is not covered by the clocks."""
+    """True if some byte's last write is not covered by the clocks."""
     for i in range(index.shape[0]):
         if written_at[index[i]] > vc[writer[index[i]]]:
             return True
@@ -168,7 +168,7 @@ def early(writer, written_at, vc, index):  # type: ignore[no-untyped-def]
 
 @jit
 def late(mark, clock, index):  # type: ignore[no-untyped-def]
-    """Whether some byte's last read came after ``clock``."""
+    """True if some byte's last read came after ``clock``."""
     for i in range(index.shape[0]):
         if mark[index[i]] > clock:
             return True
@@ -177,7 +177,7 @@ def late(mark, clock, index):  # type: ignore[no-untyped-def]
 
 @jit
 def any_of(flags, offsets, size):  # type: ignore[no-untyped-def]
-    """Whether a flag is set in the pieces of ``size`` bytes."""
+    """True if a flag is set in the pieces of ``size`` bytes."""
     for i in range(offsets.shape[0]):
         for j in range(size):
             if flags[offsets[i] + j]:

@@ -34,7 +34,7 @@ _devices: list[Pretended] = []
 
 
 def pretending() -> bool:
-    """Whether PyTorch's ``"cuda"`` is the CPU now."""
+    """True if PyTorch's ``"cuda"`` is the CPU now."""
     return bool(_devices)
 
 
@@ -115,7 +115,7 @@ class Pretended(NamedTuple):
 
 
 def _on_gpu(tensor: Any) -> bool:
-    """Whether a tensor stands for one on the GPU; without a pretended GPU every tensor does."""
+    """True if a tensor stands for one on the GPU; without a pretended GPU every tensor does."""
     return not _devices or not hasattr(tensor, "untyped_storage") or _devices[0].placement.on_gpu(tensor)
 
 

@@ -28,7 +28,7 @@ _REAL_DEVICE = torch._C.TensorBase.device.__get__
 
 
 def is_cuda(device: Any) -> bool:
-    """Whether a device argument means a GPU: ``"cuda:0"``, ``torch.device("cuda")`` or an index."""
+    """True if a device argument means a GPU: ``"cuda:0"``, ``torch.device("cuda")`` or an index."""
     if isinstance(device, bool):
         return False
     if isinstance(device, (str, torch.device)):
@@ -41,14 +41,14 @@ def _host(device: Any) -> Any:
 
 
 class Placement(TorchDispatchMode):
-    """Which storages are on the pretended GPU."""
+    """Storages on the pretended GPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self._marked: dict[int, StorageWeakRef] = {}
 
     def on_gpu(self, tensor: Any) -> bool:
-        """Whether the program sees this tensor on a GPU."""
+        """True if the program sees this tensor on a GPU."""
         storage = _storage(tensor)
         found = self._marked.get(storage._cdata) if storage is not None else None
         return found is not None and not found.expired()

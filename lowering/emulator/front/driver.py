@@ -32,7 +32,7 @@ class Driver:
         self.handles = itertools.count(0x100)
 
     def allocations(self) -> Iterator[Extent]:
-        """What is allocated now."""
+        """Memory allocated now."""
         for address, buffer in self.memory.items():
             yield Extent(f"memory of {len(buffer)} bytes from the driver", address, len(buffer))
 

@@ -29,7 +29,7 @@ Allocations = Callable[[], Iterable[Extent]]
 
 @dataclasses.dataclass
 class _Found:
-    """What the arguments of a call tell of memory; ``opaque``: some hold it in ways of their own."""
+    """Memory that the arguments of a call tell of; ``opaque``: some hold it in ways of their own."""
 
     extents: list[Extent] = dataclasses.field(default_factory=list)
     addresses: list[int] = dataclasses.field(default_factory=list)

@@ -9,7 +9,7 @@ _ABSENT = object()
 
 
 class Patches:
-    """What was replaced, so that `undo` restores it."""
+    """Record of what was replaced, so that `undo` restores it."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []

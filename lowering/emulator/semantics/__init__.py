@@ -1,4 +1,4 @@
-"""What single instructions compute, as pure functions of NumPy arrays.
+"""Results of single instructions, as pure functions of NumPy arrays.
 
 Nothing here knows warps, memory or time: the executor reads the operands, calls these functions, and writes
 the results where and when its model of the asynchronous units says. Bit patterns travel as unsigned integer

@@ -23,7 +23,7 @@ LANES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What the opcode says: D (16, 8) of type `d` = A (16, k) of `a` times B (k, 8) of `b`, plus C of `c`."""
+    """The opcode's D (16, 8) of type `d` = A (16, k) of `a` times B (k, 8) of `b`, plus C of `c`."""
 
     k: int
     d: str

@@ -127,7 +127,7 @@ class TensorMap:
 
 
 class BoxMap(NamedTuple):
-    """Which bytes one box copy touches; arrays hold one entry an element, dimension 0 fastest.
+    """Bytes that one box copy touches; arrays hold one entry an element, dimension 0 fastest.
 
     `global_address`: int64 byte addresses; those where `valid` is False must not be dereferenced.
     `shared_address`: int64 byte addresses in the CTA's shared memory window, swizzled.
@@ -221,7 +221,7 @@ def _bits(word: int, start: int, count: int) -> int:
 
 
 def box_map(tensor: TensorMap, coords: Iterable[int], shared_address: int, *, store: bool = False) -> BoxMap:
-    """Which global and shared bytes a tile-mode copy of one box touches.
+    """Global and shared bytes that a tile-mode copy of one box touches.
 
     `coords`: signed element coordinates of the box's first element, fastest dimension first (as in the PTX
     operand `{c0, c1, ...}`), the first a multiple of 16 bytes: any other faults as an illegal instruction on
@@ -302,7 +302,7 @@ def fill_value(tensor: TensorMap) -> int:
 
 
 def convert_on_load(tensor: TensorMap, bits: np.ndarray) -> np.ndarray:
-    """What a load writes for the elements that it read; `bits` is an unsigned array of the element's width.
+    """Values that a load writes for elements read; `bits` is an unsigned array of the element's width.
 
     Only the tf32 and ftz types change anything: float32 rounds to the nearest tf32 (ties to even; the low 13
     bits become zero; every NaN becomes 0x7FFFE000, all as an H200 does), and subnormals become zero of their

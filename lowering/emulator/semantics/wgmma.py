@@ -76,7 +76,7 @@ def decode_descriptor(descriptor: int) -> MatrixDescriptor:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What the opcode says: D (64, n) of `accumulator` += A (64, k) of `a` times B (n, k) of `b`."""
+    """The opcode's D (64, n) of `accumulator` += A (64, k) of `a` times B (n, k) of `b`."""
 
     n: int
     k: int
@@ -87,7 +87,7 @@ class Shape:
 
     @property
     def transposable(self) -> bool:
-        """Whether the instruction takes the two transpose immediates (only 16-bit types do)."""
+        """True if the instruction takes the two transpose immediates (only 16-bit types do)."""
         return tensor_core.OPERAND_BITS[self.a] == 16
 
     @property
