@@ -10,7 +10,7 @@ FAST := tests/test_structure.py tests/test_docs_limits.py tests/test_public_inte
 VENV := .venv
 RUN := $(VENV)/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast fuzz lint bench doctor clean
+.PHONY: help demo test test-fast fuzz lint docs bench doctor clean
 
 help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-fast  structure, checks of arguments, configurations, lowering: a minute"
 	@echo "make fuzz     two minutes of random calls in the emulator, checked byte by byte"
 	@echo "make lint     ruff and mypy"
+	@echo "make docs     the documentation as a site, in build/site; warnings are errors"
 	@echo "make bench    the benchmarks (needs a GPU)"
 	@echo "make doctor   what this machine has and lacks"
 	@echo "make clean    remove the virtual environment"
@@ -39,6 +40,10 @@ fuzz: $(VENV)/.complete
 
 lint: $(VENV)/.complete
 	@status=0; $(RUN) -m ruff check . || status=1; $(RUN) -m mypy || status=1; exit $$status
+
+docs: $(VENV)/.complete
+	$(RUN) -m pip install -q -c constraints-cpu.txt -e .[docs]
+	$(RUN) -m sphinx -q -W --keep-going -b html -c docs/site . build/site
 
 bench: $(VENV)/.complete
 	$(RUN) -m kernels_dsl bench gemm

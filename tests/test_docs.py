@@ -142,3 +142,11 @@ def _smaller(line: str) -> str:
     if "torch.rand" not in line:
         return line
     return re.sub(r"\b\d{3,}\b", lambda size: str(int(size[0]) // 16 * 2), line)
+
+
+def test_the_reference_lists_every_public_name():
+    import kernels_dsl
+
+    text = (ROOT / "docs/reference/api.md").read_text()
+    listed = re.findall(r"^\.\. auto(?:function|class):: kernels_dsl\.(\w+)$", text, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(kernels_dsl._PUBLIC)

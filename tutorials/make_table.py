@@ -92,7 +92,7 @@ def render(folder: Path) -> list[str]:
         if not lines:
             lines += machine(run["machine"]) + overview(folder)
         step = next(common.FOLDER.glob(f"{path.stem}_*.py"))
-        lines += ["", f"### [{step.name}]({step.name})"]
+        lines += ["", f"### {step.name}", "", f"Source: [{step.name}]({step.name})."]
         if path.stem == "10":
             lines += attention_summary(folder)
         lines += against_dense(run["tables"])
