@@ -71,11 +71,12 @@ def attention(
     causal: j <= i + shift; window (left, right): i + shift - left <= j <= i + shift + right, None or -1 being
     no limit; mask: a tensor that broadcasts to (B, H, Sq, Sk), true where a query may attend, or numbers to
     add to the scaled scores; blocks: `BlockLists` or torch's `BlockMask`, blocks that are not listed are not
-    attended to; `mask_mod(b, h, i, j, *aux)` is true. In blocks that are listed as full nothing is masked, but
-    numbers are added. A BlockMask's own function counts where `mask_mod` is None; it must not hold tensors.
+    attended to; `mask_mod(b, h, i, j, *aux)` is true. In blocks that are listed as full nothing is masked,
+    but numbers are added. A BlockMask's own function counts where `mask_mod` is None; it must not hold
+    tensors.
 
-    softcap c > 0: scores become c · tanh(score / c). `score_mod(score, b, h, i, j, *aux)` returns the score to
-    use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
+    softcap c > 0: scores become c · tanh(score / c). `score_mod(score, b, h, i, j, *aux)` returns the score
+    to use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
     sinks: (H,), a logit a head that takes part in the softmax with the value 0.
     scale: default 1/√D, greater than 0. config: the tiles to use in place of the chosen ones. family: "sm90"
     or "sm80" forces a family of kernels.
