@@ -84,6 +84,8 @@ _PUBLIC = {
     "quantize": "kernels_dsl.ops.quantize.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize.quantize",
     "append_kv": "kernels_dsl.ops.serving.append_kv",
+    "attention_decode": "kernels_dsl.ops.serving.decode",
+    "attention_decode_supports": "kernels_dsl.ops.serving.decode",
     "merge_states": "kernels_dsl.ops.serving.merge_states",
     "scaled_gemm": "kernels_dsl.ops.scaled.scaled_gemm",
     "scaled_gemm_supports": "kernels_dsl.ops.scaled.scaled_gemm",

@@ -357,7 +357,7 @@ def _width(place: int, width: Any) -> int | None:
         raise ValueError(f"window's {side} is {width!r}, must be None, -1 (no limit) or at least 0") from None
 
 
-def _window(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
+def window_limits(causal: bool, window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
     """(left, right) with None for no limit."""
     widths = (None, None) if window is None else widths_of(window)
     if len(widths) != 2:
@@ -393,7 +393,8 @@ def _check_mask(
     return "boolean" if mask.dtype == torch.bool else "additive"
 
 
-def _check_sinks(sinks: torch.Tensor | None, heads: int, device: torch.device) -> bool:
+def check_sinks(sinks: torch.Tensor | None, heads: int, device: torch.device) -> bool:
+    """True where sinks are given. TypeError or ValueError where they are wrong."""
     if sinks is None:
         return False
     if not isinstance(sinks, torch.Tensor):
@@ -507,7 +508,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
     scale, softcap = options.real("scale", scale, above=0), options.real("softcap", softcap, least=0)
     if 0 < softcap < LEAST_SOFTCAP:
         raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
-    left, right = _window(causal, window)
+    left, right = window_limits(causal, window)
     lengths = _lengths(q.shape[rows], k.shape[rows], extras)
     block = None if extras.blocks is None else block_sizes("blocks.block", extras.blocks.block)
     if extras.blocks is not None:
@@ -535,7 +536,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
         left=left is not None,
         top_left=alignment == "top_left" and (left, right) != (None, None),
         softcap=softcap > 0,
-        sinks=_check_sinks(extras.sinks, heads, q.device),
+        sinks=check_sinks(extras.sinks, heads, q.device),
         mask=_check_mask(extras.mask, (batch, heads, *lengths), q.device, names),
         score_mod=score_mod,
         mask_mod=mask_mod,

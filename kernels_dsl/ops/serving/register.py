@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.operators import LIBRARY, check_as_operator, define, schema_of
+from kernels_dsl.ops.operators import LIBRARY, NO_GRADIENT, check_as_operator, define, schema_of
 from kernels_dsl.ops.serving.append_operation import APPEND_KV, AppendArguments, tensors_of
+from kernels_dsl.ops.serving.decode_operation import ATTENTION_DECODE, DecodeArguments, Decoded
 from kernels_dsl.ops.serving.merge_operation import (
     MERGE_STATES,
     MergeArguments,
@@ -68,3 +69,31 @@ def append_kv(call: AppendArguments) -> None:
     """A call with arguments that are right, as an operator. ValueError where gradients are asked for."""
     check_as_operator("append_kv", call)
     torch.ops.kernels_dsl.append_kv(*tensors_of(call))
+
+
+_DECODE_SCHEMA = schema_of(DecodeArguments)
+
+
+def _decode(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = ATTENTION_DECODE.run(DecodeArguments(*tensors, **options))
+    return out, out.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
+def _decode_fake(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = DecodeArguments(*tensors, **options)
+    found = ATTENTION_DECODE.describe(call)
+    shape = (found.batch, found.heads, found.q_len) if call.return_lse else (0,)
+    return call.q.new_empty(call.q.shape), call.q.new_empty(shape, dtype=torch.float32)
+
+
+define("attention_decode", f"({_DECODE_SCHEMA}) -> (Tensor, Tensor)", _decode, _decode_fake, NO_GRADIENT)
+
+
+def attention_decode(call: DecodeArguments) -> Decoded:
+    """A call with arguments that are right, as an operator; its result is copied to an `out` that is given."""
+    check_as_operator("attention_decode", call)
+    given = {name: getattr(call, name) for name in call.choices}
+    out, lse = torch.ops.kernels_dsl.attention_decode(*call.inputs(), **given)
+    if call.out is not None:
+        out = call.out.copy_(out)
+    return Decoded(out, lse if call.return_lse else None)

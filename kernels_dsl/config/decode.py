@@ -1,0 +1,99 @@
+"""Configuration of decoding attention, and the split of a sequence's keys: plain data and arithmetic."""
+
+from __future__ import annotations
+
+from kernels_dsl.config.problem import Device
+from lowering.records import frozen
+
+MAX_ROWS = 64
+"""Query rows of a KV head: queries times the query heads that share it."""
+STEP = 64
+"""Splits begin at multiples of this many keys, counted from the first block that a window leaves."""
+SPLITS_WANTED, LONG_SPLIT, MAX_SPLITS = 16, 1024, 128
+DOUBLINGS = 18
+_RESERVED = 1024
+"""Bytes of an SM's shared memory that each CTA takes beside its own."""
+_STATS = 1024
+_MAX_STAGES = 4
+
+
+def split_keys(keys: int) -> int:
+    """Keys of a split of a sequence that has `keys` in view: 64 to 1024 for 16 splits, more for at most 128.
+
+    A function of the sequence's own length, so that the batch beside it has no part in its bits. The device
+    has the same arithmetic (`blocks.attention.splits`).
+    """
+    wanted = max(-(-keys // MAX_SPLITS), min(-(-keys // SPLITS_WANTED), LONG_SPLIT))
+    size = STEP
+    for _ in range(DOUBLINGS):
+        size = 2 * size if wanted > size else size
+    return size
+
+
+def most_splits(keys: int) -> int:
+    """Splits of the sequence of up to `keys` keys that has the most."""
+    return max(1, min(-(-keys // STEP), SPLITS_WANTED), min(-(-keys // LONG_SPLIT), MAX_SPLITS))
+
+
+@frozen
+class DecodeConfig:
+    """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
+    `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32.
+    """
+
+    dim: int
+    rows: int
+    tile_n: int
+    stages: int
+    ctas_per_sm: int
+    pack: int
+
+    @property
+    def warps_m(self) -> int:
+        """Warps along the query rows."""
+        return self.rows // 16
+
+    @property
+    def warps_n(self) -> int:
+        """Warps along the keys of a step."""
+        return max(1, min(4 // self.warps_m, self.tile_n // 16))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of Q in shared memory."""
+        return self.rows * self.dim * 2
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a block of K, and as many of V."""
+        return 2 * self.tile_n * self.dim * 2
+
+    @property
+    def stats_offset(self) -> int:
+        """Byte offset of the warps' row maxima and sums."""
+        return self.q_bytes + self.stages * self.stage_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        return self.stats_offset + _STATS
+
+
+def decode_config(dim: int, rows: int, pack: int, device: Device) -> DecodeConfig:
+    """The configuration for up to 64 `rows` of head dimension `dim`: two CTAs an SM where two stages fit."""
+    padded = -(-dim // 32) * 32
+    tile_m = next(size for size in (16, 32, MAX_ROWS) if rows <= size)
+    tile_n = 64 if padded <= 128 else 32
+    one = DecodeConfig(padded, tile_m, tile_n, 2, 1, pack)
+    fixed = one.q_bytes + _STATS
+    for ctas in (2, 1):
+        room = (device.smem_bytes + _RESERVED) // ctas - _RESERVED - fixed
+        stages = min(room // one.stage_bytes, _MAX_STAGES)
+        if stages >= 2:
+            return DecodeConfig(padded, tile_m, tile_n, stages, ctas, pack)
+    raise ValueError(f"two stages of {one.stage_bytes} bytes do not fit {device.smem_bytes} of {device.name}")

@@ -1,0 +1,116 @@
+"""Decoding attention: few query rows, many keys, split over the GPU. O = softmax(scale Q K^T + mask) V.
+
+Work items are (sequence, split of its keys, KV head); the CTAs that fit the GPU take every n-th. An item has
+all query rows of its KV head, of `pack` query heads times the queries. Its result, in float32 with the
+log-sum-exp of its rows, goes to a workspace, where a second kernel merges the splits in their order
+(`decode_merge`). The split depends on a sequence's own length alone, so its bits do not depend on the batch.
+
+    warps   rows / 16 along the queries, the others share the keys of a step; each has a softmax of its own
+    step t  wait for block t, barrier | start copies of block t + stages - 1 | scores, softmax, P V of t
+    end     the warps' results become one, in the order of the warps, by way of shared memory
+
+Keys lie in pages, found by a table, or in one cache a sequence, which is a page too. Each row is copied from
+where it lies by cp.async; rows past the end, and those before the window, are zeros and not read.
+`decode_tile` has the work of an item.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.splits import Cursor, Lengths, find_item
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.decode import DecodeConfig
+
+from .decode_merge import MergeWork, merge_kernel, merge_threads
+from .decode_tile import DecodeSpec, DecodeWork, Spec, work_item
+
+
+class Results(NamedTuple):
+    """The results: out (B, Sq, H, D), lse (B, H, Sq) float32 or None."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+
+
+def attention_decode(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor | None,
+    parts: cute.Tensor,
+    part_lse: cute.Tensor,
+    used: cute.Tensor | None,
+    table: cute.Tensor | None,
+    sinks: cute.Tensor | None,
+    scale: Float32,
+    softcap: Float32,
+    left: Int32,
+    right: Int32,
+    ctas: Int32,
+    stream,
+    config: cutlass.Constexpr[DecodeConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
+    early: cutlass.Constexpr[bool],
+):
+    """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes; a page is
+    a sequence without `table` (B, pages of one) int32. parts (B, Hk, splits, rows, padded D) and part_lse
+    (B, Hk, splits, rows): float32, for what is merged. early: the second kernel may start early (sm_90).
+    """
+    batch, q_len, heads, dim = q.shape
+    page_size, kv_heads = k.shape[1], k.shape[2]
+    spec = DecodeSpec(config, q.element_type, variant, table is not None)
+    capacity = page_size if table is None else table.shape[1] * page_size
+    lengths = Lengths(Int32(batch), Int32(q_len), Int32(capacity), used)
+    window = Window(left, right)
+    work = DecodeWork(
+        q, k, v, table, parts, part_lse, lengths, window, ScoreOperands(scale, softcap, None, None),
+        kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
+    )  # fmt: skip
+    decode_kernel(spec, work, ctas, early).launch(
+        grid=(ctas, 1, 1),
+        block=(config.threads, 1, 1),
+        smem=config.smem_bytes,
+        min_blocks_per_mp=config.ctas_per_sm,
+        # In percent. For more than one CTA the compiler asks a GPU without it, and there may be none.
+        preferred_smem_carveout=None if config.ctas_per_sm == 1 else 100,
+        stream=stream,
+    )
+    merge = MergeWork(
+        parts, part_lse, out, lse, sinks, lengths, window,
+        heads=cute.fast_divmod_create_divisor_v2(Int32(heads)),
+        queries=cute.fast_divmod_create_divisor_v2(Int32(q_len)),
+    )  # fmt: skip
+    merge_kernel(spec, merge, early).launch(
+        grid=(batch * q_len * heads, 1, 1),
+        block=(merge_threads(config.dim), 1, 1),
+        stream=stream,
+        use_pdl=early,
+    )
+
+
+@entry_name("attention_decode")
+@cute.kernel
+def decode_kernel(spec: Spec, work: DecodeWork, ctas: Int32, early: cutlass.Constexpr):
+    """Device side: every n-th item, of `ctas` CTAs."""
+    if cutlass.const_expr(early):
+        cute.arch.griddepcontrol_launch_dependents()
+    smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
+    base = smem.toint()
+    index = cute.arch.block_idx()[0]
+    found = find_item(
+        spec.variant, index, work.lengths, work.window.left, work.kv_heads, Cursor(Int32(0), Int32(0))
+    )
+    while found.batch < work.lengths.batch:
+        work_item(spec, base, work, found.batch, found.number)
+        index = index + ctas
+        found = find_item(
+            spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor
+        )

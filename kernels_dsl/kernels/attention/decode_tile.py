@@ -1,0 +1,424 @@
+"""One item of decoding attention: the query rows of a KV head against one split of a sequence's keys.
+
+Shared memory holds Q, a ring of blocks of K and V, and the warps' row maxima and sums. At the end the warps'
+outputs lie over Q and the ring. See `decode` for the timeline.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+
+from kernels_dsl.blocks.attention import softmax
+from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin, change_scores, mask_range
+from kernels_dsl.blocks.attention.score_tile import to_operand
+from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.attention.splits import Lengths, Splits, splits_of
+from kernels_dsl.blocks.hw.cp_async import cp_async
+from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, mma_k, warp_accumulators, warp_operand_a, warp_product
+from kernels_dsl.blocks.hw.swizzled_rows import (
+    VECTOR,
+    MatrixReader,
+    RowsTile,
+    reader_a,
+    reader_b,
+    reader_b_transposed,
+    shared_pointer,
+)
+from kernels_dsl.blocks.hw.vectors import vector_at
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.decode import DecodeConfig
+
+PAD = 8
+"""float32 between rows of the warps' outputs, so that four rows lie in different banks."""
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """Trace-time facts of one instance."""
+
+    config: DecodeConfig
+    dtype: type[cutlass.Numeric]
+    variant: AttentionVariant
+    paged: bool
+
+    @property
+    def q_tile(self) -> RowsTile:
+        """Q's rows in shared memory."""
+        return RowsTile(self.config.rows, self.config.dim)
+
+    @property
+    def kv_tile(self) -> RowsTile:
+        """A block of K, or of V."""
+        return RowsTile(self.config.tile_n, self.config.dim)
+
+    @property
+    def warp_keys(self) -> int:
+        """Keys of a step that a warp has."""
+        return self.config.tile_n // self.config.warps_n
+
+    @property
+    def q_registers(self) -> bool:
+        """Q stays in registers: there is room up to 128 columns."""
+        return self.config.dim <= 128
+
+    @property
+    def copied_rows(self) -> int:
+        """Rows of a block that a thread copies a part of."""
+        return self.config.tile_n // self.kv_tile.check_threads(self.config.threads)
+
+    @property
+    def pitch(self) -> int:
+        """float32 from row to row of the warps' outputs."""
+        return self.config.dim + PAD
+
+
+Spec = cutlass.Constexpr[DecodeSpec]
+"""A `DecodeSpec` as a parameter of device functions."""
+
+
+class DecodeWork(NamedTuple):
+    """The problem; see `decode.attention_decode`."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    table: cute.Tensor | None
+    parts: cute.Tensor
+    part_lse: cute.Tensor
+    lengths: Lengths
+    window: Window
+    scores: ScoreOperands
+    kv_heads: Int32
+    page: cute.FastDivmodDivisorV2
+    dim: Int32
+
+
+class Item(NamedTuple):
+    """One split of a sequence's keys, for a KV head."""
+
+    batch: Int32
+    head: Int32
+    split: Int32
+    splits: Splits
+    begin: Int32
+    end: Int32
+
+    @property
+    def first(self) -> Int32:
+        """The first key that is read."""
+        return cutlass.max(self.begin, self.splits.visible)
+
+
+class Rows(NamedTuple):
+    """Pages of the rows of a block that this thread copies, and their places in them."""
+
+    pages: cute.Tensor
+    places: cute.Tensor
+
+
+class State(NamedTuple):
+    """A warp's softmax and output."""
+
+    q: cute.Tensor | None
+    out: cute.Tensor
+    row_max: cute.Tensor
+    row_sum: cute.Tensor
+    correction: cute.Tensor
+
+
+class Site(NamedTuple):
+    """This thread's place: in its CTA, and in the tiles."""
+
+    base: Int32
+    thread: Int32
+    lane: Int32
+    warp_m: Int32
+    warp_n: Int32
+
+
+@cute.jit
+def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: Int32):
+    """All of one item; leaves shared memory free."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    site = Site(base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
+    splits = splits_of(spec.variant, work.lengths, batch, work.window.left)
+    split = number // work.kv_heads
+    begin = splits.begin + split * splits.keys
+    item = Item(
+        batch, number - split * work.kv_heads, split, splits, begin,
+        cutlass.min(begin + splits.keys, splits.k_len),
+    )  # fmt: skip
+    start_queries(spec, work, item, site)
+    state = make_state(spec)
+    attend(spec, work, item, site, state)
+    finish(spec, work, item, site, state)
+
+
+def make_state(spec: DecodeSpec) -> State:
+    """The state before the first key."""
+    q = warp_operand_a(16, spec.config.dim, spec.dtype) if spec.q_registers else None
+    out = warp_accumulators(16, spec.config.dim)
+    row_max, row_sum, correction = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    out.fill(0.0)
+    row_max.fill(-math.inf)
+    row_sum.fill(0.0)
+    return State(q, out, row_max, row_sum, correction)
+
+
+@cute.jit
+def start_queries(spec: Spec, work: DecodeWork, item: Item, site: Site):
+    """Starts the copies of Q's rows: row r is query r // pack of the KV head's query head r % pack."""
+    tile, pack = spec.q_tile, spec.config.pack
+    rows_at_once = spec.config.threads // tile.chunks
+    chunk, q = site.thread % tile.chunks, work.q
+    for first in cutlass.range_constexpr(0, tile.rows, rows_at_once):
+        row = site.thread // tile.chunks + first
+        if row < tile.rows:
+            query = row // pack
+            at = Int64(item.batch) * q.stride[0] + Int64(query) * q.stride[1]
+            at = at + Int64(item.head * pack + row % pack) * q.stride[2]
+            target = site.base + tile.chunk_offset(row, chunk)
+            valid = query < work.lengths.q_len
+            copy_row(tile, spec.dtype, work, q.iterator.toint() + 2 * at, chunk, target, valid)
+
+
+def copy_row(
+    tile: RowsTile,
+    dtype: type[cutlass.Numeric],
+    work: DecodeWork,
+    source: Int64,  # address of the row
+    chunk: Int32,
+    target: Int32,
+    valid: Boolean,
+) -> None:
+    """Starts the copies of this thread's chunks of a row; zeros where not `valid` and past the columns."""
+    for block in range(tile.blocks):
+        column = chunk * VECTOR + block * tile.width
+        inside = valid if block < tile.blocks - 1 else valid & (column < work.dim)
+        count = Int32(cutlass.select_(Boolean(inside), Int32(16).ir_value(), Int32(0).ir_value()))
+        vector = cute.make_ptr(dtype, source + Int64(column) * 2, cute.AddressSpace.gmem, assumed_align=16)
+        staged = shared_pointer(dtype, target + tile.row_offset(0, block * tile.width), 16)
+        cp_async(staged, vector, 16, count)
+
+
+@cute.jit
+def find_rows(spec: Spec, work: DecodeWork, item: Item, site: Site, step: Int32, rows: Rows):
+    """Looks up the pages of the rows that this thread copies in a step; of none that no query sees."""
+    tile = spec.kv_tile
+    rows_at_once = tile.check_threads(spec.config.threads)
+    for i in cutlass.range_constexpr(spec.copied_rows):
+        key = item.begin + step * tile.rows + site.thread // tile.chunks + i * rows_at_once
+        rows.pages[i], rows.places[i] = item.batch, key
+        if cutlass.const_expr(spec.paged):
+            page, place = divmod(key, work.page)
+            rows.pages[i], rows.places[i] = Int32(0), place
+            if (key >= item.first) & (key < item.end):
+                rows.pages[i] = work.table[item.batch, page]
+
+
+def start_block(
+    spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step: Int32, rows: Rows
+) -> None:
+    """Starts the copies of a step's block of K and of V."""
+    tile = spec.kv_tile
+    rows_at_once = tile.check_threads(spec.config.threads)
+    chunk, buffer = site.thread % tile.chunks, stage_address(spec, site, step)
+    for i in range(spec.copied_rows):
+        row = site.thread // tile.chunks + i * rows_at_once
+        key = item.begin + step * tile.rows + row
+        valid = (key >= item.first) & (key < item.end)
+        for n, x in enumerate((work.k, work.v)):
+            at = Int64(rows.pages[i]) * x.stride[0] + Int64(rows.places[i]) * x.stride[1]
+            at = at + Int64(item.head) * x.stride[2]
+            target = buffer + n * tile.bytes + tile.chunk_offset(row, chunk)
+            copy_row(tile, spec.dtype, work, x.iterator.toint() + 2 * at, chunk, target, valid)
+
+
+def stage_address(spec: DecodeSpec, site: Site, step: Int32) -> Int32:
+    """Address of the buffers of a step."""
+    return site.base + spec.config.q_bytes + step % spec.config.stages * spec.config.stage_bytes
+
+
+@cute.jit
+def attend(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
+    """Each warp's unnormalised output over its keys of the split, by blocks in their order."""
+    stages = spec.config.stages
+    steps = (item.end - item.begin + spec.config.tile_n - 1) // spec.config.tile_n
+    layout = cute.make_layout(spec.copied_rows)
+    rows = Rows(cute.make_rmem_tensor(layout, Int32), cute.make_rmem_tensor(layout, Int32))
+    find_rows(spec, work, item, site, Int32(0), rows)
+    for s in cutlass.range_constexpr(stages - 1):
+        if s < steps:
+            start_block(spec, work, item, site, Int32(s), rows)
+        cute.arch.cp_async_commit_group()
+        find_rows(spec, work, item, site, Int32(s + 1), rows)
+    if cutlass.const_expr(spec.q_registers):
+        cute.arch.cp_async_wait_group(stages - 2)
+        cute.arch.sync_threads()
+        reader = query_reader(spec, site)
+        for k in cutlass.range_constexpr(spec.config.dim // 16):
+            reader.read(site.base, 0, 16 * k, state.q[None, 0, k])
+    for step in cutlass.range(steps, unroll=1):
+        cute.arch.cp_async_wait_group(stages - 2)
+        cute.arch.sync_threads()
+        ahead = step + (stages - 1)
+        if ahead < steps:
+            start_block(spec, work, item, site, ahead, rows)
+        cute.arch.cp_async_commit_group()
+        find_rows(spec, work, item, site, ahead + 1, rows)
+        take_block(spec, work, item, site, state, step)
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+
+
+def query_reader(spec: DecodeSpec, site: Site) -> MatrixReader:
+    """ldmatrix of this warp's rows of Q."""
+    return reader_a(spec.q_tile, spec.dtype, site.lane, site.warp_m * 16)
+
+
+@cute.jit
+def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State, step: Int32):
+    """Takes this warp's keys of a block into its softmax and output."""
+    tile, keys = spec.kv_tile, spec.warp_keys
+    k_address = stage_address(spec, site, step) + site.warp_n * (keys * 2 * tile.width)
+    scores = warp_accumulators(16, keys)
+    scores.fill(0.0)
+    add_scores(spec, site, state, scores, k_address)
+    view = softmax.rows_and_columns(scores)
+    start = item.begin + step * tile.rows + site.warp_n * keys
+    row = site.warp_m * 16 + site.lane // 4
+    origin = ScoreOrigin(row, start + site.lane % 4 * 2, item.head, item.batch)
+    seq = SeqInfo(Int32(0), Int32(0), work.lengths.q_len, item.splits.k_len)
+    scale_log2 = work.scores.scale * softmax.LOG2_E
+    if cutlass.const_expr(spec.variant.changes_scores):
+        change_scores(spec.variant, view, origin, seq, work.scores)
+        scale_log2 = Float32(softmax.LOG2_E)
+    if needs_mask(spec, work, item, start):
+        mask_range(spec.variant, view, origin, seq, item.end, work.window, spec.config.pack)
+    softmax.online_step(view, state.row_max, state.row_sum, state.correction, scale_log2, True)
+    softmax.rescale(softmax.rows_and_columns(state.out), state.correction)
+    p = warp_operand_a(16, keys, spec.dtype)
+    to_operand(scores, p)
+    add_output(spec, site, state, p, k_address + tile.bytes)
+
+
+def needs_mask(spec: DecodeSpec, work: DecodeWork, item: Item, start: Int32) -> Boolean:
+    """True where some query does not see all of a warp's keys from `start` on."""
+    shift = item.splits.k_len - work.lengths.q_len
+    safe_end = item.end
+    if spec.variant.right:
+        safe_end = cutlass.min(safe_end, shift + work.window.right + 1)
+    masked = start + spec.warp_keys > safe_end
+    if spec.variant.left:
+        masked = masked | (start < shift + work.lengths.q_len - 1 - work.window.left)
+    return masked
+
+
+def add_scores(
+    spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, address: Int32
+) -> None:
+    """scores += Q K^T for the warp's keys at `address`."""
+    reader, q_reader = reader_b(spec.kv_tile, spec.dtype, site.lane), query_reader(spec, site)
+    read: dict[int, cute.Tensor] = {}
+
+    def operand_a(k: int) -> cute.Tensor:
+        if state.q is not None:
+            return state.q[None, None, k]
+        if k not in read:
+            read[k] = warp_operand_a(16, mma_k(spec.dtype), spec.dtype)[None, None, 0]
+            q_reader.read(site.base, 0, 16 * k, read[k][None, 0])
+        return read[k]
+
+    def read_k(k: int, n: int, into: cute.Tensor) -> None:
+        reader.read(address, 16 * n, 16 * k, into)
+
+    steps = (spec.config.dim // 16, spec.warp_keys // 16)
+    mma = make_tiled_mma(spec.dtype, 1, 1)
+    warp_product(mma, scores, operand_a, read_k, steps, 2, spec.dtype)
+
+
+def add_output(spec: DecodeSpec, site: Site, state: State, p: cute.Tensor, address: Int32) -> None:
+    """out += P V for the warp's keys at `address`."""
+    reader = reader_b_transposed(spec.kv_tile, spec.dtype, site.lane)
+
+    def read_v(k: int, n: int, into: cute.Tensor) -> None:
+        reader.read(address, 16 * k, 16 * n, into)
+
+    steps = (spec.warp_keys // 16, spec.config.dim // 16)
+    mma = make_tiled_mma(spec.dtype, 1, 1)
+    warp_product(mma, state.out, lambda k: p[None, None, k], read_v, steps, 2, spec.dtype)
+
+
+@cute.jit
+def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
+    """Merges the warps' results in their order and stores them; log-sum-exps with base 2."""
+    config = spec.config
+    row = site.warp_m * 16 + site.lane // 4
+    shape = (config.warps_n, config.rows)
+    stats = shared_pointer(Float32, site.base + config.stats_offset, 16)
+    maxima = cute.make_tensor(stats, cute.make_layout(shape, stride=(config.rows, 1)))
+    sums = cute.make_tensor(stats + config.warps_n * config.rows, maxima.layout)
+    scale_log2 = work.scores.scale * softmax.LOG2_E
+    if cutlass.const_expr(spec.variant.changes_scores):
+        scale_log2 = Float32(softmax.LOG2_E)
+    for r in cutlass.range_constexpr(2):
+        total = softmax.quad_sum(state.row_sum[r])
+        if site.lane % 4 == 0:
+            maxima[site.warp_n, row + 8 * r] = state.row_max[r]
+            sums[site.warp_n, row + 8 * r] = total
+    cute.arch.sync_threads()
+    queries = work.lengths.q_len * config.pack
+    out = softmax.rows_and_columns(state.out)
+    for r in cutlass.range_constexpr(2):
+        highest = maxima[0, row + 8 * r]
+        for n in cutlass.range_constexpr(1, config.warps_n):
+            highest = cute.arch.fmax(highest, maxima[n, row + 8 * r])
+        base = softmax.finite_or_zero(highest)
+        total = Float32(0.0)
+        for n in cutlass.range_constexpr(config.warps_n):
+            weight = cute.math.exp2((maxima[n, row + 8 * r] - base) * scale_log2, fastmath=True)
+            total = total + weight * sums[n, row + 8 * r]
+        empty = total == Float32(0.0)
+        factor = cute.math.exp2((state.row_max[r] - base) * scale_log2, fastmath=True) / total
+        for c in cutlass.range_constexpr(cute.size(out, mode=[1])):
+            out[r, c] = softmax.choose(empty, Float32(0.0), out[r, c] * factor)
+        lse = highest * scale_log2 + cute.math.log2(total, fastmath=True)
+        if (site.lane % 4 == 0) & (site.warp_n == 0) & (row + 8 * r < queries):
+            lse = softmax.choose(empty, Float32(-math.inf), lse)
+            work.part_lse[item.batch, item.head, item.split, row + 8 * r] = lse
+    store_outputs(spec, work, item, site, out, row)
+
+
+@cute.jit
+def store_outputs(
+    spec: Spec, work: DecodeWork, item: Item, site: Site, out: cute.Tensor, row: Int32
+):
+    """Adds the warps' outputs in their order, by way of shared memory, and stores the sums."""
+    config = spec.config
+    of_warp = config.rows * spec.pitch
+    own = site.base + (site.warp_n * of_warp + row * spec.pitch + site.lane % 4 * 2) * 4
+    for r in cutlass.range_constexpr(2):
+        for c in cutlass.range_constexpr(config.dim // 8):
+            pointer = shared_pointer(Float32, own + (8 * r * spec.pitch + 8 * c) * 4, 8)
+            pair = cute.make_tensor(pointer, cute.make_layout(2))
+            pair[0], pair[1] = out[r, 2 * c], out[r, 2 * c + 1]
+    cute.arch.sync_threads()
+    vectors = config.dim // 4
+    for i in cutlass.range_constexpr(config.rows * vectors // config.threads):
+        number = site.thread + i * config.threads
+        of_row, vector = number // vectors, number % vectors
+        if of_row < work.lengths.q_len * config.pack:
+            total = cute.make_rmem_tensor(4, Float32)
+            for n in cutlass.range_constexpr(config.warps_n):
+                place = site.base + (n * of_warp + of_row * spec.pitch + vector * 4) * 4
+                found = cute.make_tensor(shared_pointer(Float32, place, 16), cute.make_layout(4)).load()
+                total.store(found if n == 0 else total.load() + found)
+            target = work.parts[item.batch, item.head, item.split, of_row, None]
+            cute.autovec_copy(total, vector_at(target, (vector * 4,), 4))
+    cute.arch.sync_threads()

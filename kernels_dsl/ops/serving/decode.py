@@ -1,0 +1,98 @@
+"""`attention_decode`: attention of few queries to many keys in a cache, dense or in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.attention.arguments import checked_scalars, widths_of
+from kernels_dsl.ops.checked import is_checked
+from kernels_dsl.ops.eager_path import PLAIN_TYPES
+from kernels_dsl.ops.serving.decode_operation import ATTENTION_DECODE, DecodeArguments, Decoded
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    causal: bool = True,
+    window: Sequence[int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale q Kᵀ) V of the last Sq queries of each sequence, keys and values in a cache.
+
+    q: (B, Sq, H, D), bf16 or fp16, D a multiple of 8 up to 256, Sq · H / KV heads at most 64. The result is
+    like it; with `return_lse` also the log-sum-exp (B, H, Sq) float32.
+    k_cache, v_cache: of q's dtype, (B, keys, KV heads, D), or with block_table (pages, keys of a page, KV
+    heads, D); strides multiples of 16 bytes. Of a cache with heads before keys, give its `transpose(1, 2)`.
+    seqused_k: int32 (B,), the keys of each sequence; None: all (not with block_table). Read by the GPU alone.
+    block_table: int32 (B, n), the pages of each sequence. Entries past its keys are not read, nor are those
+    before every query's window; keys there may hold NaN.
+
+    causal, window, softcap, sinks, scale: as those of `attention`; the last query lies on the last key.
+    A sequence's result has the same bits whatever the batch, the room in the cache and the place of its pages.
+
+    A length is taken as within the cache; inside `kernels_dsl.checked()` one outside is an error, as is such
+    a page. Not differentiable. Raises TypeError and ValueError that name the argument.
+    """
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
+        causal = checked_scalars(causal, scale, softcap)
+    window = window if window is None else _pair(window)
+    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks)
+    key: Any = None
+    present: tuple[Any, ...] = ()
+    if type(q) in PLAIN_TYPES and not q.is_nested and not is_checked():
+        present = tuple([x for x in (*inputs, out) if x is not None])
+        form = seqused_k is None, block_table is None, sinks is None, out is None
+        key = (q.shape, form, causal, window, softcap, scale, return_lse)
+        plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
+        if plan is not None and plan.apart(inputs, out):
+            try:
+                result = plan.run(*inputs, out)
+                return result if return_lse else result[0]
+            except ValueError as error:
+                call_cache.refused(ATTENTION_DECODE.calls, key, error)
+    left, right = (None, None) if window is None else window
+    call = DecodeArguments(*inputs, causal, left, right, softcap, scale, return_lse, out)
+    decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
+    return (decoded[0], decoded[1]) if decoded.lse is not None else decoded.out
+
+
+def attention_decode_supports(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+) -> str | None:
+    """Why `attention_decode(q, k_cache, v_cache, **options)` cannot run here; None if it can. Compiles nothing."""
+    try:
+        window = options.pop("window", None)
+        left, right = (None, None) if window is None else _pair(window)
+        for name in ("window_left", "window_right"):
+            if name in options:
+                raise TypeError(f"{name} is given, must not: attention_decode has no such argument")
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ATTENTION_DECODE.why_not(
+        q=q, k_cache=k_cache, v_cache=v_cache, window_left=left, window_right=right, **options
+    )
+
+
+def _pair(window: Any) -> tuple[int | None, ...]:
+    widths = widths_of(window)
+    if len(widths) != 2:
+        raise ValueError(f"window has {len(widths)} entries, must be (left, right)")
+    return widths
+
+
+def _operator() -> Callable[[DecodeArguments], Decoded]:
+    from kernels_dsl.ops.serving import register
+
+    return register.attention_decode

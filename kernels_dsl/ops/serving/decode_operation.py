@@ -1,0 +1,291 @@
+"""`attention_decode` as an operation: what is checked, and what a call launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import lowering
+from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
+from kernels_dsl.config.decode import MAX_ROWS, DecodeConfig, decode_config, most_splits
+from kernels_dsl.ops import allocate, options
+from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
+from kernels_dsl.ops.attention.outputs import check_out
+from kernels_dsl.ops.attention.views import is_aligned, prepared_for_tma
+from kernels_dsl.ops.checked import is_checked
+from kernels_dsl.ops.eager_path import check_tensor
+from kernels_dsl.ops.launch import Launch
+from kernels_dsl.ops.operation import Arguments, Operation
+from kernels_dsl.ops.overlap import byte_extent, check_alone, ranges_meet
+from kernels_dsl.ops.target import Target
+from lowering.records import frozen
+
+FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
+DTYPES = (torch.bfloat16, torch.float16)
+_MOST_KEYS = 1 << 30
+"""Of a sequence: sums of two positions stay within 32 bits."""
+
+
+class Decoded(NamedTuple):
+    """The output (B, Sq, H, D), and the log-sum-exp of its rows (B, H, Sq) float32 where it is asked for."""
+
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+
+@frozen
+class DecodeArguments(Arguments):
+    """The arguments of `attention_decode`, the window taken apart."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    seqused_k: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    scale: float | None = None
+    return_lse: bool = False
+    out: torch.Tensor | None = None
+
+    leading = "q"
+
+    def check(self) -> None:
+        """TypeError or ValueError where an argument is not one of `attention_decode`."""
+        describe(self)
+
+    def inputs(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that a call reads, in the order of the fields."""
+        return self.q, self.k_cache, self.v_cache, self.seqused_k, self.block_table, self.sinks
+
+
+@frozen
+class DecodeCall:
+    """A checked call. `capacity`: keys that a sequence has room for."""
+
+    batch: int
+    q_len: int
+    heads: int
+    kv_heads: int
+    dim: int
+    capacity: int
+    variant: AttentionVariant
+    left: int
+    right: int
+    scale: float
+    softcap: float
+
+    @property
+    def pack(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // max(self.kv_heads, 1)
+
+
+def describe(call: DecodeArguments) -> DecodeCall:
+    """The call as plain data. TypeError or ValueError where an argument is wrong."""
+    options.boolean("return_lse", call.return_lse)
+    q = call.q
+    for name, x in zip(DecodeArguments.tensors, call.inputs()):
+        if x is not None:
+            check_tensor(name, x)
+            if x.device != q.device:
+                raise ValueError(f"{name} is on {x.device}, must be on {q.device}, as q")
+    if q.dtype not in DTYPES:
+        raise TypeError(f"q is {q.dtype}, must be torch.bfloat16 or torch.float16")
+    if q.dim() != 4:
+        raise ValueError(f"q has shape {tuple(q.shape)}, must be (B, Sq, H, D)")
+    batch, q_len, heads, dim = q.shape
+    if not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_STEP:
+        raise ValueError(
+            f"q has head dimension {dim}, must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+        )
+    kv_heads = _check_caches(call)
+    rows = q_len * (heads // max(kv_heads, 1))
+    if rows > MAX_ROWS:
+        raise ValueError(
+            f"q has {q_len} queries and {heads} heads, {rows} rows for each of {kv_heads} KV heads, must have "
+            f"at most {MAX_ROWS}: use attention"
+        )
+    scale = options.real("scale", 1.0 / math.sqrt(dim) if call.scale is None else call.scale, above=0)
+    softcap = options.real("softcap", call.softcap, least=0)
+    if 0 < softcap < LEAST_SOFTCAP:
+        raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
+    left, right = window_limits(call.causal, (call.window_left, call.window_right))
+    variant = AttentionVariant(
+        right=right is not None, left=left is not None, softcap=softcap > 0,
+        sinks=check_sinks(call.sinks, heads, q.device),
+    )  # fmt: skip
+    check_out(call.out, tuple(q.shape), q.dtype, q.device)
+    return DecodeCall(
+        batch, q_len, heads, kv_heads, dim, _capacity(call), variant, left or 0, right or 0, float(scale),
+        float(softcap) or 1.0,
+    )  # fmt: skip
+
+
+def _check_caches(call: DecodeArguments) -> int:
+    """The number of KV heads."""
+    q = call.q
+    for name, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
+        if cache.dtype != q.dtype:
+            raise TypeError(f"{name} is {cache.dtype}, must be {q.dtype}, as q")
+        if cache.dim() != 4 or cache.shape[3] != q.shape[3]:
+            raise ValueError(
+                f"{name} has shape {tuple(cache.shape)}, must be (B, keys, KV heads, {q.shape[3]}), or with "
+                "block_table (pages, keys of a page, …); of one with heads before keys, give the "
+                "transpose(1, 2)"
+            )
+        if not is_aligned(cache):
+            raise ValueError(
+                f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and addresses "
+                "and strides that are multiples of 16 bytes"
+            )
+    if call.v_cache.shape != call.k_cache.shape:
+        raise ValueError(
+            f"v_cache has shape {tuple(call.v_cache.shape)}, must be {tuple(call.k_cache.shape)}, as k_cache"
+        )
+    heads, kv_heads = q.shape[2], call.k_cache.shape[2]
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(f"q has {heads} heads, must be a multiple of k_cache's, {kv_heads}")
+    return kv_heads
+
+
+def _capacity(call: DecodeArguments) -> int:
+    """Keys that a sequence has room for; checks lengths and table."""
+    batch, (pages, size) = call.q.shape[0], call.k_cache.shape[:2]
+    used, table = call.seqused_k, call.block_table
+    if used is not None and (used.dtype != torch.int32 or tuple(used.shape) != (batch,)):
+        raise ValueError(f"seqused_k is {used.dtype} {tuple(used.shape)}, must be torch.int32 ({batch},)")
+    capacity = size
+    if table is None:
+        if pages != batch:
+            raise ValueError(
+                f"k_cache has shape {tuple(call.k_cache.shape)}, must have {batch} sequences, as q, or "
+                "block_table be given"
+            )
+    else:
+        if used is None:
+            raise ValueError("seqused_k is None, must be given beside block_table")
+        if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch:
+            raise ValueError(
+                f"block_table is {table.dtype} {tuple(table.shape)}, must be torch.int32 ({batch}, pages)"
+            )
+        capacity = size * table.shape[1]
+    if capacity > _MOST_KEYS:
+        raise ValueError(f"a sequence has room for {capacity} keys, must have for at most {_MOST_KEYS}")
+    return capacity
+
+
+class DecodePlan(NamedTuple):
+    """The launch of calls with such tensors. `extents`: bytes that each input spans, and last `out`."""
+
+    run: Callable[..., Decoded]
+    extents: tuple[int, ...]
+
+    def apart(self, inputs: tuple[Any, ...], out: torch.Tensor | None) -> bool:
+        """True if `out` shares no memory with what such a call reads."""
+        if out is None:
+            return True
+        return not ranges_meet(out, inputs, (self.extents[-1], *self.extents[:-1]))
+
+
+def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> DecodePlan:
+    target.families(None, "q")
+    extents = tuple(0 if x is None else byte_extent(x) for x in (*call.inputs(), call.out))
+    if 0 in (decoded.batch, decoded.q_len, decoded.heads, decoded.capacity, call.k_cache.shape[0]):
+        return DecodePlan(_without_keys(decoded, call.return_lse), extents)
+    config = decode_config(decoded.dim, decoded.q_len * decoded.pack, decoded.pack, target.device)
+    return DecodePlan(_launching(decoded, config, call, target), extents)
+
+
+def _launching(
+    decoded: DecodeCall, config: DecodeConfig, call: DecodeArguments, target: Target
+) -> Callable[..., Decoded]:
+    device, dtype = call.q.device, call.q.dtype
+    splits = most_splits(decoded.capacity)
+    parts = (decoded.batch, decoded.kv_heads, splits, decoded.q_len * decoded.pack)
+    make_parts = allocate.several(
+        [
+            allocate.maker((*parts, config.dim), torch.float32, device),
+            allocate.maker(parts, torch.float32, device),
+        ]
+    )
+    make_out = allocate.maker(tuple(call.q.shape), dtype, device)
+    make_lse = allocate.maker((decoded.batch, decoded.heads, decoded.q_len), torch.float32, device)
+    items = decoded.batch * decoded.kv_heads * splits
+    scalars = (
+        decoded.scale, decoded.softcap, decoded.left, decoded.right,
+        min(items, target.device.sm_count * config.ctas_per_sm),
+    )  # fmt: skip
+    early = target.device.capability >= (9, 0)
+    launch = Launch(
+        FUNCTION, target, {"config": config, "variant": decoded.variant, "early": early}
+    )
+    prepare = prepared_for_tma(call.q)
+    staged = call.out is not None and not is_aligned(call.out)
+    return_lse = call.return_lse
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: Any, table: Any, sinks: Any, out: Any
+    ) -> Decoded:
+        if prepare is not None:
+            q = prepare(q)
+        written = make_out() if out is None or staged else out
+        lse = make_lse() if return_lse else None
+        launch(q, k, v, written, lse, *make_parts(), used, table, sinks, *scalars)
+        if staged:
+            out.copy_(written)
+            written = out
+        return Decoded(written, lse)
+
+    return run
+
+
+def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[..., Decoded]:
+    """The result of a call without rows or keys: 0, with log-sum-exps of -inf or the sinks."""
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: Any, table: Any, sinks: Any, out: Any
+    ) -> Decoded:
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
+        if not return_lse:
+            return Decoded(out, None)
+        shape = (decoded.batch, decoded.heads, decoded.q_len)
+        lse = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
+        if sinks is not None:
+            lse.copy_(sinks.float()[:, None].expand_as(lse))
+        return Decoded(out, lse)
+
+    return run
+
+
+def _follow(plan: DecodePlan, call: DecodeArguments) -> Decoded:
+    if call.out is not None and not plan.apart(call.inputs(), call.out):
+        check_alone("out", call.out, call.read())
+    if is_checked():
+        _check_values(call)
+    return plan.run(*call.inputs(), call.out)
+
+
+def _check_values(call: DecodeArguments) -> None:
+    """ValueError for lengths and pages outside the caches. Waits for the GPU."""
+    if call.seqused_k is None:
+        return
+    (pages, size), table = call.k_cache.shape[:2], call.block_table
+    room = size if table is None else size * table.shape[1]
+    of_host = None if table is None else table.tolist()
+    for b, length in enumerate(call.seqused_k.tolist()):
+        if not 0 <= length <= room:
+            raise ValueError(f"seqused_k[{b}] is {length}, must be from 0 to {room}")
+        if of_host is not None and size:
+            for n, page in enumerate(of_host[b][: -(-length // size)]):
+                if not 0 <= page < pages:
+                    raise ValueError(f"block_table[{b}, {n}] is {page}, must be from 0 to {pages - 1}")
+
+
+ATTENTION_DECODE = Operation("attention_decode", DecodeArguments, describe, _build, _follow)
