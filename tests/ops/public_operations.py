@@ -199,6 +199,17 @@ _QKV = ("q", "k", "v")
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 _SCALES = ("scale_a", "scale_b")
 
+
+def _attention_decode() -> dict[str, Any]:
+    cache = {name: _ones(6, 16, 2, 64) for name in ("k_cache", "v_cache")}
+    table = torch.arange(6, dtype=torch.int32).view(2, 3)
+    lengths = torch.tensor([40, 17], dtype=torch.int32)
+    return {
+        "q": _ones(2, 1, 4, 64), **cache, "seqused_k": lengths, "block_table": table, "sinks": torch.ones(4),
+        "out": _ones(2, 1, 4, 64),
+    }  # fmt: skip
+
+
 OPERATIONS: Sequence[Operation] = (
     Operation("gemm", _gemm, ("a", "b", *_LINEAR), ("out",)),
     Operation("gemm", lambda: _own_epilogue(_gemm()), ("a", "b", "epilogue_args[0]")),
@@ -247,6 +258,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "merge_states", lambda: {"out": _ones(2, 3, 2, 16), "lse": torch.ones(2, 3, 2)}, ("out", "lse")
     ),
+    Operation("attention_decode", _attention_decode, tuple(_attention_decode())[:6], ("out",)),
     Operation(
         "scaled_linear", lambda: {"x": _ones(32, 64), "weight": _ones(48, 64), "bias": _ones(48)},
         ("x", "weight", "bias"),
@@ -278,7 +290,7 @@ NO_TENSORS = {
 _SUPPORTS = (
     "supports", "scaled_gemm_supports", "grouped_gemm_supports", "scaled_grouped_gemm_supports",
     "bsr_supports", "bsr_scaled_supports", "quantize_supports", "attention_supports",
-    "attention_fp8_supports",
+    "attention_fp8_supports", "attention_decode_supports",
 )  # fmt: skip
 ELSEWHERE = {
     "BlockLists": "a record of tensors, which attention is given",

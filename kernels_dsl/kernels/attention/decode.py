@@ -111,6 +111,4 @@ def decode_kernel(spec: Spec, work: DecodeWork, ctas: Int32, early: cutlass.Cons
     while found.batch < work.lengths.batch:
         work_item(spec, base, work, found.batch, found.number)
         index = index + ctas
-        found = find_item(
-            spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor
-        )
+        found = find_item(spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor)

@@ -54,7 +54,9 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     groups = THREADS // vectors
     allocator = cutlass.memory.SmemAllocator()
     s_lse = allocator.allocate_tensor(Float32, cute.make_layout(MAX_SPLITS))
-    s_sums = allocator.allocate_tensor(Float32, cute.make_layout((groups, vectors * VECTOR), stride=(vectors * VECTOR, 1)))
+    s_sums = allocator.allocate_tensor(
+        Float32, cute.make_layout((groups, vectors * VECTOR), stride=(vectors * VECTOR, 1))
+    )
     s_total = allocator.allocate_tensor(Float32, cute.make_layout(groups))
     thread = cute.arch.thread_idx()[0]
     rest, head = divmod(cute.arch.block_idx()[0], work.heads)

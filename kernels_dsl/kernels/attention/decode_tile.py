@@ -19,7 +19,13 @@ from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.splits import Lengths, Splits, splits_of
 from kernels_dsl.blocks.hw.cp_async import cp_async
-from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, mma_k, warp_accumulators, warp_operand_a, warp_product
+from kernels_dsl.blocks.hw.mma_sync import (
+    make_tiled_mma,
+    mma_k,
+    warp_accumulators,
+    warp_operand_a,
+    warp_product,
+)
 from kernels_dsl.blocks.hw.swizzled_rows import (
     VECTOR,
     MatrixReader,
@@ -222,9 +228,7 @@ def find_rows(spec: Spec, work: DecodeWork, item: Item, site: Site, step: Int32,
                 rows.pages[i] = work.table[item.batch, page]
 
 
-def start_block(
-    spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step: Int32, rows: Rows
-) -> None:
+def start_block(spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step: Int32, rows: Rows) -> None:
     """Starts the copies of a step's block of K and of V."""
     tile = spec.kv_tile
     rows_at_once = tile.check_threads(spec.config.threads)
@@ -320,9 +324,7 @@ def needs_mask(spec: DecodeSpec, work: DecodeWork, item: Item, start: Int32) -> 
     return masked
 
 
-def add_scores(
-    spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, address: Int32
-) -> None:
+def add_scores(spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, address: Int32) -> None:
     """scores += Q K^T for the warp's keys at `address`."""
     reader, q_reader = reader_b(spec.kv_tile, spec.dtype, site.lane), query_reader(spec, site)
     read: dict[int, cute.Tensor] = {}
@@ -396,9 +398,7 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
 
 
 @cute.jit
-def store_outputs(
-    spec: Spec, work: DecodeWork, item: Item, site: Site, out: cute.Tensor, row: Int32
-):
+def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cute.Tensor, row: Int32):
     """Adds the warps' outputs in their order, by way of shared memory, and stores the sums."""
     config = spec.config
     of_warp = config.rows * spec.pitch

@@ -28,11 +28,11 @@ def attention_decode(
     scale: float | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Decoded:
     """softmax(scale q Kᵀ) V of the last Sq queries of each sequence, keys and values in a cache.
 
     q: (B, Sq, H, D), bf16 or fp16, D a multiple of 8 up to 256, Sq · H / KV heads at most 64. The result is
-    like it; with `return_lse` also the log-sum-exp (B, H, Sq) float32.
+    like it; with `return_lse` it is (out, lse), the log-sum-exp (B, H, Sq) float32.
     k_cache, v_cache: of q's dtype, (B, keys, KV heads, D), or with block_table (pages, keys of a page, KV
     heads, D); strides multiples of 16 bytes. Of a cache with heads before keys, give its `transpose(1, 2)`.
     seqused_k: int32 (B,), the keys of each sequence; None: all (not with block_table). Read by the GPU alone.
@@ -58,14 +58,14 @@ def attention_decode(
         plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
         if plan is not None and plan.apart(inputs, out):
             try:
-                result = plan.run(*inputs, out)
-                return result if return_lse else result[0]
+                result: Decoded = plan.run(*inputs, out)
+                return result if return_lse else result.out
             except ValueError as error:
                 call_cache.refused(ATTENTION_DECODE.calls, key, error)
     left, right = (None, None) if window is None else window
     call = DecodeArguments(*inputs, causal, left, right, softcap, scale, return_lse, out)
     decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
-    return (decoded[0], decoded[1]) if decoded.lse is not None else decoded.out
+    return decoded if return_lse else decoded.out
 
 
 def attention_decode_supports(

@@ -223,9 +223,7 @@ def _launching(
         min(items, target.device.sm_count * config.ctas_per_sm),
     )  # fmt: skip
     early = target.device.capability >= (9, 0)
-    launch = Launch(
-        FUNCTION, target, {"config": config, "variant": decoded.variant, "early": early}
-    )
+    launch = Launch(FUNCTION, target, {"config": config, "variant": decoded.variant, "early": early})
     prepare = prepared_for_tma(call.q)
     staged = call.out is not None and not is_aligned(call.out)
     return_lse = call.return_lse

@@ -1,0 +1,59 @@
+"""Decoding attention as compiled, without a GPU: instructions, registers, shared memory.
+
+TEST_ALL_KERNELS=1 takes all head dimensions, rows and variants.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kernels_dsl.config.attention import AttentionVariant
+from kernels_dsl.config.decode import decode_config
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.serving.decode_operation import FUNCTION
+
+VARIANTS = {
+    "causal": AttentionVariant(right=True),
+    "all": AttentionVariant(right=True, left=True, softcap=True, sinks=True),
+}
+FEW = [
+    ("sm_90a", 128, 4, "causal"),
+    ("sm_80", 128, 16, "all"),
+    ("sm_86", 256, 64, "all"),
+    ("sm_89", 64, 32, "causal"),
+]
+CASES = [
+    (arch, dim, rows, name)
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")
+    for dim in (64, 72, 96, 128, 192, 256)
+    for rows in (4, 32, 64)
+    for name in VARIANTS
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "dim", "rows", "name"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
+)
+def test_compiled(arch, dim, rows, name):
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    device, variant = DEVICES_BY_ARCH[arch], VARIANTS[name]
+    config = decode_config(dim, rows, 4, device)
+    q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim), torch.int32
+    parts = tensor(2, 2, 8, rows, config.dim, dtype=torch.float32)
+    kernel = FUNCTION.compile(
+        q, cache, cache, q, None, parts, parts[..., 0].contiguous(), tensor(2, dtype=ints),
+        tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
+        1.0, 1.0, 0, 0, 64, arch=arch, config=config, variant=variant, early=arch == "sm_90a",
+    )  # fmt: skip
+    found = {part.entry.removesuffix("_0").removesuffix("_1"): part for part in kernel.resources()}
+    assert sorted(found) == ["attention_decode", "attention_decode_merge"]
+    for part in found.values():
+        assert part.stack_bytes == part.spill_loads == part.spill_stores == 0
+    of_item = found["attention_decode"]
+    assert of_item.count("HMMA") and of_item.count("LDSM") and of_item.count("LDGSTS")
+    assert config.smem_bytes <= device.smem_bytes
