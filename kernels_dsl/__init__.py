@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm as scaled_gemm
     from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm_supports as scaled_gemm_supports
     from kernels_dsl.ops.serving.append_kv import append_kv as append_kv
+    from kernels_dsl.ops.serving.decode import attention_decode as attention_decode
+    from kernels_dsl.ops.serving.decode import attention_decode_supports as attention_decode_supports
     from kernels_dsl.ops.serving.merge_states import merge_states as merge_states
 
 # Public name -> the module that defines it.

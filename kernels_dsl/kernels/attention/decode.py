@@ -14,8 +14,6 @@ where it lies by cp.async; rows past the end, and those before the window, are z
 `decode_tile` has the work of an item.
 """
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -29,14 +27,8 @@ from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import DecodeConfig
 
 from .decode_merge import MergeWork, merge_kernel, merge_threads
-from .decode_tile import DecodeSpec, DecodeWork, Spec, work_item
-
-
-class Results(NamedTuple):
-    """The results: out (B, Sq, H, D), lse (B, H, Sq) float32 or None."""
-
-    out: cute.Tensor
-    lse: cute.Tensor | None
+from .decode_spec import DecodeSpec, Spec
+from .decode_tile import DecodeWork, work_item
 
 
 def attention_decode(
@@ -60,9 +52,9 @@ def attention_decode(
     variant: cutlass.Constexpr[AttentionVariant],
     early: cutlass.Constexpr[bool],
 ):
-    """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes; a page is
-    a sequence without `table` (B, pages of one) int32. parts (B, Hk, splits, rows, padded D) and part_lse
-    (B, Hk, splits, rows): float32, for what is merged. early: the second kernel may start early (sm_90).
+    """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
+    Without `table` (B, pages of one) int32 a page is a sequence. parts (B, Hk, splits, rows, padded D) and
+    part_lse (B, Hk, splits, rows): float32, for what is merged. early: the merge may start early (sm_90).
     """
     batch, q_len, heads, dim = q.shape
     page_size, kv_heads = k.shape[1], k.shape[2]

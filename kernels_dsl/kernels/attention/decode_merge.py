@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, const_expr, range_constexpr
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, finite_or_zero
@@ -18,11 +18,10 @@ from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
 from kernels_dsl.config.decode import MAX_SPLITS
 
-from .decode_tile import Spec
+from .decode_spec import Spec
 
 VECTOR = 4
 THREADS = 128
-_WARPS = THREADS // 32
 
 
 class MergeWork(NamedTuple):
@@ -59,8 +58,8 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     )
     s_total = allocator.allocate_tensor(Float32, cute.make_layout(groups))
     thread = cute.arch.thread_idx()[0]
-    rest, head = divmod(cute.arch.block_idx()[0], work.heads)
-    batch, query = divmod(rest, work.queries)
+    row_of_batch, head = divmod(cute.arch.block_idx()[0], work.heads)
+    batch, query = divmod(row_of_batch, work.queries)
     shared = head // spec.config.pack
     row = query * spec.config.pack + head % spec.config.pack
     splits = splits_of(spec.variant, work.lengths, batch, work.window.left).count

@@ -40,7 +40,7 @@ def attention_decode(
     before every query's window; keys there may hold NaN.
 
     causal, window, softcap, sinks, scale: as those of `attention`; the last query lies on the last key.
-    A sequence's result has the same bits whatever the batch, the room in the cache and the place of its pages.
+    A sequence's result has the same bits whatever the batch, the room in the cache and where its pages lie.
 
     A length is taken as within the cache; inside `kernels_dsl.checked()` one outside is an error, as is such
     a page. Not differentiable. Raises TypeError and ValueError that name the argument.
@@ -71,7 +71,7 @@ def attention_decode(
 def attention_decode_supports(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
 ) -> str | None:
-    """Why `attention_decode(q, k_cache, v_cache, **options)` cannot run here; None if it can. Compiles nothing."""
+    """Why `attention_decode` cannot run with these arguments; None if it can. Compiles nothing."""
     try:
         window = options.pop("window", None)
         left, right = (None, None) if window is None else _pair(window)

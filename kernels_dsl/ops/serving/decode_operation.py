@@ -109,8 +109,8 @@ def describe(call: DecodeArguments) -> DecodeCall:
     rows = q_len * (heads // max(kv_heads, 1))
     if rows > MAX_ROWS:
         raise ValueError(
-            f"q has {q_len} queries and {heads} heads, {rows} rows for each of {kv_heads} KV heads, must have "
-            f"at most {MAX_ROWS}: use attention"
+            f"q has {q_len} queries and {heads} heads, {rows} rows for each of {kv_heads} KV heads, must "
+            f"have at most {MAX_ROWS}: use attention"
         )
     scale = options.real("scale", 1.0 / math.sqrt(dim) if call.scale is None else call.scale, above=0)
     softcap = options.real("softcap", call.softcap, least=0)

@@ -74,12 +74,12 @@ def append_kv(call: AppendArguments) -> None:
 _DECODE_SCHEMA = schema_of(DecodeArguments)
 
 
-def _decode(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _decode(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = ATTENTION_DECODE.run(DecodeArguments(*tensors, **options))
     return out, out.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
-def _decode_fake(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _decode_fake(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = DecodeArguments(*tensors, **options)
     found = ATTENTION_DECODE.describe(call)
     shape = (found.batch, found.heads, found.q_len) if call.return_lse else (0,)
@@ -90,10 +90,10 @@ define("attention_decode", f"({_DECODE_SCHEMA}) -> (Tensor, Tensor)", _decode, _
 
 
 def attention_decode(call: DecodeArguments) -> Decoded:
-    """A call with arguments that are right, as an operator; its result is copied to an `out` that is given."""
+    """A call with arguments that are right, as an operator; its result is copied to `out`, if given."""
     check_as_operator("attention_decode", call)
-    given = {name: getattr(call, name) for name in call.choices}
-    out, lse = torch.ops.kernels_dsl.attention_decode(*call.inputs(), **given)
+    choices = {name: getattr(call, name) for name in call.choices}
+    out, lse = torch.ops.kernels_dsl.attention_decode(*call.inputs(), **choices)
     if call.out is not None:
         out = call.out.copy_(out)
     return Decoded(out, lse if call.return_lse else None)

@@ -45,11 +45,12 @@ def test_compiled(arch, dim, rows, name):
     config = decode_config(dim, rows, 4, device)
     q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim), torch.int32
     parts = tensor(2, 2, 8, rows, config.dim, dtype=torch.float32)
-    kernel = FUNCTION.compile(
+    arguments = (
         q, cache, cache, q, None, parts, parts[..., 0].contiguous(), tensor(2, dtype=ints),
         tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
-        1.0, 1.0, 0, 0, 64, arch=arch, config=config, variant=variant, early=arch == "sm_90a",
+        1.0, 1.0, 0, 0, 64,
     )  # fmt: skip
+    kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
     found = {part.entry.removesuffix("_0").removesuffix("_1"): part for part in kernel.resources()}
     assert sorted(found) == ["attention_decode", "attention_decode_merge"]
     for part in found.values():

@@ -1,4 +1,4 @@
-"""Caches in pages for the tests of `attention_decode`: what no query may see holds NaN, or is no page at all."""
+"""Caches in pages for the tests of `attention_decode`: what no query may see holds NaN, or is no page."""
 
 from __future__ import annotations
 
