@@ -1,4 +1,4 @@
-"""`merge_states` and `append_kv` as operators of PyTorch."""
+"""`attention_decode`, `merge_states` and `append_kv` as operators of PyTorch."""
 
 from __future__ import annotations
 
@@ -74,13 +74,14 @@ def append_kv(call: AppendArguments) -> None:
 _DECODE_SCHEMA = schema_of(DecodeArguments)
 
 
-def _decode(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = ATTENTION_DECODE.run(DecodeArguments(*tensors, **options))
+def _decode(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = ATTENTION_DECODE.call_of(**dict(zip(DecodeArguments.tensors, tensors)), **options)
+    out, lse = ATTENTION_DECODE.run(call)
     return out, out.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
-def _decode_fake(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = DecodeArguments(*tensors, **options)
+def _decode_fake(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = ATTENTION_DECODE.call_of(**dict(zip(DecodeArguments.tensors, tensors)), **options)
     found = ATTENTION_DECODE.describe(call)
     shape = (found.batch, found.heads, found.q_len) if call.return_lse else (0,)
     return call.q.new_empty(call.q.shape), call.q.new_empty(shape, dtype=torch.float32)
