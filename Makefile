@@ -42,7 +42,6 @@ lint: $(VENV)/.complete
 	@status=0; $(RUN) -m ruff check . || status=1; $(RUN) -m mypy || status=1; exit $$status
 
 docs: $(VENV)/.complete
-	$(RUN) -m pip install -q -c constraints-cpu.txt -e .[docs]
 	$(RUN) -m sphinx -q -W --keep-going -b html -c docs/site . build/site
 
 bench: $(VENV)/.complete

@@ -45,7 +45,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
 driver=$(driver_major)
 constraints=()
-extras=test,bench,hf,emulator-fast,strangers
+extras=test,bench,docs,hf,emulator-fast,strangers
 if [[ -z $driver ]]; then
   echo "make_venv: no NVIDIA GPU found: torch's CPU build, kernels are compiled but not run"
   # A torch that was asked for is another one than the constraint's.
