@@ -35,6 +35,7 @@ from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
 from kernels_dsl.ops.options import boolean, integer, one_of, real
 from kernels_dsl.ops.overlap import ranges_meet
 
+_FLOAT32 = torch.float32
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object
 
 
@@ -65,7 +66,7 @@ def attention(
 
     q: (B, Sq, H, D), k: (B, Sk, Hk, D), v: (B, Sk, Hk, Dv), bf16 or fp16 of one dtype. H is a multiple of Hk.
     D and Dv are multiples of 8 up to 256. Any strides; a head dimension that is not contiguous, or strides
-    and addresses that are not multiples of 16 bytes, cost a copy.
+    and addresses that are not multiples of 16 bytes, cost a copy. Autocast casts float32, as in PyTorch.
 
     With shift = Sk - Sq (`alignment` "bottom_right") or 0 ("top_left"), query i attends to key j where
     causal: j <= i + shift; window (left, right): i + shift - left <= j <= i + shift + right, None or -1 being
@@ -308,6 +309,11 @@ def _other(
                     return result if return_lse else result[0]
                 except ValueError as error:
                     call_cache.refused(ATTENTION.calls, key, error)
+    cast = _autocast((q, k, v))
+    if cast is not None:
+        return _other(*cast, options, layout, extras, None, score_mod=score_mod, mask_mod=mask_mod,
+                      score_mod_bwd=score_mod_bwd, return_lse=return_lse, deterministic=deterministic,
+                      config=config, family=family, out=out)  # fmt: skip
     call = AttentionArguments(
         q, k, v, options, layout, extras, score_mod, mask_mod,
         return_lse=return_lse, config=config, family=family, out=out, score_mod_bwd=score_mod_bwd,
@@ -317,6 +323,17 @@ def _other(
         boolean("return_lse", return_lse)
         refuse_gradient(call)
     return ATTENTION.first(call, key, tensors, _operator)
+
+
+def _autocast(tensors: tuple[Any, Any, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """q, k and v in autocast's dtype, where that is on and one of them is float32; None: as they are."""
+    if any(not isinstance(x, torch.Tensor) for x in tensors) or all(x.dtype != _FLOAT32 for x in tensors):
+        return None
+    kind = tensors[0].device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return None
+    q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+    return q, k, v
 
 
 def _operator() -> Callable[[AttentionArguments], Any]:
@@ -344,6 +361,7 @@ def attention_supports(
     """
     try:
         one_of("layout", layout, tuple(MODES))
+        q, k, v = _autocast((q, k, v)) or (q, k, v)
         mask_mod, blocks = of_block_mask(
             options.pop("blocks", None), options.pop("mask_mod", None), _lengths(q, k, layout)
         )
