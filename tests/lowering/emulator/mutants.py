@@ -205,8 +205,11 @@ class Bench:
         made = self.loaded.made
         host = session.host_function(made.ir_module, made.function_name, module)
         session._loaded[self.key] = session._Loaded(module, host, made)
+        kernels = len(session._loaded)
         try:
-            return self._run(seed, STEPS * self.right.steps + 10_000)
+            ran = self._run(seed, STEPS * self.right.steps + 10_000)
+            assert len(session._loaded) == kernels, "another kernel ran: the sources have changed meanwhile"
+            return ran
         finally:
             session._loaded[self.key] = self.loaded
 
