@@ -14,7 +14,7 @@ from kernels_dsl.config.decode import MAX_ROWS, DecodeConfig, decode_config, mos
 from kernels_dsl.ops import allocate, options
 from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
 from kernels_dsl.ops.attention.outputs import check_out
-from kernels_dsl.ops.attention.views import is_aligned, prepared_for_tma
+from kernels_dsl.ops.attention.views import ROW_ALIGN, is_aligned, prepared_for_tma
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.launch import Launch
@@ -25,6 +25,7 @@ from lowering.records import frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)
+STRIDE_STEP = ROW_ALIGN // 2
 _MOST_KEYS = 1 << 30
 """Of a sequence: sums of two positions stay within 32 bits."""
 
@@ -140,10 +141,11 @@ def _check_caches(call: DecodeArguments) -> int:
                 "block_table (pages, keys of a page, …); of one with heads before keys, give the "
                 "transpose(1, 2)"
             )
-        if not is_aligned(cache):
+        steps = [step for size, step in zip(cache.shape[:3], cache.stride()) if size > 1]
+        if cache.stride(3) != 1 or any(step <= 0 or step % STRIDE_STEP for step in steps):
             raise ValueError(
-                f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and addresses "
-                "and strides that are multiples of 16 bytes"
+                f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and strides that "
+                f"are multiples of {STRIDE_STEP}, 16 bytes"
             )
     if call.v_cache.shape != call.k_cache.shape:
         raise ValueError(
@@ -196,6 +198,11 @@ class DecodePlan(NamedTuple):
 
 def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> DecodePlan:
     target.families(None, "q")
+    for name, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
+        if cache.data_ptr() % ROW_ALIGN:
+            raise ValueError(
+                f"{name} begins at address {cache.data_ptr():#x}, must at a multiple of {ROW_ALIGN}"
+            )
     extents = tuple(0 if x is None else byte_extent(x) for x in (*call.inputs(), call.out))
     if 0 in (decoded.batch, decoded.q_len, decoded.heads, decoded.capacity, call.k_cache.shape[0]):
         return DecodePlan(_without_keys(decoded, call.return_lse), extents)

@@ -84,6 +84,11 @@ def test_splits():
         assert size % 64 == 0 and room <= most_splits(keys) <= MAX_SPLITS
 
 
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same values one element off an aligned address."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
 def test_errors_name_the_argument(seed):
     case = paged((40,), 16, seed)
     q, k, v, used, table = case[:5]
@@ -92,6 +97,7 @@ def test_errors_name_the_argument(seed):
         ({"k_cache": k.half()}, "k_cache is torch.float16"),
         ({"v_cache": v[:, :8]}, "v_cache has shape"),
         ({"k_cache": k[..., :1].expand(k.shape)}, "k_cache has strides"),
+        ({"k_cache": _shifted(k)}, "k_cache begins at address"),
         ({"q": q.expand(1, 33, 4, 64)}, "66 rows for each of 2 KV heads, must have at most 64"),
         ({"q": q[:, :, :3]}, "q has 3 heads"),
         ({"seqused_k": None}, "seqused_k is None"),
