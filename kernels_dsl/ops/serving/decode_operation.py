@@ -144,8 +144,8 @@ def _check_caches(call: DecodeArguments) -> int:
         steps = [step for size, step in zip(cache.shape[:3], cache.stride()) if size > 1]
         if cache.stride(3) != 1 or any(step <= 0 or step % STRIDE_STEP for step in steps):
             raise ValueError(
-                f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and strides that "
-                f"are multiples of {STRIDE_STEP}, 16 bytes"
+                f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and strides "
+                f"that are multiples of {STRIDE_STEP}, 16 bytes"
             )
     if call.v_cache.shape != call.k_cache.shape:
         raise ValueError(
