@@ -64,7 +64,7 @@ if [[ -z $driver ]]; then
   "${pip[@]}" ${constraints[@]+"${constraints[@]}"} ${index[@]+"${index[@]}"} "$torch"
 elif ((driver >= 580)); then
   echo "make_venv: NVIDIA driver $driver: CUDA 13"
-  extras=test,bench,hf,emulator-fast,strangers,cu13
+  extras=test,bench,docs,hf,emulator-fast,strangers,cu13
 else
   echo "make_venv: NVIDIA driver $driver: CUDA 12"
   # The ordinary index has torch for CUDA 13, which needs driver 580; cuda-python likewise.
