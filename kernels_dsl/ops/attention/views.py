@@ -23,7 +23,7 @@ def is_aligned(x: torch.Tensor) -> bool:
 
 def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """`strides` with those of modes of size 1, which may hold anything, replaced by the whole extent."""
-    extent = 1 + sum((size - 1) * s for size, s in zip(shape, strides))
+    extent = 1 + sum(max(size - 1, 0) * s for size, s in zip(shape, strides))
     extent = -(-extent // ROW_ALIGN) * ROW_ALIGN
     rows = tuple(s if size > 1 else extent for size, s in zip(shape[:-1], strides))
     return (*rows, strides[-1])

@@ -33,6 +33,20 @@ def test_a_gpu_before_hopper(seed):
         check_gradients(leaves((2, 1), (70, 90), (40, 64), seed), Masking(right=0), causal=True)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+@pytest.mark.parametrize(("batch", "q_len", "k_len"), [(0, 140, 140), (2, 0, 140), (2, 140, 0), (0, 0, 0)])
+def test_without_batches_queries_or_keys(arch, batch, q_len, k_len):
+    """Of views into wider rows, whose strides are then of modes without elements."""
+    q, k, v = (torch.randn(batch, n, 2, 80).bfloat16()[..., :64] for n in (q_len, k_len, k_len))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    with emulator.run(arch=arch):
+        out = kernels_dsl.attention(q, k, v)
+        found = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert not out.any()
+    assert [x.shape for x in found] == [q.shape, k.shape, v.shape]
+    assert not any(x.any() for x in found)
+
+
 def test_float16(seed):
     check_gradients(leaves((1, 1), (70, 150), (64, 64), seed, torch.float16), Masking())
 
