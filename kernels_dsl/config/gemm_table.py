@@ -285,12 +285,19 @@ def kind_of(problem: GemmProblem, family: str) -> str:
     return "sm90 fp8 scaled" if problem.promotion.scaled else "sm90 fp8 promoted"
 
 
-def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Candidate]:
-    """Every feasible configuration of a family for this problem, with each split of K worth a try."""
+def candidates(
+    problem: GemmProblem, device: Device, family: str, batch_invariant: bool = False
+) -> Iterator[Candidate]:
+    """Every feasible configuration of a family for this problem, with each split of K worth a try.
+
+    batch_invariant: those alone that `why_not_batch_invariant` has nothing against.
+    """
     for candidate in TABLES[kind_of(problem, family)]:
+        if batch_invariant and why_not_batch_invariant(candidate.config) is not None:
+            continue
         if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config)):
             continue
-        for split in SPLITS if not candidate.config.turned else (1,):
+        for split in SPLITS if not (candidate.config.turned or batch_invariant) else (1,):
             if split > 1 and not _split_pays(candidate.config, problem, device, split):
                 continue
             config = adapted(replace(candidate.config, split_k=split), problem)
@@ -298,6 +305,20 @@ def candidates(problem: GemmProblem, device: Device, family: str) -> Iterator[Ca
                 yield replace(candidate, config=config)
                 if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
                     yield replace(candidate, config=replace(config, stream_k=True))
+
+
+def why_not_batch_invariant(config: GemmConfig) -> str | None:
+    """Why an element's sum with `config` would run in another order than with the others of its family; None
+    where it does not.
+
+    Tiles, clusters and schedules do not change the order: an element is one chain of matrix instructions,
+    with K upwards. Pieces of K are separate chains, and a turned tile exchanges the instruction's operands.
+    """
+    if config.split_k > 1:
+        return f"split_k is {config.split_k}, must be 1 with batch_invariant"
+    if config.stream_k:
+        return "stream_k is True, must be False with batch_invariant"
+    return "turned is True, must be False with batch_invariant" if config.turned else None
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -396,10 +417,10 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: GemmProblem, device: Device, family: str) -> GemmConfig:
+def choose(problem: GemmProblem, device: Device, family: str, batch_invariant: bool = False) -> GemmConfig:
     """The configuration of `family` that the model ranks first. ValueError where none fits."""
     best = min(
-        candidates(problem, device, family),
+        candidates(problem, device, family, batch_invariant),
         key=lambda candidate: estimate(candidate, problem, device),
         default=None,
     )

@@ -33,6 +33,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "config": ("fast", 5, [], {}, Sm90AttentionConfig(128, 128, 64, 64), Sm90GemmConfig),
     "family": ("sm70", 90, [], {}, True),
     "use_fast_accum": _FLAGS,
+    "batch_invariant": _FLAGS,
     "check": _FLAGS,
     "dtype": ("e4m3", None, [], BF16, torch.int8),
     "scaling": ("column", 5, None, ["row"], {}),

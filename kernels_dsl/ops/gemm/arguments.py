@@ -92,6 +92,7 @@ class GemmArguments(DenseArguments):
     out_dtype: torch.dtype | None = None
     config: Named = None
     family: str | None = None
+    batch_invariant: bool = False
     out: torch.Tensor | None = None
 
     operands = ("alpha", "beta", "c", "bias", "residual")
@@ -123,7 +124,8 @@ class GemmCall:
     except for fp8 operands, whose formats may be mixed. `promotion`: how partial sums of fp8 products are
     added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes.
     `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before
-    all others says where they end, with `GROUP_ENDS` for modes."""
+    all others says where they end, with `GROUP_ENDS` for modes. `batch_invariant`: the order of an element's
+    sum depends on neither M, the batch nor any alignment."""
 
     m: int
     n: int
@@ -135,6 +137,7 @@ class GemmCall:
     operands: tuple[OperandSpec, ...]
     promotion: Promotion | None = None
     groups: int | None = None
+    batch_invariant: bool = False
 
     @property
     def not_epilogue(self) -> int:
@@ -340,7 +343,10 @@ def describe(call: GemmArguments) -> GemmCall:
     batch = batch_of(a, b)
     d_shape = (m, n) if batch is None else (batch, m, n)
     function, operands = describe_epilogue(d_shape, a.device, vars(call))
-    found = GemmCall(m, n, k, batch, a.dtype, result_dtype(out, call.out_dtype, a.dtype), function, operands)
+    d_dtype = result_dtype(out, call.out_dtype, a.dtype)
+    found = GemmCall(
+        m, n, k, batch, a.dtype, d_dtype, function, operands, batch_invariant=call.batch_invariant
+    )
     if out is not None:
         check_out(out, found, a.device)
     return found

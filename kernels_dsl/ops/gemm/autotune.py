@@ -92,6 +92,8 @@ def autotune_gemm(
         raise TypeError("config is given, must not: autotune_gemm tries those of configs")
     for number, config in enumerate(instance("configs", configs, list, tuple, type(None)) or ()):
         instance(f"configs[{number}]", config, *CONFIGS)
+    if options.get("batch_invariant", False):
+        raise ValueError("batch_invariant is given, must not: the winner would be that of all calls")
     with torch.no_grad():
         plan = plan_for(a, b, family=family, **options)
         if target_of(a).emulated:

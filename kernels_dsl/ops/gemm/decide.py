@@ -85,8 +85,8 @@ def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
 
     WGMMA's M is 64 rows at least and its N 8 columns at least, so a D of few rows wastes less as columns.
     """
-    if call.groups is not None:
-        return False  # groups are along the kernel's M
+    if call.groups is not None or call.batch_invariant:
+        return False  # groups are along the kernel's M; the operands' places in an instruction are fixed
     wide = FAMILIES[family].least_rows > THIN_M
     return d.contiguous == "column" or (wide and call.m <= THIN_M < call.n)
 
@@ -136,13 +136,14 @@ def tuned_record() -> TunedRecord:
     return _record_at(cache.dir() / "tuned_gemm.json")
 
 
-def _pick(problem: GemmProblem, target: Target, family: str) -> GemmConfig:
+def _pick(problem: GemmProblem, target: Target, family: str, batch_invariant: bool) -> GemmConfig:
     """The measured winner if there is one that still fits, else the model's choice."""
     if not target.emulated:
         config = tuned_record().get(problem, target.device, family)
         if config is not None and why_not(config, problem, target.device) is None:
-            return config
-    return gemm_table.choose(problem, target.device, family)
+            if not batch_invariant or gemm_table.why_not_batch_invariant(config) is None:
+                return config
+    return gemm_table.choose(problem, target.device, family, batch_invariant)
 
 
 def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> GemmConfig:
@@ -156,6 +157,15 @@ def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> 
     if reason is not None:
         raise ValueError(f"config is {config}, must be one that fits: {reason}")
     return config
+
+
+def _check_batch_invariant(config: GemmConfig, family: str) -> None:
+    """ValueError where sums with `config` run in another order than without it, which `family` computes."""
+    reason = gemm_table.why_not_batch_invariant(config)
+    if reason is None and config.family != family:
+        reason = f"its family is {config.family!r}, must be {family!r} with batch_invariant, or family given"
+    if reason is not None:
+        raise ValueError(f"config is {config}, must be one that fits: {reason}")
 
 
 def families(dtype: torch.dtype, target: Target, forced: str | None) -> tuple[str, ...]:
@@ -188,9 +198,14 @@ def decide(
         if not isinstance(config, (Sm90GemmConfig, Sm80GemmConfig)):
             kind = type(config).__name__
             raise TypeError(f"config is a {kind}, must be a Sm90GemmConfig or a Sm80GemmConfig")
+        if call.batch_invariant:
+            _check_batch_invariant(config, families(call.ab_dtype, target, family)[0])
         family = config.family
+    names = families(call.ab_dtype, target, family)
+    if call.batch_invariant:
+        names = names[:1]  # whatever the alignment: the other family has other instructions
     options = {}
-    for name in families(call.ab_dtype, target, family):
+    for name in names:
         copies = (
             copy_needed(layouts[0], "row", call.ab_dtype, name),
             copy_needed(layouts[1], "column", call.ab_dtype, name),
@@ -207,6 +222,9 @@ def decide(
         if not gemm_table.copying_pays(options["sm80"][1], problem, copied_bytes, len(copied), target.device):
             name = "sm80"
     copies, problem = options[name]
-    chosen = _pick(problem, target, name) if config is None else fit_to_problem(config, problem, target)
+    if config is None:
+        chosen = _pick(problem, target, name, call.batch_invariant)
+    else:
+        chosen = fit_to_problem(config, problem, target)
     swap = transposed(call, layouts[2], name) != chosen.turned
     return Decision(problem, chosen, swap, *copies)

@@ -34,6 +34,7 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     config: GemmConfig | None = None,
     family: str | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """activation(alpha · a @ b + beta · c + bias) + residual, summed in float32.
 
@@ -53,6 +54,10 @@ def gemm(
     out_dtype: bf16, fp16 or fp32; default out's, else a's. config: a configuration in place of the
     chosen one. family: "sm90" or "sm80" forces a family of kernels.
 
+    batch_invariant: a row of the result has the same bits whatever M and L are, whatever other rows hold, and
+    whatever the alignment of the tensors: K is never split, and the order of an element's sum depends on the
+    GPU's architecture and the dtype alone. `config` must keep it then. Of the gradients, a's keeps it too.
+
     Returns (M, N), or (L, M, N) where a or b has a batch. Differentiable in a, b, c, bias and residual, but
     not with `epilogue` or `out`. Raises TypeError and ValueError before any launch, naming the argument;
     `supports` gives the same reasons as text.
@@ -64,7 +69,17 @@ def gemm(
     if type(a) is type(b) is _Tensor or (type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES):
         one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
-            key = (a.shape, b.shape, out.__class__, one, activation, out_dtype, config, family)
+            key = (
+                a.shape,
+                b.shape,
+                out.__class__,
+                one,
+                activation,
+                out_dtype,
+                config,
+                family,
+                batch_invariant,
+            )
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
     if key is not None:
@@ -82,7 +97,7 @@ def gemm(
     call = GemmArguments(
         a, b, c, bias, residual, epilogue_args, bias_axis, alpha,
         beta=beta, activation=activation, epilogue=epilogue, out_dtype=out_dtype, config=config,
-        family=family, out=out,
+        family=family, batch_invariant=batch_invariant, out=out,
     )  # fmt: skip
     return GEMM.first(call, key, tensors, _operator)
 

@@ -19,6 +19,8 @@ from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.ops.eager_path import needs_dispatcher
 
 _FACTORS = 2  # a, b
+_AGAIN = ("bias_axis", "alpha", "beta", "family", "batch_invariant")
+"""Options with which a product is computed again."""
 
 
 def refuse_functions(epilogue: Any, activation: str | None) -> None:
@@ -121,7 +123,9 @@ def setup_context(
     keep_for_backward(ctx, inputs, keyword_only_inputs, _FACTORS)
 
 
-def _product(operators: Any, x: Any, y: Any, shape: torch.Size, keywords: dict[str, Any]) -> torch.Tensor:
+def _product(
+    operators: Any, x: Any, y: Any, shape: torch.Size, keywords: dict[str, Any], **options: Any
+) -> torch.Tensor:
     """alpha · x @ y, summed over the batch modes that `shape` does not have."""
     dtype = x.dtype
     reduced = len(shape) < max(x.dim(), y.dim()) or (
@@ -129,7 +133,7 @@ def _product(operators: Any, x: Any, y: Any, shape: torch.Size, keywords: dict[s
     )
     out_dtype = torch.float32 if reduced else dtype
     alpha, family = keywords["alpha"], keywords["family"]
-    product: torch.Tensor = operators.gemm(x, y, alpha=alpha, out_dtype=out_dtype, family=family)
+    product: torch.Tensor = operators.gemm(x, y, alpha=alpha, out_dtype=out_dtype, family=family, **options)
     return product.sum_to_size(shape).to(dtype) if reduced else product
 
 
@@ -141,7 +145,7 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     operators = operators_for(ctx, (gradient, a, b, c, bias))
 
     def product() -> torch.Tensor:
-        again = {name: keywords[name] for name in ("bias_axis", "alpha", "beta", "family")}
+        again = {name: keywords[name] for name in _AGAIN}
         found: torch.Tensor = operators.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
         return found
 
@@ -149,7 +153,8 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     operand = through.d_z.to(a.dtype) if any(needed[:2]) else None
     d_a = d_b = None
     if needed[0]:
-        d_a = _product(operators, operand, b.mT, a.shape, keywords)
+        fixed = keywords["batch_invariant"]  # the rows are a's; those of b are summed over a's
+        d_a = _product(operators, operand, b.mT, a.shape, keywords, batch_invariant=fixed)
     if needed[1]:
         d_b = _product(operators, a.mT, operand, b.shape, keywords)
     return matched(ctx, (d_a, d_b, through.c, through.bias, through.residual))

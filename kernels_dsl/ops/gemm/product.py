@@ -100,19 +100,22 @@ class _ForBackward:
         beta: float = 1.0,
         out_dtype: torch.dtype | None = None,
         family: str | None = None,
+        batch_invariant: bool = False,
     ) -> torch.Tensor:
         """As the operator."""
         extras = () if c is bias is None else (c, bias, None)
         one = weight(alpha, 1.0) if alpha != 1.0 else True
         zero = weight(beta, 0.0) if c is not None else None
-        key = (a.shape, b.shape, "for backward", one, zero, bias_axis, out_dtype, family, *map(type, extras))
+        key = (a.shape, b.shape, "for backward", one, zero, bias_axis, out_dtype, family, batch_invariant)
+        key = (*key, *map(type, extras))
         tensors = (a, b, *tensors_among(extras))
         result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
         if result is not None:
             return result
         call = GemmArguments(
-            a, b, c, bias, bias_axis=bias_axis, alpha=alpha, beta=beta, out_dtype=out_dtype, family=family
-        )
+            a, b, c, bias, bias_axis=bias_axis, alpha=alpha, beta=beta, out_dtype=out_dtype, family=family,
+            batch_invariant=batch_invariant,
+        )  # fmt: skip
         product: torch.Tensor = GEMM.first_below(call, key, tensors)
         return product
 

@@ -27,6 +27,7 @@ def check(arguments_by_name: Mapping[str, Any]) -> None:
     options.one_of("bias_axis", arguments_by_name.get("bias_axis", "n"), ("n", "m"))
     options.instance("out_dtype", arguments_by_name.get("out_dtype"), torch.dtype, type(None))
     options.boolean("use_fast_accum", arguments_by_name.get("use_fast_accum", False))
+    options.boolean("batch_invariant", arguments_by_name.get("batch_invariant", False))
     arguments(arguments_by_name.get("epilogue_args", ()))
     epilogue = arguments_by_name.get("epilogue")
     if epilogue is not None and not isinstance(epilogue, str):
