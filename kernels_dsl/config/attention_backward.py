@@ -50,6 +50,7 @@ class Sm90BackwardConfig:
     gives_kv: bool = True
 
     family = "sm90"
+    tile_k = 128
 
     @property
     def dq_share(self) -> tuple[int, int]:
@@ -116,17 +117,28 @@ class Sm80BackwardConfig:
 
 
 def sm80_backward_config(
-    dim: int, dim_v: int, deterministic: bool, smem_bytes: int = 101376, by_elements: bool = False
+    dim: int,
+    dim_v: int,
+    deterministic: bool,
+    smem_bytes: int = 101376,
+    by_elements: bool = False,
+    block_k: int = 128,
 ) -> Sm80BackwardConfig:
     """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory.
 
-    `by_elements`: there are masks or functions of single scores, which take registers.
+    `by_elements`: there are masks or functions of single scores, which take registers. `block_k`: keys of a
+    listed block, a multiple of 64, of which the tile's must be a divisor.
     """
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
     # With 128 keys head dimensions between these spill where a window, an order and packing come together.
     many = max(d, dv) <= 64 or (d == dv == 128 and not by_elements)
     for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
         config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
-        if config.smem_bytes <= smem_bytes and max(d, dv) <= 128 and (many or tile_k == 64):
+        if (
+            config.smem_bytes <= smem_bytes
+            and max(d, dv) <= 128
+            and (many or tile_k == 64)
+            and block_k % tile_k == 0
+        ):
             return config
     raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 128")

@@ -74,8 +74,14 @@ def by_queries(view: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def mask_where(variant: cutlass.Constexpr[AttentionVariant], view: cute.Tensor, at: ScoreStep):
-    """Every mask of the variant, on a step that needs one."""
-    if cutlass.const_expr(variant.masks_everywhere):
+    """Every mask of the variant, on a step that needs one; else the end of the keys in a listed block."""
+    if cutlass.const_expr(variant.lists is not None):
+        last = at.origin.column + row_offset(cute.size(view, mode=[1]) - 1)
+        if at.masked:
+            mask(variant, view, at)
+        elif last >= at.seq.k_len:
+            mask_range(AttentionVariant(), view, at.origin, at.seq, at.seq.k_len, at.window, places=KEY_ROWS)
+    elif cutlass.const_expr(variant.masks_everywhere):
         mask(variant, view, at)
     elif at.masked:
         mask(variant, view, at)

@@ -2,7 +2,8 @@
 
 The counterpart of `kv_blocks`. Under a causal mask or a window a key is seen by a range of queries, so a key
 tile visits a range of query blocks; those that an edge of the mask cuts, and all of them where the tile
-reaches past the last key, are masked element by element.
+reaches past the last key, are masked element by element. Where key blocks are listed by query block, the
+lists are turned round before: a key tile visits the entries of its key block in their order, head by head.
 """
 
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.config.attention import AttentionVariant
 
 
 class KeyTile(NamedTuple):
@@ -52,6 +54,46 @@ class QueryWalk(NamedTuple):
     def masked(self, block: Int32) -> Boolean:
         """Says whether `block` needs a mask."""
         return (block < self.whole_first) | (block >= self.whole_end)
+
+
+class QueryLists(NamedTuple):
+    """Query blocks that each block of keys visits, int32. A listed block is `variant.lists[1]` key tiles."""
+
+    first: cute.Tensor
+    """(B, Hk, key blocks + 1): number of each one's first entry; the next one's is its end."""
+    entries: cute.Tensor
+    """(B, Hk, entries, 4): see `Entry`."""
+
+
+class Entry(NamedTuple):
+    """A query block that a block of keys visits."""
+
+    head: Int32
+    """Query head among those that share the keys."""
+    block: Int32
+    masked: Boolean
+    turn: Int32
+    """Key blocks before this one that visit the same query block."""
+
+
+class ListWalk(NamedTuple):
+    """Entries `first` … `first + count` - 1 of the lists, of all query heads that share the keys."""
+
+    first: Int32
+    count: Int32
+
+
+def walk_list(variant: AttentionVariant, at: KeyTile, lists: QueryLists) -> ListWalk:
+    """Entries that a key tile visits."""
+    block = at.n // variant.lists[1]
+    first = lists.first[at.batch, at.kv_head, block]
+    return ListWalk(first, lists.first[at.batch, at.kv_head, block + 1] - first)
+
+
+def entry_of(lists: QueryLists, at: KeyTile, place: Int32) -> Entry:
+    """Entry number `place` of a key tile's sequence and head. What nobody reads of it is not loaded."""
+    words = lists.entries[at.batch, at.kv_head, place, None]
+    return Entry(words[0], words[1], words[2] != 0, words[3])
 
 
 @cute.jit

@@ -26,7 +26,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.query_blocks import decode_key_tile, walk_queries
+from kernels_dsl.blocks.attention.query_blocks import decode_key_tile
 from kernels_dsl.blocks.attention.seqlen import seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
@@ -34,7 +34,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 
 from .backward_sm80_spec import make_spec
 from .backward_sm80_tile import Tensors, key_tile
-from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
+from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
 
 @cute.jit
@@ -57,6 +57,7 @@ def attention_backward_sm80(
     max_k: Int32,  # keys of the longest sequence where packed
     mask: cute.Tensor | None,
     aux: tuple[cute.Tensor, ...] | None,
+    lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -69,7 +70,7 @@ def attention_backward_sm80(
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
     work = describe_backward(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
-        Sums(lse, row_sums, dq_sums, turns),
+        Sums(lse, row_sums, dq_sums, turns), lists=lists,
     )  # fmt: skip
     kernel = backward_kernel(spec, Tensors(mQ, mK, mV, mdO, mdK, mdV), work)
     kernel.launch(
@@ -88,7 +89,7 @@ def backward_kernel(spec: cutlass.Constexpr, tensors: Tensors, work: BackwardWor
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
     seq = seq_info(work.extent, at.batch)
-    job = KeyJob(at, seq, walk_queries(spec.variant, spec.tile, at.n, seq, work.window))
+    job = key_job(spec, work, at, seq)
     # The grid is made for the longest sequence.
     if cutlass.const_expr(not spec.varlen):
         key_tile(spec, tensors, smem.toint(), work, job)

@@ -37,9 +37,11 @@ from .backward_work import (
     VECTOR,
     BackwardWork,
     KeyJob,
+    QueryBlock,
     add_vector,
-    first_tile_of,
+    listed_block,
     score_step,
+    turn_of,
 )
 
 OperandA = Callable[[int], cute.Tensor]
@@ -110,6 +112,7 @@ class Step(NamedTuple):
     head: Int32
     block: Int32
     number: Int32
+    """From 0 to `count`, which is after the last."""
     count: Int32
 
     @property
@@ -128,7 +131,7 @@ class Gradients(NamedTuple):
 @cute.jit
 def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: BackwardWork, job: KeyJob):
     """One tile of keys, from its first copies to dK and dV."""
-    at, seq, walk = job.at, job.seq, job.walk
+    at, seq = job.at, job.seq
     thread = cute.arch.thread_idx()[0]
     site = make_site(spec, job, thread)
     tensors = of_sequence(spec, tensors, job)
@@ -141,7 +144,7 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
     )
     gradients.dk.fill(0.0)
     gradients.dv.fill(0.0)
-    now = Step(at.kv_head * work.heads_per_kv, walk.first, Int32(0), walk.count * work.heads_per_kv)
+    now = first_step(work, job)
     readers = make_readers(spec, site)
     start_first_copies(spec, Memory(base, make_copies(spec, tensors, thread), readers), work, site, now)
     for _ in cutlass.range(now.count, unroll=1):
@@ -149,7 +152,7 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
         base, thread = opaque(base), opaque(thread)
         memory = Memory(base, make_copies(spec, tensors, thread), readers)
         step(spec, memory, gradients, work, site, now)
-        now = following(walk, now)
+        now = following(work, job, now)
     cute.arch.cp_async_wait_group(0)
     if cutlass.const_expr(spec.config.gives_kv):
         cute.arch.sync_threads()  # shared memory is free for the results
@@ -209,13 +212,43 @@ def make_readers(spec: BackwardSpec, site: Site) -> Readers:
     )
 
 
+def first_step(work: BackwardWork, job: KeyJob) -> Step:
+    """The first step of a key tile."""
+    at, walk = job.at, job.walk
+    if work.lists is not None:
+        return listed_step(work, job, Int32(0))
+    return Step(at.kv_head * work.heads_per_kv, walk.first, Int32(0), walk.count * work.heads_per_kv)
+
+
+def following(work: BackwardWork, job: KeyJob, now: Step) -> Step:
+    """The step after `now`."""
+    if work.lists is not None:
+        return listed_step(work, job, now.number + 1)
+    return step_in_range(job.walk, now)
+
+
 @cute.jit
-def following(walk: QueryWalk, now: Step) -> Step:
+def step_in_range(walk: QueryWalk, now: Step) -> Step:
     """The step after `now`: the next block, or the first one of the next head."""
     head, block = now.head, now.block + 1
     if block == walk.end:
         head, block = now.head + 1, walk.first
     return Step(head, block, now.number + 1, now.count)
+
+
+@cute.jit
+def listed_step(work: BackwardWork, job: KeyJob, number: Int32) -> Step:
+    """Step `number` of a key tile whose query blocks are listed; of none after the last."""
+    head, block = Int32(0), Int32(0)
+    if number < job.walk.count:
+        query = listed_block(work, job, job.walk.first + number)
+        head, block = query.head, query.block
+    return Step(head, block, number, job.walk.count)
+
+
+def query_of(work: BackwardWork, job: KeyJob, at: Step) -> QueryBlock:
+    """The query block of a step."""
+    return QueryBlock(at.head, at.block, None if work.lists is None else job.walk.first + at.number)
 
 
 @cute.jit
@@ -226,7 +259,7 @@ def start_first_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWo
         copy_q(spec, memory, work, site, first)
     cute.arch.cp_async_commit_group()
     if cutlass.const_expr(spec.config.q_stages > 1):
-        second = following(site.job.walk, first)
+        second = following(work, site.job, first)
         if second.exists:
             if cutlass.const_expr(spec.config.do_stages > 1):
                 copy_do(spec, memory, work, site, second)
@@ -242,7 +275,7 @@ def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWor
     """Starts copies to the buffers that step `now` has done with: those of the next step first, in a group of
     their own."""
     config = spec.config
-    after = following(site.job.walk, now)
+    after = following(work, site.job, now)
     if cutlass.const_expr(config.do_stages == 1):
         if after.exists:
             copy_do(spec, memory, work, site, after)
@@ -250,7 +283,7 @@ def start_next_copies(spec: cutlass.Constexpr, memory: Memory, work: BackwardWor
                 copy_q(spec, memory, work, site, after)
         cute.arch.cp_async_commit_group()
     if cutlass.const_expr(config.q_stages > 1):
-        after = following(site.job.walk, after)
+        after = following(work, site.job, after)
         if after.exists:
             if cutlass.const_expr(config.do_stages > 1):
                 copy_do(spec, memory, work, site, after)
@@ -320,7 +353,7 @@ def step(
     view = softmax.rows_and_columns(scores)
     first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
     first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
-    at = score_step(work, site.job, now.head, now.block, (first_query, first_key))
+    at = score_step(work, site.job, query_of(work, site.job, now), (first_query, first_key))
     rows = first_row(spec, memory.base + spec.lse_offset + q_stage * spec.rows_bytes, site)
     probs = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     weigh(spec.variant, scores, partial(row_values, rows), at, probs)
@@ -447,7 +480,7 @@ def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: Step, d
     if cutlass.const_expr(spec.config.deterministic):
         turn = work.sums.turns.iterator + 2 * number
         if site.thread == 0:
-            await_count(turn, site.job.at.n - first_tile_of(spec, work, site.job.seq, now.block))
+            await_count(turn, turn_of(spec, work, site.job, query_of(work, site.job, now)))
         cute.arch.sync_threads()
     rows_of_share = site.dq_row // 16 * 32 + site.lane
     first = (

@@ -26,7 +26,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.query_blocks import KeyTile, decode_key_tile, walk_queries
+from kernels_dsl.blocks.attention.query_blocks import KeyTile, decode_key_tile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan
@@ -39,7 +39,7 @@ from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from .backward_sm90_consumer import Mmas, Output, Outputs, consume
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
-from .backward_work import BackwardWork, KeyJob, Sums, describe_backward
+from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
 
 class SmemLayouts(NamedTuple):
@@ -73,6 +73,7 @@ def attention_backward_sm90(
     max_k: Int32,  # keys of the longest sequence where packed
     mask: cute.Tensor | None,
     aux: tuple[cute.Tensor, ...] | None,
+    lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -94,7 +95,7 @@ def attention_backward_sm90(
     )
     work = describe_backward(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
-        Sums(lse, row_sums, dq_sums, turns),
+        Sums(lse, row_sums, dq_sums, turns), lists=lists,
     )  # fmt: skip
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
     kernel.launch(
@@ -164,7 +165,7 @@ def backward_kernel(
     sync_after_init((1, 1))
     at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
     seq = seq_info(work.extent, at.batch)
-    job = KeyJob(at, seq, walk_queries(spec.variant, spec.tile, at.n, seq, work.window))
+    job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == CONSUMERS:
         cute.arch.setmaxregister_decrease(spec.registers[0])

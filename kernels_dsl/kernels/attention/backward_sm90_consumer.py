@@ -37,9 +37,11 @@ from .backward_work import (
     VECTOR,
     BackwardWork,
     KeyJob,
+    QueryBlock,
     add_vector,
-    first_tile_of,
+    listed_block,
     score_step,
+    turn_of,
     vector_pointer,
 )
 
@@ -102,8 +104,7 @@ class Outputs(NamedTuple):
 class Visit(NamedTuple):
     """A query block of a head, and its number among the query tiles of all heads and sequences."""
 
-    head: Int32
-    block: Int32
+    query: QueryBlock
     number: Int32
 
 
@@ -142,11 +143,16 @@ def consume(
     rings.v.consumer_wait(once)
     if cutlass.const_expr(spec.varlen):
         clear_keys(spec, tiles, site)
-    for member in cutlass.range(work.heads_per_kv, unroll=1):
-        head = at.kv_head * work.heads_per_kv + member
-        for block in cutlass.range(walk.first, walk.end, unroll=1):
-            number = work.rows.number(spec.tile_q, spec.varlen, job.seq, at.batch, head, block)
-            state = step(spec, rings, state, mmas, parts, tiles, site, Visit(head, block, number))
+    if cutlass.const_expr(work.lists is not None):
+        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
+            visit = visit_of(spec, site, listed_block(work, job, place))
+            state = step(spec, rings, state, mmas, parts, tiles, site, visit)
+    else:
+        for member in cutlass.range(work.heads_per_kv, unroll=1):
+            head = at.kv_head * work.heads_per_kv + member
+            for block in cutlass.range(walk.first, walk.end, unroll=1):
+                visit = visit_of(spec, site, QueryBlock(head, block))
+                state = step(spec, rings, state, mmas, parts, tiles, site, visit)
     if cutlass.const_expr(spec.gives_kv):
         # K is where the outputs are staged: the other warpgroup may still multiply by it.
         sync_consumers(CONSUMERS)
@@ -155,6 +161,12 @@ def consume(
             parts.dk[i] = parts.dk[i] * work.scores.scale
         store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
         epi.drain(spec.dk_epilogue, thread)
+
+
+def visit_of(spec: BackwardSpec, site: Site, query: QueryBlock) -> Visit:
+    """The visit of a query block."""
+    job, rows = site.job, site.work.rows
+    return Visit(query, rows.number(spec.tile_q, spec.varlen, job.seq, job.at.batch, query.head, query.block))
 
 
 def turned(tile: cute.Tensor) -> cute.Tensor:
@@ -207,7 +219,7 @@ def step(
     rings.q.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.do.consumer_wait(state)
-        clear_queries(spec, tiles, stage, site, visit.block)
+        clear_queries(spec, tiles, stage, site, visit.query.block)
     issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
     if cutlass.const_expr(not spec.varlen):
         rings.do.consumer_wait(state)
@@ -217,8 +229,8 @@ def step(
     operand = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
     probs = cute.make_rmem_tensor(operand, spec.dtype)
     d_scores = cute.make_rmem_tensor(operand, spec.dtype)
-    query = visit.block * spec.tile_q + site.query
-    at = score_step(site.work, site.job, visit.head, visit.block, (query, site.key))
+    query = visit.query.block * spec.tile_q + site.query
+    at = score_step(site.work, site.job, visit.query, (query, site.key))
     weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
     if cutlass.const_expr(not spec.variant.bends_scores):
         to_operand(scores, probs)
@@ -325,7 +337,7 @@ def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
     if cutlass.const_expr(spec.deterministic):
         turn = sums.turns.iterator + share
         if site.thread == 0:
-            await_count(turn, site.job.at.n - first_tile_of(spec, site.work, site.job.seq, visit.block))
+            await_count(turn, turn_of(spec, site.work, site.job, visit.query))
         sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
     start = vector_pointer(spec.sums, sums.dq, share, site.thread)
     for i in cutlass.range_constexpr(spec.sums.vectors):

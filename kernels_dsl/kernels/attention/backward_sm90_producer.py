@@ -1,5 +1,6 @@
 """Producer role of the SM90 attention backward: K and V once, then Q and dO of each query block."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cutlass
@@ -10,7 +11,8 @@ from cutlass.cute.nvgpu import cpasync
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state
 
-from .backward_work import BackwardWork, KeyJob
+from .backward_sm90_spec import BackwardSpec
+from .backward_work import BackwardWork, KeyJob, Sums, listed_block
 
 
 class Loads(NamedTuple):
@@ -22,13 +24,11 @@ class Loads(NamedTuple):
     do: tma.TmaCopy
 
 
-class Rings(NamedTuple):
-    """Pipelines: K and V have one stage each; Q comes with its log-sum-exp, dO with its row sums."""
+class QueryLoaders(NamedTuple):
+    """Loads of Q and dO of one head: `load(block, stage, barrier)`."""
 
-    k: pipeline.PipelineTmaAsync
-    v: pipeline.PipelineTmaAsync
-    q: pipeline.PipelineTmaAsync
-    do: pipeline.PipelineTmaAsync
+    q: Callable[[Int32, Int32, cute.Pointer], None]
+    do: Callable[[Int32, Int32, cute.Pointer], None]
 
 
 class SharedTiles(NamedTuple):
@@ -50,6 +50,38 @@ class SharedTiles(NamedTuple):
     """float32 (queries, stages): sum of dO * O along each row, less the gradient of its log-sum-exp"""
     staging: cute.Tensor
     """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K was"""
+
+
+class Rings(NamedTuple):
+    """Pipelines: K and V have one stage each; Q comes with its log-sum-exp, dO with its row sums."""
+
+    k: pipeline.PipelineTmaAsync
+    v: pipeline.PipelineTmaAsync
+    q: pipeline.PipelineTmaAsync
+    do: pipeline.PipelineTmaAsync
+
+    def load(
+        self,
+        loaders: QueryLoaders,
+        sums: Sums,
+        tiles: SharedTiles,
+        block: Int32,
+        number: Int32,
+        state: pipeline.PipelineState,
+    ) -> None:
+        """Starts the loads of query block `block`, which is `number` of all, to the stage of `state`."""
+        rows = tiles.lse.shape[0]
+        row = number * rows
+        self.q.producer_acquire(state)
+        full = self.q.producer_get_barrier(state)
+        loaders.q(block, state.index, full)
+        load_rows(sums.lse, row, tiles.lse[None, state.index], full)
+        self.q.producer_commit(state)
+        self.do.producer_acquire(state)
+        full = self.do.producer_get_barrier(state)
+        loaders.do(block, state.index, full)
+        load_rows(sums.row_sums, row, tiles.row_sums[None, state.index], full)
+        self.do.producer_commit(state)
 
 
 @cute.jit
@@ -75,35 +107,41 @@ def produce(
         load(at.n, once.index, ring.producer_get_barrier(once))
         ring.producer_commit(once)
     state = producer_state(spec.stages)
-    for member in cutlass.range(work.heads_per_kv, unroll=1):
-        head = at.kv_head * work.heads_per_kv + member
-        load_q = tile_loader(loads.q, tiles.q, (spec.tile_q, spec.dim), q_start, (head, batch))
-        load_do = tile_loader(loads.do, tiles.do, (spec.tile_q, spec.dim_v), q_start, (head, batch))
-        for block in cutlass.range(walk.first, walk.end, unroll=1):
-            number = work.rows.number(spec.tile_q, spec.varlen, seq, at.batch, head, block)
-            row = number * spec.tile_q
-            rings.q.producer_acquire(state)
-            full = rings.q.producer_get_barrier(state)
-            load_q(block, state.index, full)
-            load_rows(spec, work.sums.lse, row, tiles.lse[None, state.index], full)
-            rings.q.producer_commit(state)
-            rings.do.producer_acquire(state)
-            full = rings.do.producer_get_barrier(state)
-            load_do(block, state.index, full)
-            load_rows(spec, work.sums.row_sums, row, tiles.row_sums[None, state.index], full)
-            rings.do.producer_commit(state)
+    if cutlass.const_expr(work.lists is not None):
+        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
+            query = listed_block(work, job, place)
+            load = query_loaders(spec, loads, tiles, q_start, (query.head, batch))
+            number = work.rows.number(spec.tile_q, spec.varlen, seq, at.batch, query.head, query.block)
+            rings.load(load, work.sums, tiles, query.block, number, state)
             state.advance()
+    else:
+        for member in cutlass.range(work.heads_per_kv, unroll=1):
+            head = at.kv_head * work.heads_per_kv + member
+            load = query_loaders(spec, loads, tiles, q_start, (head, batch))
+            for block in cutlass.range(walk.first, walk.end, unroll=1):
+                number = work.rows.number(spec.tile_q, spec.varlen, seq, at.batch, head, block)
+                rings.load(load, work.sums, tiles, block, number, state)
+                state.advance()
+
+
+def query_loaders(
+    spec: BackwardSpec, loads: Loads, tiles: SharedTiles, start: Int32, image: tuple[Int32, Int32]
+) -> QueryLoaders:
+    """Loads of Q and dO of one (head, batch), whose rows begin at `start`."""
+    return QueryLoaders(
+        tile_loader(loads.q, tiles.q, (spec.tile_q, spec.dim), start, image),
+        tile_loader(loads.do, tiles.do, (spec.tile_q, spec.dim_v), start, image),
+    )
 
 
 @cute.jit
-def load_rows(
-    spec: cutlass.Constexpr, source: cute.Tensor, row: Int32, target: cute.Tensor, full: cute.Pointer
-):
-    """Copies float32 numbers of `tile_q` rows from `row` on, in bulk."""
-    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=spec.stats_bytes * 8)
-    start = (source.iterator + cute.assume(row, divby=spec.tile_q)).align(16)
+def load_rows(source: cute.Tensor, row: Int32, target: cute.Tensor, full: cute.Pointer):
+    """Copies float32 numbers of a query block's rows, from `row` on, in bulk."""
+    rows = cute.size(target)
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32, num_bits_per_copy=rows * Float32.width)
+    start = (source.iterator + cute.assume(row, divby=rows)).align(16)
     with cute.arch.elect_one():
-        cute.copy(atom, cute.make_tensor(start, cute.make_layout(spec.tile_q)), target, mbar_ptr=full)
+        cute.copy(atom, cute.make_tensor(start, cute.make_layout(rows)), target, mbar_ptr=full)
 
 
 def tile_loader(

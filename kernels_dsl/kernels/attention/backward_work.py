@@ -10,7 +10,17 @@ from cutlass.cutlass_dsl import dsl_user_op
 from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin
 from kernels_dsl.blocks.attention.probabilities import ScoreStep
-from kernels_dsl.blocks.attention.query_blocks import KeyTile, KeyTiles, QueryWalk
+from kernels_dsl.blocks.attention.query_blocks import (
+    Entry,
+    KeyTile,
+    KeyTiles,
+    ListWalk,
+    QueryLists,
+    QueryWalk,
+    entry_of,
+    walk_list,
+    walk_queries,
+)
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqInfo, SeqLens
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.config.attention import AttentionVariant
@@ -24,6 +34,8 @@ class BackwardSpec(Protocol):
     def tile_q(self) -> int: ...
     @property
     def tile_k(self) -> int: ...
+    @property
+    def tile(self) -> tuple[int, int]: ...
     @property
     def variant(self) -> AttentionVariant: ...
 
@@ -96,6 +108,7 @@ class BackwardWork(NamedTuple):
     heads_per_kv: Int32
     rows: RowTiles
     sums: Sums
+    lists: QueryLists | None
 
 
 def describe_backward(
@@ -107,6 +120,7 @@ def describe_backward(
     window: Window,
     scores: ScoreOperands,
     sums: Sums,
+    lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
 ) -> BackwardWork:
     """The problem of q (Sq, D, H, B) and k (Sk, D, Hk, B). `max_k` counts where `seqlens` are given."""
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
@@ -122,6 +136,7 @@ def describe_backward(
         heads_per_kv=heads // mK.shape[2],
         rows=row_tiles(rows, heads, batch, spec.tile_q, seqlens is not None),
         sums=sums,
+        lists=None if lists is None else QueryLists(*lists),
     )
 
 
@@ -130,15 +145,52 @@ class KeyJob(NamedTuple):
 
     at: KeyTile
     seq: SeqInfo
-    walk: QueryWalk
+    walk: QueryWalk | ListWalk
 
 
-def score_step(
-    work: BackwardWork, job: KeyJob, head: Int32, block: Int32, first: tuple[Int32, Int32]
-) -> ScoreStep:
-    """Scores of a thread from its `first` query and key on, of query block `block` of a head."""
-    origin = ScoreOrigin(*first, head, job.at.batch)
-    return ScoreStep(origin, job.seq, work.window, work.scores, job.walk.masked(block))
+def key_job(spec: BackwardSpec, work: BackwardWork, at: KeyTile, seq: SeqInfo) -> KeyJob:
+    """The work of a key tile, whose query blocks are a range or are listed."""
+    if work.lists is not None:
+        return KeyJob(at, seq, walk_list(spec.variant, at, work.lists))
+    return KeyJob(at, seq, walk_queries(spec.variant, spec.tile, at.n, seq, work.window))
+
+
+class QueryBlock(NamedTuple):
+    """A query block of a head, and its number in the lists; None where they are ranges."""
+
+    head: Int32
+    block: Int32
+    place: Int32 | None = None
+
+
+def entry_at(work: BackwardWork, job: KeyJob, place: Int32) -> Entry:
+    """Entry number `place` of the lists."""
+    assert work.lists is not None
+    return entry_of(work.lists, job.at, place)
+
+
+def listed_block(work: BackwardWork, job: KeyJob, place: Int32) -> QueryBlock:
+    """The query block of entry number `place` of the lists."""
+    entry = entry_at(work, job, place)
+    return QueryBlock(job.at.kv_head * work.heads_per_kv + entry.head, entry.block, place)
+
+
+def score_step(work: BackwardWork, job: KeyJob, query: QueryBlock, first: tuple[Int32, Int32]) -> ScoreStep:
+    """Scores of a thread from its `first` query and key on, of a query block."""
+    origin = ScoreOrigin(*first, query.head, job.at.batch)
+    if query.place is None:
+        masked = job.walk.masked(query.block)
+    else:
+        masked = entry_at(work, job, query.place).masked
+    return ScoreStep(origin, job.seq, work.window, work.scores, masked)
+
+
+def turn_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, query: QueryBlock) -> Int32:
+    """Key tiles that add to dQ of a query block before this one."""
+    if query.place is None:
+        return job.at.n - first_tile_of(spec, work, job.seq, query.block)
+    split = spec.variant.lists[1]
+    return entry_at(work, job, query.place).turn * split + job.at.n % split
 
 
 VECTOR = 4

@@ -158,6 +158,10 @@ class OperatorArguments(Arguments):
     cu_seqlens_q: torch.Tensor | None
     cu_seqlens_k: torch.Tensor | None
     seqused_k: torch.Tensor | None
+    counts: torch.Tensor | None
+    indices: torch.Tensor | None
+    full_counts: torch.Tensor | None
+    full_indices: torch.Tensor | None
     aux: tuple[Any, ...]
     causal: bool
     window_left: int | None
@@ -165,13 +169,18 @@ class OperatorArguments(Arguments):
     alignment: str
     scale: float | None
     softcap: float
+    block_q: int
+    block_k: int
     max_seqlen_q: int
     max_seqlen_k: int
 
     @property
     def blocks(self) -> BlockLists | None:
         """The block lists."""
-        return None
+        lists = self.counts, self.indices, self.full_counts, self.full_indices
+        if all(x is None for x in lists):
+            return None
+        return BlockLists(*lists, block=(self.block_q, self.block_k))
 
     def options(self) -> AttentionOptions:
         """The options of the call."""

@@ -26,6 +26,7 @@ from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCal
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.outputs import is_empty
 from kernels_dsl.ops.attention.plan import kernel_extras
+from kernels_dsl.ops.attention.query_lists import query_lists
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
@@ -42,6 +43,8 @@ FUNCTIONS = {
 BackwardConfig = Sm90BackwardConfig | Sm80BackwardConfig
 NOT_DERIVED = "score_mod is more than +, -, * and / of its score: score_mod_bwd must be given"
 LOG2_E = math.log2(math.e)
+BLOCK_STEP = 64
+"""Sizes of listed blocks are multiples of this: the least tile of the kernels."""
 MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
@@ -81,8 +84,8 @@ def why_not_variant(call: AttentionCall) -> str | None:
     """Why a call of attention has no gradient on any GPU; None where it may have."""
     if max(call.dim, call.dim_v) > 128:
         return f"attention has no gradient with head dimensions above 128 yet: {call.dim} and {call.dim_v}"
-    if call.block is not None:
-        return "attention has no gradient with blocks yet"
+    if call.block is not None and (call.block[0] % BLOCK_STEP or call.block[1] % BLOCK_STEP):
+        return f"attention has no gradient with blocks of {call.block}, only of multiples of {BLOCK_STEP}"
     if max(call.heads, call.batch) > MAX_GRID:
         sizes = f"{call.heads} heads and {call.batch} sequences"
         return f"attention has no gradient with more than {MAX_GRID} of either: {sizes}"
@@ -97,13 +100,17 @@ def why_not(call: AttentionCall, target: Target) -> str | None:
 
 
 def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Needs) -> BackwardConfig:
-    """The configuration for a call: of the fastest family of kernels that the device has."""
+    """The configuration for a call: of the fastest family of kernels that the device has, whose tiles divide
+    listed blocks."""
     config: BackwardConfig
-    if device.families()[0] == "sm90":
+    hopper, block_k = device.families()[0] == "sm90", 128 if call.block is None else call.block[1]
+    if hopper and block_k % Sm90BackwardConfig.tile_k == 0:
         config = sm90_backward_config(call.dim, call.dim_v, deterministic)
     else:
-        by_elements = call.variant.by_elements
-        config = sm80_backward_config(call.dim, call.dim_v, deterministic, device.smem_bytes, by_elements)
+        config = sm80_backward_config(
+            call.dim, call.dim_v, deterministic, device.smem_bytes, call.variant.by_elements, block_k
+        )
+        config = replace(config, sums_vector=4 if hopper else 1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 
@@ -174,11 +181,14 @@ class BackwardPlan:
         ]
         tile = (self.config.tile_q, self.config.dim)
         common = {"layout": call.layout, "tile": tile}
+        variant = call.variant
+        if call.block is not None:
+            variant = replace(variant, lists=(1, call.block[1] // self.config.tile_k))
         self.prepare = Launch(PREPARE, target, common)
         self.main = Launch(
             FUNCTIONS[self.config.family],
             target,
-            {"layout": call.layout, "config": self.config, "variant": call.variant},
+            {"layout": call.layout, "config": self.config, "variant": variant},
         )
         self.finish = Launch(FINISH, target, {**common, "order": self.config.sums})
 
@@ -200,8 +210,9 @@ class BackwardPlan:
         if not is_empty(call) and (needs.q or needs.kv):
             numbers = (call.scale, call.softcap, call.left, call.right)
             results = (k, v) if dk is None else (dk, dv)  # which are not written then
+            lists = None if call.block is None else query_lists(call, extras, self.config.tile_q)
             launch = self.main
-            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux)
+            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists)
             if needs.q:
                 self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None

@@ -46,6 +46,10 @@ class BackwardOperands(OperatorArguments):
     seqused_k: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
+    full_counts: torch.Tensor | None = None
+    full_indices: torch.Tensor | None = None
     aux: tuple[Any, ...] = ()
     layout: str = "bshd"
     causal: bool = False
@@ -54,6 +58,8 @@ class BackwardOperands(OperatorArguments):
     alignment: str = "bottom_right"
     scale: float | None = None
     softcap: float = 0.0
+    block_q: int = 128
+    block_k: int = 128
     mask_mod: str | None = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = -1
@@ -75,10 +81,11 @@ _OWN = ("needs_q", "needs_kv", "needs_sinks")
 _SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
 _DEFAULTS = {name: BackwardOperands.__dataclass_fields__[name].default for name in (*_SCALARS, *_OWN)}
-_KEPT = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks")
+_KEPT = (
+    "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "mask", "sinks", "counts",
+    "indices", "full_counts", "full_indices",
+)  # fmt: skip
 """Tensors and results of the forward operator that the backward one takes, before `aux`."""
-_LACKING = ("counts", "full_counts")
-"""Arguments of the forward operator that the backward one does not have."""
 _FORWARD = (
     "q", "k", "v", "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q",
     "cu_seqlens_k", "seqused_k", "aux",
@@ -193,10 +200,9 @@ def setup_context(
     if not keyword_only_inputs["return_lse"]:
         raise RuntimeError("return_lse is False, must be True for a gradient: it is computed from the output")
     named: dict[str, Any] = dict(zip(_FORWARD, inputs))
-    lacking = [name for name in _LACKING if named.get(name, keyword_only_inputs.get(name)) is not None]
     asked = _asked(ctx)
     names = [*_FORWARD, *["aux"] * len(asked)]  # which has several tensors
-    lacking += [name for name, needed in zip(names, asked) if needed and name not in _LEAVES]
+    lacking = [name for name, needed in zip(names, asked) if needed and name not in _LEAVES]
     if lacking:
         raise RuntimeError(f"attention has no gradient with {lacking[0]} yet: call it under torch.no_grad()")
     named.update(zip(("out", "lse"), output))

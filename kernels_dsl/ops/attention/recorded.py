@@ -17,6 +17,7 @@ from kernels_dsl.ops.attention.arguments import (
     keywords_of,
     longest_of,
 )
+from kernels_dsl.ops.attention.blocks import DEFAULT_BLOCK
 from kernels_dsl.ops.attention.functions import name_of
 from kernels_dsl.ops.attention.gradient import backward, setup_context
 from kernels_dsl.ops.attention.plan import Plan
@@ -86,9 +87,11 @@ class Attention(torch.autograd.Function):
 
 def all_keywords_of(call: AttentionArguments) -> dict[str, Any]:
     """The keywords of a call as an operator, with the log-sum-exp."""
-    longest = longest_of(call.extras)
+    longest, blocks = longest_of(call.extras), call.extras.blocks
+    block_q, block_k = DEFAULT_BLOCK if blocks is None else blocks.block
     return {
-        **keywords_of(call.options), "layout": call.layout, "return_lse": True,
+        **keywords_of(call.options), "layout": call.layout, "return_lse": True, "block_q": block_q,
+        "block_k": block_k,
         "max_seqlen_q": longest.q, "max_seqlen_k": longest.k, "family": call.family,
         "score_mod": name_of("score_mod", call.score_mod, False),
         "mask_mod": name_of("mask_mod", call.mask_mod, False),

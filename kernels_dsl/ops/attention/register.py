@@ -21,7 +21,6 @@ from kernels_dsl.ops.attention.arguments import (
     longest_of,
 )
 from kernels_dsl.ops.attention.backward import check_gradient
-from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention.operation import ATTENTION
@@ -74,14 +73,6 @@ class Operands(OperatorArguments):
     deterministic: bool = True
 
     outputs = ()
-
-    @property
-    def blocks(self) -> BlockLists | None:
-        """The block lists."""
-        if all(getattr(self, name) is None for name in _LISTS):
-            return None
-        block = (self.block_q, self.block_k)
-        return BlockLists(self.counts, self.indices, self.full_counts, self.full_indices, block=block)
 
 
 _ATTENTION_LACKS = _DESCALES

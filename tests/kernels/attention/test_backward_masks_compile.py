@@ -38,6 +38,9 @@ VARIANTS = {
     "mask_mod": replace(WINDOW, mask_mod=_same_document),
     "score_mod": FUNCTION,
     "all": replace(FUNCTION, softcap=True, mask="additive"),
+    "lists": replace(WINDOW, lists=(1, 1)),
+    "lists_function": replace(WINDOW, mask_mod=_same_document, lists=(1, 2)),
+    "lists_all": replace(FUNCTION, softcap=True, mask="additive", lists=(1, 1)),
 }
 FEW = [
     ("sm_90a", (128, 128), "additive"),
@@ -46,6 +49,8 @@ FEW = [
     ("sm_80", (128, 128), "additive"),
     ("sm_86", (128, 128), "all"),
     ("sm_86", (64, 64), "mask_mod"),
+    ("sm_90a", (128, 128), "lists_function"),
+    ("sm_86", (128, 128), "lists"),
 ]
 CASES = (
     [
@@ -81,9 +86,12 @@ def test_no_spills(arch, dims, name):
     aux = None
     if variant.mask_mod is not None or variant.score_mod is not None:
         aux = (_empty(300),)
+    lists = None
+    if variant.lists is not None:
+        lists = (_empty(2, 2, 5, dtype=torch.int32), _empty(2, 2, 64, 4, dtype=torch.int32))
     kernel = FUNCTIONS[family].compile(
-        *tensors, *sums, *(1.0, 1.0, 0, 0), seqlens, 256, mask, aux, arch=arch, layout="thd", config=config,
-        variant=variant,
+        *tensors, *sums, *(1.0, 1.0, 0, 0), seqlens, 256, mask, aux, lists, arch=arch, layout="thd",
+        config=config, variant=variant,
     )  # fmt: skip
     (found,) = kernel.resources()
     assert found.stack_bytes == found.spill_loads == found.spill_stores == 0

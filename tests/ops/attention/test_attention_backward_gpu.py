@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import kernels_dsl
-from reference.attention import Masking, attention
+from kernels_dsl.ops.attention.blocks import topk_blocks
+from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
 
@@ -70,3 +71,45 @@ def test_workspace_is_linear_in_the_rows(seed):
         peaks.append(torch.cuda.max_memory_allocated() - before)
     gradients = 3 * 8192 * 8 * 128 * 2
     assert peaks[1] <= 2.1 * peaks[0] and peaks[1] <= gradients + 8192 * 8 * 4 * (128 + 4)
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 64)])
+def test_block_lists(block, seed):
+    """Without a wait for the GPU; a graph sees lists that were changed in place before a replay."""
+    leaves = [
+        x.requires_grad_() for x in inputs((2, 500, 4, 128), (2, 600, 2, 128), 128, seed, device="cuda")
+    ]
+    d_out = torch.randn_like(leaves[0])
+    blocks = [-(-n // size) for n, size in zip((500, 600), block)]
+    made = [
+        topk_blocks(torch.randn(1, 4, *blocks, device="cuda"), 2, block=block, k_len=600) for _ in range(2)
+    ]
+    lists = topk_blocks(torch.randn(1, 4, *blocks, device="cuda"), 2, block=block, k_len=600)
+
+    def gradients():
+        out = kernels_dsl.attention(*leaves, blocks=lists)
+        return torch.autograd.grad(out, leaves, d_out)
+
+    gradients()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        lists.full_counts.copy_(made[0].full_counts)
+        lists.full_indices.copy_(made[0].full_indices)
+        eager = gradients()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    for which, found in ((made[0], eager), (made[1], captured)):
+        lists.full_counts.copy_(which.full_counts)
+        lists.full_indices.copy_(which.full_indices)
+        graph.replay()
+        shape = (1, 4, blocks[0] * block[0], blocks[1] * block[1])
+        allowed = allowed_by_lists(which.tensors, block, shape)[..., :500, :600].cuda()
+        masking = Masking(allowed=allowed)
+        exact = _reference(leaves, masking, d_out, torch.float64)
+        peer = _reference(leaves, masking, d_out, torch.bfloat16)
+        for own, expected, theirs in zip(found, exact, peer):
+            check(own.transpose(1, 2), expected, theirs, ulps=4.0)
