@@ -41,6 +41,8 @@ class Inputs(NamedTuple):
     packed: tuple[torch.Tensor, ...]
     packed8: tuple[torch.Tensor, ...]
     cu_seqlens: torch.Tensor
+    states: tuple[torch.Tensor, torch.Tensor]  # two results of attention and their log-sum-exps
+    slots: torch.Tensor  # places of 512 tokens in a cache of one page
     bsr: tuple[torch.Tensor, ...]  # crow_indices, col_indices, values
     linear: torch.nn.Linear
 
@@ -60,6 +62,8 @@ def inputs(device: str) -> Inputs:
         qkv=tuple(qkv), qkv8=tuple(x.to(_E4M3) for x in qkv),
         packed=tuple(x[0] for x in qkv), packed8=tuple(x[0].to(_E4M3) for x in qkv),
         cu_seqlens=torch.tensor([0, 100, _N], device=device, dtype=torch.int32),
+        states=(torch.stack(qkv[:2]), torch.zeros(2, 1, _N, _HEADS, device=device)),
+        slots=torch.arange(_N, device=device),
         bsr=(crow, crow[:-1].clone(), values),
         linear=torch.nn.Linear(_N, _N, device=device, dtype=torch.bfloat16),
     )  # fmt: skip
@@ -97,6 +101,12 @@ CALLS: dict[str, Callable[[Any, Inputs], Any]] = {
     "attention_supports": lambda lib, x: lib.attention_supports(*x.qkv),
     "scaled_dot_product_attention": lambda lib, x: lib.scaled_dot_product_attention(
         *(t.transpose(1, 2) for t in x.qkv)
+    ),
+    "attention_decode": lambda lib, x: lib.attention_decode(x.qkv[0][:, -1:], *x.qkv[1:]),
+    "attention_decode_supports": lambda lib, x: lib.attention_decode_supports(x.qkv[0][:, -1:], *x.qkv[1:]),
+    "merge_states": lambda lib, x: lib.merge_states(*x.states),
+    "append_kv": lambda lib, x: lib.append_kv(
+        *x.packed[:2], *x.weights.view(2, 1, _N, _HEADS, _DIM), x.slots
     ),
     "register_torch_attention": lambda lib, x: lib.register_torch_attention(),
     "kernel_function": lambda lib, x: lib.kernel_function(_score),
