@@ -18,6 +18,7 @@ BF16 = torch.bfloat16
 ONE, OFFS = torch.ones(()), torch.tensor([8, 16], dtype=torch.int32)
 HEADS = torch.ones(16, 16, 1, 16)
 Q = HEADS.to(BF16)
+CACHES, SLOTS, LSE = (Q.clone(), Q.clone()), torch.arange(16), HEADS[..., 0].clone()
 STARTS = torch.tensor([0, 16], dtype=torch.int32)
 SPARSE = bsr_cases.sparse_of(random_bsr("uniform", (2, 2), (16, 16), 1, seed=1))
 FP8_SPARSE = SPARSE.with_values(SPARSE.values.to(FP8))
@@ -70,6 +71,15 @@ CALLS: dict[str, list[tuple[str, torch.Tensor, Callable[[Any], Any]]]] = {
             ),
         )
     ],
+    "attention_decode": [
+        ("k_cache", Q, lambda x: kernels_dsl.attention_decode(Q[:, :1], x, Q)),
+        ("out", Q[:, :1].clone(), lambda x: kernels_dsl.attention_decode(Q[:, :1], Q, Q, out=x)),
+    ],
+    "append_kv": [
+        ("k", Q[0], lambda x: kernels_dsl.append_kv(x, Q[1], *CACHES, SLOTS)),
+        ("v_cache", Q.clone(), lambda x: kernels_dsl.append_kv(Q[0], Q[1], CACHES[0], x, SLOTS)),
+    ],
+    "merge_states": [("lse", LSE, lambda x: kernels_dsl.merge_states(HEADS, x))],
     "bsr_gemm": [
         ("b", WIDE, lambda x: kernels_dsl.bsr_gemm(SPARSE, x)),
         ("a", WIDE.mT, lambda x: kernels_dsl.bsr_gemm(x, SPARSE)),
