@@ -48,9 +48,9 @@ class Sm90BackwardConfig:
     tma_stores: bool = True
     gives_q: bool = True
     gives_kv: bool = True
+    tile_k: int = 128
 
     family = "sm90"
-    tile_k = 128
 
     @property
     def dq_share(self) -> tuple[int, int]:

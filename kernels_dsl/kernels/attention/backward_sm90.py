@@ -168,11 +168,11 @@ def backward_kernel(
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
     if group == CONSUMERS:
-        cute.arch.setmaxregister_decrease(spec.registers[0])
+        cute.arch.setmaxregister_decrease(spec.registers.producer)
         if warp == CONSUMERS * 4 and exists(spec, at, seq):
             produce(spec, rings, loads, tiles, work, job)
     else:
-        cute.arch.setmaxregister_increase(spec.registers[1])
+        cute.arch.setmaxregister_increase(spec.registers.consumer)
         if exists(spec, at, seq):
             consume(spec, rings, mmas, tiles, outputs, work, job, group)
 

@@ -117,6 +117,8 @@ class Site(NamedTuple):
     query: Int32
     group: Int32
     thread: Int32
+    part: Int32 | int
+    """Number of this warpgroup's 64 keys in the tile."""
 
 
 @cute.jit
@@ -131,10 +133,7 @@ def consume(
     group: Int32,
 ):
     """Consumer warpgroup number `group`: 64 keys of one work tile against its query blocks."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    at, walk = job.at, job.walk
-    key = at.n * spec.tile_k + group * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-    site = Site(work, job, key, thread % 4 * 2, group, thread)
+    site = site_of(spec, work, job, group, group)
     parts = make_fragments(spec, mmas, tiles, site)
     parts.dk.fill(0.0)
     parts.dv.fill(0.0)
@@ -143,16 +142,7 @@ def consume(
     rings.v.consumer_wait(once)
     if cutlass.const_expr(spec.varlen):
         clear_keys(spec, tiles, site)
-    if cutlass.const_expr(work.lists is not None):
-        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
-            visit = visit_of(spec, site, listed_block(work, job, place))
-            state = step(spec, rings, state, mmas, parts, tiles, site, visit)
-    else:
-        for member in cutlass.range(work.heads_per_kv, unroll=1):
-            head = at.kv_head * work.heads_per_kv + member
-            for block in cutlass.range(walk.first, walk.end, unroll=1):
-                visit = visit_of(spec, site, QueryBlock(head, block))
-                state = step(spec, rings, state, mmas, parts, tiles, site, visit)
+    for_each_block(spec, site, state, partial(step, spec, rings, mmas, parts, tiles, site))
     if cutlass.const_expr(spec.gives_kv):
         # K is where the outputs are staged: the other warpgroup may still multiply by it.
         sync_consumers(CONSUMERS)
@@ -160,7 +150,31 @@ def consume(
         for i in cutlass.range_constexpr(cute.size(parts.dk)):
             parts.dk[i] = parts.dk[i] * work.scores.scale
         store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
-        epi.drain(spec.dk_epilogue, thread)
+        epi.drain(spec.dk_epilogue, site.thread)
+
+
+@cute.jit
+def for_each_block(
+    spec: cutlass.Constexpr, site: Site, state: pipeline.PipelineState, step: cutlass.Constexpr
+):
+    """Calls `step(state, visit)`, which returns the next state, for each query block of a key tile."""
+    work, job = site.work, site.job
+    at, walk = job.at, job.walk
+    if cutlass.const_expr(work.lists is not None):
+        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
+            state = step(state, visit_of(spec, site, listed_block(work, job, place)))
+    else:
+        for member in cutlass.range(work.heads_per_kv, unroll=1):
+            head = at.kv_head * work.heads_per_kv + member
+            for block in cutlass.range(walk.first, walk.end, unroll=1):
+                state = step(state, visit_of(spec, site, QueryBlock(head, block)))
+
+
+def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:
+    """The place of this thread in consumer warpgroup `group`, which has the keys of `part`."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    key = job.at.n * spec.tile_k + part * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+    return Site(work, job, key, thread % 4 * 2, group, thread, part)
 
 
 def visit_of(spec: BackwardSpec, site: Site, query: QueryBlock) -> Visit:
@@ -181,8 +195,8 @@ def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Sit
     group, thread = site.group, site.thread
     s, dv, dk, dq = (mma.get_slice(thread) for mma in (mmas.s, mmas.dv, mmas.dk, mmas.dq))
     sK, sV = (x[None, None, 0] for x in (tiles.k, tiles.v))
-    own_k = cute.local_tile(sK, (WGMMA_M, spec.dim), (group, 0))
-    own_v = cute.local_tile(sV, (WGMMA_M, spec.dim_v), (group, 0))
+    own_k = cute.local_tile(sK, (WGMMA_M, spec.dim), (site.part, 0))
+    own_v = cute.local_tile(sV, (WGMMA_M, spec.dim_v), (site.part, 0))
     rows, columns = spec.dq_share
     ds_at = (group, 0, None) if rows < spec.tile_q else (0, 0, None)
     ds = cute.local_tile(tiles.ds, (rows, spec.tile_k), ds_at)
@@ -205,11 +219,11 @@ def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Sit
 def step(
     spec: cutlass.Constexpr,
     rings: Rings,
-    state: pipeline.PipelineState,
     mmas: Mmas,
     parts: Fragments,
     tiles: SharedTiles,
     site: Site,
+    state: pipeline.PipelineState,
     visit: Visit,
 ) -> pipeline.PipelineState:
     """One query block: P and dS from their products, then its shares of dV, dK and dQ."""
@@ -225,23 +239,12 @@ def step(
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
     warpgroup.wait_group(1)
-    # An accumulator of 64 x 16 and an operand A of 64 x 16 have the same elements in the same order.
-    operand = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
-    probs = cute.make_rmem_tensor(operand, spec.dtype)
-    d_scores = cute.make_rmem_tensor(operand, spec.dtype)
-    query = visit.query.block * spec.tile_q + site.query
-    at = score_step(site.work, site.job, visit.query, (query, site.key))
-    weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
-    if cutlass.const_expr(not spec.variant.bends_scores):
-        to_operand(scores, probs)
+    probs, d_scores = operand_registers(spec), operand_registers(spec)
+    weigh_scores(spec, tiles, stage, site, visit, scores, probs)
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    view, d_view = softmax.rows_and_columns(scores), softmax.rows_and_columns(d_probs)
-    columns = row_values(tiles.row_sums, stage * spec.tile_q + site.query, 0, spec.tile_q // 4)
-    for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
-        for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            d_view[r, c] = view[r, c] * (d_view[r, c] - columns[c])
+    slope(spec, tiles, stage, site, scores, d_probs)
     to_operand(d_probs, d_scores)
     if cutlass.const_expr(spec.gives_q):
         buffer = state.count % spec.ds_stages
@@ -265,15 +268,55 @@ def step(
     return state
 
 
+def operand_registers(spec: BackwardSpec) -> cute.Tensor:
+    """Registers of an operand A of keys and queries, in the order of the accumulators: an accumulator of
+    64 x 16 and an operand A of 64 x 16 have the same elements."""
+    layout = cute.make_layout(((2, 2, 2), 1, spec.tile_q // 16), stride=((1, 2, 4), 0, 8))
+    return cute.make_rmem_tensor(layout, spec.dtype)
+
+
+def weigh_scores(
+    spec: BackwardSpec,
+    tiles: SharedTiles,
+    stage: Int32,
+    site: Site,
+    visit: Visit,
+    scores: cute.Tensor,
+    probs: cute.Tensor,
+) -> None:
+    """Turns products of keys and queries into probabilities, see `weigh`, and into operand A `probs`."""
+    query = visit.query.block * spec.tile_q + site.query
+    at = score_step(site.work, site.job, visit.query, (query, site.key))
+    weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
+    if not spec.variant.bends_scores:
+        to_operand(scores, probs)
+
+
+def slope(
+    spec: BackwardSpec,
+    tiles: SharedTiles,
+    stage: Int32,
+    site: Site,
+    probs: cute.Tensor,
+    d_probs: cute.Tensor,
+) -> None:
+    """d_probs = probs * (d_probs - row sum), accumulators; `probs` may have 16 bits."""
+    view, d_view = softmax.rows_and_columns(probs), softmax.rows_and_columns(d_probs)
+    columns = row_values(tiles.row_sums, stage * spec.tile_q + site.query, 0, spec.tile_q // 4)
+    for c in range(cute.size(view, mode=[1])):
+        for r in range(cute.size(view, mode=[0])):
+            d_view[r, c] = view[r, c].to(Float32) * (d_view[r, c] - columns[c])
+
+
 @cute.jit
 def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, site: Site):
     """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN."""
     first = site.job.seq.k_len - site.job.at.n * spec.tile_k
     if first < spec.tile_k:
         for tile in (tiles.k, tiles.v):
-            clear_rows(tile[None, None, 0], cutlass.max(first, 0), site)
+            clear_rows(tile[None, None, 0], cutlass.max(first, 0), site, spec.consumers)
         cute.arch.fence_proxy("async.shared", space="cta")
-        sync_consumers(CONSUMERS)
+        sync_consumers(spec.consumers)
 
 
 @cute.jit
@@ -282,16 +325,16 @@ def clear_queries(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32, sit
     first = site.job.seq.q_len - block * spec.tile_q
     if first < spec.tile_q:
         for tile in (tiles.q, tiles.do):
-            clear_rows(tile[None, None, stage], first, site)
+            clear_rows(tile[None, None, stage], first, site, CONSUMERS)
         cute.arch.fence_proxy("async.shared", space="cta")
         sync_consumers(CONSUMERS)
 
 
 @cute.jit
-def clear_rows(tile: cute.Tensor, first: Int32, site: Site):
-    """Sets rows of a tile (rows, columns) from `first` on to 0, a row a warpgroup."""
+def clear_rows(tile: cute.Tensor, first: Int32, site: Site, groups: cutlass.Constexpr):
+    """Sets rows of a tile (rows, columns) from `first` on to 0, a row for each of `groups` warpgroups."""
     rows, columns = cute.size(tile, mode=[0]), cute.size(tile, mode=[1])
-    for row in cutlass.range(first + site.group, rows, CONSUMERS, unroll=1):
+    for row in cutlass.range(first + site.group, rows, groups, unroll=1):
         for column in cutlass.range(site.thread, columns, WARPGROUP_THREADS, unroll=1):
             tile[row, column] = tile.element_type(0.0)
 
@@ -318,7 +361,7 @@ def store_d_scores(
     """dS^T of this warpgroup's keys to shared memory, contiguous along the queries."""
     copy = epi.register_to_smem_copy(mma, spec.dtype, spec.tile_q)
     thr_copy = copy.get_slice(site.thread)
-    own = cute.local_tile(turned(tiles), (WGMMA_M, spec.tile_q), (site.group, 0, None))
+    own = cute.local_tile(turned(tiles), (WGMMA_M, spec.tile_q), (site.part, 0, None))
     target = thr_copy.partition_D(own)
     # The registers of an accumulator in the order in which the copy takes them.
     registers = cute.make_layout(thr_copy.partition_S(own).shape[:3])
@@ -335,19 +378,36 @@ def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
     sums = site.work.sums
     share = visit.number * CONSUMERS + site.group
     if cutlass.const_expr(spec.deterministic):
-        turn = sums.turns.iterator + share
-        if site.thread == 0:
-            await_count(turn, turn_of(spec, site.work, site.job, visit.query))
-        sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
-    start = vector_pointer(spec.sums, sums.dq, share, site.thread)
-    for i in cutlass.range_constexpr(spec.sums.vectors):
+        await_turn(spec, site, visit, share)
+    add_vectors(vector_pointer(spec.sums, sums.dq, share, site.thread), dq)
+    if cutlass.const_expr(spec.deterministic):
+        pass_turn(site, share)
+
+
+def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:
+    """Adds a thread's accumulators to its vectors in global memory, of which the first is at `start`."""
+    for i in range(cute.size(dq) // VECTOR):
         values = [dq[VECTOR * i + j] for j in range(VECTOR)]
         add_vector(start + i * (VECTOR * SHARE_THREADS), values)
-    if cutlass.const_expr(spec.deterministic):
-        sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
-        if site.thread == 0:
-            cute.arch.fence_acq_rel_gpu()
-            cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
+
+
+@cute.jit
+def await_turn(spec: cutlass.Constexpr, site: Site, visit: Visit, share: Int32):
+    """Blocks this warpgroup until all key tiles before this one have added to a share of dQ."""
+    if site.thread == 0:
+        turn = turn_of(spec, site.work, site.job, visit.query)
+        await_count(site.work.sums.turns.iterator + share, turn)
+    sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
+
+
+@cute.jit
+def pass_turn(site: Site, share: Int32):
+    """Lets the next key tile add to a share of dQ."""
+    sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
+    if site.thread == 0:
+        cute.arch.fence_acq_rel_gpu()
+        turn = site.work.sums.turns.iterator + share
+        cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
 
 
 @cute.jit
@@ -362,7 +422,7 @@ def store_keys(
 ):
     """Stores this warpgroup's 64 rows of dK or dV."""
     at, seq = site.job.at, site.job.seq
-    first = at.n * spec.tile_k + site.group * WGMMA_M
+    first = at.n * spec.tile_k + site.part * WGMMA_M
     own = staging[None, None, None, site.group]
     heads = output.tensor.shape[2]
     image = at.kv_head + (Int32(0) if spec.varlen else at.batch * heads[0])

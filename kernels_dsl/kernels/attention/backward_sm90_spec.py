@@ -1,7 +1,7 @@
 """Trace-time facts of the SM90 attention backward."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 
@@ -11,8 +11,15 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 from kernels_dsl.config.attention_backward import SumsOfTile
 
 CONSUMERS = 2
-TILE_K = CONSUMERS * WGMMA_M
-"""Keys of a work tile: 64 a consumer warpgroup."""
+"""Warpgroups that compute dK and dV."""
+
+
+class Registers(NamedTuple):
+    """Registers a thread, of each role; `dq` that of the third consumer."""
+
+    producer: int
+    consumer: int
+    dq: int = 0
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,7 @@ class BackwardSpec:
     """Static facts of one instance; extents in elements."""
 
     tile_q: int
+    tile_k: int
     dim: int
     dim_v: int
     stages: int
@@ -36,9 +44,23 @@ class BackwardSpec:
     gives_q: bool
     gives_kv: bool
 
-    tile_k = TILE_K
     ds_stages = 2
     """Buffers of dS: one barrier a block is enough with two."""
+
+    @property
+    def roles(self) -> bool:
+        """Says whether the consumer warpgroups have the same keys and a product each."""
+        return self.tile_k == WGMMA_M
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups: a third one computes dQ where each has a role."""
+        return CONSUMERS + (self.roles and self.gives_q)
+
+    @property
+    def handed_elements(self) -> int:
+        """Elements of P in shared memory, on their way from one role to another."""
+        return self.stages * self.tile_q * self.tile_k if self.roles else 0
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -47,13 +69,15 @@ class BackwardSpec:
 
     @property
     def threads(self) -> int:
-        """Two consumer warpgroups and a producer."""
-        return (CONSUMERS + 1) * WARPGROUP_THREADS
+        """Consumer warpgroups and a producer."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers a thread after setmaxnreg: (producer, consumer)."""
-        return 24, 240
+    def registers(self) -> Registers:
+        """Registers a thread after setmaxnreg."""
+        if self.consumers == CONSUMERS:
+            return Registers(24, 240)
+        return Registers(24, 200, 88)
 
     @property
     def stats_bytes(self) -> int:
@@ -72,7 +96,7 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
         return EpiloguePlan((WGMMA_M, columns), epilogue_columns(columns, dtype), 2, dtype, config.tma_stores)
 
     return BackwardSpec(
-        config.tile_q, config.dim, config.dim_v, config.stages, config.deterministic, varlen, dtype,
+        config.tile_q, config.tile_k, config.dim, config.dim_v, config.stages, config.deterministic, varlen, dtype,
         epilogue(config.dim), epilogue(config.dim_v), config.dq_share, config.sums, variant,
         config.gives_q, config.gives_kv,
     )  # fmt: skip
