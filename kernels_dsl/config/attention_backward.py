@@ -54,21 +54,23 @@ class Sm90BackwardConfig:
 
     @property
     def dq_share(self) -> tuple[int, int]:
-        """Queries and columns of a warpgroup's share of dQ: half of the rows where they are 128, else half of
-        the columns."""
+        """Queries and columns of dQ that a warpgroup computes at a time: half of the rows where they are 128,
+        else half of the columns. Of 64 keys one warpgroup computes all of them, 128 or 64 columns at a time."""
+        if self.tile_k == 64:
+            return 64, 64
         return (64, self.dim) if self.tile_q > 64 else (64, self.dim // 2)
 
     @property
     def sums(self) -> SumsOfTile:
         """Order of the sums of dQ: a share a warpgroup."""
-        columns = self.dq_share[1]
+        columns = self.dim if self.tile_k == 64 else self.dq_share[1]
         return SumsOfTile(columns, self.dim // columns)
 
 
 def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90BackwardConfig:
-    """The tile for these head dimensions, at most 128."""
-    d, dv = (64 if x <= 64 else 128 for x in (dim, dim_v))
-    return Sm90BackwardConfig(64, d, dv, deterministic=deterministic)
+    """The tile for these head dimensions, at most 256."""
+    d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
+    return Sm90BackwardConfig(64, d, dv, deterministic=deterministic, tile_k=64 if max(d, dv) > 128 else 128)
 
 
 @frozen

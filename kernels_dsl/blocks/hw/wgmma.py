@@ -6,11 +6,15 @@ the accumulators or overwrites the operands (PTX ISA, 'asynchronous warpgroup le
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
 from cutlass.cute.atom import make_atom
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import mma as warpgroup_mma
 from cutlass.cute.typing import Boolean
+from cutlass.cutlass_dsl import dsl_user_op
+
+from kernels_dsl.blocks.hw.dsl import inline_ptx
 
 WGMMA_M = 64
 
@@ -72,6 +76,22 @@ def make_warpgroup_mma(
     else:
         op = warpgroup.MmaF16BF16Op(dtype, cutlass.Float32, (WGMMA_M, n, 16), a_source, a_major, b_major)
     return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+@dsl_user_op
+def _computed_here(word: Int32, *, loc=None, ip=None) -> Int32:
+    return inline_ptx(Int32, (word,), "mov.b32 $0, $1;", "=r,r", effects=True, loc=loc, ip=ip)
+
+
+def settle(operand: cute.Tensor) -> None:
+    """Has the registers of an operand A computed here and never again.
+
+    Where they are also stored, the compiler may convert them a second time, in another basic block and so
+    after the fence of their product, which then reads registers that change.
+    """
+    words = cute.recast_tensor(operand, Int32)
+    for i in range(cute.size(words)):
+        words[i] = _computed_here(words[i])
 
 
 @cute.jit

@@ -36,8 +36,9 @@ from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
-from .backward_sm90_consumer import Mmas, Output, Outputs, consume
+from .backward_sm90_consumer import Mmas, Output, Outputs, consume, site_of
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
+from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
@@ -116,8 +117,8 @@ def make_mmas(spec: BackwardSpec) -> Mmas:
     major, source = OperandMajorMode, warpgroup.OperandSource
     return Mmas(
         s=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.tile_q),
-        dv=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim_v, source.RMEM),
-        dk=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.dim, source.RMEM),
+        dv=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.columns_at_once(spec.dim_v), source.RMEM),
+        dk=make_warpgroup_mma(spec.dtype, major.K, major.MN, spec.columns_at_once(spec.dim), source.RMEM),
         dq=make_warpgroup_mma(spec.dtype, major.MN, major.MN, spec.dq_share[1]),
         stored=make_warpgroup_mma(spec.dtype, major.K, major.K, spec.dk_epilogue.epi_n),
     )
@@ -162,15 +163,32 @@ def backward_kernel(
         q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
         do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
     )
+    handoffs = None
+    if cutlass.const_expr(spec.roles):
+        handoffs = make_handoffs(spec, barriers + 4 + 4 * spec.stages)
     sync_after_init((1, 1))
     at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
-    if group == CONSUMERS:
+    if group == spec.consumers:
         cute.arch.setmaxregister_decrease(spec.registers.producer)
-        if warp == CONSUMERS * 4 and exists(spec, at, seq):
+        if warp == spec.consumers * 4 and exists(spec, at, seq):
             produce(spec, rings, loads, tiles, work, job)
+    elif cutlass.const_expr(spec.roles):
+        role = Role(rings, handoffs, mmas, tiles, site_of(spec, work, job, group, 0))
+        if group == 0:
+            cute.arch.setmaxregister_increase(spec.registers.consumer)
+            if exists(spec, at, seq):
+                compute_probabilities(spec, role, outputs.dv)
+        elif group == 1:
+            cute.arch.setmaxregister_increase(spec.registers.consumer)
+            if exists(spec, at, seq):
+                compute_slopes(spec, role, outputs.dk)
+        elif cutlass.const_expr(spec.gives_q):
+            cute.arch.setmaxregister_decrease(spec.registers.dq)
+            if exists(spec, at, seq):
+                compute_dq(spec, role)
     else:
         cute.arch.setmaxregister_increase(spec.registers.consumer)
         if exists(spec, at, seq):
@@ -184,7 +202,7 @@ def exists(spec: BackwardSpec, at: KeyTile, seq: SeqInfo) -> cutlass.Boolean:
 
 def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointer, SharedTiles]:
     """mbarriers and tiles."""
-    words = 2 * (2 + 2 * spec.stages)
+    words = 2 * (2 + 2 * spec.stages) + spec.handoff_words
     stats = spec.tile_q * spec.stages
 
     @cute.struct
@@ -196,7 +214,9 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
         v: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.v)], 1024]
         q: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.q)], 1024]
         do: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.do)], 1024]
-        ds: cute.struct.Align[cute.struct.MemRange[spec.dtype, cute.cosize(layouts.ds)], 1024]
+        ds: cute.struct.Align[
+            cute.struct.MemRange[spec.dtype, cute.cosize(layouts.ds) + spec.handed_elements], 1024
+        ]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
     rows, out = cute.make_layout((spec.tile_q, spec.stages)), layouts.staging
@@ -209,6 +229,9 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
         ds=storage.ds.get_tensor(layouts.ds.outer, swizzle=layouts.ds.inner),
         lse=storage.lse.get_tensor(rows),
         row_sums=storage.row_sums.get_tensor(rows),
+        probs=cute.make_tensor(
+            storage.ds.data_ptr() + cute.cosize(layouts.ds), cute.make_layout(max(spec.handed_elements, 1))
+        ),
         staging=storage.k.get_tensor(staging, swizzle=out.inner),
     )
     return storage.barriers.data_ptr(), tiles

@@ -48,6 +48,8 @@ class SharedTiles(NamedTuple):
     """float32 (queries, stages): log-sum-exp in base 2, +inf for rows without a key and after the last"""
     row_sums: cute.Tensor
     """float32 (queries, stages): sum of dO * O along each row, less the gradient of its log-sum-exp"""
+    probs: cute.Tensor
+    """P on its way to another warpgroup; nothing where there is no such way"""
     staging: cute.Tensor
     """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K was"""
 

@@ -58,6 +58,11 @@ class BackwardSpec:
         return CONSUMERS + (self.roles and self.gives_q)
 
     @property
+    def handoff_words(self) -> int:
+        """mbarriers of the rings between roles."""
+        return 4 * self.stages if self.roles else 0
+
+    @property
     def handed_elements(self) -> int:
         """Elements of P in shared memory, on their way from one role to another."""
         return self.stages * self.tile_q * self.tile_k if self.roles else 0
@@ -83,6 +88,11 @@ class BackwardSpec:
     def stats_bytes(self) -> int:
         """Bytes of a query block's log-sum-exp, and as many of its row sums."""
         return self.tile_q * 4
+
+    def columns_at_once(self, columns: int) -> int:
+        """Columns of dK or dV that one instruction computes. ptxas assembles none with more accumulators than
+        a thread has registers at the launch, 128 of four warpgroups."""
+        return min(columns, 128) if columns % 128 == 0 else columns
 
     def bytes_of(self, rows: int, columns: int) -> int:
         """Bytes of a tile of operands."""

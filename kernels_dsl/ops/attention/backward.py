@@ -82,8 +82,6 @@ class Gradients:
 
 def why_not_variant(call: AttentionCall) -> str | None:
     """Why a call of attention has no gradient on any GPU; None where it may have."""
-    if max(call.dim, call.dim_v) > 128:
-        return f"attention has no gradient with head dimensions above 128 yet: {call.dim} and {call.dim_v}"
     if call.block is not None and (call.block[0] % BLOCK_STEP or call.block[1] % BLOCK_STEP):
         return f"attention has no gradient with blocks of {call.block}, only of multiples of {BLOCK_STEP}"
     if max(call.heads, call.batch) > MAX_GRID:
@@ -104,9 +102,8 @@ def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Need
     listed blocks."""
     config: BackwardConfig
     hopper, block_k = device.families()[0] == "sm90", 128 if call.block is None else call.block[1]
-    if hopper and block_k % Sm90BackwardConfig.tile_k == 0:
-        config = sm90_backward_config(call.dim, call.dim_v, deterministic)
-    else:
+    config = sm90_backward_config(call.dim, call.dim_v, deterministic)
+    if not hopper or block_k % config.tile_k:
         config = sm80_backward_config(
             call.dim, call.dim_v, deterministic, device.smem_bytes, call.variant.by_elements, block_k
         )

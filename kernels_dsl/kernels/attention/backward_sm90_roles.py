@@ -1,0 +1,316 @@
+"""Consumer roles of the SM90 attention backward with wide heads: a warpgroup for each product.
+
+Accumulators of 64 keys x 256 columns take 128 registers a thread, so no warpgroup can have both dK and dV of
+its keys. All of them have the same 64 keys, and a part of the step each:
+
+    probabilities | S^T = K Q^T    P = exp2(S - lse)            dV += P^T dO
+    slopes        | dP^T = V dO^T                dS = P (dP - row sum)   dK += dS^T Q
+    dQ            |                                                  dQ = dS K    to memory
+
+P goes to the second role by way of shared memory, from each thread to the same one of the other warpgroup,
+and dS to the third, through a ring each. So no role waits for a later one before the rings are full, and the
+tensor cores have work while exponentials are computed and sums added. Without dQ the third role is not there.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, pipeline
+from cutlass.cute.nvgpu import warpgroup
+
+from kernels_dsl.blocks.attention.score_tile import to_operand
+from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, sync_consumers
+from kernels_dsl.blocks.hw.pipeline import consumer_state
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
+
+from .backward_sm90_consumer import (
+    Mmas,
+    Output,
+    Outputs,
+    Site,
+    Visit,
+    add_vectors,
+    await_turn,
+    clear_keys,
+    clear_queries,
+    for_each_block,
+    operand_registers,
+    pass_turn,
+    site_of,
+    slope,
+    store_d_scores,
+    store_keys,
+    turned,
+    weigh_scores,
+)
+from .backward_sm90_producer import Rings, SharedTiles
+from .backward_sm90_spec import CONSUMERS, BackwardSpec
+from .backward_work import SHARE_THREADS, VECTOR, BackwardWork, KeyJob, vector_pointer
+
+HANDED = 8
+"""Elements of P that a thread hands over at a time: 16 bytes."""
+
+
+class Handoffs(NamedTuple):
+    """Rings between the roles, with as many stages as those of Q and dO, whose states serve them too."""
+
+    probs: pipeline.PipelineAsync
+    ds: pipeline.PipelineAsync
+
+
+class Role(NamedTuple):
+    """What every role is given."""
+
+    rings: Rings
+    handoffs: Handoffs
+    mmas: Mmas
+    tiles: SharedTiles
+    site: Site
+
+
+class Product(NamedTuple):
+    """Operands of a role's two products: descriptors, and the accumulators of the second."""
+
+    a: cute.Tensor
+    """This CTA's K or V."""
+    b: cute.Tensor
+    """Q or dO, by stages."""
+    rows: cute.Tensor
+    """dO or Q, summed over its rows, by stages."""
+    acc: cute.Tensor
+    """float32 (64 keys, Dv or D)."""
+
+
+def make_handoffs(spec: BackwardSpec, barriers: cute.Pointer) -> Handoffs:
+    """Initialises the mbarriers of both rings: 4 * stages words. A warp arrives at each of them once."""
+
+    def ring(start: cute.Pointer) -> pipeline.PipelineAsync:
+        warps = pipeline.CooperativeGroup(pipeline.Agent.Thread, 4)
+        return pipeline.PipelineAsync.create(
+            barrier_storage=start,
+            num_stages=spec.stages,
+            producer_group=warps,
+            consumer_group=warps,
+            defer_sync=True,
+        )
+
+    return Handoffs(ring(barriers), ring(barriers + 2 * spec.stages))
+
+
+@cute.jit
+def give(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
+    """This warp has written its part of a stage."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        ring.producer_commit(state)
+
+
+@cute.jit
+def give_back(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
+    """This warp has read its part of a stage."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        ring.consumer_release(state)
+
+
+def await_empty(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> None:
+    """Blocks until the stage at the state of a consumer may be written."""
+    ring.sync_object_empty.wait(state.index, state.phase ^ 1)
+
+
+def fragments(
+    score_mma: cute.TiledMma,
+    sum_mma: cute.TiledMma,
+    keys: cute.Tensor,
+    queries: cute.Tensor,
+    rows: cute.Tensor,
+    thread: Int32,
+) -> Product:
+    """Products of `keys` with `queries`, and of what comes out of them with `rows`."""
+    s, d = score_mma.get_slice(thread), sum_mma.get_slice(thread)
+    acc = sum_mma.partition_shape_C((WGMMA_M, cute.size(rows, mode=[1])))
+    return Product(
+        a=score_mma.make_fragment_A(s.partition_A(keys[None, None, 0])),
+        b=score_mma.make_fragment_B(s.partition_B(queries)),
+        rows=sum_mma.make_fragment_B(d.partition_B(turned(rows))),
+        acc=cute.make_rmem_tensor(acc, Float32),
+    )
+
+
+def handed_vectors(tiles: SharedTiles, spec: BackwardSpec, stage: Int32, thread: Int32) -> cute.Tensor:
+    """A thread's part of P in shared memory: (HANDED, vectors)."""
+    vectors = spec.tile_q * spec.tile_k // (HANDED * WARPGROUP_THREADS)
+    start = tiles.probs.iterator + (stage * vectors * WARPGROUP_THREADS + thread) * HANDED
+    layout = cute.make_layout((HANDED, vectors), stride=(1, HANDED * WARPGROUP_THREADS))
+    return cute.make_tensor(start.align(16), layout)
+
+
+@cute.jit
+def compute_probabilities(spec: cutlass.Constexpr, role: Role, output: Output):
+    """The role of P and dV."""
+    tiles, site = role.tiles, role.site
+    part = fragments(role.mmas.s, role.mmas.dv, tiles.k, tiles.q, tiles.do, site.thread)
+    part.acc.fill(0.0)
+    role.rings.k.consumer_wait(consumer_state(1))
+    if cutlass.const_expr(spec.varlen):
+        role.rings.v.consumer_wait(consumer_state(1))
+        clear_keys(spec, tiles, site)
+    for_each_block(spec, site, consumer_state(spec.stages), partial(probabilities_of, spec, role, part))
+    sync_consumers(spec.consumers)  # K is where the outputs are staged
+    if cutlass.const_expr(spec.gives_kv):
+        store_keys(spec, spec.dv_epilogue, role.mmas.stored, part.acc, output, tiles.staging, site)
+        epi.drain(spec.dv_epilogue, site.thread)
+
+
+@cute.jit
+def probabilities_of(
+    spec: cutlass.Constexpr, role: Role, part: Product, state: pipeline.PipelineState, visit: Visit
+) -> pipeline.PipelineState:
+    """P of one query block, and its share of dV."""
+    rings, mmas, tiles, site = role.rings, role.mmas, role.tiles, role.site
+    stage = state.index
+    scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
+    probs = operand_registers(spec)
+    rings.q.consumer_wait(state)
+    if cutlass.const_expr(spec.varlen):
+        rings.do.consumer_wait(state)
+        clear_queries(spec, tiles, stage, site, visit.query.block)
+    issue_product(mmas.s, scores, part.a, part.b[None, None, None, stage], False)
+    warpgroup.wait_group(0)
+    weigh_scores(spec, tiles, stage, site, visit, scores, probs)
+    settle(probs)
+    rings.q.consumer_release(state)
+    hand_over(spec, role, scores, probs, state)
+    if cutlass.const_expr(not spec.varlen):
+        rings.do.consumer_wait(state)
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dv, part.acc, probs, part.rows[None, None, None, stage], True)
+        warpgroup.wait_group(0)
+    rings.do.consumer_release(state)
+    state.advance()
+    return state
+
+
+@cute.jit
+def hand_over(
+    spec: cutlass.Constexpr,
+    role: Role,
+    scores: cute.Tensor,
+    probs: cute.Tensor,
+    state: pipeline.PipelineState,
+):
+    """Gives the factor of dS to the second role: P, times the slopes of the scores where they are bent."""
+    factor = probs
+    if cutlass.const_expr(spec.variant.bends_scores):
+        factor = operand_registers(spec)
+        to_operand(scores, factor)
+    target = handed_vectors(role.tiles, spec, state.index, role.site.thread)
+    await_empty(role.handoffs.probs, state)
+    cute.autovec_copy(cute.make_tensor(factor.iterator, vectors_of(target)), target)
+    give(role.handoffs.probs, state)
+
+
+def vectors_of(vectors: cute.Tensor) -> cute.Layout:
+    """Layout of a thread's vectors in registers, one after another."""
+    return cute.make_layout(vectors.shape)
+
+
+@cute.jit
+def compute_slopes(spec: cutlass.Constexpr, role: Role, output: Output):
+    """The role of dS and dK."""
+    tiles, site = role.tiles, role.site
+    part = fragments(role.mmas.s, role.mmas.dk, tiles.v, tiles.do, tiles.q, site.thread)
+    part.acc.fill(0.0)
+    role.rings.v.consumer_wait(consumer_state(1))
+    if cutlass.const_expr(spec.varlen):
+        role.rings.k.consumer_wait(consumer_state(1))
+        clear_keys(spec, tiles, site)
+    for_each_block(spec, site, consumer_state(spec.stages), partial(slopes_of, spec, role, part))
+    sync_consumers(spec.consumers)
+    if cutlass.const_expr(spec.gives_kv):
+        for i in cutlass.range_constexpr(cute.size(part.acc)):
+            part.acc[i] = part.acc[i] * site.work.scores.scale
+        store_keys(spec, spec.dk_epilogue, role.mmas.stored, part.acc, output, tiles.staging, site)
+        epi.drain(spec.dk_epilogue, site.thread)
+
+
+@cute.jit
+def slopes_of(
+    spec: cutlass.Constexpr, role: Role, part: Product, state: pipeline.PipelineState, visit: Visit
+) -> pipeline.PipelineState:
+    """dS of one query block, and its share of dK."""
+    rings, mmas, tiles, site = role.rings, role.mmas, role.tiles, role.site
+    stage = state.index
+    d_probs = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
+    probs, d_scores = operand_registers(spec), operand_registers(spec)
+    rings.do.consumer_wait(state)
+    if cutlass.const_expr(spec.varlen):
+        rings.q.consumer_wait(state)
+        clear_queries(spec, tiles, stage, site, visit.query.block)
+    issue_product(mmas.s, d_probs, part.a, part.b[None, None, None, stage], False)
+    role.handoffs.probs.consumer_wait(state)
+    source = handed_vectors(tiles, spec, stage, site.thread)
+    cute.autovec_copy(source, cute.make_tensor(probs.iterator, vectors_of(source)))
+    give_back(role.handoffs.probs, state)
+    warpgroup.wait_group(0)
+    slope(spec, tiles, stage, site, cute.make_tensor(probs.iterator, d_probs.layout), d_probs)
+    rings.do.consumer_release(state)
+    to_operand(d_probs, d_scores)
+    settle(d_scores)
+    if cutlass.const_expr(spec.gives_q):
+        await_empty(role.handoffs.ds, state)
+        store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        give(role.handoffs.ds, state)
+    if cutlass.const_expr(not spec.varlen):
+        rings.q.consumer_wait(state)
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dk, part.acc, d_scores, part.rows[None, None, None, stage], True)
+        warpgroup.wait_group(0)
+    rings.q.consumer_release(state)
+    state.advance()
+    return state
+
+
+@cute.jit
+def compute_dq(spec: cutlass.Constexpr, role: Role):
+    """The role of dQ."""
+    role.rings.k.consumer_wait(consumer_state(1))
+    if cutlass.const_expr(spec.varlen):
+        role.rings.v.consumer_wait(consumer_state(1))
+        clear_keys(spec, role.tiles, role.site)
+    for_each_block(spec, role.site, consumer_state(spec.stages), partial(dq_of, spec, role))
+    sync_consumers(spec.consumers)
+
+
+@cute.jit
+def dq_of(
+    spec: cutlass.Constexpr, role: Role, state: pipeline.PipelineState, visit: Visit
+) -> pipeline.PipelineState:
+    """The key tile's share of dQ of one query block, some columns at a time."""
+    mma, tiles, site = role.mmas.dq, role.tiles, role.site
+    thread_mma = mma.get_slice(site.thread)
+    columns = spec.dq_share[1]
+    ds = mma.make_fragment_A(thread_mma.partition_A(tiles.ds))
+    keys = cute.local_tile(turned(tiles.k[None, None, 0]), (columns, spec.tile_k), (None, 0))
+    b = mma.make_fragment_B(thread_mma.partition_B(keys))
+    dq = cute.make_rmem_tensor(mma.partition_shape_C(spec.dq_share), Float32)
+    start = vector_pointer(spec.sums, site.work.sums.dq, visit.number, site.thread)
+    role.handoffs.ds.consumer_wait(state)
+    # ptxas would compute all of unrolled passes before the first sums are added, and spill them.
+    for i in cutlass.range(spec.dim // columns, unroll=1):
+        issue_product(mma, dq, ds[None, None, None, state.index], b[None, None, None, i], False)
+        warpgroup.wait_group(0)
+        if i == spec.dim // columns - 1:
+            give_back(role.handoffs.ds, state)
+        if cutlass.const_expr(spec.deterministic):
+            if i == 0:
+                await_turn(spec, site, visit, visit.number * CONSUMERS)
+        add_vectors(start + i * (columns // 8 * VECTOR * SHARE_THREADS), dq)
+    if cutlass.const_expr(spec.deterministic):
+        pass_turn(site, visit.number * CONSUMERS)
+    state.advance()
+    return state
