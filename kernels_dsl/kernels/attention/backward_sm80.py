@@ -32,8 +32,9 @@ from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 
+from .backward_sm80_copies import Tensors
 from .backward_sm80_spec import make_spec
-from .backward_sm80_tile import Tensors, key_tile
+from .backward_sm80_tile import key_tile
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
 

@@ -29,7 +29,6 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from .backward_sm90_consumer import (
     Mmas,
     Output,
-    Outputs,
     Site,
     Visit,
     add_vectors,
@@ -39,7 +38,6 @@ from .backward_sm90_consumer import (
     for_each_block,
     operand_registers,
     pass_turn,
-    site_of,
     slope,
     store_d_scores,
     store_keys,
@@ -48,7 +46,7 @@ from .backward_sm90_consumer import (
 )
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_work import SHARE_THREADS, VECTOR, BackwardWork, KeyJob, vector_pointer
+from .backward_work import SHARE_THREADS, VECTOR, vector_pointer
 
 HANDED = 8
 """Elements of P that a thread hands over at a time: 16 bytes."""
