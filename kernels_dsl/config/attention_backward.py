@@ -53,6 +53,11 @@ class Sm90BackwardConfig:
     family = "sm90"
 
     @property
+    def row_tile(self) -> int:
+        """Query rows whose sums lie together in memory."""
+        return self.tile_q
+
+    @property
     def dq_share(self) -> tuple[int, int]:
         """Queries and columns of dQ that a warpgroup computes at a time: half of the rows where they are 128,
         else half of the columns. Of 64 keys one warpgroup computes all of them, 128 or 64 columns at a time."""
@@ -75,13 +80,17 @@ def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90Backw
 
 @frozen
 class Sm80BackwardConfig:
-    """One instance of the cp.async + mma.sync backward: 64 queries a step, against `tile_k` keys that stay.
+    """One instance of the cp.async + mma.sync backward: `tile_q` queries a step, against `tile_k` keys that stay.
 
     `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of `warps`
     warps has `warp_keys` keys, 16 or 32; where that is twice as many as there are, two warps have the same
     keys and half of the queries each. `q_stages` and `do_stages` query blocks of Q and dO are in shared
     memory. `ahead` steps of 16 x 16 elements are read before they are multiplied. `sums_vector` sums of dQ
     are added at a time: 1, or 4 from sm_90 on. Others as in `Sm90BackwardConfig`.
+
+    `by_columns`: half of the warps compute P of their keys and queries, half dS, and then all of them share
+    the columns of dK and dV, of 16 keys each. Then `dim` and `dim_v` are multiples of 32 times the warps that
+    have the same keys, and `tile_q` is 32 or 64.
     """
 
     tile_k: int
@@ -96,14 +105,22 @@ class Sm80BackwardConfig:
     sums_vector: int = 1
     gives_q: bool = True
     gives_kv: bool = True
+    tile_q: int = 64
+    by_columns: bool = False
 
     family = "sm80"
-    tile_q = 64
+    row_tile = 64
+    """Query rows whose sums lie together in memory."""
+
+    @property
+    def copies_ahead(self) -> bool:
+        """Says whether all that a step reads has two buffers, so that none waits for copies at its start."""
+        return min(self.q_stages, self.do_stages) > 1
 
     @property
     def ds_stages(self) -> int:
-        """Buffers of dS: with two of everything a step has one barrier, else two."""
-        return 2 if min(self.q_stages, self.do_stages) > 1 else 1
+        """Buffers of dS, or of P and dS: with two of everything a step has one barrier, else two or more."""
+        return 2 if self.by_columns or self.copies_ahead else 1
 
     @property
     def smem_bytes(self) -> int:
@@ -126,21 +143,32 @@ def sm80_backward_config(
     by_elements: bool = False,
     block_k: int = 128,
 ) -> Sm80BackwardConfig:
-    """The tile for these head dimensions, at most 128, where a CTA may have `smem_bytes` of shared memory.
+    """The tile for these head dimensions, at most 256, where a CTA may have `smem_bytes` of shared memory.
 
     `by_elements`: there are masks or functions of single scores, which take registers. `block_k`: keys of a
     listed block, a multiple of 64, of which the tile's must be a divisor.
     """
+    if max(dim, dim_v) > 128:
+        return _sm80_wide_config(dim, dim_v, deterministic, smem_bytes)
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
     # With 128 keys head dimensions between these spill where a window, an order and packing come together.
     many = max(d, dv) <= 64 or (d == dv == 128 and not by_elements)
     for tile_k, stages in ((128, 2), (64, 2), (64, 1)):
         config = Sm80BackwardConfig(tile_k, d, dv, do_stages=stages, deterministic=deterministic)
-        if (
-            config.smem_bytes <= smem_bytes
-            and max(d, dv) <= 128
-            and (many or tile_k == 64)
-            and block_k % tile_k == 0
-        ):
+        if config.smem_bytes <= smem_bytes and (many or tile_k == 64) and block_k % tile_k == 0:
             return config
-    raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 128")
+    raise ValueError(f"a CTA has {smem_bytes} bytes of shared memory, too few for a backward of attention")
+
+
+def _sm80_wide_config(dim: int, dim_v: int, deterministic: bool, smem_bytes: int) -> Sm80BackwardConfig:
+    """The same for head dimensions of which one is above 128: 64 keys, or 32 where no more fit."""
+    for tile_k, stages in ((64, (2, 2)), (64, (2, 1)), (64, (1, 1)), (32, (2, 1))):
+        step = 64 * 64 // tile_k
+        d, dv = (-(-x // step) * step for x in (dim, dim_v))
+        config = Sm80BackwardConfig(
+            tile_k, d, dv, q_stages=stages[0], do_stages=stages[1], deterministic=deterministic, tile_q=32,
+            by_columns=True,
+        )  # fmt: skip
+        if config.smem_bytes <= smem_bytes and max(d, dv) <= 256:
+            return config
+    raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 256")

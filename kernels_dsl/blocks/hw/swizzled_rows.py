@@ -239,8 +239,12 @@ def store_rows(
     first_row: Int32,  # of the warp, in target
     end_row: Int32,  # rows of target from here on are not written
     lane: Int32,
+    place: cutlass.Constexpr = None,
 ):
-    """Writes a warp's fragment to global memory in vectors of 16 bytes, by way of shared memory."""
+    """Writes a warp's fragment to global memory in vectors of 16 bytes, by way of shared memory.
+
+    `place`: column in target of a column of the fragment, a multiple of 8; the same one without it.
+    """
     dtype = values.element_type
     row = lane // 4
     for m in cutlass.range_constexpr(cute.size(values, mode=[1])):
@@ -256,6 +260,8 @@ def store_rows(
         row = step_row + lane // tile.chunks
         for block in cutlass.range_constexpr(tile.blocks):
             column = chunk * VECTOR + block * tile.width
+            if cutlass.const_expr(place is not None):
+                column = place(column)
             if first_row + row < end_row and column < target.shape[1]:
                 staged = address + tile.chunk_offset(row, chunk) + tile.row_offset(0, block * tile.width)
                 vector = cute.make_tensor(shared_pointer(dtype, staged, 16), cute.make_layout(VECTOR))

@@ -40,6 +40,10 @@ class Site(NamedTuple):
     """First query of this warp's part of dQ."""
     dq_column_warp: Int32
     """First column of this warp's part of dQ, 16 at a time."""
+    product: Int32
+    """0 for warps that compute P, 1 for those that compute dS; where columns are shared."""
+    column_warp: Int32
+    """First column of this warp's part of dK and dV, 16 at a time; where columns are shared."""
 
 
 class Copies(NamedTuple):
@@ -58,7 +62,9 @@ class Readers(NamedTuple):
     s_q: MatrixReader
     dp_v: MatrixReader
     dp_do: MatrixReader
+    dv_p: MatrixReader
     dv_do: MatrixReader
+    dk_ds: MatrixReader
     dk_q: MatrixReader
     dq_ds: MatrixReader
     dq_k: MatrixReader
@@ -214,5 +220,7 @@ def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, targe
 
 
 def number_of(spec: BackwardSpec, work: BackwardWork, site: Site, at: Step) -> Int32:
-    """Number of a query block among the query tiles of all heads and sequences."""
-    return work.rows.number(spec.tile_q, spec.varlen, site.job.seq, site.job.at.batch, at.head, at.block)
+    """Number of a step's query block among those of all heads and sequences, in whose order their numbers lie."""
+    rows, job, parts = spec.config.row_tile, site.job, spec.row_parts
+    number = work.rows.number(rows, spec.varlen, job.seq, job.at.batch, at.head, at.block // parts)
+    return number * parts + at.block % parts

@@ -1,6 +1,6 @@
 """Products of the SM80-class attention backward, and what becomes of scores and of dQ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import cutlass
@@ -41,12 +41,13 @@ def compute_probabilities(
     return scores
 
 
-def compute_d_probs(spec: BackwardSpec, memory: Memory, site: Site, now: Step) -> cute.Tensor:
-    """dP of this warp's keys and queries of a step, less the row sums, as float32 accumulators."""
+def compute_d_probs(
+    spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor
+) -> None:
+    """dP of this warp's keys and queries of a step, less the row sums, to float32 accumulators."""
     config, readers = spec.config, memory.readers
     stage = now.number % config.do_stages
     do = memory.base + spec.do_offset + stage * spec.do_tile.bytes
-    d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
     view = softmax.rows_and_columns(d_probs)
     rows = first_row(spec, memory.base + spec.row_sums_offset + stage * spec.rows_bytes, site)
     columns = row_values(rows, 0, spec.warp_queries // 4)
@@ -55,7 +56,6 @@ def compute_d_probs(spec: BackwardSpec, memory: Memory, site: Site, now: Step) -
             view[r, c] = -columns[c]
     operand_a = from_shared(spec, readers.dp_v, memory.base + spec.v_offset, spec.warp_keys)
     multiply(spec, d_probs, operand_a, readers.dp_do, do, config.dim_v // 16)
-    return d_probs
 
 
 def slope(d_probs: cute.Tensor, probs: cute.Tensor) -> None:
@@ -123,8 +123,11 @@ def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
     return found
 
 
-def store_d_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site) -> None:
-    """dS^T of this warp's keys and queries to shared memory, two queries at a time."""
+def pairs_of_scores(
+    spec: BackwardSpec, values: cute.Tensor, address: Int32, site: Site
+) -> Iterator[tuple[cute.Tensor, cute.Tensor]]:
+    """A warp's 16-bit scores in registers, two queries at a time, and their places in the tile (keys, queries)
+    at `address`."""
     tile: RowsTile = spec.ds_tile
     row = site.key_warp * spec.warp_keys + site.lane // 4
     chunk = site.query_warp * (spec.warp_queries // 8)
@@ -132,12 +135,24 @@ def store_d_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, sit
     columns = spec.warp_queries // 8
     for r in range(spec.warp_keys // 8):
         for n in range(columns):
-            target = (first ^ tile.flip(8 * n)) + tile.row_offset(8 * r, 8 * n)
-            registers = operand.iterator + 4 * (r // 2 * columns + n) + r % 2 * 2
+            place = (first ^ tile.flip(8 * n)) + tile.row_offset(8 * r, 8 * n)
+            registers = values.iterator + 4 * (r // 2 * columns + n) + r % 2 * 2
             pair = cute.make_tensor(registers, cute.make_layout(2))
-            cute.autovec_copy(
-                pair, cute.make_tensor(shared_pointer(spec.dtype, target, 4), cute.make_layout(2))
-            )
+            yield pair, cute.make_tensor(shared_pointer(spec.dtype, place, 4), cute.make_layout(2))
+
+
+def store_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site) -> None:
+    """P or dS of this warp's keys and queries to shared memory."""
+    for pair, place in pairs_of_scores(spec, operand, address, site):
+        cute.autovec_copy(pair, place)
+
+
+def load_scores(spec: BackwardSpec, layout: cute.Layout, address: Int32, site: Site) -> cute.Tensor:
+    """What `store_scores` left, in registers of the `layout` of accumulators."""
+    values = cute.make_rmem_tensor(layout, spec.dtype)
+    for pair, place in pairs_of_scores(spec, values, address, site):
+        cute.autovec_copy(place, pair)
+    return values
 
 
 @cute.jit
@@ -148,13 +163,16 @@ def add_dq(spec: cutlass.Constexpr, work: BackwardWork, site: Site, now: Step, d
     brings them into order.
     """
     number = number_of(spec, work, site, now)
-    order = spec.sums
+    order, parts = spec.sums, spec.row_parts
     if cutlass.const_expr(spec.config.deterministic):
-        turn = work.sums.turns.iterator + 2 * number
+        turn = work.sums.turns.iterator + 2 // parts * number
         if site.thread == 0:
             await_count(turn, turn_of(spec, work, site.job, query_of(work, site.job, now)))
         cute.arch.sync_threads()
     rows_of_share = site.dq_row // 16 * 32 + site.lane
+    if cutlass.const_expr(parts > 1):
+        rows_of_share += number % parts * (SHARE_THREADS // parts)
+        number = number // parts
     first = (
         work.sums.dq.iterator
         + Int64(number) * order.size

@@ -50,9 +50,29 @@ class BackwardSpec:
         return self.tile_k // self.warp_keys
 
     @property
+    def score_warps(self) -> int:
+        """Warps that compute P; where columns are shared, as many others compute dS."""
+        return self.config.warps // 2 if self.config.by_columns else self.config.warps
+
+    @property
     def query_warps(self) -> int:
         """Warps that have the same keys and share the queries of a step: 1 or 2."""
-        return self.config.warps // self.key_warps
+        return self.score_warps // self.key_warps
+
+    @property
+    def column_warps(self) -> int:
+        """Warps that have the same keys and share the columns of dK and dV, 16 at a time."""
+        return self.config.warps // self.key_warps if self.config.by_columns else 1
+
+    @property
+    def row_tile(self) -> int:
+        """Query rows whose sums lie together in memory."""
+        return self.config.row_tile
+
+    @property
+    def row_parts(self) -> int:
+        """Steps of one tile of rows whose sums lie together in memory."""
+        return self.config.row_tile // self.tile_q
 
     @property
     def warp_queries(self) -> int:
@@ -81,8 +101,9 @@ class BackwardSpec:
 
     @property
     def one_barrier(self) -> bool:
-        """Says whether a step has one barrier, which needs two buffers of all that a step reads."""
-        return self.config.ds_stages > 1
+        """Says whether a step has no barrier before its first product, which needs two buffers of all that it
+        reads."""
+        return self.config.copies_ahead
 
     @property
     def k_tile(self) -> RowsTile:
@@ -150,10 +171,11 @@ def make_spec(
 ) -> BackwardSpec:
     """Completes a configuration. ValueError names what does not fit."""
     keys = config.warps * config.warp_keys
-    if config.warp_keys not in (16, 32) or keys not in (config.tile_k, 2 * config.tile_k):
+    allowed = (2 * config.tile_k, 4 * config.tile_k) if config.by_columns else (config.tile_k, 2 * config.tile_k)
+    if config.warp_keys not in (16, 32) or keys not in allowed:
         raise ValueError(
             f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each; it must "
-            "be all of their keys or half of them, 16 or 32 keys for each"
+            "be all of their keys or half of them (half or a quarter by columns), 16 or 32 keys for each"
         )
     if not 1 <= config.do_stages <= config.q_stages <= 2:
         raise ValueError(

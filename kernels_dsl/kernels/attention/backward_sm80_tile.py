@@ -21,6 +21,7 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     store_rows,
 )
 
+from .backward_sm80_columns import finish_by_columns, step_by_columns
 from .backward_sm80_copies import (
     Gradients,
     Memory,
@@ -42,7 +43,7 @@ from .backward_sm80_products import (
     in_registers,
     multiply,
     slope,
-    store_d_scores,
+    store_scores,
 )
 from .backward_sm80_spec import BackwardSpec
 from .backward_work import BackwardWork, KeyJob
@@ -59,8 +60,8 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
         load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, thread)
         load.start(at.n * spec.tile_k, seq.k_len, base + offset, True)
     gradients = Gradients(
-        dk=warp_accumulators(spec.warp_keys, spec.config.dim),
-        dv=warp_accumulators(spec.warp_keys, spec.config.dim_v),
+        dk=warp_accumulators(spec.warp_keys, spec.config.dim // spec.column_warps),
+        dv=warp_accumulators(spec.warp_keys, spec.config.dim_v // spec.column_warps),
     )
     gradients.dk.fill(0.0)
     gradients.dv.fill(0.0)
@@ -71,23 +72,34 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
         # What follows from these two is worked out in each step: else it would be kept in scarce registers.
         base, thread = opaque(base), opaque(thread)
         memory = Memory(base, make_copies(spec, tensors, thread), readers)
-        step(spec, memory, gradients, work, site, now)
+        if cutlass.const_expr(spec.config.by_columns):
+            step_by_columns(spec, memory, gradients, work, site, now)
+        else:
+            step(spec, memory, gradients, work, site, now)
         now = following(work, job, now)
     cute.arch.cp_async_wait_group(0)
     if cutlass.const_expr(spec.config.gives_kv):
         cute.arch.sync_threads()  # shared memory is free for the results
-        finish(spec, gradients, tensors, base, work, site)
+        if cutlass.const_expr(spec.config.by_columns):
+            finish_by_columns(spec, gradients, tensors, base, work, site)
+        else:
+            finish(spec, gradients, tensors, base, work, site)
 
 
 def make_site(spec: BackwardSpec, job: KeyJob, thread: Int32) -> Site:
     """The parts of this thread's warp."""
     warp = cute.arch.make_warp_uniform(thread // 32)
+    query_warp = warp // spec.key_warps
+    if spec.config.by_columns:
+        query_warp = query_warp % spec.query_warps
     return Site(
         job=job,
         thread=thread,
         lane=thread % 32,
         key_warp=warp % spec.key_warps,
-        query_warp=warp // spec.key_warps,
+        query_warp=query_warp,
+        product=warp // spec.score_warps,
+        column_warp=warp // spec.key_warps,
         dq_row=warp // spec.dq_column_warps * spec.dq_rows,
         dq_column_warp=warp % spec.dq_column_warps,
     )
@@ -111,13 +123,20 @@ def make_readers(spec: BackwardSpec, site: Site) -> Readers:
     def of_queries(reader: MatrixReader) -> MatrixReader:
         return replace(reader, offset=reader.offset + reader.tile.row_offset(first_query, 0))
 
+    def of_rows(tile: RowsTile) -> MatrixReader:
+        if spec.config.by_columns:
+            return reader_b_transposed(tile, dtype, lane, site.column_warp * 16)
+        return of_queries(reader_b_transposed(tile, dtype, lane))
+
     return Readers(
         s_k=reader_a(spec.k_tile, dtype, lane, first_key),
         s_q=of_queries(reader_b(spec.q_tile, dtype, lane)),
         dp_v=reader_a(spec.v_tile, dtype, lane, first_key),
         dp_do=of_queries(reader_b(spec.do_tile, dtype, lane)),
-        dv_do=of_queries(reader_b_transposed(spec.do_tile, dtype, lane)),
-        dk_q=of_queries(reader_b_transposed(spec.q_tile, dtype, lane)),
+        dv_p=reader_a(spec.ds_tile, dtype, lane, first_key),
+        dv_do=of_rows(spec.do_tile),
+        dk_ds=reader_a(spec.ds_tile, dtype, lane, first_key),
+        dk_q=of_rows(spec.q_tile),
         dq_ds=reader_a_transposed(spec.ds_tile, dtype, site.lane, site.dq_row),
         dq_k=reader_b_transposed(spec.k_tile, dtype, site.lane, site.dq_column_warp * 16),
     )
@@ -144,7 +163,8 @@ def step(
 
     probs = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     scores = compute_probabilities(spec, memory, work, site, now, probs)
-    d_probs = compute_d_probs(spec, memory, site, now)
+    d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
+    compute_d_probs(spec, memory, site, now, d_probs)
     slope(d_probs, scores)
 
     if cutlass.const_expr(spec.config.gives_kv):
@@ -154,7 +174,7 @@ def step(
     operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
     to_operand(d_probs, operand)
     if cutlass.const_expr(spec.config.gives_q):
-        store_d_scores(spec, operand, ds, site)
+        store_scores(spec, operand, ds, site)
     if cutlass.const_expr(spec.config.gives_kv):
         multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
 

@@ -48,6 +48,11 @@ class BackwardSpec:
     """Buffers of dS: one barrier a block is enough with two."""
 
     @property
+    def row_tile(self) -> int:
+        """Query rows whose sums lie together in memory."""
+        return self.tile_q
+
+    @property
     def roles(self) -> bool:
         """Says whether the consumer warpgroups have the same keys and a product each."""
         return self.tile_k == WGMMA_M

@@ -33,6 +33,8 @@ class BackwardSpec(Protocol):
     @property
     def tile_q(self) -> int: ...
     @property
+    def row_tile(self) -> int: ...
+    @property
     def tile_k(self) -> int: ...
     @property
     def tile(self) -> tuple[int, int]: ...
@@ -134,7 +136,7 @@ def describe_backward(
         window=window,
         scores=scores,
         heads_per_kv=heads // mK.shape[2],
-        rows=row_tiles(rows, heads, batch, spec.tile_q, seqlens is not None),
+        rows=row_tiles(rows, heads, batch, spec.row_tile, seqlens is not None),
         sums=sums,
         lists=None if lists is None else QueryLists(*lists),
     )

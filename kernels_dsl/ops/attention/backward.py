@@ -176,7 +176,7 @@ class BackwardPlan:
         self.steps: list[Step | None] = [
             prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
         ]
-        tile = (self.config.tile_q, self.config.dim)
+        tile = (self.config.row_tile, self.config.dim)
         common = {"layout": call.layout, "tile": tile}
         variant = call.variant
         if call.block is not None:
@@ -223,10 +223,10 @@ class BackwardPlan:
         """Numbers of query tiles, as the kernels take them."""
         call, config, gives_q = self.call, self.config, self.needs.q
         if call.packed:
-            tiles = call.heads * (call.q_len // config.tile_q + call.batch)
+            tiles = call.heads * (call.q_len // config.row_tile + call.batch)
         else:
-            tiles = call.batch * call.heads * -(-call.q_len // config.tile_q)
-        rows = tiles * config.tile_q
+            tiles = call.batch * call.heads * -(-call.q_len // config.row_tile)
+        rows = tiles * config.row_tile
         sizes = [rows, rows, rows * config.dim if gives_q else 0, 2 * tiles]
         memory = torch.empty(sum(sizes), dtype=torch.float32, device=q.device)
         row_sums, lse, dq_sums, turns = memory.split(sizes)
