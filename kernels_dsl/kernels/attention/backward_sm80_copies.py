@@ -220,7 +220,8 @@ def copy_rows(spec: cutlass.Constexpr, source: cute.Tensor, number: Int32, targe
 
 
 def number_of(spec: BackwardSpec, work: BackwardWork, site: Site, at: Step) -> Int32:
-    """Number of a step's query block among those of all heads and sequences, in whose order their numbers lie."""
-    rows, job, parts = spec.config.row_tile, site.job, spec.row_parts
-    number = work.rows.number(rows, spec.varlen, job.seq, job.at.batch, at.head, at.block // parts)
-    return number * parts + at.block % parts
+    """Number of a step's query block among those of all heads and sequences, in the order of their sums."""
+    job, parts = site.job, spec.row_parts
+    tile = at.block // parts if parts > 1 else at.block
+    number = work.rows.number(spec.row_tile, spec.varlen, job.seq, job.at.batch, at.head, tile)
+    return number * parts + at.block % parts if parts > 1 else number

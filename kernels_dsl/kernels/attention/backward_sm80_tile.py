@@ -89,19 +89,24 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
 def make_site(spec: BackwardSpec, job: KeyJob, thread: Int32) -> Site:
     """The parts of this thread's warp."""
     warp = cute.arch.make_warp_uniform(thread // 32)
-    query_warp = warp // spec.key_warps
-    if spec.config.by_columns:
-        query_warp = query_warp % spec.query_warps
-    return Site(
+    site = Site(
         job=job,
         thread=thread,
         lane=thread % 32,
         key_warp=warp % spec.key_warps,
-        query_warp=query_warp,
-        product=warp // spec.score_warps,
-        column_warp=warp // spec.key_warps,
+        query_warp=warp // spec.key_warps,
         dq_row=warp // spec.dq_column_warps * spec.dq_rows,
         dq_column_warp=warp % spec.dq_column_warps,
+        product=Int32(0),
+        column_warp=Int32(0),
+    )
+    if not spec.config.by_columns:
+        return site
+    # Warps with the same keys number their parts of the columns, and those with the same product of queries.
+    return site._replace(
+        query_warp=site.query_warp % spec.query_warps,
+        product=warp // spec.score_warps,
+        column_warp=site.query_warp,
     )
 
 
