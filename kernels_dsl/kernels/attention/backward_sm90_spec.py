@@ -87,7 +87,7 @@ class BackwardSpec:
         """Registers a thread after setmaxnreg."""
         if self.consumers == CONSUMERS:
             return Registers(24, 240)
-        return Registers(24, 200, 88)
+        return Registers(24, 208, 72)
 
     @property
     def stats_bytes(self) -> int:
