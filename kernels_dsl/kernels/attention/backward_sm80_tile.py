@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.score_tile import to_operand
+from kernels_dsl.blocks.attention.seqlen import seq_info
 from kernels_dsl.blocks.hw.mma_sync import warp_accumulators, warp_operand_a
 from kernels_dsl.blocks.hw.swizzled_rows import (
     MatrixReader,
@@ -55,7 +56,7 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
     at, seq = job.at, job.seq
     thread = cute.arch.thread_idx()[0]
     site = make_site(spec, job, thread)
-    tensors = of_sequence(spec, tensors, job)
+    whole, tensors = tensors, of_sequence(spec, tensors, job)
     for tile, source, offset in ((spec.k_tile, tensors.k, 0), (spec.v_tile, tensors.v, spec.v_offset)):
         load = rows_loader(tile, source[None, None, at.kv_head], spec.threads, thread)
         load.start(at.n * spec.tile_k, seq.k_len, base + offset, True)
@@ -81,6 +82,9 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
     if cutlass.const_expr(spec.config.gives_kv):
         cute.arch.sync_threads()  # shared memory is free for the results
         if cutlass.const_expr(spec.config.by_columns):
+            # Places are worked out again: else those of the results would be spilled during the steps.
+            job = job._replace(seq=seq_info(work.extent, job.at.batch))
+            site, tensors = make_site(spec, job, opaque(thread)), of_sequence(spec, whole, job)
             finish_by_columns(spec, gradients, tensors, base, work, site)
         else:
             finish(spec, gradients, tensors, base, work, site)

@@ -51,12 +51,15 @@ FEW = [
     ("sm_86", (64, 64), "mask_mod"),
     ("sm_90a", (128, 128), "lists_function"),
     ("sm_86", (128, 128), "lists"),
+    ("sm_90a", (256, 256), "lists_all"),
+    ("sm_89", (192, 128), "boolean"),
+    ("sm_89", (256, 256), "lists_all"),
 ]
 CASES = (
     [
         (arch, dims, name)
         for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")
-        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (64, 128))
+        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (64, 128), (192, 128), (256, 256))
         for name in VARIANTS
     ]
     if os.environ.get("TEST_ALL_KERNELS") == "1"

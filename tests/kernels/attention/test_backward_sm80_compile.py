@@ -30,12 +30,15 @@ FEW = [
     ("sm_86", (128, 128), "window", True, True),
     ("sm_80", (128, 128), "window", True, True),
     ("sm_80", (96, 96), "window", True, True),
+    ("sm_89", (256, 256), "window", True, True),
+    ("sm_86", (192, 128), "window", True, True),
+    ("sm_80", (256, 256), "causal", False, False),
 ]
 CASES = (
     [
         (arch, dims, name, fixed, packed)
         for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")
-        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (40, 72))
+        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (40, 72), (192, 128), (256, 256))
         for name in VARIANTS
         for fixed in (True, False)
         for packed in (True, False)
@@ -102,11 +105,13 @@ def test_sums_are_added_as_vectors_from_sm90_on():
 
 
 def test_chosen_tiles_fit():
-    for dim in range(8, 136, 8):
-        for dim_v in range(8, 136, 8):
-            assert sm80_backward_config(dim, dim_v, True).smem_bytes <= DEVICES_BY_ARCH["sm_89"].smem_bytes
-    with pytest.raises(ValueError, match="head dimensions are 136 and 64, must be at most 128"):
-        sm80_backward_config(136, 64, True)
+    for dim in range(8, 264, 8):
+        for dim_v in range(8, 264, 8):
+            config = sm80_backward_config(dim, dim_v, True)
+            assert config.smem_bytes <= DEVICES_BY_ARCH["sm_89"].smem_bytes
+            assert config.dim >= dim and config.dim_v >= dim_v
+    with pytest.raises(ValueError, match="head dimensions are 264 and 64, must be at most 256"):
+        sm80_backward_config(264, 64, True)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +119,7 @@ def test_chosen_tiles_fit():
     [
         (Sm80BackwardConfig(96, 64, 64), "tile_k is 96 for 8 warps with 16 keys each"),
         (Sm80BackwardConfig(128, 64, 64, q_stages=1), "q_stages and do_stages are 1 and 2"),
+        (Sm80BackwardConfig(128, 256, 256, tile_q=32, by_columns=True), "half or a quarter by columns"),
     ],
 )
 def test_impossible_tiles_are_named(config, message):

@@ -27,6 +27,9 @@ WINDOW = AttentionVariant(right=True, left=True)
         ((64, 64), True, CAUSAL, True),
         ((64, 64), False, WINDOW, False),
         ((128, 64), True, CAUSAL, False),
+        ((256, 256), True, WINDOW, True),
+        ((192, 128), False, CAUSAL, False),
+        ((64, 256), True, DENSE, True),
     ],
 )
 def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed):

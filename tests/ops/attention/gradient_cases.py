@@ -84,3 +84,45 @@ def check_sinks(
     products = (out * d_out.double()).abs().sum(-1).transpose(1, 2)
     allowed = torch.finfo(d_out.dtype).eps / 2 * (probs * products).sum((0, 2)) + 1e-3 * (1 + expected.abs())
     assert bool(((found.double() - expected).abs() <= allowed).all())
+
+
+def check_packed(
+    lengths_q: tuple[int, ...],
+    lengths_k: tuple[int, ...],
+    used: tuple[int, ...],
+    dims: tuple[int, int],
+    seed: int,
+) -> None:
+    """Causal gradients of packed sequences, of which `used` keys count; NaN in all rows after those."""
+    starts_q, starts_k = (
+        torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    )
+    sizes = ((sum(lengths_q) + 5, 2, dims[0]), (sum(lengths_k) + 5, 1, dims[0]))
+    q, k, v = inputs(*sizes, dims[1], seed)
+    d_out = torch.randn((*q.shape[:2], dims[1]), generator=torch.Generator().manual_seed(4)).to(q.dtype)
+    for x, end in ((q, starts_q[-1]), (k, starts_k[-1]), (v, starts_k[-1]), (d_out, starts_q[-1])):
+        x[end:] = torch.nan
+    for b, count in enumerate(used):
+        k[starts_k[b] + count : starts_k[b + 1]] = torch.nan
+        v[starts_k[b] + count : starts_k[b + 1]] = torch.nan
+    asked = [x.requires_grad_() for x in (q, k, v)]
+    seqused = torch.tensor(used, dtype=torch.int32)
+    out = kernels_dsl.attention_varlen(
+        *asked, starts_q, starts_k, max(lengths_q), max(lengths_k), causal=True, seqused_k=seqused
+    )
+    found = torch.autograd.grad(out, asked, d_out)
+    for b, count in enumerate(used):
+        rows, keys = (
+            slice(int(starts_q[b]), int(starts_q[b + 1])),
+            slice(int(starts_k[b]), int(starts_k[b]) + count),
+        )
+        tensors = [q[rows][None], k[keys][None], v[keys][None]]
+        if not lengths_q[b] or not count:
+            assert not any(bool(x[y].any()) for x, y in zip(found, (rows, keys, keys)))
+            continue
+        exact = reference_gradients(tensors, Masking(right=0), d_out[rows][None], None, torch.float64)
+        peer = reference_gradients(tensors, Masking(right=0), d_out[rows][None], None, torch.bfloat16)
+        for own, at, expected, theirs in zip(found, (rows, keys, keys), exact, peer):
+            check(own[at][None].transpose(1, 2), expected, theirs, ulps=4.0)
+    assert all(bool(x[int(end) :].eq(0).all()) for x, end in zip(found, (starts_q[-1], *[starts_k[-1]] * 2)))

@@ -10,7 +10,7 @@ from lowering import emulator
 from reference.attention import Masking, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
-from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
+from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
 
 
 @pytest.fixture(autouse=True)
@@ -114,35 +114,4 @@ def test_a_second_derivative_is_refused(seed):
 
 
 def test_packed_sequences_and_what_lies_after_their_ends(seed):
-    lengths_q, lengths_k, used = (70, 0, 33, 130), (90, 20, 0, 200), (80, 20, 0, 150)
-    starts_q, starts_k = (
-        torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-        for lengths in (lengths_q, lengths_k)
-    )
-    q, k, v = inputs((sum(lengths_q) + 5, 2, 64), (sum(lengths_k) + 5, 1, 64), 64, seed)
-    d_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(4)).to(q.dtype)
-    for x, end in ((q, starts_q[-1]), (k, starts_k[-1]), (v, starts_k[-1]), (d_out, starts_q[-1])):
-        x[end:] = torch.nan
-    for b, count in enumerate(used):
-        k[starts_k[b] + count : starts_k[b + 1]] = torch.nan
-        v[starts_k[b] + count : starts_k[b + 1]] = torch.nan
-    asked = [x.requires_grad_() for x in (q, k, v)]
-    seqused = torch.tensor(used, dtype=torch.int32)
-    out = kernels_dsl.attention_varlen(
-        *asked, starts_q, starts_k, max(lengths_q), max(lengths_k), causal=True, seqused_k=seqused
-    )
-    found = torch.autograd.grad(out, asked, d_out)
-    for b, count in enumerate(used):
-        rows, keys = (
-            slice(int(starts_q[b]), int(starts_q[b + 1])),
-            slice(int(starts_k[b]), int(starts_k[b]) + count),
-        )
-        tensors = [q[rows][None], k[keys][None], v[keys][None]]
-        if not lengths_q[b] or not count:
-            assert not any(bool(x[y].any()) for x, y in zip(found, (rows, keys, keys)))
-            continue
-        exact = reference_gradients(tensors, Masking(right=0), d_out[rows][None], None, torch.float64)
-        peer = reference_gradients(tensors, Masking(right=0), d_out[rows][None], None, torch.bfloat16)
-        for own, at, expected, theirs in zip(found, (rows, keys, keys), exact, peer):
-            check(own[at][None].transpose(1, 2), expected, theirs, ulps=4.0)
-    assert all(bool(x[int(end) :].eq(0).all()) for x, end in zip(found, (starts_q[-1], *[starts_k[-1]] * 2)))
+    check_packed((70, 0, 33, 130), (90, 20, 0, 200), (80, 20, 0, 150), (64, 64), seed)
