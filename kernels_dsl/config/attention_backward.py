@@ -60,7 +60,7 @@ class Sm90BackwardConfig:
     @property
     def dq_share(self) -> tuple[int, int]:
         """Queries and columns of dQ that a warpgroup computes at a time: half of the rows where they are 128,
-        else half of the columns. Of 64 keys one warpgroup computes all of them, 128 or 64 columns at a time."""
+        else half of the columns. Of 64 keys one warpgroup computes all columns, 64 at a time."""
         if self.tile_k == 64:
             return 64, 64
         return (64, self.dim) if self.tile_q > 64 else (64, self.dim // 2)
@@ -80,7 +80,7 @@ def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90Backw
 
 @frozen
 class Sm80BackwardConfig:
-    """One instance of the cp.async + mma.sync backward: `tile_q` queries a step, against `tile_k` keys that stay.
+    """One instance of the cp.async + mma.sync backward: `tile_q` queries a step, against `tile_k` that stay.
 
     `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 32. Each of `warps`
     warps has `warp_keys` keys, 16 or 32; where that is twice as many as there are, two warps have the same

@@ -41,9 +41,7 @@ def compute_probabilities(
     return scores
 
 
-def compute_d_probs(
-    spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor
-) -> None:
+def compute_d_probs(spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor) -> None:
     """dP of this warp's keys and queries of a step, less the row sums, to float32 accumulators."""
     config, readers = spec.config, memory.readers
     stage = now.number % config.do_stages
@@ -126,8 +124,8 @@ def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
 def pairs_of_scores(
     spec: BackwardSpec, values: cute.Tensor, address: Int32, site: Site
 ) -> Iterator[tuple[cute.Tensor, cute.Tensor]]:
-    """A warp's 16-bit scores in registers, two queries at a time, and their places in the tile (keys, queries)
-    at `address`."""
+    """A warp's 16-bit scores in registers, two queries at a time, and their places in the (keys, queries) at
+    `address`."""
     tile: RowsTile = spec.ds_tile
     row = site.key_warp * spec.warp_keys + site.lane // 4
     chunk = site.query_warp * (spec.warp_queries // 8)

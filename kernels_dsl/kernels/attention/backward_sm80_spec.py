@@ -171,7 +171,8 @@ def make_spec(
 ) -> BackwardSpec:
     """Completes a configuration. ValueError names what does not fit."""
     keys = config.warps * config.warp_keys
-    allowed = (2 * config.tile_k, 4 * config.tile_k) if config.by_columns else (config.tile_k, 2 * config.tile_k)
+    least = 2 * config.tile_k if config.by_columns else config.tile_k
+    allowed = (least, 2 * least)
     if config.warp_keys not in (16, 32) or keys not in allowed:
         raise ValueError(
             f"tile_k is {config.tile_k} for {config.warps} warps with {config.warp_keys} keys each; it must "

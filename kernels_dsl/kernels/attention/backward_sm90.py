@@ -16,7 +16,7 @@ halves are added to float32 sums in global memory, which `backward_dq` scales, c
 deterministic variant a query tile's shares are added in the order of their key tiles.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -163,7 +163,7 @@ def backward_kernel(
         q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
         do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
     )
-    handoffs = None
+    handoffs: Any = None
     if cutlass.const_expr(spec.roles):
         handoffs = make_handoffs(spec, barriers + 4 + 4 * spec.stages)
     sync_after_init((1, 1))

@@ -111,7 +111,7 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
         return EpiloguePlan((WGMMA_M, columns), epilogue_columns(columns, dtype), 2, dtype, config.tma_stores)
 
     return BackwardSpec(
-        config.tile_q, config.tile_k, config.dim, config.dim_v, config.stages, config.deterministic, varlen, dtype,
-        epilogue(config.dim), epilogue(config.dim_v), config.dq_share, config.sums, variant,
+        config.tile_q, config.tile_k, config.dim, config.dim_v, config.stages, config.deterministic, varlen,
+        dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share, config.sums, variant,
         config.gives_q, config.gives_kv,
     )  # fmt: skip

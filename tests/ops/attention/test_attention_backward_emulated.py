@@ -8,8 +8,6 @@ import torch
 import kernels_dsl
 from lowering import emulator
 from reference.attention import Masking, attention
-from reference.tolerance import check
-from tests.ops.attention.attention_cases import inputs
 from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
 
 

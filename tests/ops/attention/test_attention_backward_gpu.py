@@ -22,8 +22,13 @@ def _reference(leaves, masking, d_out, dtype):
 
 @pytest.mark.parametrize(
     ("shape", "kv_heads", "dims"),
-    [((2, 1000, 4), 2, (128, 128)), ((1, 777, 2), 2, (64, 64)), ((3, 515, 8), 1, (96, 40)),
-     ((2, 700, 4), 2, (256, 256)), ((1, 777, 4), 4, (192, 128))],
+    [
+        ((2, 1000, 4), 2, (128, 128)),
+        ((1, 777, 2), 2, (64, 64)),
+        ((3, 515, 8), 1, (96, 40)),
+        ((2, 700, 4), 2, (256, 256)),
+        ((1, 777, 4), 4, (192, 128)),
+    ],
 )
 @pytest.mark.parametrize("window", [None, (None, 0), (200, 30)], ids=["dense", "causal", "window"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
