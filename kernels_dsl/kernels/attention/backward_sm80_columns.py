@@ -107,7 +107,7 @@ def finish_by_columns(
 def store_columns(
     spec: BackwardSpec, values: cute.Tensor, target: cute.Tensor, base: Int32, scale: Float32, site: Site
 ) -> None:
-    """Stores 16 columns of every `column_warps` times 16, times `scale`, through this warp's shared memory."""
+    """Stores 16 columns of every 16 `column_warps`, times `scale`, by way of this warp's shared memory."""
 
     def place(column: Int32) -> Int32:
         return column // 16 * (16 * spec.column_warps) + site.column_warp * 16 + column % 16
