@@ -39,7 +39,7 @@ def test_packed(arch, seed):
 
 @pytest.mark.parametrize("arch", ARCHS if ALL else ("sm_89",))
 def test_softcap_and_a_mask(arch, seed):
-    """Cases where scores are bent, the factor of dS is not P."""
+    """Bent scores: the factor of dS is not P."""
     bias = torch.randn(1, 1, 40, 66, generator=torch.Generator().manual_seed(seed))
     with emulator.run(arch=arch):
         tensors = leaves((1, 1), (40, 66), (136, 192), seed, torch.float16)
