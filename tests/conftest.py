@@ -13,7 +13,7 @@ import pytest
 
 @functools.cache
 def _missing_gpu() -> str | None:
-    """Why GPU tests cannot run here; None where they can."""
+    """Says why GPU tests cannot run here; None where they can."""
     import torch
 
     if not torch.backends.cuda.is_built():

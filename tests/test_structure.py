@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def _places(found: list[tuple[Path, int, str]]) -> str:
 
 
 def _forbidden(module: str, imported: str) -> str | None:
-    """Why `module` may not import `imported` (both absolute); None where it may."""
+    """Says why `module` may not import `imported` (both absolute); None where it may."""
     part = max((name for name in ALLOWED if _within(module, name)), key=len)
     if imported.split(".")[0] in PACKAGES:
         if not any(_within(imported, name) for name in ALLOWED[part]):
@@ -258,16 +259,42 @@ def test_variables_say_what_they_hold(trees):
     assert not found, _places(found)
 
 
-def test_docstrings_open_with_a_noun_or_a_verb():
-    """Those of all folders but the kernels and their configurations."""
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Strings that are statements: those of modules, classes, functions, and of names after their values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                yield node.lineno, node.value.value
+
+
+def _opens_with_a_question(docstring: str) -> bool:
+    first = re.match(r"[^\w]*([a-z]+)", docstring.lower())
+    return first is not None and first[1] in (*QUESTIONS, "why", "who", "whose")
+
+
+def test_docstrings_open_with_a_noun_or_a_verb(trees):
+    tools = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tools").rglob("*.py"))}
     found = []
-    for folder in ("kernels_dsl/ops", "lowering", "reference", "benchmarks", "tests", "tools"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for number, line in enumerate(path.read_text().splitlines(), 1):
-                first = line.strip().removeprefix('"""').split(" ")[0].lower()
-                if line.strip().startswith('"""') and first in QUESTIONS:
-                    found.append((path, number, f"opens with {first!r}"))
+    for path, tree in {**trees, **tools}.items():
+        for line, text in _docstrings(tree):
+            if _opens_with_a_question(text):
+                found.append((path, line, f"opens with {text.split()[0]!r}"))
     assert not found, _places(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ('"""Why not."""', True),
+        ('def f():\n    """\n    Who, where.\n    """', True),
+        ('x = 1\n"""What x counts."""', True),
+        ('"""Says why not."""\nx = "what"', False),
+        ('"""Whole tiles."""', False),
+        ('""""""', False),
+    ],
+)
+def test_the_docstring_rule_itself(text, asks):
+    assert any(_opens_with_a_question(found) for _, found in _docstrings(ast.parse(text))) == asks
 
 
 def test_starred_tuples_count_as_what_is_in_them():

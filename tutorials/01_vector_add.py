@@ -143,7 +143,7 @@ def measure(bench: common.Bench) -> None:
 
 
 def first_calls(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
-    """What a call costs the host: compiled, taken from disk, taken from memory, and from then on."""
+    """Host time of a call: compiled, taken from disk, taken from memory, and from then on."""
 
     def timed(host) -> float:
         torch.cuda.synchronize()

@@ -163,7 +163,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measure(bench: common.Bench) -> None:
-    """How much of the memory rate a single CTA an SM reaches."""
+    """The share of the memory rate that a single CTA an SM reaches."""
     x, y = problem()
     names = {s: f"step 3, {s} stage{'s' * (s > 1)}" for s in (1, 2, 3, 4, 8)}
     calls = {name: partial(fold, x, y, stages=s) for s, name in names.items()}

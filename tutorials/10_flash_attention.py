@@ -231,7 +231,7 @@ def check(lab: common.Lab) -> None:
 
 
 def measure(bench: common.Bench) -> None:
-    """What overlap brings, and 192 queries; the peers; what separate kernels cost; memory and errors."""
+    """Gains of overlap and of 192 queries; the peers; the cost of separate kernels; memory and errors."""
     for length, heads, d in ((4096, 64, 128), (16384, 16, 128), (4096, 128, 64)):
         tiles = {"one after the other": Tile(d=d, overlap=False), "overlap": Tile(d=d)}
         if d == 64:

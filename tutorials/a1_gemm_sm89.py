@@ -130,7 +130,7 @@ def shared_tiles(rows: int, tile: Tile) -> cute.Tensor:
 
 
 def load_partition(tile: Tile) -> cute.TiledCopy:
-    """Who copies what: 16 bytes a thread, neighbours along K."""
+    """The threads' shares of a copy: 16 bytes a thread, neighbours along K."""
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.BFloat16, num_bits_per_copy=128)
     along = tile.k // 8
     threads = cute.make_ordered_layout((tile.threads // along, along), order=(1, 0))

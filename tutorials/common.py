@@ -1,4 +1,4 @@
-"""What every step shares: where to run, how to check, how to time, and how to print.
+"""Code that all steps share: where to run, how to check, how to time, and how to print.
 
 A step is a file with `check(lab)` and `measure(bench)`, and ends in
 

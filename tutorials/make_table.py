@@ -107,7 +107,7 @@ def render(folder: Path) -> list[str]:
 
 
 def machine(facts: dict) -> list[str]:
-    """Where the run was."""
+    """The machine of the run."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     known = [f"{facts['gpu']} ({facts['sms']} SMs)"]
     for key, words in (("power_cap_w", "power cap {} W"), ("driver", "driver {}"), ("cuda", "CUDA {}")):

@@ -1,4 +1,4 @@
-"""What steps 10 and 11 need and steps 5 and 7 have explained; inputs, check against float64, peers' calls.
+"""Parts of steps 10 and 11 that steps 5 and 7 have explained; inputs, check against float64, peers' calls.
 
 In a kernel: rings and tiles in shared memory, TMA partitions, WGMMA fragments. `tile` has m, n, d, stages.
 On the host: tensors are (1, rows, heads, d).
@@ -32,7 +32,7 @@ WARPGROUP = 128
 
 @dataclass(frozen=True)
 class Visit:
-    """Which key blocks a tile of queries visits, and which keys of them a row sees: three traced functions.
+    """Key blocks that a tile of queries visits, and keys of them that a row sees: three traced functions.
 
     `plan(at, keys, extra, tile)`: (count, cut, whole, ...) for the tile `at` = (number, head). `block(i,
     plan, at, extra)`: the i-th of `count` blocks. `span(row, keys, extra)`: the row sees the keys from low to
@@ -219,7 +219,7 @@ def separate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def memory(calls: Mapping[str, Callable[[], Any]], title: str) -> str:
-    """What each call needs at its peak, its output included."""
+    """Memory of each call at its peak, its output included."""
     found = []
     for name, call in calls.items():
         call()

@@ -1,4 +1,4 @@
-"""What step 8's orders of tiles ask of L2 and of memory, counted by Nsight Compute.
+"""Traffic of step 8's orders of tiles to L2 and to memory, counted by Nsight Compute.
 
 python tutorials/traffic.py                  # prints a table for each of step 8's shapes
 python tutorials/traffic.py --json 08.json   # and adds them to what step 8 wrote, for make_table.py
@@ -65,7 +65,7 @@ def run() -> None:
 
 
 def find_ncu() -> str:
-    """Where `ncu` is."""
+    """The path of `ncu`."""
     found = [shutil.which("ncu")]
     for place in ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"):
         found += sorted(map(str, Path("/").glob(place[1:])), reverse=True)

@@ -79,7 +79,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def cache_facts() -> dict[str, Any]:
-    """Where the kernel cache is, what is in it, and whether it is used."""
+    """The kernel cache: its folder, what is in it, and whether it is used."""
     from lowering import cache
 
     stats = cache.stats()

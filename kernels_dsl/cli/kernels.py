@@ -88,7 +88,7 @@ def counts(instructions: dict[str, int], opcodes: Sequence[str]) -> str:
 
 
 def origin(compiled: Any) -> str:
-    """Where this lookup found a compiled kernel. `seconds` is what its compile took, whenever it was."""
+    """The source of a kernel that was looked up, with the time that its compile took, whenever it was."""
     if compiled.source == "compiled":
         return f"compiled in {compiled.seconds:.2f} s"
     place = {"disk": "from the cache on disk", "memory": "already in memory"}[compiled.source]
@@ -118,5 +118,5 @@ def spills(entry: Any) -> str:
 
 
 def spilling(compiled: Any) -> bool:
-    """Whether any entry of this kernel spills registers."""
+    """True where an entry of this kernel spills registers."""
     return any(entry.spill_loads + entry.spill_stores for entry in compiled.resources())

@@ -1,4 +1,4 @@
-"""Which packages are installed, and which combinations of them are known not to work.
+"""The packages that are installed, and combinations of them that are known not to work.
 
 `findings` is a pure function of versions and machine, so that every bad combination has a test.
 """
@@ -45,7 +45,7 @@ REQUIRED = (DSL, "apache-tvm-ffi", "cuda-bindings", "torch", "numpy")
 
 @dataclass(frozen=True)
 class Machine:
-    """What the findings depend on beside the packages.
+    """Facts of the machine that findings depend on beside the packages.
 
     driver_cuda: the newest CUDA version that the driver supports. torch_cuda: what torch was built for.
     """

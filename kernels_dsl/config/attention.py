@@ -22,7 +22,7 @@ HEAD_DIM_STEP = 8
 
 @frozen
 class AttentionVariant:
-    """Which scores are masked or changed. With i a query's and j a key's place in their sequences:
+    """The scores that are masked or changed. With i a query's and j a key's place in their sequences:
 
     `right`: j <= i + shift + right. `left`: j >= i + shift - left. The widths are runtime arguments;
     causal is `right` with width 0. `shift` is len(k) - len(q), or 0 with `top_left`.
@@ -138,7 +138,7 @@ def padded_dim(dim: int) -> int:
 TRANSPOSING_WARPS = 3
 """Of the producer warpgroup, that transpose V beside the attention."""
 LATER_SHARES = 8
-"""What `Sm90AttentionConfig.later_v` counts: so many shares are all heads."""
+"""The unit of `Sm90AttentionConfig.later_v`: so many shares are all heads."""
 LATER_V = 2
 """The share where it is used."""
 LATER_NUMBERS = 3
@@ -285,7 +285,7 @@ def _sm90_keys(widest: int, tile_m: int, variant: AttentionVariant, busy: bool, 
 
 
 def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: int) -> str | None:
-    """Why a configuration cannot be compiled for operands of `element_bytes`; None where nothing is found.
+    """Says why a configuration cannot be compiled for operands of `element_bytes`; None if it can.
 
     A CTA may have `smem_bytes` of shared memory.
     """
@@ -335,7 +335,7 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
 
 
 def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
-    """How many (query, key) tiles of a configuration a listed block is. ValueError where it is not a whole
+    """The size of a listed block in (query, key) tiles of a configuration. ValueError where it is not a whole
     number of them."""
     tile = config.tile_m, config.tile_n
     if block[0] % tile[0] or block[1] % tile[1]:

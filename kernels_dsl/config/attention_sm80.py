@@ -101,7 +101,7 @@ RESERVED_SMEM = 1024
 
 
 def _is_few(config: Sm80AttentionConfig, variant: AttentionVariant, extent: Extent | None) -> bool:
-    """Whether tiles of half the rows are done sooner: they leave no SM idle, or even out unequal tiles."""
+    """True where tiles of half the rows are done sooner: they leave no SM idle, or even out unequal tiles."""
     if extent is None:
         return False
     tiles = -(-extent.rows // config.tile_m) * extent.heads
@@ -170,7 +170,7 @@ def sm80_list_config(
 
 
 def why_not(config: Sm80AttentionConfig, smem_bytes: int, element_bytes: int = 2) -> str | None:
-    """Why a configuration cannot run where a CTA may have `smem_bytes` of shared memory; None if it can."""
+    """Says why a configuration cannot run with `smem_bytes` of shared memory a CTA; None if it can."""
     if config.element_bytes != element_bytes:
         return f"element_bytes is {config.element_bytes}, must be {element_bytes} for these operands"
     if config.warps not in (4, 8) or config.tile_m not in (16 * config.warps, 32 * config.warps):

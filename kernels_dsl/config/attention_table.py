@@ -1,4 +1,4 @@
-"""Which tiles an attention call gets, for either family of kernels."""
+"""The tiles of an attention call, for either family of kernels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def choose_for_lists(
 def why_not(
     config: AttentionConfig, dim: int, dim_v: int, device: Device, element_bytes: int = 2
 ) -> str | None:
-    """Why a caller's configuration cannot serve these head dimensions on `device`; None if it can."""
+    """Says why a caller's configuration cannot serve these head dimensions on `device`; None if it can."""
     for name, size, padded in (("dim", dim, config.dim), ("dim_v", dim_v, config.dim_v)):
         if padded < size:
             return f"{name} is {padded}, the head dimension is {size}"

@@ -143,7 +143,7 @@ def tiles_of_list(problem: BsrProblem, config: Sm90BsrConfig) -> int:
 def pieces_rule(
     problem: BsrProblem, config: Sm90BsrConfig, ctas: int, longest: int | None = None
 ) -> PiecesRule | None:
-    """How lists come in pieces; None where no list can be worth it. `longest`: its entries, if known."""
+    """The cut of lists into pieces; None where no list can be worth it. `longest`: its entries, if known."""
     lists = (problem.n if problem.dense_left else problem.m) // problem.block_mn
     item_k = ITEM_K if config.tile_s > 16 else SMALL_ITEM_K
     work = (problem.nnz + lists * item_k / problem.block_k) * tiles_of_list(problem, config)
@@ -208,7 +208,7 @@ def unpaired(config: Sm90BsrConfig) -> Sm90BsrConfig:
 
 
 def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
-    """Whether pairs of CTAs with 64 x 512 each beat 64 x 256 in turns: a block's bytes serve twice as much.
+    """True where pairs of CTAs with 64 x 512 each beat 64 x 256 in turns: a block serves twice as much.
 
     3 to 4 % on an H200, where there is work for six rounds and no more of it behind the dense mode's end.
     """
@@ -218,12 +218,12 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
 
 
 def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
-    """Whether block rows can be looked through for pairs that share columns."""
+    """True where block rows can be looked through for pairs that share columns."""
     return problem.nnz > 0 and 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
 
 
 def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bool:
-    """Whether pairs of small blocks gain: where the dense matrix is contiguous along K, whose loads are many.
+    """True where pairs of small blocks gain: the dense matrix is contiguous along K, whose loads are many.
 
     6 to 16 % on an H200; in the other order they lose.
     """
@@ -234,7 +234,7 @@ def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bo
 
 
 def stores_by_tma(problem: BsrProblem) -> bool:
-    """Whether D's rows are aligned to what TMA stores need."""
+    """True where D's rows have the alignment that TMA stores need."""
     row = problem.n * (4 if problem.d_dtype == "fp32" else 2)
     return problem.d_align >= 16 and row % 16 == 0
 
@@ -265,7 +265,7 @@ def _choose_fp8(problem: BsrProblem) -> Sm90BsrConfig:
 
 
 def reads_other_order(problem: BsrProblem) -> bool:
-    """Whether a copy of a K-major dense matrix in the other order pays on Hopper.
+    """True where a copy of a K-major dense matrix in the other order pays on Hopper.
 
     Blocks of 16 along K make rows of 32 bytes of it, which come at half the rate (74 against 149 TFLOPS of
     blocks of 16 x 16 on an H200). A copy takes as long as that costs where an element is used some 30 times.

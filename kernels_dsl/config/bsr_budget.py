@@ -32,7 +32,7 @@ def fitted(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem) -> Sm90B
 
 
 def why_not(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem, device: Device) -> str | None:
-    """Why `config` cannot compute `problem` on `device`; None if it can."""
+    """Says why `config` cannot compute `problem` on `device`; None if it can."""
     if config.family not in device.families():
         return f"the {config.family} kernels do not run on {device.name}"
     if isinstance(config, Sm80GemmConfig):

@@ -1,4 +1,4 @@
-"""How a block-sparse product's tensors relate to what its kernels compute: plain frozen data."""
+"""The relation of a block-sparse product's tensors to what its kernels compute: plain frozen data."""
 
 from __future__ import annotations
 

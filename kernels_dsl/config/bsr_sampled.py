@@ -21,7 +21,7 @@ SHARING_TILES = 3
 MANY_TILES = 8
 """The same of block rows that share a tile, where all blocks are counted, common columns too."""
 WASTE = 1.12
-"""What the tiles of a row, filled up to an even number, may come to: 7 to 19 % are gained."""
+"""The factor by which filling up to an even number may lengthen a row's tiles: 7 to 19 % are gained."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Which tile the SM80-class block-sparse kernel uses."""
+"""The tile of the SM80-class block-sparse kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NARROW_TILES = {
     32: (128, 64, 3, 1, 4),
     16: (128, 64, 3, 1, 4),
 }
-"""Where the dense mode is short, and for the sampled product."""
+"""Tiles for a short dense mode, and for the sampled product."""
 _FP8_TILES = {
     128: (128, 64, 4, 2, 4),
     64: (128, 64, 4, 2, 2),

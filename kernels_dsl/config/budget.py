@@ -1,4 +1,4 @@
-"""Whether a GEMM configuration fits: shared memory, registers and what the hardware's instructions allow.
+"""Checks that a GEMM configuration fits: shared memory, registers and the hardware's instructions.
 
 The compiler notices none of this: it builds a kernel that asks for 400 KB of shared memory, and
 one that spills. `why_not` says it before anything is compiled.
@@ -61,7 +61,7 @@ def most_wgmma_columns(consumers: int, ctas: int = 1) -> int:
 
 
 def why_not_wgmma_columns(columns: int, consumers: int, ctas: int = 1) -> str | None:
-    """Why ptxas would not compile WGMMAs of N = `columns`; None if it does."""
+    """Says why ptxas would not compile WGMMAs of N = `columns`; None if it does."""
     most = most_wgmma_columns(consumers, ctas)
     if columns <= most:
         return None
@@ -85,7 +85,7 @@ def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:
 
 
 def two_partial_sets(config: Sm90GemmConfig, promotion: Promotion | None) -> bool:
-    """Whether a warpgroup's tile is one chunk, and registers hold two sets of its partial sums."""
+    """True where a warpgroup's tile is one chunk, and registers hold two sets of its partial sums."""
     accumulators = accumulator_registers(config)
     if promotion is None or accumulators * 128 != 64 * config.tile_n:
         return False
@@ -171,7 +171,7 @@ def smem_bytes(config: GemmConfig, problem: GemmProblem, capacity: int) -> int:
 
 
 def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | None:
-    """Why `config` cannot compute `problem` on `device`; None if it can."""
+    """Says why `config` cannot compute `problem` on `device`; None if it can."""
     if config.family not in device.families():
         have = f"{device.capability[0]}.{device.capability[1]}"
         need = config.traits.needs
@@ -354,7 +354,7 @@ def _why_not_fp8(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -
 
 
 def _why_not_sm80_loads(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
-    """Whether the threads of a CTA can share out the loads of a K tile, and how many each gets."""
+    """True where the threads of a CTA can share out the loads of a K tile, and how many each gets."""
     loads = 0
     for name, rows, k_major, width in (
         ("A", config.tile_m, problem.a_k_major, config.copy_bytes_a),

@@ -23,7 +23,7 @@ SM80_STAGING_PADDING = 8
 
 
 class Schedule(enum.Enum):
-    """How the consumer warpgroups of the SM90 kernel share the output tiles."""
+    """Ways in which the consumer warpgroups of the SM90 kernel share the output tiles."""
 
     COOPERATIVE = "cooperative"
     """All consumer warpgroups work on one tile, split along M."""
@@ -169,7 +169,7 @@ class Sm80GemmConfig:
 
 @frozen
 class EntryLayout:
-    """How the tensors of a call relate to the kernel's (M, N, K, L): part of the kernel's key.
+    """The relation of a call's tensors to the kernel's (M, N, K, L): part of the kernel's key.
 
     `operand_modes` has for each epilogue operand the modes it has, in its own order, such as "n" for
     a bias of shape (N,), "mn", "lmn", "m1" for a scale a row of shape (M, 1), and "" for a scalar.

@@ -1,4 +1,4 @@
-"""Which GEMM configuration a shape gets: tables of candidates and a model of how long each would take.
+"""The GEMM configuration of a shape: tables of candidates and a model of how long each would take.
 
 The model counts waves of tiles over the SMs. Its constants, all in `MODELS` and the candidate tables, come
 from measurements and are meant to be edited after new ones. It only has to rank candidates; where it ranks
@@ -277,7 +277,7 @@ def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
 
 
 def kind_of(problem: GemmProblem, family: str) -> str:
-    """Which of `TABLES` and `MODELS` a problem takes."""
+    """The key of a problem in `TABLES` and `MODELS`."""
     if family != "sm90" or problem.ab_type != "fp8":
         return family
     if problem.promotion is None:
@@ -308,7 +308,7 @@ def candidates(
 
 
 def why_not_batch_invariant(config: GemmConfig) -> str | None:
-    """Why an element's sum with `config` would run in another order than with the others of its family; None
+    """Says why an element's sum with `config` would run in another order than with others of its family; None
     where it does not.
 
     Tiles, clusters and schedules do not change the order: an element is one chain of matrix instructions,
@@ -337,7 +337,7 @@ def oriented(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
 
 
 def _half_empty(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether half of a tile or more lies beyond D, and a smaller tile would not."""
+    """True where half of a tile or more lies beyond D, and a smaller tile would not."""
     return (config.tile_m > 64 and config.tile_m >= 2 * problem.m) or (
         config.tile_n > 16 and config.tile_n >= 2 * problem.n
     )
@@ -350,7 +350,7 @@ def _split_pays(config: GemmConfig, problem: GemmProblem, device: Device, split:
 
 
 def _cutting_pays(config: Sm90GemmConfig, problem: GemmProblem, device: Device) -> bool:
-    """Whether tiles may be cut along K for an even last wave: where that was measured to help.
+    """True where tiles may be cut along K for an even last wave: measurements say that it helps.
 
     Where sums are promoted, of tiles with two sets of them, whose clusters share loads: clusters that are at
     different offsets of K find less in L2.
@@ -458,7 +458,7 @@ COPY_MODEL = CopyModel()
 def copying_pays(
     problem: GemmProblem, copied: GemmProblem, copied_bytes: int, copies: int, device: Device
 ) -> bool:
-    """Whether to copy operands for the SM90 family rather than run the SM80 family on them as they are.
+    """True where operands are copied for the SM90 family rather than run the SM80 family on them as they are.
 
     `problem` is as the caller gave it, `copied` after the copies, which write `copied_bytes` in all.
     """

@@ -1,4 +1,4 @@
-"""How lists of key blocks are made: what the kernels are specialised for."""
+"""Options of the kernels that make lists of key blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How lists of kept blocks are matched in pairs: what the kernels that do so are specialised for."""
+"""Options of the kernels that match lists of kept blocks in pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARPS = (4, 32)
 
 @frozen
 class MatchRule:
-    """Which lists are pairs.
+    """The choice of lists that are pairs.
 
     `group`: neighbours in the order of their lengths, KEYS at most, among which pairs are looked for. A pair
     is worth `gain` times the blocks that both lists have, less `cost` times the difference of their lengths,

@@ -1,4 +1,4 @@
-"""What a GEMM asks for and what a device offers, as plain data for budgets, tables and the tuner."""
+"""A GEMM's demands and a device's resources, as plain data for budgets, tables and the tuner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a kernel sums products of fp8 operands: plain data, part of a kernel's key."""
+"""The summation of products of fp8 operands: plain data, part of a kernel's key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Promotion:
 
     @property
     def scaled(self) -> bool:
-        """Whether the operands have scales of 128 elements of K."""
+        """True where the operands have scales of 128 elements of K."""
         return self.rows_a > 0
 
     def swapped(self) -> Promotion:
@@ -59,7 +59,7 @@ class TileScales:
 
     @property
     def few(self) -> bool:
-        """Whether they are of blocks, and so lie in the ring for few scales."""
+        """True where they are of blocks, and so lie in the ring for few scales."""
         return self.rows > 1
 
 
@@ -82,7 +82,7 @@ class ScaleTiles:
 
 
 def scale_tiles(promotion: Promotion, tile: tuple[int, int], steps: tuple[int, int]) -> ScaleTiles:
-    """How the scales of a `tile` of rows of A and rows of B lie in shared memory.
+    """The layout in shared memory of the scales of a `tile` of rows of A and rows of B.
 
     Where scales are of blocks, as many rows as divide a block and a step have an entry of their own;
     ValueError where those would not fill the tile.

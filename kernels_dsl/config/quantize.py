@@ -1,4 +1,4 @@
-"""How a tensor becomes fp8: what the quantisation kernels are specialised for."""
+"""Options of the quantisation kernels, which convert a tensor to fp8."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RESERVED = 1024
 MAXIMA_ALIGN = 4
 """Elements of 16 bytes: rows of maxima start at multiples of them."""
 Kinds = tuple["str | None", "str | None"]
-"""Where the scales of x and of its transpose come from."""
+"""Sources of the scales of x and of its transpose."""
 
 
 @frozen
 class OneLaunch:
-    """How a GPU runs all CTAs of `quantize_grid` at the same time: `per_sm` on an SM. Each keeps its first
+    """The CTAs of `quantize_grid`, which all run at the same time: `per_sm` on an SM. Each keeps its first
     `kept` tiles in shared memory from the first pass to the second. `rounds`: there are more matrices than
     CTAs."""
 
@@ -70,7 +70,7 @@ class TileQuantization:
 
     @property
     def of_parts(self) -> bool:
-        """Whether maxima come from a kernel before this one, which read x too."""
+        """True where maxima come from a kernel before this one, which read x too."""
         return bool({"whole", "matrix", "lines"} & {self.plain, self.turned})
 
 
@@ -153,8 +153,8 @@ def matrix_quantization(
     bytes_each: int,
     least: tuple[int, int] = LEAST_TILES,
 ) -> tuple[MatrixQuantization, int] | None:
-    """How `quantize_matrices` takes x of shape (matrices, rows, columns), and its CTAs; None where others do:
-    a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read costs little.
+    """The mode of `quantize_matrices` for x of shape (matrices, rows, columns), and its CTAs. None where
+    others take x: a matrix is more than all CTAs keep, or L2 keeps so much of x that a second read is cheap.
 
     device: its SMs, the bytes of shared memory that a CTA can have, and whether early launches can be had.
     least: as LEAST_TILES, which were measured.
@@ -179,8 +179,8 @@ def matrix_quantization(
 def line_quantization(
     format: str, shape: tuple[int, int, int], device: tuple[int, bool], bytes_each: int
 ) -> tuple[LineQuantization, int] | None:
-    """How `quantize_lines` takes x of shape (matrices, rows, columns), and the rows of a CTA; None where
-    `quantize_grid` does: tensors of which the chip keeps much, and rows that fill less of a CTA's vectors.
+    """The mode of `quantize_lines` for x of shape (matrices, rows, columns), and a CTA's rows. None where
+    `quantize_grid` takes x: the chip keeps much of it, or its rows fill less of a CTA's vectors.
 
     device: its SMs, and whether early launches can be had. All CTAs run at the same time: the more rows each
     has, the fewer maxima it adds to those of all.
@@ -252,8 +252,8 @@ def division_of(matrices: int, tiles: tuple[int, int], resident: int) -> tuple[i
 def one_launch(
     kinds: Kinds, matrices: int, tiles: tuple[int, int], device: tuple[int, int, bool], bytes_each: int
 ) -> tuple[OneLaunch, tuple[int, int, int]] | None:
-    """How `quantize_grid` takes matrices of so many tiles, and its division; None where a launch for the
-    maxima and one for the conversion are as fast.
+    """The mode of `quantize_grid` for matrices of so many tiles, and its division. None where a launch for
+    the maxima and one for the conversion are as fast.
 
     device: its SMs, the bytes of shared memory that a CTA can have, and whether clusters can be had.
 

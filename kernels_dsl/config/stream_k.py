@@ -1,4 +1,4 @@
-"""Which tiles of a dense GEMM are cut along K so that the last wave is full: plain arithmetic on the host.
+"""The tiles of a dense GEMM that are cut along K so that the last wave is full: plain arithmetic on the host.
 
 Osama, Merrill et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication
 on the GPU", 2023. The tiles that are cut come first, whole ones behind them.
@@ -30,7 +30,7 @@ class Shares(NamedTuple):
 
 
 def shares(config: Sm90GemmConfig, problem: GemmProblem, max_ctas: int) -> Shares:
-    """How the tiles of `problem`, as the kernel sees it, are shared out to `max_ctas` CTAs.
+    """Shares out the tiles of `problem`, as the kernel sees it, to `max_ctas` CTAs.
 
     The tiles that are left over are cut, and one wave more where they are few: a tile is in few pieces then.
     """

@@ -246,7 +246,7 @@ class Operation(Generic[Call, Plan]):
         return self.record(**arguments)
 
     def why_not(self, **arguments: Any) -> str | None:
-        """Why a call with these arguments cannot run here; None if it can. Compiles nothing."""
+        """Says why a call with these arguments cannot run here; None if it can. Compiles nothing."""
         try:
             self.new_plan(self.call_of(**arguments))
         except (TypeError, ValueError) as error:

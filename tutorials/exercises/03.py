@@ -9,12 +9,12 @@ import checker
 
 
 def full_phase(k: int, stages: int) -> int:
-    """What the consumer waits for on full[k % stages] before it reads tile k."""
+    """The phase that the consumer waits for on full[k % stages] before it reads tile k."""
     raise NotImplementedError
 
 
 def empty_phase(k: int, stages: int) -> int:
-    """What the producer waits for on empty[k % stages] before it loads tile k."""
+    """The phase that the producer waits for on empty[k % stages] before it loads tile k."""
     raise NotImplementedError
 
 
@@ -25,7 +25,7 @@ class Barrier:
         self.complete = 0
 
     def passes(self, phase: int) -> bool:
-        """Whether wait(phase) returns now: the current phase has the other bit."""
+        """True where wait(phase) returns now: the current phase has the other bit."""
         return self.complete & 1 != phase
 
 

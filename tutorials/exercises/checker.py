@@ -1,4 +1,4 @@
-"""What every exercise shares: say what is wrong, or that nothing is.
+"""Code that all exercises share: it says what is wrong, or that nothing is.
 
 An exercise is a file with functions to write and `check(answers)`, where `answers` is a module that has
 written them: the exercise's own file, or its solution in `tutorials/solutions`.

@@ -54,7 +54,7 @@ class Divisor(NamedTuple):
 
 
 class GridDivisors(NamedTuple):
-    """What `decode_tile` divides by."""
+    """The divisors of `decode_tile`."""
 
     plane: Divisor
     per_group: Divisor
@@ -77,7 +77,7 @@ class TileGrid(NamedTuple):
     batch: Int32
     splits: int
     divisors: GridDivisors | None = None
-    """Where `decode_tile` is called with one group and order."""
+    """Set for a launch that calls `decode_tile` with one group and order."""
     cut: CutTiles | None = None
     """Tiles that are cut along K; their sums meet in `blocks.reduce.partial_sums`."""
 

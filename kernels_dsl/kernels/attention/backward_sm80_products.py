@@ -146,7 +146,7 @@ def store_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site:
 
 
 def load_scores(spec: BackwardSpec, layout: cute.Layout, address: Int32, site: Site) -> cute.Tensor:
-    """What `store_scores` left, in registers of the `layout` of accumulators."""
+    """Loads the tile that `store_scores` stored, to registers of the `layout` of accumulators."""
     values = cute.make_rmem_tensor(layout, spec.dtype)
     for pair, place in pairs_of_scores(spec, values, address, site):
         cute.autovec_copy(place, pair)

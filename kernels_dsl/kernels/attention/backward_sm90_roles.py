@@ -60,7 +60,7 @@ class Handoffs(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What every role is given."""
+    """Operands that all roles share."""
 
     rings: Rings
     handoffs: Handoffs

@@ -25,7 +25,7 @@ THREADS = 128
 
 
 class MergeWork(NamedTuple):
-    """What the merge reads and writes; see `decode.attention_decode`."""
+    """Tensors that the merge reads and writes; see `decode.attention_decode`."""
 
     parts: cute.Tensor
     part_lse: cute.Tensor

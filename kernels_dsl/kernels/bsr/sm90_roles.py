@@ -262,7 +262,7 @@ def load_operand(
 
 
 class Operands(NamedTuple):
-    """What this CTA loads of A, of B, and of what a pair shares, or None; masks of multicasts of A and B."""
+    """This CTA's loads of A, of B, and of what a pair shares, or None; masks of multicasts of A and B."""
 
     a: tma.Partition
     b: tma.Partition

@@ -34,7 +34,7 @@ class Token(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where tokens go: slots alone, or lengths with a table of pages or without one."""
+    """Destinations of tokens: slots alone, or lengths with a table of pages or without one."""
 
     slots: cute.Tensor | None  # (B, S)
     lengths: cute.Tensor | None  # (B,): tokens that a sequence has

@@ -354,7 +354,7 @@ def _lengths(q: Any, k: Any, layout: str) -> tuple[int, int] | None:
 def attention_supports(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, layout: str = "bshd", **options: Any
 ) -> str | None:
-    """Why `attention(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
+    """Says why `attention(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
 
     layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`,
     `max_seqlen_q` and perhaps `max_seqlen_k` and `seqused_k` (as `attention_varlen`).

@@ -177,7 +177,7 @@ def _operator() -> Callable[[AttentionFp8Arguments], Any]:
 
 
 def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
-    """Why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
+    """Says why `attention_fp8(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
 
     With `cu_seqlens_q`, `cu_seqlens_k`, `max_seqlen_q` and perhaps `seqused_k`: `attention_fp8_varlen`.
     """

@@ -81,7 +81,7 @@ class Gradients:
 
 
 def why_not_variant(call: AttentionCall) -> str | None:
-    """Why a call of attention has no gradient on any GPU; None where it may have."""
+    """Says why a call of attention has no gradient on any GPU; None where it may have."""
     if call.block is not None and (call.block[0] % BLOCK_STEP or call.block[1] % BLOCK_STEP):
         return f"attention has no gradient with blocks of {call.block}, only of multiples of {BLOCK_STEP}"
     if max(call.heads, call.batch) > MAX_GRID:
@@ -91,7 +91,7 @@ def why_not_variant(call: AttentionCall) -> str | None:
 
 
 def why_not(call: AttentionCall, target: Target) -> str | None:
-    """Why a call of attention has no gradient on `target`; None where it has."""
+    """Says why a call of attention has no gradient on `target`; None where it has."""
     if not target.device.families():
         return f"attention has no gradient on {target.device.name}, only from compute capability 8.0 on"
     return why_not_variant(call)

@@ -141,7 +141,7 @@ def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
 
 
 def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **options: Any) -> str | None:
-    """Why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
+    """Says why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
     sparse: BsrTensor
     dense: Any
     try:

@@ -130,7 +130,7 @@ def bsr_scaled_supports(
     out: torch.Tensor | None = None,
     **arguments: Any,
 ) -> str | None:
-    """Why `bsr_scaled_gemm` with these arguments cannot run here; None if it can. Compiles nothing."""
+    """Says why `bsr_scaled_gemm` with these arguments cannot run here; None if it can. Compiles nothing."""
     try:
         boolean("check", arguments.pop("check", False))
         sparse, dense, left = _factors(a, b)

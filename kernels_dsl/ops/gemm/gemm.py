@@ -116,7 +116,7 @@ def supports(
     family: str | None = None,
     **options: Any,
 ) -> str | None:
-    """Why `gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing.
+    """Says why `gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing.
 
     Takes the arguments of `gemm`.
     """

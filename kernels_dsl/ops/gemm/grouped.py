@@ -147,7 +147,7 @@ def _operator() -> Callable[[GroupedArguments], torch.Tensor]:
 def grouped_gemm_supports(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, **arguments: Any
 ) -> str | None:
-    """Why `grouped_gemm(a, b, offs, …)` cannot run here; None if it can. Compiles nothing."""
+    """Says why `grouped_gemm(a, b, offs, …)` cannot run here; None if it can. Compiles nothing."""
     return GROUPED_GEMM.why_not(a=a, b=b, offs=offs, **arguments)
 
 
@@ -159,6 +159,6 @@ def scaled_grouped_gemm_supports(
     offs: torch.Tensor,
     **arguments: Any,
 ) -> str | None:
-    """Why `scaled_grouped_gemm(a, b, scale_a, scale_b, offs, …)` cannot run here; None if it can. Compiles
-    nothing."""
+    """Says why `scaled_grouped_gemm(a, b, scale_a, scale_b, offs, …)` cannot run here; None if it can.
+    Compiles nothing."""
     return GROUPED_GEMM.why_not(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, **arguments)

@@ -101,7 +101,7 @@ def _places(scheme: Scheme, swap: bool) -> tuple[Place, ...]:
 
 
 def _preparation(x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, bool]:
-    """(what makes a tensor that the kernels read, or None, whether that is the transpose)."""
+    """(function that makes a tensor that the kernels read, or None; True where that is the transpose)."""
     rank = x.dim()
     contiguous = x.stride(-1) == 1 or x.shape[-1] == 1
     if contiguous and rank <= 4:

@@ -114,7 +114,7 @@ def quantize_supports(
     transpose: bool | str = False,
     scale: torch.Tensor | None = None,
 ) -> str | None:
-    """Why `quantize` with these arguments cannot run here; None if it can. Compiles nothing."""
+    """Says why `quantize` with these arguments cannot run here; None if it can. Compiles nothing."""
     try:
         check(x, dtype, scaling, transpose, scale)
         check_target(target_of(x, "x"))

@@ -110,7 +110,7 @@ def scaled_gemm_supports(
     scale_b: torch.Tensor,
     **arguments: Any,
 ) -> str | None:
-    """Why `scaled_gemm(a, b, scale_a, scale_b, …)` cannot run here; None if it can. Compiles nothing.
+    """Says why `scaled_gemm(a, b, scale_a, scale_b, …)` cannot run here; None if it can. Compiles nothing.
 
     Takes the arguments of `scaled_gemm`.
     """

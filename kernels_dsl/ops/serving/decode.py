@@ -71,7 +71,7 @@ def attention_decode(
 def attention_decode_supports(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
 ) -> str | None:
-    """Why `attention_decode` cannot run with these arguments; None if it can. Compiles nothing."""
+    """Says why `attention_decode` cannot run with these arguments; None if it can. Compiles nothing."""
     try:
         window = options.pop("window", None)
         left, right = (None, None) if window is None else _pair(window)
