@@ -6,8 +6,9 @@ records, so that block lists, windows and packed sequences are taken apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +33,8 @@ from lowering.records import frozen
 _LISTS = ("counts", "indices", "full_counts", "full_indices")
 _SEQLENS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 _DESCALES = ("q_descale", "k_descale", "v_descale")
+Call = TypeVar("Call", bound=AttentionArguments)
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @frozen
@@ -106,7 +109,7 @@ def _fp8_call(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> AttentionFp
     )  # fmt: skip
 
 
-def _pair(call: AttentionArguments, result: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _pair(call: AttentionArguments, result: Any) -> Pair:
     """Output and log-sum-exp, which has no elements where nobody asks for it."""
     return result if call.return_lse else (result, call.q.new_empty((0,), dtype=torch.float32))
 
@@ -115,16 +118,23 @@ def _new_lse(call: AttentionArguments, described: AttentionCall) -> torch.Tensor
     return call.q.new_empty(lse_shape(described) if call.return_lse else (0,), dtype=torch.float32)
 
 
-def _attention(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _attention_call(tensors, keywords)
+def _taking(record: Callable[..., Call], function: Callable[[Call], Pair]) -> Callable[..., Pair]:
+    """`function`, which takes a call's record, as what takes an operator's arguments."""
+
+    def implementation(*tensors: object, **keywords: Any) -> Pair:
+        return function(record(tensors, keywords))
+
+    return implementation
+
+
+def _attention(call: AttentionArguments) -> Pair:
     score_mod, mask_mod = function_of(call.score_mod), function_of(call.mask_mod)
-    return _pair(
-        call, ATTENTION.run(replace(call, score_mod=score_mod, mask_mod=mask_mod, score_mod_bwd=None))
-    )
+    traced = replace(call, score_mod=score_mod, mask_mod=mask_mod, score_mod_bwd=None)
+    return _pair(call, ATTENTION.run(traced))
 
 
-def _attention_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = replace(_attention_call(tensors, keywords), score_mod=None, mask_mod=None, score_mod_bwd=None)
+def _attention_fake(call: AttentionArguments) -> Pair:
+    call = replace(call, score_mod=None, mask_mod=None, score_mod_bwd=None)
     described, q = describe(call), call.q
     if call.layout == "bhsd" and q.stride(1) < q.stride(2) and described.q_len > 1 and described.heads > 1:
         shape = (described.batch, described.q_len, described.heads, described.dim_v)
@@ -132,23 +142,25 @@ def _attention_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch
     return q.new_empty(out_shape(described)), _new_lse(call, described)
 
 
-def _attention_fp8(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _fp8_call(tensors, keywords)
+def _attention_fp8(call: AttentionFp8Arguments) -> Pair:
     return _pair(call, ATTENTION_FP8.run(call))
 
 
-def _attention_fp8_fake(*tensors: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _fp8_call(tensors, keywords)
+def _attention_fp8_fake(call: AttentionFp8Arguments) -> Pair:
     described = ATTENTION_FP8.describe(call)
     return call.q.new_empty(out_shape(described), dtype=torch.bfloat16), _new_lse(call, described)
 
 
-define("attention", f"({schema_of(Operands, _ATTENTION_LACKS)}) {_RESULTS}", _attention, _attention_fake)
+define(
+    "attention", f"({schema_of(Operands, _ATTENTION_LACKS)}) {_RESULTS}",
+    _taking(_attention_call, _attention), _taking(_attention_call, _attention_fake),
+)  # fmt: skip
 torch.library.register_autograd(
     "kernels_dsl::attention", gradient.backward, setup_context=gradient.setup_context, lib=LIBRARY
 )
 define(
-    "attention_fp8", f"({schema_of(Operands, _FP8_LACKS)}) {_RESULTS}", _attention_fp8, _attention_fp8_fake,
+    "attention_fp8", f"({schema_of(Operands, _FP8_LACKS)}) {_RESULTS}",
+    _taking(_fp8_call, _attention_fp8), _taking(_fp8_call, _attention_fp8_fake),
     "backward: call it under torch.no_grad()",
 )  # fmt: skip
 
