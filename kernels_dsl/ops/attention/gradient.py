@@ -152,7 +152,9 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
     return gradients
 
 
-def gradients_of(forward: Forward, do: torch.Tensor, **options: Any) -> Gradients:
+def gradients_of(
+    forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None = None, **options: Any
+) -> Gradients:
     """Gradients of q, k and v for a forward pass without mask and aux, by the operator's keywords.
 
     For callers that record calls themselves, below autograd.
@@ -162,7 +164,7 @@ def gradients_of(forward: Forward, do: torch.Tensor, **options: Any) -> Gradient
     longest = longest_of(extras)
     keywords = {**_DEFAULTS, **options, "max_seqlen_q": longest.q, "max_seqlen_k": longest.k}
     results = (forward.q, forward.k, forward.v, forward.out, forward.lse)
-    return _eager((do, None, *results, *seqlens, None, None, None), keywords)
+    return _eager((do, d_lse, *results, *seqlens, None, None, None), keywords)
 
 
 def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:

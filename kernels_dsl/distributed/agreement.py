@@ -1,0 +1,48 @@
+"""What all ranks of a group must say alike, compared before a collective that would hang otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from kernels_dsl.distributed.sequence import Ranks
+from kernels_dsl.ops.checked import is_checked
+
+_SEEN: set[str] = set()
+"""Names of the groups that have been used."""
+
+
+class Heard(NamedTuple):
+    """What a rank says, and its error, if it has one."""
+
+    said: dict[str, Any]
+    error: str | None
+
+
+def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None) -> None:
+    """ValueError on all ranks where one says something else than rank 0, or has an error, which names it.
+
+    A collective that waits for the GPU: in checked mode at each call, else at the first on a group, which
+    NCCL needs anyway: all ranks must take part in a communicator's first operation.
+    """
+    name = ranks.group.group_name
+    if name in _SEEN and not is_checked():
+        return
+    _SEEN.add(name)
+    heard: list[Any] = [None] * ranks.size
+    dist.all_gather_object(heard, Heard(dict(said), None if error is None else str(error)), group=ranks.group)
+    for rank, other in enumerate(heard):
+        if other.error is not None and error is None:
+            raise ValueError(f"rank {rank} of the group has an error: {other.error}")
+    if error is not None:
+        return
+    first = heard[0].said
+    for key in said:
+        for rank, other in enumerate(heard):
+            if other.said.get(key) != first.get(key):
+                raise ValueError(
+                    f"{key} is {other.said.get(key)} on rank {rank} of the group, must be {first.get(key)} as "
+                    "on rank 0"
+                )

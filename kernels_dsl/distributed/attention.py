@@ -1,0 +1,130 @@
+"""Attention over a sequence that the ranks of a process group share: context parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernels_dsl.distributed.agreement import agree
+from kernels_dsl.distributed.all_gather import AllGather
+from kernels_dsl.distributed.parts import Lengths, Limits, Sharing
+from kernels_dsl.distributed.ring import Call, Ring
+from kernels_dsl.distributed.sequence import ORDERS, check_local_length, ranks_of
+from kernels_dsl.distributed.states import Options
+from kernels_dsl.distributed.ulysses import refuse_heads, ulysses
+from kernels_dsl.ops import options
+from kernels_dsl.ops.attention.arguments import (
+    AttentionArguments,
+    AttentionOptions,
+    describe,
+    window_limits,
+)
+from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
+from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_forward_mode
+
+METHODS = ("ring", "all_gather", "ulysses")
+
+
+def context_parallel_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: Any = None,
+    *,
+    method: str = "ring",
+    order: str = "contiguous",
+    causal: bool = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+) -> Any:
+    """`attention` of a whole sequence whose rows the ranks of `group` share, as `shard_sequence` gives them.
+
+    q: (B, S / ranks, H, D), k: (B, S / ranks, Hk, D), v: (B, S / ranks, Hk, Dv), this rank's rows, of the same
+    shapes on all ranks. group: a process group, a device mesh of one dimension, or None for all ranks. order:
+    "contiguous" or "zigzag", as in `shard_sequence`; the latter shares a causal mask's work evenly.
+
+    method: "ring" sends keys and values from rank to rank beside the computation, those alone that are seen;
+    "all_gather" collects them first; "ulysses" exchanges rows for heads, of which `ranks` must divide H.
+
+    Causal, window, scale, softcap and deterministic are those of `attention`, for the whole sequence. Without
+    a mask k and v may have another length than q.
+
+    Returns this rank's rows of the output, and with `return_lse` of the log-sum-exp, (B, H, S / ranks).
+    Differentiable in q, k and v, through the log-sum-exp too: all ranks must call backward then. Results are
+    merged in float32, in a fixed order: the same call gives the same bits.
+
+    TypeError or ValueError before any communication for arguments that are wrong. Ranks that disagree wait
+    for one another until the group's timeout, unless `kernels_dsl.checked()` or KERNELS_DSL_CHECK=1 has them
+    compare their arguments first: ValueError on all, which names the rank. A group's first call does so too.
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "context_parallel_attention runs outside torch.compile only: wrap the call in "
+            "torch.compiler.disable"
+        )
+    ranks = ranks_of(group)
+    limits: Limits | None = None
+    try:
+        options.one_of("method", method, METHODS)
+        options.one_of("order", order, ORDERS)
+        options.boolean("return_lse", return_lse)
+        if deterministic is not None:
+            options.boolean("deterministic", deterministic)
+        limits = Limits(*window_limits(options.boolean("causal", causal), window))
+        _check((q, k, v), AttentionOptions(scale=scale, softcap=softcap), order, limits)
+        if method == "ulysses":
+            refuse_heads(q.shape[2], k.shape[2], ranks.size)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        agree(ranks, {}, error)
+        raise
+    choices = {
+        "method": method, "order": order, "window": tuple(limits), "scale": scale, "softcap": softcap,
+        "return_lse": return_lse, "deterministic": deterministic,
+    }  # fmt: skip
+    agree(ranks, {**_form({"q": q, "k": k, "v": v}), **choices})
+    q, k, v = (x.resolve_neg() for x in (q, k, v))
+    sharing = Sharing(ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits)
+    call = Call(ranks, sharing, Options(scale, softcap, deterministic))
+    if method == "ulysses":
+        out, lse = ulysses(call, q, k, v, return_lse)
+    else:
+        out, lse = (Ring if method == "ring" else AllGather).apply(call, q, k, v)
+    return (out, lse) if return_lse else out
+
+
+def _check(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    given: AttentionOptions,
+    order: str,
+    limits: Limits,
+) -> None:
+    """Raises what `attention` would, and for rows that the order or the mask does not allow."""
+    named = dict(zip("qkv", tensors))
+    for name, x in named.items():
+        if isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES:
+            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor: of a DTensor, to_local()")
+    q, k, v = tensors
+    call = AttentionArguments(q, k, v, given)
+    found = describe(call)
+    refuse_forward_mode("context_parallel_attention", named)
+    ATTENTION.target_of(call).families(None, "q")
+    refuse_gradient(call)
+    check_local_length("q", found.q_len, order)
+    check_local_length("k", found.k_len, order)
+    if limits != Limits() and found.q_len != found.k_len:
+        raise ValueError(f"k has {found.k_len} rows, must have {found.q_len} like q under a mask")
+
+
+def _form(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """All of the tensors that must be the same on all ranks."""
+    grad, form = torch.is_grad_enabled(), {}
+    for name, x in tensors.items():
+        form[f"{name}'s shape"] = tuple(x.shape)
+        form[f"{name}'s dtype"] = x.dtype
+        form[f"{name}.requires_grad"] = grad and x.requires_grad
+    return form
