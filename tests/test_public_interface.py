@@ -28,6 +28,7 @@ LISTED = Path(__file__).with_name("public_interface.txt")
 MODULES = ("arch", "bundle", "cache", "emulator", "inspect", "recording")
 # Other packages' functions under their names.
 FLASH_ATTN = ("kernels_dsl.flash_attn", "kernels_dsl.flash_attn.cute")
+DISTRIBUTED = ("kernels_dsl.distributed",)
 # Names that the documentation imports from elsewhere than kernels_dsl and lowering.
 DOCUMENTED = {
     "kernels_dsl.ops.attention.blocks": (
@@ -102,7 +103,13 @@ def _public(module: ModuleType) -> list[str]:
 
 def names() -> Iterator[str]:
     """Public names with their signatures."""
-    modules = ["kernels_dsl", *FLASH_ATTN, "lowering", *(f"lowering.{name}" for name in MODULES)]
+    modules = [
+        "kernels_dsl",
+        *FLASH_ATTN,
+        *DISTRIBUTED,
+        "lowering",
+        *(f"lowering.{name}" for name in MODULES),
+    ]
     for module in map(importlib.import_module, modules):
         for name in _public(module):
             yield from _of_value(f"{module.__name__}.{name}", getattr(module, name))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch.distributed as dist
 
 from kernels_dsl.distributed.sequence import Ranks
 from kernels_dsl.ops.checked import is_checked
 
-_SEEN: set[str] = set()
-"""Names of the groups that have been used."""
+_SEEN: WeakSet[dist.ProcessGroup] = WeakSet()
+"""Groups that have been used."""
 
 
 class Heard(NamedTuple):
@@ -27,10 +28,9 @@ def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None)
     A collective that waits for the GPU: in checked mode at each call, else at the first on a group, which
     NCCL needs anyway: all ranks must take part in a communicator's first operation.
     """
-    name = ranks.group.group_name
-    if name in _SEEN and not is_checked():
+    if ranks.group in _SEEN and not is_checked():
         return
-    _SEEN.add(name)
+    _SEEN.add(ranks.group)
     heard: list[Any] = [None] * ranks.size
     dist.all_gather_object(heard, Heard(dict(said), None if error is None else str(error)), group=ranks.group)
     for rank, other in enumerate(heard):
@@ -43,6 +43,6 @@ def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None)
         for rank, other in enumerate(heard):
             if other.said.get(key) != first.get(key):
                 raise ValueError(
-                    f"{key} is {other.said.get(key)} on rank {rank} of the group, must be {first.get(key)} as "
-                    "on rank 0"
+                    f"{key} is {other.said.get(key)} on rank {rank} of the group, must be {first.get(key)} "
+                    "as on rank 0"
                 )

@@ -44,9 +44,9 @@ def context_parallel_attention(
 ) -> Any:
     """`attention` of a whole sequence whose rows the ranks of `group` share, as `shard_sequence` gives them.
 
-    q: (B, S / ranks, H, D), k: (B, S / ranks, Hk, D), v: (B, S / ranks, Hk, Dv), this rank's rows, of the same
-    shapes on all ranks. group: a process group, a device mesh of one dimension, or None for all ranks. order:
-    "contiguous" or "zigzag", as in `shard_sequence`; the latter shares a causal mask's work evenly.
+    q: (B, S / ranks, H, D), k: (B, S / ranks, Hk, D), v: (B, S / ranks, Hk, Dv): this rank's rows, of the
+    same shapes on all ranks. group: a process group, a device mesh of one dimension, or None for all ranks.
+    order: "contiguous" or "zigzag", as in `shard_sequence`; the latter shares a causal mask's work evenly.
 
     method: "ring" sends keys and values from rank to rank beside the computation, those alone that are seen;
     "all_gather" collects them first; "ulysses" exchanges rows for heads, of which `ranks` must divide H.
@@ -99,7 +99,7 @@ def context_parallel_attention(
 
 def _check(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    given: AttentionOptions,
+    checked: AttentionOptions,
     order: str,
     limits: Limits,
 ) -> None:
@@ -107,9 +107,11 @@ def _check(
     named = dict(zip("qkv", tensors))
     for name, x in named.items():
         if isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES:
-            raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor: of a DTensor, to_local()")
+            raise TypeError(
+                f"{name} is a {type(x).__name__}, must be a torch.Tensor, as a DTensor's to_local()"
+            )
     q, k, v = tensors
-    call = AttentionArguments(q, k, v, given)
+    call = AttentionArguments(q, k, v, checked)
     found = describe(call)
     refuse_forward_mode("context_parallel_attention", named)
     ATTENTION.target_of(call).families(None, "q")

@@ -68,22 +68,20 @@ def parts_between(q_spans: Sequence[Span], k_spans: Sequence[Span], limits: Limi
         return [Part(Rows(0, length), Rows(0, length), limits)] if length else []
     found = [part_of(q, k, limits) for q in q_spans for k in k_spans]
     parts = [part for part in found if part is not None]
-    return _joined(_joined(parts, "k", "q"), "q", "k")
+    return _joined(_joined(parts))
 
 
-def _joined(parts: list[Part], along: str, same: str) -> list[Part]:
+def _joined(parts: list[Part]) -> list[Part]:
     """Parts without limits that lie side by side as one."""
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if (
-            last is not None
-            and last.limits == part.limits == Limits()
-            and getattr(last, same) == getattr(part, same)
-            and getattr(last, along).end == getattr(part, along).start
-        ):
-            rows = Rows(getattr(last, along).start, getattr(part, along).end)
-            found[-1] = last._replace(**{along: rows})
+        if last is None or last.limits != Limits() or part.limits != Limits():
+            found.append(part)
+        elif last.q == part.q and last.k.end == part.k.start:
+            found[-1] = Part(part.q, Rows(last.k.start, part.k.end))
+        elif last.k == part.k and last.q.end == part.q.start:
+            found[-1] = Part(Rows(last.q.start, part.q.end), part.k)
         else:
             found.append(part)
     return found

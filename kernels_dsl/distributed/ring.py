@@ -74,7 +74,7 @@ class Step(NamedTuple):
     owner: int
     reader: int
     read: Rows | None
-    given: Rows | None
+    sent: Rows | None
 
 
 def steps_of(call: Call) -> list[Step]:
@@ -84,7 +84,7 @@ def steps_of(call: Call) -> list[Step]:
     for t in range(1, size):
         owner, reader = (rank - t) % size, (rank + t) % size
         step = Step(owner, reader, call.sharing.keys(rank, owner), call.sharing.keys(reader, rank))
-        if step.read is not None or step.given is not None:
+        if step.read is not None or step.sent is not None:
             found.append(step)
     return found
 
@@ -111,7 +111,7 @@ def meetings(call: Call, own: KeysValues) -> Iterator[Meeting]:
     """The steps in their order; `parts` is empty where this rank only sends."""
 
     def begin(step: Step) -> Exchange:
-        sent = None if step.given is None else Message(step.reader, _packed(own.rows(step.given)))
+        sent = None if step.sent is None else Message(step.reader, _packed(own.rows(step.sent)))
         received = None if step.read is None else Message(step.owner, _like(own, step.read))
         return Exchange(call.ranks, sent, received)
 
@@ -153,8 +153,8 @@ class _Returned:
         """Sends those of a step's keys to their owner, and adds those of the step before."""
         self.finish()
         sent = None if gradients is None else Message(step.owner, gradients)
-        received = None if step.given is None else Message(step.reader, _like(self._own, step.given))
-        self._rows, self._coming = step.given, Exchange(self._call.ranks, sent, received)
+        received = None if step.sent is None else Message(step.reader, _like(self._own, step.sent))
+        self._rows, self._coming = step.sent, Exchange(self._call.ranks, sent, received)
 
     def finish(self) -> None:
         """Waits for gradients that are on their way and adds them."""
@@ -172,9 +172,7 @@ def _gradients_of(meeting: Meeting, sums: GradientSums) -> KeysValues:
     sums.add(meeting.parts, meeting.found, lambda rows, x: written.append((rows, x)))
     if len(written) == 1 and written[0][0] == Rows(0, k.shape[1]):
         return _packed(written[0][1])
-    total = KeysValues(
-        torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-    )
+    total = KeysValues(torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
     for rows, x in written:
         total.k[:, rows.slice] += x.k
         total.v[:, rows.slice] += x.v

@@ -16,6 +16,10 @@ from kernels_dsl.ops import options
 ORDERS = ("contiguous", "zigzag")
 
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Its name since torch 2.13, and before."""
+
+
 class Span(NamedTuple):
     """Rows of the whole sequence that lie together on a rank, and their place among the rank's own."""
 
@@ -33,8 +37,11 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(group: Any) -> Ranks:
-    """A group, a device mesh of one dimension, or None for all ranks. TypeError for anything else, RuntimeError
-    without `init_process_group`, ValueError on a rank that is not in the group."""
+    """The ranks of a group, of a device mesh of one dimension, or with None all.
+
+    TypeError for anything else, RuntimeError without `init_process_group`, ValueError on a rank that is not
+    in the group.
+    """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group")
     if isinstance(group, dist.DeviceMesh):
@@ -45,9 +52,7 @@ def ranks_of(group: Any) -> Ranks:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group does not have this rank: call it on the ranks of the group alone")
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"group is a {type(group).__name__}, must be a ProcessGroup, a DeviceMesh of one dimension or None"
-        )
+        raise TypeError(f"group is a {type(group).__name__}, must be a ProcessGroup, a DeviceMesh or None")
     return Ranks(group, dist.get_rank(group), dist.get_world_size(group))
 
 
@@ -72,10 +77,11 @@ def check_local_length(name: str, length: int, order: str) -> None:
 def shard_sequence(
     x: torch.Tensor, group: Any = None, *, dim: int = 1, order: str = "contiguous"
 ) -> torch.Tensor:
-    """The rows along `dim` of a whole sequence that this rank of `group` has. Differentiable, no communication.
+    """The rows along `dim` of a whole sequence that this rank of `group` has: no communication.
 
     order: "contiguous", or "zigzag", which gives the ranks the same work under a causal mask. Positions of
-    tokens and labels are sharded the same way. ValueError where the rows cannot be shared evenly: pad them.
+    tokens and labels are sharded the same way. Differentiable. ValueError where the rows cannot be shared
+    evenly: pad them.
     """
     ranks, order = ranks_of(group), options.one_of("order", order, ORDERS)
     parts = ranks.size * len(chunks_of(0, 1, order))
@@ -107,7 +113,7 @@ def unshard_sequence(
 def gathered(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """(ranks, …): x of each rank."""
     found = x.new_empty((ranks.size, *x.shape))
-    dist.all_gather_into_tensor(found.view(-1, *x.shape[1:]), x.contiguous(), group=ranks.group)
+    _all_gather(found.view(-1, *x.shape[1:]), x.contiguous(), group=ranks.group)
     return found
 
 

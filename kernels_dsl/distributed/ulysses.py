@@ -72,8 +72,8 @@ def ulysses(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_
         k, v = (x.repeat_interleave(size // x.shape[2], 2) for x in (k, v))
     whole = [_Exchange.apply(call, True, x) for x in (q, k, v)]
     result = attention(
-        *whole, window=call.sharing.limits, alignment="top_left", scale=options.scale, softcap=options.softcap,
-        return_lse=with_lse, deterministic=options.deterministic,
+        *whole, window=call.sharing.limits, alignment="top_left", scale=options.scale,
+        softcap=options.softcap, return_lse=with_lse, deterministic=options.deterministic,
     )  # fmt: skip
     if not with_lse:
         return Merged(_Exchange.apply(call, False, result), q.new_empty(0))

@@ -1,0 +1,212 @@
+"""Functions of a rank in the tests of context-parallel attention."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernels_dsl
+from kernels_dsl.distributed import context_parallel_attention, shard_sequence, unshard_sequence
+from kernels_dsl.distributed.attention import METHODS
+from kernels_dsl.distributed.sequence import ORDERS
+from tests.distributed import models
+from tests.distributed.ranks import GROUP_TIMEOUT_S, Rank
+
+WINDOWS = {"causal": (None, 0), "full": (None, None), "window": (9, 4), "narrow": (3, 0)}
+
+
+class Case(NamedTuple):
+    """One attention over all ranks."""
+
+    method: str
+    order: str
+    window: tuple[int | None, int | None]
+    rows: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 16
+    with_lse: bool = True
+
+
+class Tensors(NamedTuple):
+    """Inputs of the whole sequence, and the gradients of the results."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    do: torch.Tensor
+    d_lse: torch.Tensor
+
+
+def _tensors(case: Case) -> Tensors:
+    generator = torch.Generator().manual_seed(hash((case.rows, case.heads)))
+
+    def new(heads: int, dim: int) -> torch.Tensor:
+        return torch.randn(2, case.rows, heads, dim, generator=generator).bfloat16()
+
+    q, k, v = new(case.heads, case.dim), new(case.kv_heads, case.dim), new(case.kv_heads, 8)
+    d_lse = torch.randn(2, case.heads, case.rows, generator=generator)
+    return Tensors(q, k, v, new(case.heads, 8), d_lse if case.with_lse else torch.zeros_like(d_lse))
+
+
+def check(case: Case) -> None:
+    """Results and gradients of all ranks are those of the whole sequence in float64."""
+    whole = _tensors(case)
+    own = [shard_sequence(x, order=case.order).requires_grad_() for x in whole[:3]]
+    result = context_parallel_attention(
+        *own, method=case.method, order=case.order, window=case.window, return_lse=case.with_lse
+    )
+    do, d_lse = (shard_sequence(x, dim=d, order=case.order) for x, d in ((whole.do, 1), (whole.d_lse, 2)))
+    if case.with_lse:
+        torch.autograd.backward(result, (do, d_lse))
+    else:
+        result.backward(do)
+    leaves = [x.double().requires_grad_() for x in whole[:3]]
+    expected = models.exact(*leaves, case.window)
+    torch.autograd.backward(expected, (whole.do.double(), whole.d_lse.double()))
+    named = {"out": (result[0] if case.with_lse else result, expected.out, 1)}
+    if case.with_lse:
+        named["lse"] = (result[1], expected.lse, 2)
+    for name, x, leaf in zip("qkv", own, leaves):
+        assert x.grad is not None and x.grad.dtype == x.dtype
+        named[f"d{name}"] = (x.grad, leaf.grad, 1)
+    for name, (mine, reference, dim) in named.items():
+        mine = unshard_sequence(mine.detach(), dim=dim, order=case.order)
+        error = float((mine.double() - reference).abs().max() / reference.abs().max())
+        assert error < 2.0**-7, f"{case}: {name} has an error of {error}"
+
+
+def matrix(rank: Rank) -> None:
+    """All methods, orders and masks, launches by formula."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        for method, order, window in itertools.product(METHODS, ORDERS, WINDOWS.values()):
+            check(Case(method, order, window, rows=16 * rank.size))
+        for method in METHODS:
+            check(Case(method, "zigzag", (None, 0), rows=16 * rank.size, with_lse=False))
+        check(Case("ulysses", "contiguous", (None, 0), rows=16 * rank.size, kv_heads=1))
+        check(Case("ring", "contiguous", (None, 0), rows=8 * rank.size, heads=3, kv_heads=3))
+
+
+def prepare_emulated() -> None:
+    """Compiles once for all ranks what these launch."""
+    q, k, v = (torch.zeros(1, 8, n, 16).bfloat16().requires_grad_() for n in (2, 1, 1))
+    for causal in (True, False):
+        out, lse = kernels_dsl.attention(q, k, v, causal=causal, alignment="top_left", return_lse=True)
+        torch.autograd.backward((out, lse), (out, lse))
+
+
+def emulated(rank: Rank) -> None:
+    """The same bits of two calls by kernels in the emulator, and the right ones."""
+    case = Case("ring", "zigzag", (None, 0), rows=48 * rank.size, heads=2, kv_heads=1)
+    found = []
+    for _ in range(2):
+        own = [shard_sequence(x[:1], order="zigzag").requires_grad_() for x in _emulated_tensors(case)]
+        out = context_parallel_attention(*own, order="zigzag", causal=True)
+        out.backward(torch.ones_like(out))
+        found.append([out.detach(), *(x.grad for x in own)])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    leaves = [x[:1].double().requires_grad_() for x in _emulated_tensors(case)]
+    expected = models.exact(*leaves, case.window).out
+    expected.backward(torch.ones_like(expected))
+    for mine, reference in zip(found[0], (expected.detach(), *(x.grad for x in leaves))):
+        mine = unshard_sequence(mine, order="zigzag")
+        assert (mine.double() - reference).abs().max() < 2.0**-7 * reference.abs().max()
+
+
+def _emulated_tensors(case: Case) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(1, case.rows, heads, 16) for heads in (case.heads, case.kv_heads, case.kv_heads)]
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+
+
+def emulated_matrix(rank: Rank) -> None:
+    """All methods, orders and masks by kernels in the emulator."""
+    for method, order, window in itertools.product(METHODS, ORDERS, WINDOWS.values()):
+        check(Case(method, order, window, rows=48 * rank.size))
+
+
+def _small(rows: int = 8, heads: int = 2) -> list[torch.Tensor]:
+    return [torch.ones(1, rows, heads, 16).bfloat16() for _ in range(3)]
+
+
+def disagreeing(rank: Rank) -> None:
+    """Ranks that say different things get an error that names the rank, and go on afterwards."""
+    with pytest.MonkeyPatch.context() as monkeypatch, kernels_dsl.checked():
+        models.use(monkeypatch)
+        last = rank.size - 1
+        rows = 8 + 8 * (rank.rank == last)
+        with pytest.raises(ValueError, match=rf"q's shape is \(1, 16, 2, 16\) on rank {last} of the group"):
+            context_parallel_attention(*_small(rows))
+        with pytest.raises(ValueError, match=f"method is ring on rank {last} of the group, must be ulysses"):
+            context_parallel_attention(*_small(), method="ring" if rank.rank == last else "ulysses")
+        with torch.set_grad_enabled(True):
+            q, k, v = _small()
+            k.requires_grad_(rank.rank == 0)
+            with pytest.raises(ValueError, match=r"k.requires_grad is False on rank 1 of the group"):
+                context_parallel_attention(q, k, v)
+        wrong = "window has 3 entries" if rank.rank == 0 else "rank 0 of the group has an error: window has 3"
+        with pytest.raises(ValueError, match=wrong):
+            context_parallel_attention(*_small(), window=(1, 2, 3) if rank.rank == 0 else (1, 2))
+        assert context_parallel_attention(*_small()).shape == (1, 8, 2, 16)
+
+
+def refused(rank: Rank) -> None:
+    """Wrong arguments are refused before any communication: no other rank takes part."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        context_parallel_attention(*_small())
+        if rank.rank:
+            return
+        for message, tensors, options in (
+            ("method is 'rings', must be 'ring', 'all_gather' or 'ulysses'", _small(), {"method": "rings"}),
+            ("q has 7 rows, must be even", _small(7), {"order": "zigzag"}),
+            ("q has 3 heads, must have a multiple of 2", _small(heads=3), {"method": "ulysses"}),
+            ("k has 16 rows, must have 8 like q", [*_small()[:1], *_small(16)[1:]], {"causal": True}),
+            ("scale is -1", _small(), {"scale": -1.0}),
+        ):
+            with pytest.raises(ValueError, match=message):
+                context_parallel_attention(*tensors, **options)
+        with pytest.raises(ValueError, match="x has 9 rows in mode 1, must be a multiple of 4 for 2 ranks"):
+            shard_sequence(torch.ones(1, 9), order="zigzag")
+        with pytest.raises(ValueError, match="x requires grad, must not"):
+            unshard_sequence(torch.ones(1, 8, requires_grad=True))
+
+
+def killed(rank: Rank) -> None:
+    """A rank that dies ends the others' calls with an error within the group's time limit."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        context_parallel_attention(*_small())
+        if rank.rank:
+            os._exit(0)
+        start = time.monotonic()
+        with pytest.raises((RuntimeError, dist.DistError)):
+            for _ in range(3):
+                context_parallel_attention(*_small())
+        assert time.monotonic() - start < GROUP_TIMEOUT_S
+        os._exit(0)
+
+
+def slow(rank: Rank) -> None:
+    """A rank that does not come in time is an error too."""
+    from datetime import timedelta
+
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        context_parallel_attention(*_small(), group)
+        if rank.rank:
+            time.sleep(6)
+            os._exit(0)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
+            context_parallel_attention(*_small(), group)
+        assert time.monotonic() - start < 6
+        os._exit(0)

@@ -1,0 +1,33 @@
+"""Context-parallel attention on gloo ranks: equal to one process, or an error within the time limit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+
+ALL = os.environ.get("TEST_ALL_KERNELS") == "1"
+everything = pytest.mark.skipif(not ALL, reason="set TEST_ALL_KERNELS=1")
+RANKS = "tests.distributed.attention_ranks:"
+
+
+def test_two_ranks():
+    cases = ("matrix", "disagreeing", "refused", "killed", "slow")
+    run_ranks(*(RANKS + case for case in cases))
+
+
+def test_kernels_in_the_emulator():
+    run_ranks(RANKS + "emulated")
+
+
+@everything
+def test_four_ranks():
+    run_ranks(RANKS + "matrix", size=4)
+
+
+@everything
+@pytest.mark.slow
+def test_all_by_kernels_in_the_emulator():
+    run_ranks(RANKS + "emulated_matrix", timeout=900)
