@@ -1,4 +1,4 @@
-"""What all ranks of a group must say alike, compared before a collective that would hang otherwise."""
+"""Arguments that all ranks of a group must give alike, compared before a collective that would hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEEN: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
 class Heard(NamedTuple):
-    """What a rank says, and its error, if it has one."""
+    """Arguments of a rank, and its error, if it has one."""
 
     said: dict[str, Any]
     error: str | None

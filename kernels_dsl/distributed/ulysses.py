@@ -17,7 +17,7 @@ from kernels_dsl.ops.serving.merge_operation import Merged
 
 
 def _sent(x: torch.Tensor, call: Call) -> torch.Tensor:
-    """What each rank has of x, by the rank that had it: x is (ranks, …) by the rank that gets it."""
+    """(ranks, …) by the rank that had it, from x (ranks, …) by the rank that gets it."""
     x = x.contiguous()
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=call.ranks.group)
