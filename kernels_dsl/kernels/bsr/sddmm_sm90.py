@@ -29,7 +29,7 @@ def sddmm_sm90_entry(
     a: cute.Tensor,
     b: cute.Tensor,
     values: cute.Tensor,
-    lists: tuple,
+    lists: tuple,  # the compiler takes `tuple[X, ...]` for a pair
     operands: Operands | None,
     max_ctas: Int32,
     stream,

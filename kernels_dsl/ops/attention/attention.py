@@ -29,6 +29,7 @@ from kernels_dsl.ops.attention.arguments import (
 )
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
+from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
@@ -37,6 +38,11 @@ from kernels_dsl.ops.overlap import ranges_meet
 
 _FLOAT32 = torch.float32
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object
+_NAMES = (
+    "mask", "sinks", "blocks", "aux", "score_mod", "score_mod_bwd", "mask_mod", "return_lse", "deterministic",
+    "out", "config", "family",
+)  # fmt: skip
+"""The arguments of `attention` that are no `AttentionOptions`."""
 
 
 def attention(
@@ -285,17 +291,9 @@ def _other(
     tensors: tuple[Any, ...] = (q, k, v)
     if key is None and not is_checked():
         form = (
-            layout,
-            extras is NO_EXTRAS or extras.form(),
-            out is None,
-            score_mod,
-            score_mod_bwd,
-            mask_mod,
-            return_lse,
-            deterministic,
-            config,
-            family,
-        )
+            layout, extras is NO_EXTRAS or extras.form(), out is None, score_mod, score_mod_bwd, mask_mod,
+            return_lse, deterministic, config, family,
+        )  # fmt: skip
         key = _key(q, k, form, options)
         if key is not None:
             if extras is not NO_EXTRAS:
@@ -362,32 +360,16 @@ def attention_supports(
     try:
         one_of("layout", layout, tuple(MODES))
         q, k, v = _autocast((q, k, v)) or (q, k, v)
-        mask_mod, blocks = of_block_mask(
-            options.pop("blocks", None), options.pop("mask_mod", None), _lengths(q, k, layout)
-        )
-        window = options.pop("window", None)
-        picked = {name: options.pop(name) for name in AttentionOptions._fields if name in options}
-        picked["window"] = window if window is None else widths_of(window)
-        seqlens = [options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")]
-        longest = MaxSeqlens(options.pop("max_seqlen_q", 0), options.pop("max_seqlen_k", None))
         packed = layout == "thd"
-        extras = Extras(
-            options.pop("mask", None),
-            options.pop("sinks", None),
-            blocks,
-            aux_of(options.pop("aux", ())),
-            Seqlens(*seqlens) if packed else None,  # type: ignore[arg-type]
-            longest if packed else None,
-        )
-        known = ("score_mod", "score_mod_bwd", "return_lse", "out", "config", "family")
-        others = {name: options.pop(name) for name in known if name in options}
-        deterministic = options.pop("deterministic", None)
-        others["deterministic"] = deterministic is None or boolean("deterministic", deterministic)
-        if options:
-            raise TypeError(f"unknown arguments {sorted(options)}")
+        names = (*_NAMES, *PACKED, "max_seqlen_k") if packed else _NAMES
+        parts = parts_of("attention_varlen" if packed else "attention", options, names)
+        others, extras = parts.others, parts.extras
+        mask_mod, blocks = of_block_mask(extras.blocks, others.pop("mask_mod", None), _lengths(q, k, layout))
+        deterministic = others.pop("deterministic", None)
         call = AttentionArguments(
-            q, k, v, AttentionOptions(**picked), layout, extras, mask_mod=mask_mod, **others
-        )
+            q, k, v, parts.options, layout, extras._replace(blocks=blocks), mask_mod=mask_mod,
+            deterministic=deterministic is None or boolean("deterministic", deterministic), **others,
+        )  # fmt: skip
         call.check()
         if not watched():
             refuse_gradient(call)

@@ -20,11 +20,14 @@ from kernels_dsl.ops.attention.arguments import (
 )
 from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
+from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.options import integer
 from kernels_dsl.ops.overlap import ranges_meet
 
 _Tensor = torch.Tensor
+_NAMES = ("sinks", "blocks", "q_descale", "k_descale", "v_descale", "return_lse", "out", "config")
+"""The arguments of `attention_fp8` that are no `AttentionOptions`."""
 
 
 def attention_fp8(
@@ -181,23 +184,12 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
 
     With `cu_seqlens_q`, `cu_seqlens_k`, `max_seqlen_q` and perhaps `seqused_k`: `attention_fp8_varlen`.
     """
-    seqlens = [options.pop(name, None) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")]
-    longest = MaxSeqlens(options.pop("max_seqlen_q", 0))
-    packed = seqlens[0] is not None or seqlens[1] is not None
-    extras = Extras(
-        sinks=options.pop("sinks", None),
-        blocks=options.pop("blocks", None),
-        seqlens=Seqlens(*seqlens) if packed else None,  # type: ignore[arg-type]
-        max_seqlens=longest if packed else None,
-    )
-    picked = {name: options.pop(name) for name in AttentionOptions._fields if name in options}
-    known = ("q_descale", "k_descale", "v_descale", "return_lse", "config", "out")
-    others = {name: options.pop(name) for name in known if name in options}
-    if options:
-        return f"{sorted(options)[0]} is given, must not: fp8 attention has no such argument"
+    packed = options.get("cu_seqlens_q") is not None or options.get("cu_seqlens_k") is not None
+    names = (*_NAMES, *PACKED) if packed else _NAMES
     try:
+        parts = parts_of("attention_fp8_varlen" if packed else "attention_fp8", options, names)
         layout = "thd" if packed else "bshd"
-        call = AttentionFp8Arguments(q, k, v, AttentionOptions(**picked), layout, extras, **others)
+        call = AttentionFp8Arguments(q, k, v, parts.options, layout, parts.extras, **parts.others)
         call.check()
         ATTENTION_FP8.new_plan(call)
     except (TypeError, ValueError) as error:

@@ -70,16 +70,8 @@ def gemm(
         one = weight(alpha, 1.0) if alpha.__class__ is not float or alpha != 1.0 else True
         try:
             key = (
-                a.shape,
-                b.shape,
-                out.__class__,
-                one,
-                activation,
-                out_dtype,
-                config,
-                family,
-                batch_invariant,
-            )
+                a.shape, b.shape, out.__class__, one, activation, out_dtype, config, family, batch_invariant,
+            )  # fmt: skip
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
     if key is not None:

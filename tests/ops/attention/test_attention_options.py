@@ -148,6 +148,11 @@ def test_whether_a_call_is_supported_says_the_same():
     assert "alignment is ''" in kernels_dsl.attention_supports(*EMPTY, alignment="")
     values = [x.to(torch.float8_e4m3fn) for x in EMPTY]
     assert "return_lse is 2" in kernels_dsl.attention_fp8_supports(*values, return_lse=2)
+    for supports, tensors in (
+        (kernels_dsl.attention_supports, EMPTY), (kernels_dsl.attention_fp8_supports, values)
+    ):  # fmt: skip
+        for name in ("max_seqlen_q", "seqused_k", "nonsense"):  # of packed sequences, and of no call
+            assert f"{name} is given, must not: attention" in supports(*tensors, **{name: None})
     assert "max_seqlen_q is 8.0" in kernels_dsl.attention_supports(
         *PACKED, layout="thd", cu_seqlens_q=SUMS, cu_seqlens_k=SUMS, max_seqlen_q=8.0
     )
