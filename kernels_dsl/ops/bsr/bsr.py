@@ -127,7 +127,9 @@ def _from_torch(matrix: torch.Tensor) -> BsrTensor:
 
 
 def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
-    """(sparse, dense, whether the dense one is on the left) of arguments that no `BsrTensor` is among."""
+    """(sparse, dense, whether the dense one is on the left)."""
+    if isinstance(a, BsrTensor) or isinstance(b, BsrTensor):
+        return (a, b, False) if isinstance(a, BsrTensor) else (b, a, True)
     for x in (a, b):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"a and b are {type(a).__name__} and {type(b).__name__}, must be tensors")
@@ -142,16 +144,9 @@ def _factors(a: Any, b: Any) -> tuple[BsrTensor, torch.Tensor, bool]:
 
 def bsr_supports(a: BsrTensor | torch.Tensor, b: BsrTensor | torch.Tensor, **options: Any) -> str | None:
     """Says why `bsr_gemm(a, b, …)` with these arguments cannot run here; None if it can. Compiles nothing."""
-    sparse: BsrTensor
-    dense: Any
     try:
         boolean("check", options.pop("check", False))
-        if isinstance(a, BsrTensor):
-            sparse, dense, left = a, b, False
-        elif isinstance(b, BsrTensor):
-            sparse, dense, left = b, a, True
-        else:
-            sparse, dense, left = _factors(a, b)
+        sparse, dense, left = _factors(a, b)
         return BSR_GEMM.why_not(sparse=sparse, dense=dense, dense_left=left, **options)
     except (TypeError, ValueError) as error:
         return str(error)
