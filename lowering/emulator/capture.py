@@ -19,20 +19,6 @@ from .ptx import Module
 from .reports import EmulatorError
 from .state import Launch
 
-# Bytes and C format of the leaves of LLVM argument types.
-_LEAF = {
-    "i1": "?",
-    "i8": "b",
-    "i16": "h",
-    "i32": "i",
-    "i64": "q",
-    "f32": "f",
-    "f64": "d",
-    "ptr": "P",
-    "half": "e",
-    "f16": "e",
-    "bf16": "H",
-}
 _REFUSED = 801  # cudaErrorNotSupported
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 

@@ -96,13 +96,6 @@ def _tensor(flat: cute.Tensor, extents: tuple, pitches: tuple) -> cute.Tensor:
     return cute.make_tensor(flat.iterator, cute.make_layout(extents, stride=pitches))
 
 
-def _box_layout(box: tuple, swizzle: int):
-    layout = cute.make_layout(box)
-    if cutlass.const_expr(swizzle):
-        layout = cute.make_composed_layout(cute.make_swizzle(swizzle, 4, 3), 0, layout)
-    return layout
-
-
 @cute.kernel
 def _tma(
     atom: cute.CopyAtom, tensor: cute.Tensor, image: cute.Tensor, out: cute.Tensor, case: cutlass.Constexpr

@@ -86,11 +86,6 @@ class Shape:
     saturate: bool = False
 
     @property
-    def transposable(self) -> bool:
-        """True if the instruction takes the two transpose immediates (only 16-bit types do)."""
-        return tensor_core.OPERAND_BITS[self.a] == 16
-
-    @property
     def accumulator_registers(self) -> int:
         """32-bit registers of D in each thread."""
         return self.n // 4 if self.accumulator == "f16" else self.n // 2
