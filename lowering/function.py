@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from lowering import arch as arch_module
-from lowering import cache, sources, toolchain
+from lowering import cache, ffi, sources, toolchain
 from lowering.address import Address
 from lowering.constants import Canonicalizer
 from lowering.errors import (
@@ -123,7 +123,7 @@ class JitFunction:
         self._constant_keys: dict[Any, tuple[str, tuple[Any, ...]]] = {}
         if "torch" in sys.modules:
             # What the first call needs, off its time. tvm_ffi imports torch, so only where that is paid for.
-            import tvm_ffi  # noqa: F401
+            ffi.load()
 
     def __repr__(self) -> str:
         return f"<JitFunction {self.name}>"

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
-from lowering import scratch, sealed, toolchain
+from lowering import ffi, scratch, sealed, toolchain
 from lowering.dsl_import import without_jax
 from lowering.errors import ArgumentValueError, LoweringError, plain, without_colours
 from lowering.launches import ENTRY, LaunchFacts
@@ -27,18 +27,16 @@ _runtime: list[ctypes.CDLL] = []
 _runtime_lock = threading.Lock()
 
 
-def load_runtime() -> Any:
-    """Load what every compiled host function needs; returns the ``tvm_ffi`` module.
+def load_runtime() -> None:
+    """Load what every compiled host function needs.
 
     A kernel's shared object names these libraries without a path, and the loader takes the ones that are
     already there.
     """
-    import tvm_ffi
-
+    ffi.load()
     with _runtime_lock:
         if not _runtime:
             _runtime.append(ctypes.CDLL(str(toolchain.runtime_library())))
-    return tvm_ffi
 
 
 class CompiledKernel:
@@ -75,10 +73,10 @@ class CompiledKernel:
         library is loaded at the first use of this attribute, from the bytes that were checked and not from
         the cache's file; the machine code at the first call: do both before a CUDA graph capture.
         """
-        tvm_ffi = load_runtime()
+        load_runtime()
         try:
             if self._is_shared_object:
-                return getattr(sealed.load_library(tvm_ffi, self.entry.library, self.name), ENTRY)
+                return getattr(sealed.load_library(self.entry.library, self.name), ENTRY)
             with without_jax():
                 import cutlass.cute as cute
 

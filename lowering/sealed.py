@@ -22,13 +22,16 @@ _F_ADD_SEALS, _SEAL, _SHRINK, _GROW, _WRITE = 1033, 1, 2, 4, 8
 _serial = itertools.count(1)
 
 
-def load_library(tvm_ffi: Any, library: bytes, name: str) -> Any:
-    """Load the bytes of a shared object as a TVM-FFI module.
+def load_library(library: bytes, name: str) -> Any:
+    """Load the bytes of a shared object as a TVM-FFI module, after `ffi.load`.
 
     :param name: shown in ``/proc/*/maps``.
     """
-    load = tvm_ffi.get_global_func("ffi.Module.load_from_file.so", allow_missing=True)
-    keep = tvm_ffi.get_global_func("ffi.ModuleGlobalsAdd", allow_missing=True)
+    from tvm_ffi.module import load_module
+    from tvm_ffi.registry import get_global_func
+
+    load = get_global_func("ffi.Module.load_from_file.so", allow_missing=True)
+    keep = get_global_func("ffi.ModuleGlobalsAdd", allow_missing=True)
     if load is not None and keep is not None:
         try:
             descriptor = sealed_copy(library, name)
@@ -44,7 +47,7 @@ def load_library(tvm_ffi: Any, library: bytes, name: str) -> Any:
     with scratch.folder() as folder:
         path = folder / "kernel.so"
         path.write_bytes(library)
-        return tvm_ffi.load_module(str(path))
+        return load_module(str(path))
 
 
 def sealed_copy(data: bytes, name: str) -> int:

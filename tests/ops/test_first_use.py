@@ -40,7 +40,7 @@ WARM = """
 from benchmarks import public_calls
 print(*public_calls.measure("gemm")["modules"])
 """
-MODULES = 112  # of this library some 60, of tvm_ffi 35
+MODULES = 92  # of this library some 60, of tvm_ffi 11
 WRITTEN_CLASSES = 4  # dataclasses whose methods Python compiles, 0.6 ms each; frozen ones: lowering.records
 OWN = ("kernels_dsl", "lowering", "tvm_ffi", "cuda", "_cython")
 

@@ -1,0 +1,84 @@
+"""The part of `tvm_ffi` that a launch needs, without the rest of the package.
+
+The package's `__init__` imports code generators, dataclasses and a C++ builder: 20 ms that a kernel from the
+cache does not need. A launch needs the shared library, the extension module, the exception classes and the
+exchange of tensors with PyTorch. So the package is put in place with its `__init__` deferred, as
+`importlib.util.LazyLoader` does. Code that asks it for another name, such as the DSL, runs it then, in the
+same module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger("lowering")
+
+NAME = "tvm_ffi"
+# `core` is given classes by `_dtype` and `error`, and tuples by `container`.
+NEEDED = ("core", "registry", "_dtype", "container", "error", "_tensor", "module", "_optional_torch_c_dlpack")
+_DUNDERS = ("__all__", "__version__", "__version_tuple__")  # that `__init__` defines
+_lock = threading.RLock()
+_importing: list[str] = []  # not empty while the thread that holds the lock imports a part of the package
+
+
+class DeferredPackage(ModuleType):
+    """A package whose `__init__` runs when a missing name is asked for; an ordinary module from then on."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") or name in _DUNDERS:
+            _run_init(self)
+            if name in self.__dict__:
+                return self.__dict__[name]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        _run_init(self)
+        return sorted(self.__dict__)
+
+
+def _run_init(package: ModuleType) -> None:
+    """Run a deferred `__init__`, once. Other threads wait until it has run; it may ask the package itself."""
+    with _lock:
+        if _importing or type(package) is not DeferredPackage:
+            return
+        _importing.append(NAME)
+        try:
+            package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
+            package.__class__ = ModuleType  # type: ignore[assignment]
+        finally:
+            _importing.clear()
+
+
+def load() -> None:
+    """Import `tvm_ffi`: in a process that has PyTorch, NEEDED alone."""
+    with _lock:
+        if NAME in sys.modules or "torch" not in sys.modules:
+            importlib.import_module(NAME)  # waits for another thread that imports it
+            return
+        spec = importlib.util.find_spec(NAME)
+        library = Path(spec.origin or "").parent / "lib" / "libtvm_ffi.so" if spec else Path()
+        if spec is None or not library.is_file():  # not laid out as its wheels are
+            importlib.import_module(NAME)
+            return
+        package = importlib.util.module_from_spec(spec)
+        package.__class__ = DeferredPackage
+        sys.modules[NAME] = package
+        _importing.append(NAME)
+        try:
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            for name in NEEDED:
+                importlib.import_module(f"{NAME}.{name}")
+        except (ImportError, OSError) as error:
+            log.info("%s is imported whole: %s", NAME, error)
+            _importing.clear()
+            _run_init(package)
+        finally:
+            _importing.clear()

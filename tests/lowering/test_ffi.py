@@ -1,0 +1,63 @@
+"""The part of `tvm_ffi` that a launch needs, and the rest of it when it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+START = """
+import sys, threading, types
+import torch
+from lowering import ffi, launch
+launch.load_runtime()
+package = sys.modules["tvm_ffi"]
+assert type(package) is ffi.DeferredPackage
+assert "tvm_ffi.cpp" not in sys.modules and "tvm_ffi.dataclasses" not in sys.modules
+"""
+PROGRAMS = {
+    "a name": "import tvm_ffi; assert list(tvm_ffi.Array([1, 2])) == [1, 2]",
+    "a name of a submodule": "from tvm_ffi import cpp, Shape; assert Shape((3,)) == (3,)",
+    "a submodule": "import tvm_ffi.structural; assert package.structural_equal([1], [1])",
+    "its version": "assert package.__version__[0].isdigit()",
+    "its names": "assert 'from_dlpack' in dir(package)",
+    "a dunder that it has not": (
+        "assert not hasattr(package, '__wrapped__') and type(package) is ffi.DeferredPackage; package.Array"
+    ),
+    "many threads": """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda i: len(package.from_dlpack(torch.arange(i)).shape), range(1, 9)))
+assert found == [1] * 8
+""",
+}
+END = """
+import tvm_ffi
+assert tvm_ffi is package and type(tvm_ffi) is types.ModuleType
+assert tvm_ffi.Module is sys.modules["tvm_ffi.module"].Module
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_rest_is_imported_when_it_is_asked_for(program):
+    command = [sys.executable, "-W", "ignore", "-c", "\n".join((START, program, END))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_lacks_a_part_is_imported_whole():
+    program = f"""
+import sys
+import torch
+from lowering import ffi
+ffi.NEEDED = (*ffi.NEEDED, "no_such_part")
+ffi.load()
+package = sys.modules["tvm_ffi"]
+import types
+{END}
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
