@@ -1,4 +1,7 @@
-"""Gradients of attention over block lists in the emulator: both families, against float64 and ranges."""
+"""Gradients of attention over block lists in the emulator: both families, against float64 and ranges.
+
+TEST_ALL_KERNELS=1 takes more sizes of blocks.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
 from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
+from tests.samples import ALL
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,7 @@ def _even(b, h, i, j):
 
 
 @pytest.mark.parametrize(
-    ("arch", "block"), [("sm_90a", (64, 128)), ("sm_90a", (64, 64)), ("sm_89", (64, 64))]
+    ("arch", "block"), [("sm_90a", (64, 128)), ("sm_89", (64, 64))] + [("sm_90a", (64, 64))] * ALL
 )
 def test_lists_of_each_head(arch, block, seed):
     """Masked and whole blocks in any order, two heads that share keys; a query block without keys, a key

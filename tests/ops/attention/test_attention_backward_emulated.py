@@ -1,4 +1,7 @@
-"""Gradients of attention in the emulator, against float64 autograd, with PyTorch's errors as yardstick."""
+"""Gradients of attention in the emulator, against float64 autograd, with PyTorch's errors as yardstick.
+
+TEST_ALL_KERNELS=1 takes more head dimensions, windows and alignments.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import kernels_dsl
 from lowering import emulator
 from reference.attention import Masking, attention
 from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
+from tests.samples import ALL, pairs
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +24,8 @@ def _emulated():
 @pytest.mark.parametrize(
     ("heads", "lengths", "dims"),
     [((2, 1), (70, 150), (64, 64)), ((1, 1), (1, 3), (64, 64)), ((1, 1), (70, 130), (40, 72)),
-     ((2, 2), (130, 140), (128, 128)), ((1, 1), (65, 90), (96, 64))],
+     ((1, 1), (130, 140), (128, 128))]
+    + [((2, 2), (130, 140), (128, 128)), ((1, 1), (65, 90), (96, 64))] * ALL,
 )  # fmt: skip
 def test_shapes(heads, lengths, dims, seed):
     check_gradients(leaves(heads, lengths, dims, seed), Masking())
@@ -49,14 +54,16 @@ def test_float16(seed):
     check_gradients(leaves((1, 1), (70, 150), (64, 64), seed, torch.float16), Masking())
 
 
-@pytest.mark.parametrize("lengths", [(150, 260), (260, 50)])
-@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
+@pytest.mark.parametrize(
+    ("alignment", "lengths"),
+    pairs("causal gradients", ("bottom_right", "top_left"), [(150, 260), (260, 50)]),
+)
 def test_causal(lengths, alignment, seed):
     masking = Masking(right=0, top_left=alignment == "top_left")
     check_gradients(leaves((1, 1), lengths, (64, 64), seed), masking, causal=True, alignment=alignment)
 
 
-@pytest.mark.parametrize("window", [(20, 3), (None, 5), (150, 0), (1, 0)])
+@pytest.mark.parametrize("window", [(20, 3), (None, 5)] + [(150, 0), (1, 0)] * ALL)
 def test_window(window, seed):
     masking = Masking(left=window[0], right=window[1])
     check_gradients(leaves((2, 1), (250, 280), (64, 64), seed), masking, window=window)

@@ -1,4 +1,7 @@
-"""Gradients of attention with masks and changed scores in the emulator, by both families."""
+"""Gradients of attention with masks and changed scores in the emulator, by both families.
+
+Each family runs each kind of mask in some test; TEST_ALL_KERNELS=1 takes every test with both.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from lowering import emulator
 from reference.attention import Masking, attention
 from reference.tolerance import check
 from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
+from tests.samples import one, pairs
 
 ARCHS = ("sm_90a", "sm_89")
 
@@ -19,6 +23,11 @@ ARCHS = ("sm_90a", "sm_89")
 def _emulated(request):
     with emulator.run(arch=request.param):
         yield
+
+
+def one_family(name):
+    """Of a test whose siblings run the other family's code of this kind."""
+    return pytest.mark.parametrize("_emulated", one(name, ARCHS), indirect=True)
 
 
 def _every_third(b, h, i, j):
@@ -45,6 +54,7 @@ def _bent_gradient(gradient, score, b, h, i, j):
     return gradient * 3.0 * score * score
 
 
+@one_family("test_softcap")
 def test_softcap(seed):
     _small = {"softcap": 2.0, "causal": True}
     check_gradients(leaves((2, 1), (40, 140), (64, 64), seed), Masking(right=0, softcap=2.0), **_small)
@@ -55,19 +65,28 @@ def test_softcap_in_float16_through_the_log_sum_exp(seed):
     check_gradients(tensors, Masking(softcap=1.5), True, softcap=1.5)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 40, 140), (1, 1, 1, 140)])
+@pytest.mark.parametrize(
+    ("_emulated", "shape"),
+    pairs("boolean", ARCHS, [(1, 2, 40, 140), (1, 1, 1, 140)]),
+    indirect=["_emulated"],
+)
 def test_boolean(shape, seed):
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.7
     check_gradients(leaves((2, 1), (40, 140), (64, 64), seed), Masking(allowed=mask), mask=mask)
 
 
+@one_family("test_rows_that_a_mask_hides")
 def test_rows_that_a_mask_hides(seed):
     mask = torch.ones(40, 90, dtype=torch.bool).tril(-5)  # the first five see nothing
     found = check_gradients(leaves((1, 1), (40, 90), (64, 64), seed), Masking(allowed=mask), mask=mask)
     assert not found[0][:, :5].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("_emulated", "dtype"),
+    pairs("additive", ARCHS, [torch.float32, torch.bfloat16]),
+    indirect=["_emulated"],
+)
 def test_additive(dtype, seed):
     mask = torch.randn((2, 1, 40, 140), generator=torch.Generator().manual_seed(seed)).to(dtype)
     mask[0, 0, 3, :120] = mask[1, :, :, 100:] = -torch.inf
@@ -82,6 +101,7 @@ def test_mask_function(seed):
     check_gradients(tensors, masking, causal=True, mask_mod=_every_third)
 
 
+@one_family("test_mask_function_that_reads_a_tensor")
 def test_mask_function_that_reads_a_tensor(seed):
     documents = torch.arange(70).div(30, rounding_mode="floor").int()
     options = {"mask_mod": _same_document, "aux": (documents,)}
@@ -89,6 +109,7 @@ def test_mask_function_that_reads_a_tensor(seed):
     check_gradients(leaves((1, 1), (70, 70), (64, 64), seed), masking, **options)
 
 
+@one_family("test_scaled_dot_product_attention_with_a_mask")
 def test_scaled_dot_product_attention_with_a_mask(seed):
     q, k, v = (x.transpose(1, 2) for x in leaves((2, 2), (40, 90), (64, 64), seed))
     mask = torch.rand((40, 90), generator=torch.Generator().manual_seed(seed)) < 0.7
@@ -120,7 +141,9 @@ def test_sinks_alone_and_of_rows_without_keys(seed):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("asked", [(0,), (1,), (2,)])
+@pytest.mark.parametrize(
+    ("_emulated", "asked"), pairs("asked for", ARCHS, [(0,), (1,), (2,)]), indirect=["_emulated"]
+)
 def test_only_what_is_asked_for(asked, seed):
     """dQ alone, or dK and dV alone: the same bits as all of them together."""
     tensors = leaves((2, 1), (40, 140), (64, 64), seed)
@@ -139,6 +162,7 @@ def test_score_functions_whose_derivative_is_derived(seed):
     check_gradients(tensors, masking, score_mod=_by_distance, aux=(bias,))
 
 
+@one_family("test_score_function_with_its_backward")
 def test_score_function_with_its_backward(seed):
     tensors = leaves((1, 1), (40, 90), (64, 64), seed, torch.float16)
     masking = Masking(softcap=2.0, score_mod=_bent)
@@ -188,6 +212,7 @@ def test_packed_sequences_with_a_mask_and_sinks(seed):
     assert float((found[3] - total).norm()) < 0.02 * (1 + float(total.norm()))
 
 
+@one_family("test_alibi_by_the_names_of_flash_attention")
 def test_alibi_by_the_names_of_flash_attention(seed):
     slopes = torch.tensor([0.5, 0.1])
     tensors = leaves((2, 1), (40, 90), (32, 32), seed)

@@ -1,7 +1,7 @@
 """Attention end to end without a GPU: the compiled PTX of the SM90 kernel runs in the emulator.
 
 Sizes are small, and chosen so that tiles are ragged and more than one key block is visited. The emulator
-also reports races and reads of memory that nobody wrote.
+also reports races and reads of memory that nobody wrote. TEST_ALL_KERNELS=1 takes the whole grids.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_cases import check_close, inputs, run
+from tests.samples import pairs
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,10 @@ def test_batch_and_fp16(seed):
     run(_tensors((2, 2), (33, 40), (64, 64), seed, batch=2, dtype=torch.float16), Masking())
 
 
-@pytest.mark.parametrize("lengths", [(130, 200), (200, 50), (64, 64)])
-@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
+@pytest.mark.parametrize(
+    ("alignment", "lengths"),
+    pairs("causal", ("bottom_right", "top_left"), [(130, 200), (200, 50), (64, 64)]),
+)
 def test_causal(lengths, alignment, seed):
     masking = Masking(right=0, top_left=alignment == "top_left")
     run(_tensors((1, 1), lengths, (64, 64), seed), masking, causal=True, alignment=alignment)
@@ -126,8 +129,7 @@ def test_unsorted_lists_with_garbage_and_an_empty_row(seed):
     run(_tensors((2, 2), (190, 300), (64, 64), seed), Masking(allowed=allowed), blocks=lists, config=config)
 
 
-@pytest.mark.parametrize("used", [None, (50, 5, 0, 100)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "used"), pairs("packed", (False, True), [None, (50, 5, 0, 100)]))
 def test_packed(used, causal, seed):
     """Empty and one-token sequences, and NaN in K and V wherever no key counts."""
     q_lens, k_lens = (70, 0, 1, 130), (70, 5, 1, 130)

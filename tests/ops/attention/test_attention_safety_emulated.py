@@ -1,5 +1,7 @@
 """Attention reads and writes what is its own alone: empty calls, lengths that are wrong, rows of `out` that
 belong to no sequence. Both families, 16-bit and fp8 operands, in the emulator, which reports all else.
+
+Each case runs with one of the four kinds; TEST_ALL_KERNELS=1 takes all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from lowering.emulator.reports import Kind
 from reference.buffers import check_output, poisoned
+from tests.samples import pairs
 
 FP8 = torch.float8_e4m3fn
 KINDS = ("sm90", "sm80", "fp8 sm90", "fp8 sm80")
@@ -58,40 +61,45 @@ def _bytes(*tensors):
     return [x.clone().view(torch.uint8) for x in tensors]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "causal"),
-    [
-        ((0, 5, 7, 2, 1), True),
-        ((1, 0, 7, 2, 1), True),
-        ((1, 0, 300, 2, 1), True),
-        ((1, 5, 0, 2, 1), True),
-        ((1, 0, 0, 2, 1), False),
-        ((1, 5, 7, 0, 1), False),
-        ((1, 5, 7, 0, 0), False),
-    ],
-    ids=lambda x: str(x),
+DENSE = (
+    ((0, 5, 7, 2, 1), True),
+    ((1, 0, 7, 2, 1), True),
+    ((1, 0, 300, 2, 1), True),
+    ((1, 5, 0, 2, 1), True),
+    ((1, 0, 0, 2, 1), False),
+    ((1, 5, 7, 0, 1), False),
+    ((1, 5, 7, 0, 0), False),
 )
-def test_dense_calls_of_nothing(kind, sizes, causal):
-    batch, q_len, k_len, heads, kv_heads = sizes
+
+
+@pytest.mark.parametrize(("kind", "case"), pairs("dense calls of nothing", KINDS, DENSE), indirect=["kind"])
+def test_dense_calls_of_nothing(kind, case):
+    (batch, q_len, k_len, heads, kv_heads), causal = case
     tensors = _inputs(kind, (batch, q_len, heads, 64), (batch, k_len, kv_heads, 64))
     out, lse = _dense(kind, *tensors, causal=causal, return_lse=True)
     assert out.shape == (batch, q_len, heads, 64) and lse.shape == (batch, heads, q_len)
     assert not out.any() and bool((lse == -torch.inf).all())
 
 
-@pytest.mark.parametrize(
-    ("cu_q", "cu_k", "rows", "longest"),
-    [
-        ((0, 0, 0), (0, 3, 9), (7, 9), 0),  # rows of no sequence
-        ((0, 0, 0), (0, 3, 9), (0, 9), 0),
-        ((0, 0, 0), (0, 3, 9), (7, 9), 5),  # a launch of which no CTA has rows
-        ((0,), (0,), (7, 9), 0),
-        ((0,), (0,), (7, 9), 5),
-        ((0, 3, 5), (0, 0, 0), (7, 0), 3),
-    ],
+PACKED = (
+    ((0, 0, 0), (0, 3, 9), (7, 9), 0),  # rows of no sequence
+    ((0, 0, 0), (0, 3, 9), (0, 9), 0),
+    ((0,), (0,), (7, 9), 0),
+    ((0,), (0,), (7, 9), 5),
+    ((0, 3, 5), (0, 0, 0), (7, 0), 3),
 )
-def test_packed_calls_of_nothing(kind, cu_q, cu_k, rows, longest):
+LAUNCHED = ((0, 0, 0), (0, 3, 9), (7, 9), 5)
+"""A launch of which no CTA has rows."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [*pairs("packed calls of nothing", KINDS, PACKED), *((kind, LAUNCHED) for kind in KINDS)],
+    indirect=["kind"],
+)
+def test_packed_calls_of_nothing(kind, case):
     """Of `out` rows of sequences are 0, others and the memory around them stay, copied or not."""
+    cu_q, cu_k, rows, longest = case
     tensors = _inputs(kind, (rows[0], 2, 64), (rows[1], 1, 64))
     arguments = (*tensors, _sums(*cu_q), _sums(*cu_k), longest)
     out, lse = _varlen(kind, *arguments, causal=True, return_lse=True)
@@ -114,18 +122,19 @@ def test_lists_without_entries(kind):
     assert not out.any() and bool((lse == -torch.inf).all())
 
 
-@pytest.mark.parametrize(
-    ("cu_q", "cu_k", "used"),
-    [
-        ((0, 70, 60, 90), (0, 80, 20, 100), (-5, 2**31 - 1, 7)),
-        ((-9, 30, 150, 40), (-20, 40, 130, 50), None),
-    ],
+WRONG = (
+    ((0, 70, 60, 90), (0, 80, 20, 100), (-5, 2**31 - 1, 7)),
+    ((-9, 30, 150, 40), (-20, 40, 130, 50), None),
 )
-def test_wrong_lengths_reach_no_memory_of_others(kind, cu_q, cu_k, used):
+
+
+@pytest.mark.parametrize(("kind", "case"), pairs("wrong lengths", KINDS, WRONG), indirect=["kind"])
+def test_wrong_lengths_reach_no_memory_of_others(kind, case):
     """The result is wrong, but inputs and all memory around them and the output are as they were.
 
     Where sums fall, two sequences claim the same rows and race to write them: nothing else may be reported.
     """
+    cu_q, cu_k, used = case
     tensors = _inputs(kind, (90, 2, 64), (100, 1, 64))
     before = _bytes(*tensors)
     written = poisoned((90, 2, 64), torch.bfloat16, pad=8)
@@ -160,7 +169,7 @@ def test_max_seqlen_q_too_small_and_too_large(kind):
         assert bool(same[192:260].all() and same[270:].all())
 
 
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("kind", "heads"), pairs("rows of no sequence", KINDS, (1, 2)), indirect=["kind"])
 def test_rows_of_no_sequence_keep_what_out_held(kind, heads):
     """Also where strides or the address are odd, so that `out` is copied."""
     tensors = _inputs(kind, (60, heads, 64), (70, 1, 64))

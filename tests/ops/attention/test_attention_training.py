@@ -1,4 +1,7 @@
-"""Training with attention: a model of transformers, checkpoints, autocast, loss curves."""
+"""Training with attention: a model of transformers, checkpoints, autocast, loss curves.
+
+TEST_ALL_KERNELS=1 trains the model without a window and padding too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import kernels_dsl
 from lowering import emulator
 from tests.ops.attention.gradient_cases import leaves
+from tests.samples import ALL
 
 LLAMA = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 16,
@@ -55,7 +59,7 @@ def _closer_than_twice(own: torch.Tensor, peer: torch.Tensor, exact: torch.Tenso
     return float((own - exact).norm()) <= 2 * float((peer - exact).norm()) + 0.002 * float(exact.norm())
 
 
-@pytest.mark.parametrize(("window", "padded"), [(None, False), (8, True)])
+@pytest.mark.parametrize(("window", "padded"), [(8, True)] + [(None, False)] * ALL)
 def test_a_model_of_transformers_trains(emulated, window, padded):
     name = kernels_dsl.register_transformers_attention()
     ids = torch.randint(0, 16, (1, 20), generator=torch.Generator().manual_seed(1))
