@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from lowering import sources, trust
+from lowering import reach, sources, trust
 from lowering.errors import Untrusted
 from lowering.store import Store
 
@@ -118,7 +118,8 @@ def store() -> Store | None:
     with _lock:
         fresh, _memo_of = _memo_of != folder, folder
     if fresh:
-        sources.load_memo(folder)
+        sources.remember_in(folder)
+        reach.remember_in(folder)
     return Store(folder, on_damaged=lambda: count("damaged"))
 
 

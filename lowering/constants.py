@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lowering.errors import ArgumentTypeError
-from lowering.sources import file_stamp, is_first_party, module_fingerprint
+from lowering.reach import module_fingerprint
+from lowering.sources import file_stamp, is_first_party
 
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 

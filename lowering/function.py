@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from lowering import arch as arch_module
-from lowering import cache, ffi, sources, toolchain
+from lowering import cache, ffi, reach, sources, toolchain
 from lowering.address import Address
 from lowering.constants import Canonicalizer
 from lowering.errors import (
@@ -134,7 +134,7 @@ class JitFunction:
         if isinstance(self.target, str):
             module, _, qualname = self.target.partition(":")
             cache.store()  # brings in what earlier processes learned about the sources
-            return sources.function_parameters(module, qualname)
+            return reach.function_parameters(module, qualname)
         return parameters_of(self.target)
 
     @cached_property
@@ -146,7 +146,7 @@ class JitFunction:
     def fingerprint(self) -> sources.Fingerprint:
         """The hash of the host function's source and of what it reaches, taken once in this process."""
         if isinstance(self.target, str):
-            return sources.module_fingerprint(self.target.partition(":")[0])
+            return reach.module_fingerprint(self.target.partition(":")[0])
         canonical = Canonicalizer()
         try:
             text = canonical.text(self.name, self.target)

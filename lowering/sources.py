@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowering import scratch, trust
 from lowering.errors import LoweringError, Untrusted
@@ -73,6 +73,17 @@ def changed(files: dict[str, tuple[int, int]]) -> list[str]:
 _memo: dict[str, tuple[tuple[int, int], FileFacts]] = {}
 _memo_lock = threading.Lock()
 _memo_dirty = False
+_memo_folders: list[Path] = []  # not read yet
+
+
+class Walk(NamedTuple):
+    """Modules that a root module reaches. ``files`` maps each path to its stamp."""
+
+    digest: str
+    files: dict[str, tuple[int, int]]
+    places: dict[str, str]  # the module's name -> its path
+    absent: set[str]  # names without a source file of the project: in `from module import Class`, the class's
+    libraries: set[str]  # top-level names that were not followed
 
 
 def module_fingerprint(module: str) -> Fingerprint:
@@ -81,31 +92,45 @@ def module_fingerprint(module: str) -> Fingerprint:
     :param module: dotted name.
     :raises LoweringError: if there is no such module, or it has no source file.
     """
+    walk = follow(module)
+    return Fingerprint(walk.digest, walk.files)
+
+
+def follow(module: str) -> Walk:
+    """Follow the imports of a module through first-party sources.
+
+    :raises LoweringError: if there is no such module, or it has no source file.
+    """
     found: dict[str, str] = {}
-    files: dict[str, tuple[int, int]] = {}
+    walk = Walk("", {}, {}, set(), set())
     waiting = [module]
     while waiting:
         name = waiting.pop()
         if name in found:
             continue
-        if _foreign(name.partition(".")[0], module):
+        top = name.partition(".")[0]
+        if is_foreign(top, module):
+            walk.libraries.add(top)
             continue
         place = locate(name)
         if place is None:
             if name == module:
                 raise LoweringError(f"module {module!r} has no source file that can be found on sys.path")
+            walk.absent.add(name)
             continue
         path, package = place
         if name != module and not is_first_party(name, path, module):
+            walk.absent.add(name)
             continue
         stamp, facts = file_facts(path, package)
-        files[path] = stamp
+        walk.files[path] = stamp
+        walk.places[name] = path
         # The root's own name is left out: a script is `__main__` in one run and a module in another.
         found[name] = facts.digest
         waiting += [i for i in facts.imports if i not in found]
         waiting += [p for p in _parents(name) if p not in found]
     listing = [("<root>" if name == module else name, digest) for name, digest in sorted(found.items())]
-    return Fingerprint(hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest(), files)
+    return walk._replace(digest=hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest())
 
 
 def function_parameters(module: str, qualname: str) -> tuple[Parameter, ...]:
@@ -138,6 +163,14 @@ def locate(module: str) -> tuple[str, str] | None:
         return None
     package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
     return os.path.abspath(spec.origin), package
+
+
+def search_locations(package: str) -> list[str]:
+    """Folders in which a package's modules are looked for; none if it is no package."""
+    loaded = sys.modules.get(package) or _find_spec(package)
+    return list(
+        getattr(loaded, "__path__", None) or getattr(loaded, "submodule_search_locations", None) or ()
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -186,7 +219,7 @@ def is_first_party(module: str, path: str, root: str = "") -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _foreign(top: str, root: str) -> bool:
+def is_foreign(top: str, root: str) -> bool:
     """True if a top-level name is a library: decided once, so that its submodules are not looked up."""
     if top == root.partition(".")[0]:
         return False
@@ -219,6 +252,8 @@ def file_facts(path: str, package: str) -> tuple[tuple[int, int], FileFacts]:
     global _memo_dirty
     stamp = file_stamp(path)
     memo_key = f"{package}:{path}"
+    while _memo_folders:
+        load_memo(_memo_folders.pop())
     with _memo_lock:
         known = _memo.get(memo_key)
     if known is not None and known[0] == stamp:
@@ -251,6 +286,11 @@ def _read_facts(source: bytes, path: str, package: str) -> FileFacts:
         node.name: parameters_in_source(node) for node in tree.body if isinstance(node, ast.FunctionDef)
     }
     return FileFacts(hashlib.sha256(source).hexdigest(), tuple(sorted(imports - {""})), functions)
+
+
+def remember_in(folder: Path) -> None:
+    """Take over, once a file's facts are asked for, those that an earlier process left in ``folder``."""
+    _memo_folders.append(folder)
 
 
 def load_memo(folder: Path) -> None:
