@@ -149,8 +149,10 @@ def _path(module: str) -> Path | None:
 
 
 def _read(module: str) -> Reach | None:
-    """What an earlier process left. Not from a file that others can have written: who says what a source's
-    hash is chooses the kernel."""
+    """The record that an earlier process left.
+
+    Not from a file that others can have written: who says what a source's hash is chooses the kernel.
+    """
     path = _path(module)
     if path is None:
         return None
