@@ -14,7 +14,7 @@ from lowering import emulator
 from reference.attention import Masking, attention
 from reference.tolerance import check
 from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
-from tests.samples import one, pairs
+from tests.samples import ALL, one, pairs
 
 ARCHS = ("sm_90a", "sm_89")
 
@@ -154,6 +154,7 @@ def test_only_what_is_asked_for(asked, seed):
         assert torch.equal(x.grad, all_of_them) if i in asked else x.grad is None
 
 
+@pytest.mark.parametrize("_emulated", ARCHS if ALL else ("sm_90a",), indirect=True)
 def test_score_functions_whose_derivative_is_derived(seed):
     tensors = leaves((2, 1), (40, 140), (64, 64), seed)
     check_gradients(tensors, Masking(right=0, score_mod=_alibi), causal=True, score_mod=_alibi)
@@ -162,7 +163,7 @@ def test_score_functions_whose_derivative_is_derived(seed):
     check_gradients(tensors, masking, score_mod=_by_distance, aux=(bias,))
 
 
-@one_family("test_score_function_with_its_backward")
+@pytest.mark.parametrize("_emulated", ARCHS if ALL else ("sm_89",), indirect=True)
 def test_score_function_with_its_backward(seed):
     tensors = leaves((1, 1), (40, 90), (64, 64), seed, torch.float16)
     masking = Masking(softcap=2.0, score_mod=_bent)

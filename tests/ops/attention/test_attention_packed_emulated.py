@@ -1,6 +1,7 @@
 """Packed sequences with mask tensors and block lists, by both families of kernels in the emulator.
 
 Sequences lie between rows of NaN in K and V: what a mask or the end of a sequence hides must not be read.
+TEST_ALL_KERNELS=1 takes both kinds of lists with both families.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from kernels_dsl.ops.attention.blocks import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_cases import check_close, inputs
+from tests.samples import pairs
 
 Q_LENS, K_LENS = (70, 0, 1, 130), (150, 5, 1, 100)
 HEADS = 2
@@ -63,7 +65,9 @@ def test_masks(seed, family):
         _check(seed, family, maskings, mask=bias, causal=True)
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(
+    ("family", "full"), pairs("packed lists", ("sm90", "sm80"), [False, True]), indirect=["family"]
+)
 def test_lists(full, seed, family):
     """Each sequence and head its own, unsorted, with blocks past the keys and garbage past the count; where
     blocks are partial, under a boolean mask too."""
