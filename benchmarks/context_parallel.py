@@ -1,0 +1,368 @@
+"""Attention over a sequence that several GPUs share, against one GPU and PyTorch's own context parallelism.
+
+    torchrun --nproc-per-node 2 -m benchmarks.context_parallel              # S = 131072, causal
+    torchrun --nproc-per-node 2 -m benchmarks.context_parallel --lengths 524288 --rounds 2
+
+Each row is a length, forward or backward; a time is the slowest rank's. `ours` is the ring in zig-zag order,
+`ours_one_gpu` our kernel with the whole sequence on one. Beside the times: the most memory that a rank held
+beyond the inputs, and of the ring the time in which a GPU communicates and computes nothing, from a trace.
+Operations counted: 4 · D for each pair of query and key forward, 10 · D backward; half of all pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks import harness, machine
+from benchmarks.attention_calls import causal_pairs
+from benchmarks.harness import OURS, Row
+
+ONE_GPU = "ours_one_gpu"
+CHECKED = 4096
+"""Rows of the short sequence whose results are compared with one GPU's before a timing."""
+TOLERANCE = 2.0**-6
+PASSES = ("forward", "backward")
+TIMEOUT = timedelta(seconds=120)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one causal attention."""
+
+    length: int
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+
+    def flops(self, named: str) -> float:
+        """Operations of a forward or backward pass."""
+        products = 4.0 if named == "forward" else 10.0
+        return products * self.heads * self.dim * causal_pairs(self.length)
+
+
+class Device(NamedTuple):
+    """The device of this rank."""
+
+    name: str
+    rank: int
+
+    def synchronize(self) -> None:
+        """Waits for all that was launched."""
+        if self.name != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def peak(self) -> int:
+        """Bytes that were allocated at most since `restart_peak`."""
+        import torch
+
+        return 0 if self.name == "cpu" else torch.cuda.max_memory_allocated()
+
+    def restart_peak(self) -> int:
+        """Bytes that are allocated now, from which on the peak counts."""
+        import torch
+
+        if self.name == "cpu":
+            return 0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+
+class Inputs(NamedTuple):
+    """q, k and v as leaves, and the gradient of the output."""
+
+    leaves: tuple[Any, ...]
+    d_out: Any
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to compute the same attention. around: a context for both passes."""
+
+    inputs: Inputs
+    forward: Callable[..., Any]
+    around: Callable[[], Any] = contextlib.nullcontext
+
+
+class Once(NamedTuple):
+    """Results of one forward and backward pass: seconds by pass."""
+
+    seconds: dict[str, float]
+    out: Any
+    gradients: tuple[Any, ...]
+
+
+def whole(shape: Shape, device: Device) -> Inputs:
+    """The same tensors on all ranks."""
+    import torch
+
+    generator = torch.Generator(device.name).manual_seed(0)
+
+    def new(heads: int) -> Any:
+        size = (1, shape.length, heads, shape.dim)
+        return torch.randn(size, generator=generator, device=device.name, dtype=torch.bfloat16)
+
+    leaves = tuple(new(n).requires_grad_() for n in (shape.heads, shape.kv_heads, shape.kv_heads))
+    return Inputs(leaves, new(shape.heads))
+
+
+def shard(inputs: Inputs, order: str) -> Inputs:
+    """This rank's rows."""
+    from kernels_dsl.distributed import shard_sequence
+
+    leaves = tuple(shard_sequence(x.detach(), order=order).requires_grad_() for x in inputs.leaves)
+    return Inputs(leaves, shard_sequence(inputs.d_out, order=order))
+
+
+def ours(inputs: Inputs, method: str, order: str) -> Contender:
+    """One of our methods."""
+    from kernels_dsl.distributed import context_parallel_attention
+
+    run = partial(context_parallel_attention, method=method, order=order, causal=True)
+    return Contender(shard(inputs, order), run)
+
+
+def one_gpu(inputs: Inputs) -> Contender:
+    """Our kernel with the whole sequence, on each rank alone."""
+    import kernels_dsl
+
+    return Contender(inputs, partial(kernels_dsl.attention, causal=True))
+
+
+def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: Device) -> Contender:
+    """PyTorch's ring in zig-zag order with one backend, its K and V repeated for all heads."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mesh = init_device_mesh(device.name, (torch.distributed.get_world_size(),))
+    chosen = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        set_rotate_method(rotation)
+        rows = torch.zeros(shape.length, device=device.name)  # makes the context see the length
+        with context_parallel(mesh, buffers=[rows], buffer_seq_dims=[0]), sdpa_kernel(chosen):
+            yield
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+        views = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(*views, is_causal=True)
+        return out.transpose(1, 2)
+
+    return Contender(shard(inputs, "zigzag"), forward, around)
+
+
+def contenders(inputs: Inputs, shape: Shape, peers: Sequence[str], device: Device) -> dict[str, Contender]:
+    """All by name. A peer is a backend and a way of exchange: "cudnn/allgather"."""
+    made = {
+        OURS: ours(inputs, "ring", "zigzag"),
+        "ours_all_gather": ours(inputs, "all_gather", "zigzag"),
+        "ours_ulysses": ours(inputs, "ulysses", "contiguous"),
+        ONE_GPU: one_gpu(inputs),
+    }
+    for peer in peers:
+        backend, _, rotation = peer.partition("/")
+        made[f"torch_{backend}/{rotation}"] = torchs(inputs, shape, backend, rotation, device)
+    return made
+
+
+def once(contender: Contender, device: Device) -> Once:
+    """Runs both passes; all ranks start each at once."""
+    import torch
+
+    seconds: dict[str, float] = {}
+    found: dict[str, Any] = {}
+
+    def timed(named: str, call: Callable[[], Any]) -> None:
+        device.synchronize()
+        torch.distributed.barrier()
+        device.synchronize()
+        start = time.perf_counter()
+        found[named] = call()
+        device.synchronize()
+        seconds[named] = time.perf_counter() - start
+
+    leaves, d_out = contender.inputs
+    with contender.around():
+        timed("forward", lambda: contender.forward(*leaves))
+        timed("backward", lambda: torch.autograd.grad(found["forward"], leaves, d_out))
+    return Once(seconds, found["forward"].detach(), found["backward"])
+
+
+def slowest(seconds: dict[str, float], device: Device) -> dict[str, float]:
+    """The same of the slowest rank, on all ranks."""
+    import torch
+
+    both = torch.tensor([seconds[named] for named in PASSES], device=device.name, dtype=torch.float64)
+    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
+    return dict(zip(PASSES, both.tolist()))
+
+
+def verify(shape: Shape, device: Device) -> None:
+    """Compares our methods with one GPU on a short sequence. AssertionError where they differ."""
+    from kernels_dsl.distributed import unshard_sequence
+
+    inputs = whole(shape, device)
+    expected = once(one_gpu(inputs), device)
+    for method, order in (("ring", "zigzag"), ("all_gather", "zigzag"), ("ulysses", "contiguous")):
+        found = once(ours(inputs, method, order), device)
+        pairs = zip((found.out, *found.gradients), (expected.out, *expected.gradients))
+        for name, (mine, reference) in zip(("out", "dq", "dk", "dv"), pairs):
+            mine = unshard_sequence(mine, order=order).float()
+            error = float((mine - reference.float()).abs().max() / reference.float().abs().max())
+            assert error < TOLERANCE, f"{method}: {name} has an error of {error}"
+
+
+def union_us(spans: Iterable[Sequence[float]]) -> list[list[float]]:
+    """Spans of time [start, end] that do not overlap, from any."""
+    found: list[list[float]] = []
+    for start, end in sorted(map(tuple, spans)):
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return found
+
+
+def exposed_us(events: Iterable[dict[str, Any]]) -> float:
+    """The time in which kernels of NCCL run and no other: of a Chrome trace's events."""
+    spans: dict[bool, list[list[float]]] = {True: [], False: []}
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy"):
+            start = float(event["ts"])
+            spans["nccl" in event["name"].lower()].append([start, start + float(event["dur"])])
+    busy, compute = (union_us(x) for x in (spans[True] + spans[False], spans[False]))
+    return sum(end - start for start, end in busy) - sum(end - start for start, end in compute)
+
+
+def traced(contender: Contender, device: Device) -> dict[str, float]:
+    """Milliseconds of exposed communication and of all NCCL kernels in one forward and backward pass."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        once(contender, device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    own = [x for x in events if "sendrecv" in str(x.get("name", "")).lower() and x.get("cat") == "kernel"]
+    others = [x for x in events if "nccl" not in str(x.get("name", "")).lower()]
+    return {
+        "exposed_ms": exposed_us([*own, *others]) / 1e3,
+        "communication_ms": sum(float(x["dur"]) for x in own) / 1e3,
+    }
+
+
+def measure(shape: Shape, peers: Sequence[str], rounds: int, device: Device) -> list[Row]:
+    """A row for each pass. A peer that does not run is left out, with its reason."""
+    inputs = whole(shape, device)
+    running = contenders(inputs, shape, peers, device)
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in running}
+    notes: list[str] = []
+    for number in range(rounds + 1):  # the first is not counted
+        for name in list(running):
+            before = device.restart_peak()
+            try:
+                found = once(running[name], device)
+            except Exception as error:
+                if name.startswith(OURS):
+                    raise
+                notes.append(f"{name} does not run: {str(error).splitlines()[0][:100]}")
+                del running[name], times[name]
+                continue
+            seconds = slowest(found.seconds, device)
+            del found
+            if number == 0:
+                notes.append(f"{name} {(device.peak() - before) / 2**30:.2f} GiB")
+            else:
+                times[name].append(seconds)
+    if device.name != "cpu":
+        trace = traced(running[OURS], device)
+        notes.append("ring: " + ", ".join(f"{name} {value:.2f}" for name, value in trace.items()))
+    rows = []
+    for named in PASSES:
+        ms = {name: median(x[named] for x in found) * 1e3 for name, found in times.items()}
+        title = f"{shape.length}, H {shape.heads}/{shape.kv_heads}, D {shape.dim}, causal, {named}"
+        rows.append(
+            Row(title, shape.flops(named), ms, "wall clock, slowest rank", "warm", notes="; ".join(notes))
+        )
+    return rows
+
+
+def say(row: Row) -> None:
+    """Prints a row: time, rate of all GPUs together, and the ratio to one GPU."""
+    print(row.title)
+    for name, ms in row.ms.items():
+        rate, ratio = row.tflops(name), row.ms[ONE_GPU] / ms
+        print(f"  {name:24} {ms:9.2f} ms {rate:8.1f} TFLOPS  x{ratio:.3f} of one GPU", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line, for each rank that torchrun starts; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node 2 -m benchmarks.context_parallel",
+        description="Context-parallel attention against one GPU and PyTorch's own.",
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=[131072])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5, help="timed calls of each (default %(default)s)")
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        default=["flash/allgather", "flash/alltoall", "cudnn/allgather", "cudnn/alltoall"],
+    )
+    parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
+    args = parser.parse_args(argv)
+    import torch
+
+    device = Device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", 0)))
+    if device.name == "cuda":
+        torch.cuda.set_device(device.rank)
+        place = torch.device("cuda", device.rank)
+        torch.distributed.init_process_group("nccl", timeout=TIMEOUT, device_id=place)
+        if device.rank == 0:
+            subprocess.run(["nvidia-smi", "topo", "-m"], check=False)
+    else:  # the emulator's: shows that the program runs, times nothing
+        torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+    first = torch.distributed.get_rank() == 0
+    sizes = {"heads": args.heads, "kv_heads": args.kv_heads, "dim": args.dim}
+    verify(Shape(min(CHECKED, *args.lengths), **sizes), device)
+    rows: list[Row] = []
+    for length in args.lengths:
+        rows += measure(Shape(length, **sizes), args.peers, args.rounds, device)
+        if first:
+            for row in rows[-2:]:
+                say(row)
+            print(rows[-1].notes.replace("; ", "\n"), flush=True)
+            if device.name == "cuda":
+                harness.write(
+                    "context_parallel", machine.header(), [asdict(row) for row in rows], args.results
+                )
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
