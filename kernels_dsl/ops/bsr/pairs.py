@@ -27,6 +27,14 @@ FUNCTIONS = {
 }
 
 
+def check_pairs(count: int, extent: int) -> None:
+    """ValueError for more lists than can be paired, or more blocks than they may name."""
+    if count > PAIR_ROWS:
+        raise ValueError(f"there are {count} lists to pair, must be at most {PAIR_ROWS}")
+    if extent > PAIR_COLUMNS:
+        raise ValueError(f"lists to pair may name {extent} blocks, must be at most {PAIR_COLUMNS}")
+
+
 def pack_pairs(lists: Lists) -> torch.Tensor:
     """As `lists.pack`, for kernels whose clusters take a pair of lists, or one list twice.
 
@@ -36,10 +44,7 @@ def pack_pairs(lists: Lists) -> torch.Tensor:
     ValueError where there are more lists than PAIR_ROWS, or more blocks to name than PAIR_COLUMNS.
     """
     count, device, extent = lists.table.shape[0], lists.kept.device, lists.extent
-    if count > PAIR_ROWS:
-        raise ValueError(f"there are {count} lists to pair, must be at most {PAIR_ROWS}")
-    if extent > PAIR_COLUMNS:
-        raise ValueError(f"lists to pair may name {extent} blocks, must be at most {PAIR_COLUMNS}")
+    check_pairs(count, extent)
     members = min(count, RULE.group)
     warps, most = match_warps(members), most_columns(extent)
     shape = (-(-count // RULE.group), members, -(-members // 8) * 8)

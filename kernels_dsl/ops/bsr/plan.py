@@ -32,6 +32,7 @@ from kernels_dsl.ops.bsr.arguments import (
     SampledArguments,
     SampledCall,
 )
+from kernels_dsl.ops.bsr.pairs import check_pairs
 from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
@@ -212,11 +213,16 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
     else:
         batch = dense.shape[0] if dense.dim() == 3 else None
         prepare = preparation(dense, factor.layout, factor.copy, batch)
-    lists = pattern.by_column if arguments.by_column else pattern.by_row
-    if rule is not None:
-        packed = lists.in_pieces(rule)
-    else:
-        packed = lists.in_pairs if chosen.pairs else lists.packed
+    if chosen.pairs and rule is None:
+        sizes = pattern.rows, pattern.columns
+        check_pairs(*(sizes[::-1] if arguments.by_column else sizes))
+
+    def packed() -> torch.Tensor:
+        lists = pattern.by_column if arguments.by_column else pattern.by_row
+        if rule is not None:
+            return lists.in_pieces(rule)
+        return lists.in_pairs if chosen.pairs else lists.packed
+
     launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
     memory = _Memory(packed, counter, rule is not None)
     run = _prepared(launch, memory, _values_step(arguments.sparse, turned), prepare, make_out)
@@ -237,10 +243,10 @@ def _no_counter(device: int) -> Any:
 
 
 class _Memory(NamedTuple):
-    """Memory of a launch besides its operands. `counter`: gives the counter of work items for a device; with
-    `split` it gives the workspace, too, which is None without."""
+    """Memory of a launch besides its operands. `lists`: makes the lists, at the first run. `counter`: gives
+    the counter of work items for a device; with `split` it gives a workspace, too, which is None without."""
 
-    lists: torch.Tensor
+    lists: Callable[[], torch.Tensor]
     counter: Callable[[int], Any]
     split: bool
 
@@ -278,12 +284,18 @@ def _prepared(
     launch: Launch, memory: _Memory, values_step: Any, dense_step: Any, make_out: Callable[[], torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
     """`run` of a plan: steps before the launch, D allocated where there is none, the launch."""
-    lists, counter, split = memory
+    make_lists: Callable[[], torch.Tensor] | None = memory.lists
+    lists: torch.Tensor | None = None
+    counter, split = memory.counter, memory.split
     max_ctas, index = launch.target.device.sm_count, launch.target.index
     kernel: Callable[..., Any] | None = None  # the bare launch, once there is one
 
     def run(values: torch.Tensor, dense: torch.Tensor, out: Any, operands: Any) -> torch.Tensor:
-        nonlocal kernel
+        nonlocal kernel, lists, make_lists
+        make = make_lists
+        if make is not None:
+            lists = make()
+            make_lists = None  # it holds the pattern, which holds the plan
         if out is None:
             out = make_out()
         if values_step is not None:

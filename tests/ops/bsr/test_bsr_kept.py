@@ -12,7 +12,7 @@ from kernels_dsl.ops.bsr import bsr as bsr_module
 from kernels_dsl.ops.bsr import pattern as pattern_module
 from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from lowering import emulator
+from lowering import emulator, recording
 
 
 def _matrix(columns: list[int], value: float = 1.0) -> BsrTensor:
@@ -88,3 +88,20 @@ def test_patterns_are_kept_as_long_as_their_indices_live(monkeypatch: pytest.Mon
     for _ in range(5):
         find(_matrix([0, 1]))
     assert len(kept) == 6 and [find(x) for x in matrices[1:]] == found[1:] and find(matrices[0]) != found[0]
+
+
+@pytest.mark.parametrize("arch", ("sm_90a", "sm_89"))
+def test_lists_are_made_for_a_launch_alone(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """`bsr_supports` makes none: loading PyTorch's kernels for them takes 80 ms."""
+    monkeypatch.setattr(pattern_module, "_PATTERNS", type(pattern_module._PATTERNS)())
+    made = []
+    by_row = pattern_module.Pattern.by_row.func
+    monkeypatch.setattr(
+        pattern_module.Pattern, "by_row", property(lambda self: made.append(1) or by_row(self))
+    )
+    matrix, b = _matrix([2, 0]), torch.ones(48, 32).bfloat16()
+    with recording.record(arch) as recorded:
+        assert bsr_module.bsr_supports(matrix, b) is None
+        assert (made, len(recorded)) == ([], 0)
+        bsr_module.bsr_gemm(matrix, b)
+        assert (made, len(recorded)) == ([1], 1)
