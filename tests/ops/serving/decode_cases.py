@@ -23,6 +23,11 @@ class Paged(NamedTuple):
     block_table: torch.Tensor
     whole: list[tuple[torch.Tensor, torch.Tensor]]
 
+    def cuda(self) -> Paged:
+        """The same on the GPU."""
+        *tensors, whole = self
+        return Paged(*(x.cuda() for x in tensors), [(k.cuda(), v.cuda()) for k, v in whole])
+
     def decode(self, **options) -> tuple[torch.Tensor, torch.Tensor]:
         """The result of `attention_decode`."""
         given = {"seqused_k": self.seqused_k, "block_table": self.block_table, **options}
