@@ -28,7 +28,7 @@ def random_states(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Stat
 
 
 def in_float64(states: States) -> States:
-    """What the states are together."""
+    """The merged state, in float64."""
     lse = states.lse.double()
     merged = torch.logsumexp(lse, 0)
     weights = torch.exp(lse - torch.where(merged == -math.inf, 0.0, merged))

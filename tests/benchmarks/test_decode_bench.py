@@ -1,0 +1,41 @@
+"""The decoding benchmark: our calls in the emulator, its inputs and its numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import decode, decode_calls
+from benchmarks.harness import OURS, Row
+from lowering import emulator
+from reference.tolerance import ToleranceError
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(decode_calls, "DEVICE", "cpu")
+    monkeypatch.setattr(decode_calls, "GRAPH_CALLS", 2)
+    with emulator.run(arch="sm_90a"):
+        yield
+
+
+def test_a_case_checks_itself(on_cpu):
+    problem = decode_calls.Problem("one", (32,), 2, kv_heads=1, room=64)
+    case = decode.case_of(problem, None)
+    assert set(case.calls) == {OURS, "ours_exact", "sdpa"} and case.flops == 32 * 128 * 4
+    case.verify()
+    for name in ("ours_exact", "sdpa"):
+        torch.testing.assert_close(case.calls[name](1), case.calls[OURS](1), rtol=2e-2, atol=2e-2)
+    with pytest.raises(ToleranceError):
+        decode_calls.check(lambda n: case.calls[OURS](1 - n), problem, decode_calls.inputs(problem))
+
+
+def test_rows():
+    rows = list(decode.problems(16))
+    assert [row.lengths for row in rows[:2]] == [(8192,) * 64, (131072,)] and rows[0].cache_bytes == 1 << 31
+    assert rows[0].sets == 2 and rows[-1].sets == 20 and rows[-1].capacity == 131072
+    assert 128 <= min(rows[-2].lengths) and 10000 < max(rows[-2].lengths) <= 32768
+    row = Row("1x1024", 1 << 22, {OURS: 0.01, "fa3": 0.02, "ours_exact": 0.005}, "graph", "rotating inputs")
+    found = decode.numbers(row, rows[-1])
+    assert found["us"] == 10 and found["fa3_us"] == 20 and found["x_best"] == 2 and found["sdpa_us"] is None
+    assert "x2.000" in decode.said(found)
