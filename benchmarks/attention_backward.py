@@ -79,9 +79,10 @@ class Training:
         ]
 
 
-def both_masks(*sizes: int, **options: int) -> tuple[Training, Training]:
+def both_masks(batch: int, heads: int, length: int, dim: int, dim_v: int = 0) -> tuple[Training, Training]:
     """One shape without a mask, and causal."""
-    return Training(*sizes, **options), Training(*sizes, **options, causal=True)
+    shape = Training(batch, heads, length, dim, dim_v)
+    return shape, replace(shape, causal=True)
 
 
 SHAPES = (
@@ -163,7 +164,8 @@ def verifier(shape: Training, **options: Any) -> Callable[[], None]:
         references = []
         for dtype in (torch.float64, torch.bfloat16):
             copies = [x.detach().to(dtype).requires_grad_() for x in leaves]
-            out = reference_attention(*copies, small.masking, dtype=dtype)[0]
+            q, k, v = copies
+            out = reference_attention(q, k, v, small.masking, dtype=dtype)[0]
             references.append(torch.autograd.grad(out, copies, d_out.to(out.dtype)))
         for deterministic in (True, False):
             out = ours(leaves, deterministic=deterministic, **options)()

@@ -97,14 +97,17 @@ def entry_of(lists: QueryLists, at: KeyTile, place: Int32) -> Entry:
 
 
 @cute.jit
-def decode_key_tile(index: Int32, tiles: KeyTiles) -> KeyTile:
+def decode_key_tile(index: Int32, tiles: KeyTiles, from_last: cutlass.Constexpr) -> KeyTile:
     """Tile number `index`: those of one head follow one another, so that their Q and dO are read from L2.
 
-    Under a causal mask the first tiles of a head visit the most queries.
+    Under a causal mask the first tiles of a head visit the most queries. `from_last`: the last comes first.
     """
     image = index // tiles.n
     batch = image // tiles.kv_heads
-    return KeyTile(index - image * tiles.n, image - batch * tiles.kv_heads, batch)
+    n = index - image * tiles.n
+    if cutlass.const_expr(from_last):
+        n = tiles.n - 1 - n
+    return KeyTile(n, image - batch * tiles.kv_heads, batch)
 
 
 @cute.jit

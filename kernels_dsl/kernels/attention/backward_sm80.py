@@ -88,7 +88,7 @@ def attention_backward_sm80(
 def backward_kernel(spec: cutlass.Constexpr, tensors: Tensors, work: BackwardWork):
     """Computes the key tile of this CTA."""
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
-    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
+    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     # The grid is made for the longest sequence.

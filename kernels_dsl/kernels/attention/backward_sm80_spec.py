@@ -19,6 +19,9 @@ class BackwardSpec:
     varlen: bool
     """Packed sequences."""
 
+    from_last = False
+    """Key tiles start from the first to the last: the other order takes registers that are not there."""
+
     @property
     def tile_q(self) -> int:
         """Queries of a step."""

@@ -36,10 +36,12 @@ from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
-from .backward_sm90_consumer import Mmas, Output, Outputs, consume, site_of
+from .backward_sm90_consumer import Mmas, Output, Outputs, consume
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
+from .backward_sm90_turns import keep_turns
+from .backward_sm90_visits import site_of
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
 
@@ -167,7 +169,7 @@ def backward_kernel(
     if cutlass.const_expr(spec.roles):
         handoffs = make_handoffs(spec, barriers + 4 + 4 * spec.stages)
     sync_after_init((1, 1))
-    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles)
+    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
@@ -175,6 +177,10 @@ def backward_kernel(
         cute.arch.setmaxregister_decrease(spec.registers.producer)
         if warp == spec.consumers * 4 and exists(spec, at, seq):
             produce(spec, rings, loads, tiles, work, job)
+        if cutlass.const_expr(spec.deterministic and spec.gives_q):
+            keeper = warp - (spec.consumers * 4 + 1)
+            if keeper >= 0 and keeper < spec.keepers and exists(spec, at, seq):
+                keep_turns(spec, site_of(spec, work, job, spec.consumers - spec.keepers + keeper, 0))
     elif cutlass.const_expr(spec.roles):
         role = Role(rings, handoffs, mmas, tiles, site_of(spec, work, job, group, 0))
         if group == 0:

@@ -22,26 +22,22 @@ from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
     Consumer,
-    NamedBarrier,
     sync_consumers,
-    sync_warpgroup,
 )
-from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
+from .backward_sm90_turns import await_turn, pass_turn
+from .backward_sm90_visits import Site, Visit, for_each_block, site_of
 from .backward_work import (
     SHARE_THREADS,
     VECTOR,
     BackwardWork,
     KeyJob,
-    QueryBlock,
     add_vector,
-    listed_block,
     score_step,
-    turn_of,
     vector_pointer,
 )
 
@@ -101,26 +97,6 @@ class Outputs(NamedTuple):
     dv: Output
 
 
-class Visit(NamedTuple):
-    """A query block of a head, and its number among the query tiles of all heads and sequences."""
-
-    query: QueryBlock
-    number: Int32
-
-
-class Site(NamedTuple):
-    """A consumer thread's place: its job, its first key, and its first query in a block."""
-
-    work: BackwardWork
-    job: KeyJob
-    key: Int32
-    query: Int32
-    group: Int32
-    thread: Int32
-    part: Int32 | int
-    """Number of this warpgroup's 64 keys in the tile."""
-
-
 @cute.jit
 def consume(
     spec: cutlass.Constexpr,
@@ -151,36 +127,6 @@ def consume(
             parts.dk[i] = parts.dk[i] * work.scores.scale
         store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
         epi.drain(spec.dk_epilogue, site.thread)
-
-
-@cute.jit
-def for_each_block(
-    spec: cutlass.Constexpr, site: Site, state: pipeline.PipelineState, step: cutlass.Constexpr
-):
-    """Calls `step(state, visit)`, which returns the next state, for each query block of a key tile."""
-    work, job = site.work, site.job
-    at, walk = job.at, job.walk
-    if cutlass.const_expr(work.lists is not None):
-        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
-            state = step(state, visit_of(spec, site, listed_block(work, job, place)))
-    else:
-        for member in cutlass.range(work.heads_per_kv, unroll=1):
-            head = at.kv_head * work.heads_per_kv + member
-            for block in cutlass.range(walk.first, walk.end, unroll=1):
-                state = step(state, visit_of(spec, site, QueryBlock(head, block)))
-
-
-def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:
-    """The place of this thread in consumer warpgroup `group`, which has the keys of `part`."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    key = job.at.n * spec.tile_k + part * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-    return Site(work, job, key, thread % 4 * 2, group, thread, part)
-
-
-def visit_of(spec: BackwardSpec, site: Site, query: QueryBlock) -> Visit:
-    """The visit of a query block."""
-    job, rows = site.job, site.work.rows
-    return Visit(query, rows.number(spec.tile_q, spec.varlen, job.seq, job.at.batch, query.head, query.block))
 
 
 def turned(tile: cute.Tensor) -> cute.Tensor:
@@ -250,20 +196,21 @@ def step(
         buffer = state.count % spec.ds_stages
         store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
         cute.arch.fence_proxy("async.shared", space="cta")
-    if cutlass.const_expr(spec.gives_kv):
-        issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
-    if cutlass.const_expr(spec.gives_q):
         sync_consumers(CONSUMERS)
         dq = cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32)
         issue_product(mmas.dq, dq, parts.ds[None, None, None, buffer], parts.k_rows, False)
-        warpgroup.wait_group(1)
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
+    if cutlass.const_expr(spec.gives_q):
+        # Sums are added while dK is computed.
+        warpgroup.wait_group(1 if spec.gives_kv else 0)
+        rings.do.consumer_release(state)
+        add_dq(spec, site, visit, dq)
+        warpgroup.wait_group(0)
     else:
         warpgroup.wait_group(0)
-    rings.do.consumer_release(state)
+        rings.do.consumer_release(state)
     rings.q.consumer_release(state)
-    if cutlass.const_expr(spec.gives_q):
-        warpgroup.wait_group(0)
-        add_dq(spec, site, visit, dq)
     state.advance()
     return state
 
@@ -375,13 +322,12 @@ def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
 
     A warp adds 512 bytes at a time: sums lie as the accumulators do, and `finish_dq` brings them into order.
     """
-    sums = site.work.sums
     share = visit.number * CONSUMERS + site.group
     if cutlass.const_expr(spec.deterministic):
-        await_turn(spec, site, visit, share)
-    add_vectors(vector_pointer(spec.sums, sums.dq, share, site.thread), dq)
+        await_turn(site.group)
+    add_vectors(vector_pointer(spec.sums, site.work.sums.dq, share, site.thread), dq)
     if cutlass.const_expr(spec.deterministic):
-        pass_turn(site, share)
+        pass_turn(site.group)
 
 
 def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:
@@ -389,25 +335,6 @@ def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:
     for i in range(cute.size(dq) // VECTOR):
         values = [dq[VECTOR * i + j] for j in range(VECTOR)]
         add_vector(start + i * (VECTOR * SHARE_THREADS), values)
-
-
-@cute.jit
-def await_turn(spec: cutlass.Constexpr, site: Site, visit: Visit, share: Int32):
-    """Blocks this warpgroup until all key tiles before this one have added to a share of dQ."""
-    if site.thread == 0:
-        turn = turn_of(spec, site.work, site.job, visit.query)
-        await_count(site.work.sums.turns.iterator + share, turn)
-    sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
-
-
-@cute.jit
-def pass_turn(site: Site, share: Int32):
-    """Lets the next key tile add to a share of dQ."""
-    sync_warpgroup(NamedBarrier.MMA_ORDER, site.group)
-    if site.thread == 0:
-        cute.arch.fence_acq_rel_gpu()
-        turn = site.work.sums.turns.iterator + share
-        cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
 
 
 @cute.jit

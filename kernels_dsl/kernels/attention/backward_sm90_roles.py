@@ -29,15 +29,10 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from .backward_sm90_consumer import (
     Mmas,
     Output,
-    Site,
-    Visit,
     add_vectors,
-    await_turn,
     clear_keys,
     clear_queries,
-    for_each_block,
     operand_registers,
-    pass_turn,
     slope,
     store_d_scores,
     store_keys,
@@ -45,7 +40,9 @@ from .backward_sm90_consumer import (
     weigh_scores,
 )
 from .backward_sm90_producer import Rings, SharedTiles
-from .backward_sm90_spec import CONSUMERS, BackwardSpec
+from .backward_sm90_spec import BackwardSpec
+from .backward_sm90_turns import await_turn, pass_turn
+from .backward_sm90_visits import Site, Visit, for_each_block
 from .backward_work import SHARE_THREADS, VECTOR, vector_pointer
 
 HANDED = 8
@@ -306,9 +303,9 @@ def dq_of(
             give_back(role.handoffs.ds, state)
         if cutlass.const_expr(spec.deterministic):
             if i == 0:
-                await_turn(spec, site, visit, visit.number * CONSUMERS)
+                await_turn(site.group)
         add_vectors(start + i * (columns // 8 * VECTOR * SHARE_THREADS), dq)
     if cutlass.const_expr(spec.deterministic):
-        pass_turn(site, visit.number * CONSUMERS)
+        pass_turn(site.group)
     state.advance()
     return state

@@ -63,6 +63,21 @@ class BackwardSpec:
         return CONSUMERS + (self.roles and self.gives_q)
 
     @property
+    def from_last(self) -> bool:
+        """Says whether the key tiles of a head start, and add to dQ, from the last to the first.
+
+        Under a causal mask a key tile begins at the queries of its diagonal, where none after it adds.
+        In this order it is the first to add there, and no tile waits for one that started when it did. Tiles
+        that wait for their turn have started after those that they wait for, in either order.
+        """
+        return self.deterministic and self.variant.right and self.variant.lists is None
+
+    @property
+    def keepers(self) -> int:
+        """Warps that keep turns: one for each warpgroup that adds to dQ, the last ones."""
+        return 1 if self.roles else CONSUMERS
+
+    @property
     def handoff_words(self) -> int:
         """mbarriers of the rings between roles."""
         return 4 * self.stages if self.roles else 0

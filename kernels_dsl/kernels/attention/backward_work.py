@@ -40,6 +40,8 @@ class BackwardSpec(Protocol):
     def tile(self) -> tuple[int, int]: ...
     @property
     def variant(self) -> AttentionVariant: ...
+    @property
+    def from_last(self) -> bool: ...
 
 
 class RowTiles(NamedTuple):
@@ -190,6 +192,8 @@ def score_step(work: BackwardWork, job: KeyJob, query: QueryBlock, first: tuple[
 def turn_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, query: QueryBlock) -> Int32:
     """Key tiles that add to dQ of a query block before this one."""
     if query.place is None:
+        if spec.from_last:
+            return last_tile_of(spec, work, job.seq, query.block) - job.at.n
         return job.at.n - first_tile_of(spec, work, job.seq, query.block)
     split = spec.variant.lists[1]
     return entry_at(work, job, query.place).turn * split + job.at.n % split
@@ -219,6 +223,12 @@ def first_tile_of(spec: BackwardSpec, work: BackwardWork, seq: SeqInfo, block: I
         return Int32(0)
     first_key = block * spec.tile_q + diagonal_shift(spec.variant, seq) - work.window.left
     return cutlass.max(first_key, 0) // spec.tile_k
+
+
+def last_tile_of(spec: BackwardSpec, work: BackwardWork, seq: SeqInfo, block: Int32) -> Int32:
+    """The last key tile that adds to dQ of query block `block`, under a mask with a right edge."""
+    last_key = (block + 1) * spec.tile_q - 1 + diagonal_shift(spec.variant, seq) + work.window.right
+    return cutlass.min(last_key, seq.k_len - 1) // spec.tile_k
 
 
 @dsl_user_op

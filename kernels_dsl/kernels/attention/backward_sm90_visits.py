@@ -1,0 +1,61 @@
+"""Query blocks of a key tile, as each consumer role of the SM90 attention backward visits them."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M
+
+from .backward_sm90_spec import BackwardSpec
+from .backward_work import BackwardWork, KeyJob, QueryBlock, listed_block
+
+
+class Visit(NamedTuple):
+    """A query block of a head, and its number among the query tiles of all heads and sequences."""
+
+    query: QueryBlock
+    number: Int32
+
+
+class Site(NamedTuple):
+    """A consumer thread's place: its job, its first key, and its first query in a block."""
+
+    work: BackwardWork
+    job: KeyJob
+    key: Int32
+    query: Int32
+    group: Int32
+    thread: Int32
+    part: Int32 | int
+    """Number of this warpgroup's 64 keys in the tile."""
+
+
+@cute.jit
+def for_each_block(spec: cutlass.Constexpr, site: Site, state: Any, step: cutlass.Constexpr):
+    """Calls `step(state, visit)`, which returns the next state, for each query block of a key tile."""
+    work, job = site.work, site.job
+    at, walk = job.at, job.walk
+    if cutlass.const_expr(work.lists is not None):
+        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
+            state = step(state, visit_of(spec, site, listed_block(work, job, place)))
+    else:
+        for member in cutlass.range(work.heads_per_kv, unroll=1):
+            head = at.kv_head * work.heads_per_kv + member
+            for block in cutlass.range(walk.first, walk.end, unroll=1):
+                state = step(state, visit_of(spec, site, QueryBlock(head, block)))
+
+
+def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:
+    """The place of this thread in consumer warpgroup `group`, which has the keys of `part`."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    key = job.at.n * spec.tile_k + part * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+    return Site(work, job, key, thread % 4 * 2, group, thread, part)
+
+
+def visit_of(spec: BackwardSpec, site: Site, query: QueryBlock) -> Visit:
+    """The visit of a query block."""
+    job, rows = site.job, site.work.rows
+    return Visit(query, rows.number(spec.tile_q, spec.varlen, job.seq, job.at.batch, query.head, query.block))
