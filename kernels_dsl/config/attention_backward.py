@@ -75,7 +75,8 @@ class Sm90BackwardConfig:
 def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90BackwardConfig:
     """The tile for these head dimensions, at most 256."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
-    return Sm90BackwardConfig(64, d, dv, deterministic=deterministic, tile_k=64 if max(d, dv) > 128 else 128)
+    wide = max(d, dv) > 128
+    return Sm90BackwardConfig(64, d, dv, 2 if wide else 3, deterministic, tile_k=64 if wide else 128)
 
 
 @frozen

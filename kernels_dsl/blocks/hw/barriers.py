@@ -29,10 +29,10 @@ class NamedBarrier(enum.IntEnum):
     """Ping-pong: the warpgroup whose turn it is to issue WGMMA."""
     CONSUMERS = 7
     """All consumer warpgroups of a CTA; one id."""
-    TURN = 8
-    """A consumer warpgroup and a warp that tells it when its turn has come."""
-    ADDED = 11
-    """The same, when the warpgroup has issued what it had to in its turn."""
+    GIVE = 8
+    """A consumer warpgroup and a warp that tells it that it may give."""
+    GIVEN = 11
+    """The same, when the warpgroup has given."""
 
 
 @cute.jit

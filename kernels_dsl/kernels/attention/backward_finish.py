@@ -58,20 +58,20 @@ def finish_kernel(
         row = row + block * tile[0]
         shares = tile[0] * tile[1] // order.size
         start = vector_pointer(order, sums, number * shares + share, thread)
-        found = cute.make_rmem_tensor(VECTOR, Float32)
+        found = cute.make_rmem_tensor(VECTOR * order.vectors, Float32)
+        # All loads come before the first store, which they could not pass: most of the time is theirs.
+        for i in cutlass.range_constexpr(0, VECTOR * order.vectors, order.vector):
+            vector = (start + i * SHARE_THREADS).align(4 * order.vector)
+            side_by_side = cute.make_layout(order.vector)
+            cute.autovec_copy(
+                cute.make_tensor(vector, side_by_side), cute.make_tensor(found.iterator + i, side_by_side)
+            )
         for i in cutlass.range_constexpr(order.vectors):
-            for first in cutlass.range_constexpr(0, VECTOR, order.vector):
-                vector = (start + (i * VECTOR + first) * SHARE_THREADS).align(4 * order.vector)
-                side_by_side = cute.make_layout(order.vector)
-                cute.autovec_copy(
-                    cute.make_tensor(vector, side_by_side),
-                    cute.make_tensor(found.iterator + first, side_by_side),
-                )
             for r in cutlass.range_constexpr(2):
                 at = (row + 8 * r, column + 8 * i)
                 if at[0] < seq.q_len and at[1] < mdQ.shape[1]:
                     pair = cute.make_rmem_tensor(2, mdQ.element_type)
                     for c in cutlass.range_constexpr(2):
-                        pair[c] = (found[2 * r + c] * scale).to(mdQ.element_type)
+                        pair[c] = (found[VECTOR * i + 2 * r + c] * scale).to(mdQ.element_type)
                     place = (target.iterator + cute.crd2idx(at, target.layout)).align(4)
                     cute.autovec_copy(pair, cute.make_tensor(place, cute.make_layout(2)))

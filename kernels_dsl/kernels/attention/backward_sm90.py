@@ -40,7 +40,7 @@ from .backward_sm90_consumer import Mmas, Output, Outputs, consume
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
 from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
-from .backward_sm90_turns import keep_turns
+from .backward_sm90_sums import add_sums
 from .backward_sm90_visits import site_of
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
 
@@ -177,10 +177,11 @@ def backward_kernel(
         cute.arch.setmaxregister_decrease(spec.registers.producer)
         if warp == spec.consumers * 4 and exists(spec, at, seq):
             produce(spec, rings, loads, tiles, work, job)
-        if cutlass.const_expr(spec.deterministic and spec.gives_q):
-            keeper = warp - (spec.consumers * 4 + 1)
-            if keeper >= 0 and keeper < spec.keepers and exists(spec, at, seq):
-                keep_turns(spec, site_of(spec, work, job, spec.consumers - spec.keepers + keeper, 0))
+        if cutlass.const_expr(spec.adders):
+            adder = warp - (spec.consumers * 4 + 1)
+            if adder >= 0 and adder < spec.adders and exists(spec, at, seq):
+                site = site_of(spec, work, job, spec.consumers - spec.adders + adder, 0)
+                add_sums(spec, tiles.sums, site)
     elif cutlass.const_expr(spec.roles):
         role = Role(rings, handoffs, mmas, tiles, site_of(spec, work, job, group, 0))
         if group == 0:
@@ -223,6 +224,7 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
         ds: cute.struct.Align[
             cute.struct.MemRange[spec.dtype, cute.cosize(layouts.ds) + spec.handed_elements], 1024
         ]
+        sums: cute.struct.Align[cute.struct.MemRange[Float32, spec.staged_sums], 128]
 
     storage = cutlass.memory.SmemAllocator().allocate(SharedStorage)
     rows, out = cute.make_layout((spec.tile_q, spec.stages)), layouts.staging
@@ -239,5 +241,8 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
             storage.ds.data_ptr() + cute.cosize(layouts.ds), cute.make_layout(max(spec.handed_elements, 1))
         ),
         staging=storage.k.get_tensor(staging, swizzle=out.inner),
+        sums=cute.make_tensor(
+            storage.sums.data_ptr(), cute.make_layout((max(spec.staged_sums // CONSUMERS, 1), CONSUMERS))
+        ),
     )
     return storage.barriers.data_ptr(), tiles

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.mask import column_offset
-from kernels_dsl.blocks.attention.probabilities import weigh
+from kernels_dsl.blocks.attention.probabilities import RowValues, weigh
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
@@ -29,7 +29,7 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_turns import await_turn, pass_turn
+from .backward_sm90_sums import give_sums
 from .backward_sm90_visits import Site, Visit, for_each_block, site_of
 from .backward_work import (
     SHARE_THREADS,
@@ -38,7 +38,6 @@ from .backward_work import (
     KeyJob,
     add_vector,
     score_step,
-    vector_pointer,
 )
 
 
@@ -184,13 +183,15 @@ def step(
     if cutlass.const_expr(not spec.varlen):
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
+    lse = query_values(spec, tiles.lse, stage, site)
     warpgroup.wait_group(1)
     probs, d_scores = operand_registers(spec), operand_registers(spec)
-    weigh_scores(spec, tiles, stage, site, visit, scores, probs)
+    weigh_scores(spec, lse, site, visit, scores, probs)
+    row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    slope(spec, tiles, stage, site, scores, d_probs)
+    slope(row_sums, scores, d_probs)
     to_operand(d_probs, d_scores)
     if cutlass.const_expr(spec.gives_q):
         buffer = state.count % spec.ds_stages
@@ -202,10 +203,10 @@ def step(
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
     if cutlass.const_expr(spec.gives_q):
-        # Sums are added while dK is computed.
+        # Sums of dQ go out while dK is computed.
         warpgroup.wait_group(1 if spec.gives_kv else 0)
         rings.do.consumer_release(state)
-        add_dq(spec, site, visit, dq)
+        give_sums(spec, tiles, dq, site)
         warpgroup.wait_group(0)
     else:
         warpgroup.wait_group(0)
@@ -222,10 +223,21 @@ def operand_registers(spec: BackwardSpec) -> cute.Tensor:
     return cute.make_rmem_tensor(layout, spec.dtype)
 
 
+def query_values(
+    spec: BackwardSpec, values: cute.Tensor, stage: Int32, site: Site, at_once: bool = False
+) -> RowValues:
+    """Float32 numbers of this thread's queries, read now, where few registers are needed meanwhile or
+    `at_once`, or when they are asked for."""
+    place = stage * spec.tile_q + site.query
+    if spec.variant.by_elements and not at_once:
+        return partial(row_values, values, place)
+    kept = row_values(values, place, 0, spec.tile_q // 4)
+    return lambda first, count: kept
+
+
 def weigh_scores(
     spec: BackwardSpec,
-    tiles: SharedTiles,
-    stage: Int32,
+    lse: RowValues,
     site: Site,
     visit: Visit,
     scores: cute.Tensor,
@@ -234,22 +246,14 @@ def weigh_scores(
     """Turns products of keys and queries into probabilities, see `weigh`, and into operand A `probs`."""
     query = visit.query.block * spec.tile_q + site.query
     at = score_step(site.work, site.job, visit.query, (query, site.key))
-    weigh(spec.variant, scores, partial(row_values, tiles.lse, stage * spec.tile_q + site.query), at, probs)
+    weigh(spec.variant, scores, lse, at, probs)
     if not spec.variant.bends_scores:
         to_operand(scores, probs)
 
 
-def slope(
-    spec: BackwardSpec,
-    tiles: SharedTiles,
-    stage: Int32,
-    site: Site,
-    probs: cute.Tensor,
-    d_probs: cute.Tensor,
-) -> None:
+def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> None:
     """d_probs = probs * (d_probs - row sum), accumulators; `probs` may have 16 bits."""
     view, d_view = softmax.rows_and_columns(probs), softmax.rows_and_columns(d_probs)
-    columns = row_values(tiles.row_sums, stage * spec.tile_q + site.query, 0, spec.tile_q // 4)
     for c in range(cute.size(view, mode=[1])):
         for r in range(cute.size(view, mode=[0])):
             d_view[r, c] = view[r, c].to(Float32) * (d_view[r, c] - columns[c])
@@ -314,20 +318,6 @@ def store_d_scores(
     registers = cute.make_layout(thr_copy.partition_S(own).shape[:3])
     source = cute.make_tensor(d_scores.iterator, registers)
     cute.copy(copy, source, target[None, None, None, buffer])
-
-
-@cute.jit
-def add_dq(spec: cutlass.Constexpr, site: Site, visit: Visit, dq: cute.Tensor):
-    """Adds this warpgroup's share of dQ of one query tile to the sums in global memory.
-
-    A warp adds 512 bytes at a time: sums lie as the accumulators do, and `finish_dq` brings them into order.
-    """
-    share = visit.number * CONSUMERS + site.group
-    if cutlass.const_expr(spec.deterministic):
-        await_turn(site.group)
-    add_vectors(vector_pointer(spec.sums, site.work.sums.dq, share, site.thread), dq)
-    if cutlass.const_expr(spec.deterministic):
-        pass_turn(site.group)
 
 
 def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:

@@ -52,6 +52,9 @@ class SharedTiles(NamedTuple):
     """P on its way to another warpgroup; nothing where there is no such way"""
     staging: cute.Tensor
     """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K was"""
+    sums: cute.Tensor
+    """float32 (elements of a share, consumers): dQ on its way to the sums; nothing where it goes there
+    directly"""
 
 
 class Rings(NamedTuple):

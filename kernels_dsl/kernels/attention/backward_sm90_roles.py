@@ -33,6 +33,7 @@ from .backward_sm90_consumer import (
     clear_keys,
     clear_queries,
     operand_registers,
+    query_values,
     slope,
     store_d_scores,
     store_keys,
@@ -41,7 +42,7 @@ from .backward_sm90_consumer import (
 )
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
-from .backward_sm90_turns import await_turn, pass_turn
+from .backward_sm90_sums import await_turn, pass_turn
 from .backward_sm90_visits import Site, Visit, for_each_block
 from .backward_work import SHARE_THREADS, VECTOR, vector_pointer
 
@@ -174,8 +175,9 @@ def probabilities_of(
         rings.do.consumer_wait(state)
         clear_queries(spec, tiles, stage, site, visit.query.block)
     issue_product(mmas.s, scores, part.a, part.b[None, None, None, stage], False)
+    lse = query_values(spec, tiles.lse, stage, site)
     warpgroup.wait_group(0)
-    weigh_scores(spec, tiles, stage, site, visit, scores, probs)
+    weigh_scores(spec, lse, site, visit, scores, probs)
     settle(probs)
     rings.q.consumer_release(state)
     hand_over(spec, role, scores, probs, state)
@@ -250,8 +252,9 @@ def slopes_of(
     source = handed_vectors(tiles, spec, stage, site.thread)
     cute.autovec_copy(source, cute.make_tensor(probs.iterator, vectors_of(source)))
     give_back(role.handoffs.probs, state)
+    row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
     warpgroup.wait_group(0)
-    slope(spec, tiles, stage, site, cute.make_tensor(probs.iterator, d_probs.layout), d_probs)
+    slope(row_sums, cute.make_tensor(probs.iterator, d_probs.layout), d_probs)
     rings.do.consumer_release(state)
     to_operand(d_probs, d_scores)
     settle(d_scores)

@@ -73,9 +73,21 @@ class BackwardSpec:
         return self.deterministic and self.variant.right and self.variant.lists is None
 
     @property
-    def keepers(self) -> int:
-        """Warps that keep turns: one for each warpgroup that adds to dQ, the last ones."""
-        return 1 if self.roles else CONSUMERS
+    def stages_sums(self) -> bool:
+        """Says whether a warp adds dQ to the sums out of shared memory, see `backward_sm90_sums`."""
+        return self.gives_q and not self.roles
+
+    @property
+    def adders(self) -> int:
+        """Warps that add to the sums of dQ, or see to the order: one for each warpgroup that computes dQ."""
+        if not self.gives_q:
+            return 0
+        return CONSUMERS if self.stages_sums else int(self.deterministic)
+
+    @property
+    def staged_sums(self) -> int:
+        """Elements of dQ in shared memory, on their way to the sums."""
+        return CONSUMERS * self.sums.size if self.stages_sums else 0
 
     @property
     def handoff_words(self) -> int:
