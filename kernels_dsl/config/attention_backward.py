@@ -76,7 +76,8 @@ def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90Backw
     """The tile for these head dimensions, at most 256."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
     wide = max(d, dv) > 128
-    return Sm90BackwardConfig(64, d, dv, 2 if wide else 3, deterministic, tile_k=64 if wide else 128)
+    tile_q = 128 if max(d, dv) == 64 else 64
+    return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic, tile_k=64 if wide else 128)
 
 
 @frozen

@@ -29,7 +29,7 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_sums import give_sums
+from .backward_sm90_sums import await_turn, give_sums
 from .backward_sm90_visits import Site, Visit, for_each_block, site_of
 from .backward_work import (
     SHARE_THREADS,
@@ -118,6 +118,8 @@ def consume(
     if cutlass.const_expr(spec.varlen):
         clear_keys(spec, tiles, site)
     for_each_block(spec, site, state, partial(step, spec, rings, mmas, parts, tiles, site))
+    if cutlass.const_expr(spec.gives_q):
+        await_turn(site.group)  # the last share is read: the other warp says so after each
     if cutlass.const_expr(spec.gives_kv):
         # K is where the outputs are staged: the other warpgroup may still multiply by it.
         sync_consumers(CONSUMERS)

@@ -32,6 +32,8 @@ THREADS = WARPGROUP_THREADS + 32
 @cute.jit
 def add_sums(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site):
     """Role of the warp that adds for consumer warpgroup `site.group`."""
+    if cutlass.const_expr(spec.stages_sums):
+        let_give(site.group)
     for_each_block(spec, site, Int32(0), partial(add_share, spec, sums, site))
 
 
@@ -41,28 +43,30 @@ def add_share(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
     share = visit.number * CONSUMERS
     if cutlass.const_expr(spec.stages_sums):
         share += site.group
-        let_give(site.group)
-        await_given(site.group)
+    first = cute.arch.lane_idx() == 0
     if cutlass.const_expr(spec.deterministic):
         turn = site.work.sums.turns.iterator + share
-        if cute.arch.lane_idx() == 0:
+        if first:
             await_count(turn, turn_of(spec, site.work, site.job, visit.query))
         cute.arch.sync_warp()
+    if cutlass.const_expr(not spec.stages_sums):
+        let_give(site.group)
+    await_given(site.group)
     if cutlass.const_expr(spec.stages_sums):
-        size = spec.sums.size
-        if cute.arch.lane_idx() == 0:
+        if first:
+            size = spec.sums.size
             target = site.work.sums.dq.iterator + cutlass.Int64(share) * size
             add_in_bulk(target, sums[None, site.group].iterator, 4 * size)
             cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=not spec.deterministic)
-    else:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.sync_warp()
         let_give(site.group)
-        await_given(site.group)
     if cutlass.const_expr(spec.deterministic):
-        if cute.arch.lane_idx() == 0:
-            cute.arch.fence_acq_rel_gpu()
+        if first:
+            if cutlass.const_expr(spec.stages_sums):
+                cute.arch.cp_async_bulk_wait_group(0, read=False)
             cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
-    cute.arch.sync_warp()
+        cute.arch.sync_warp()
     return count + 1
 
 
