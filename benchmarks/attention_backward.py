@@ -1,12 +1,11 @@
 """Attention backward against cuDNN and FlashAttention-2 (through PyTorch's SDPA) and flash-attn-4.
 
-    python -m benchmarks.attention_backward                 # everything, three minutes
-    python -m benchmarks.attention_backward --suite sm80    # may be repeated
+    python -m benchmarks.attention_backward                  # everything, three minutes
+    python -m benchmarks.attention_backward --suite lists    # may be repeated
 
-Suites, one file of results each: `backward` (dense, causal, windows), `lists` (random block lists), `sm80`
-(the SM80-class kernels). Each times `torch.autograd.grad` alone, in both modes of `deterministic`. Operations
-counted: five products, 6 · D + 4 · Dv for each pair of query and key that a mask leaves; half of all pairs
-for causal.
+Suites, one file of results each: `backward` (dense, causal, windows) and `lists` (random block lists). Each
+times `torch.autograd.grad` alone, in both modes of `deterministic`. Operations counted: five products,
+6 · D + 4 · Dv for each pair of query and key that a mask leaves; half of all pairs for causal.
 """
 
 from __future__ import annotations
@@ -94,12 +93,6 @@ SHAPES = (
     *both_masks(16, 16, 1024, 128),
     Training(1, 32, 32768, 128, kv_heads=8, causal=True, window=1024),
 )
-SM80_SHAPES = (
-    *both_masks(4, 16, 4096, 128),
-    *both_masks(4, 32, 4096, 64),
-    *both_masks(1, 16, 16384, 128),
-    *both_masks(4, 8, 4096, 256),
-)
 LISTS = (((128, 128), 32, Training(1, 8, 32768, 128)), ((64, 64), 64, Training(1, 12, 32768, 128)))
 
 
@@ -152,7 +145,7 @@ def flash4(leaves: Sequence[Any], **options: Any) -> Call:
     return backward_of(forward, leaves)
 
 
-def verifier(shape: Training, **options: Any) -> Callable[[], None]:
+def verifier(shape: Training, options: dict[str, Any]) -> Callable[[], None]:
     """Compares the gradients of two heads and CHECKED rows with float64, in both modes."""
 
     def verify() -> None:
@@ -175,16 +168,16 @@ def verifier(shape: Training, **options: Any) -> Callable[[], None]:
     return verify
 
 
-def dense_case(shape: Training, peers: Sequence[str], **forced: Any) -> Case:
-    """Both of our modes and `peers` on one shape; `forced`: further arguments of `kernels_dsl.attention`."""
+def dense_case(shape: Training, peers: Sequence[str]) -> Case:
+    """Both of our modes and `peers` on one shape."""
     leaves = shape.leaves()
     options: dict[str, Any] = {"causal": shape.causal}
     foreign = dict(options)
     if shape.window is not None:
         options["window"] = foreign["window_size"] = (shape.window - 1, 0)
     calls = {
-        OURS: backward_of(ours(leaves, deterministic=False, **options, **forced), leaves),
-        FIXED: backward_of(ours(leaves, deterministic=True, **options, **forced), leaves),
+        OURS: backward_of(ours(leaves, deterministic=False, **options), leaves),
+        FIXED: backward_of(ours(leaves, deterministic=True, **options), leaves),
     }
     for peer in peers:
         if peer in ("cudnn", "fa2"):
@@ -192,7 +185,7 @@ def dense_case(shape: Training, peers: Sequence[str], **forced: Any) -> Case:
                 calls[peer] = sdpa(leaves, peer, shape)
         else:
             calls[peer] = flash4(leaves, deterministic=peer.endswith("deterministic"), **foreign)
-    return Case(str(shape), shape.flops, calls, verify=verifier(shape, **options, **forced))
+    return Case(str(shape), shape.flops, calls, verify=verifier(shape, options))
 
 
 def lists_case(block: tuple[int, int], kept: int, shape: Training) -> Case:
@@ -254,7 +247,6 @@ def suites() -> dict[str, Iterator[Callable[[], Case]]]:
     return {
         "backward": (partial(dense_case, shape, peers) for shape in SHAPES),
         "lists": (partial(lists_case, *lists) for lists in LISTS),
-        "sm80": (partial(dense_case, shape, ("fa2",), family="sm80") for shape in SM80_SHAPES),
     }
 
 

@@ -307,13 +307,20 @@ def candidates(
                     yield replace(candidate, config=replace(config, stream_k=True))
 
 
-def why_not_batch_invariant(config: GemmConfig) -> str | None:
+INVARIANT_K_BYTES = 64
+"""Bytes of K in a tile of the SM80-class kernels with batch_invariant: what the largest tiles have."""
+
+
+def why_not_batch_invariant(config: GemmConfig, ab_bytes: int = 2) -> str | None:
     """Says why an element's sum with `config` would run in another order than with others of its family; None
     where it does not.
 
     Tiles, clusters and schedules do not change the order: an element is one chain of matrix instructions,
     with K upwards. Pieces of K are separate chains, and a turned tile exchanges the instruction's operands.
+    The SM80-class kernels begin with the last K tile, which may be a part of one.
     """
+    if isinstance(config, Sm80GemmConfig) and config.tile_k * ab_bytes != INVARIANT_K_BYTES:
+        return f"tile_k is {config.tile_k}, must be {INVARIANT_K_BYTES // ab_bytes} with batch_invariant"
     if config.split_k > 1:
         return f"split_k is {config.split_k}, must be 1 with batch_invariant"
     if config.stream_k:

@@ -141,7 +141,7 @@ def _pick(problem: GemmProblem, target: Target, family: str, batch_invariant: bo
     if not target.emulated:
         config = tuned_record().get(problem, target.device, family)
         if config is not None and why_not(config, problem, target.device) is None:
-            if not batch_invariant or gemm_table.why_not_batch_invariant(config) is None:
+            if not batch_invariant or gemm_table.why_not_batch_invariant(config, problem.ab_bytes) is None:
                 return config
     return gemm_table.choose(problem, target.device, family, batch_invariant)
 
@@ -159,9 +159,9 @@ def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> 
     return config
 
 
-def _check_batch_invariant(config: GemmConfig, family: str) -> None:
+def _check_batch_invariant(config: GemmConfig, family: str, ab_bytes: int) -> None:
     """ValueError where sums with `config` run in another order than without it, which `family` computes."""
-    reason = gemm_table.why_not_batch_invariant(config)
+    reason = gemm_table.why_not_batch_invariant(config, ab_bytes)
     if reason is None and config.family != family:
         reason = f"its family is {config.family!r}, must be {family!r} with batch_invariant, or family given"
     if reason is not None:
@@ -199,7 +199,7 @@ def decide(
             kind = type(config).__name__
             raise TypeError(f"config is a {kind}, must be a Sm90GemmConfig or a Sm80GemmConfig")
         if call.batch_invariant:
-            _check_batch_invariant(config, families(call.ab_dtype, target, family)[0])
+            _check_batch_invariant(config, families(call.ab_dtype, target, family)[0], call.ab_dtype.itemsize)
         family = config.family
     names = families(call.ab_dtype, target, family)
     if call.batch_invariant:
