@@ -72,11 +72,11 @@ class Sm90BackwardConfig:
         return SumsOfTile(columns, self.dim // columns)
 
 
-def sm90_backward_config(dim: int, dim_v: int, deterministic: bool) -> Sm90BackwardConfig:
-    """The tile for these head dimensions, at most 256."""
+def sm90_backward_config(dim: int, dim_v: int, deterministic: bool, block_q: int = 128) -> Sm90BackwardConfig:
+    """The tile for these head dimensions, at most 256. `block_q`: query rows of listed blocks."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
     wide = max(d, dv) > 128
-    tile_q = 128 if max(d, dv) == 64 else 64
+    tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 else 64
     return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic, tile_k=64 if wide else 128)
 
 

@@ -101,8 +101,9 @@ def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Need
     """The configuration for a call: of the fastest family of kernels that the device has, whose tiles divide
     listed blocks."""
     config: BackwardConfig
-    hopper, block_k = device.families()[0] == "sm90", 128 if call.block is None else call.block[1]
-    config = sm90_backward_config(call.dim, call.dim_v, deterministic)
+    hopper = device.families()[0] == "sm90"
+    block_q, block_k = call.block or (128, 128)
+    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q)
     if not hopper or block_k % config.tile_k:
         config = sm80_backward_config(
             call.dim, call.dim_v, deterministic, device.smem_bytes, call.variant.by_elements, block_k
