@@ -8,6 +8,7 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, seq_info
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
 from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.vectors import PAIRS, eight_columns, vector_at
 
 from .backward_work import SHARE_THREADS, VECTOR, RowTiles, first_element, query_grid, vector_pointer
 
@@ -24,7 +25,7 @@ def finish_dq(
     tile: cutlass.Constexpr,  # (rows of a query tile, columns of dQ)
     order: cutlass.Constexpr,
 ):
-    """Launches the kernel. dq: even offsets of rows, contiguous head dimension."""
+    """Launches the kernel. dq: 16 bits an element, rows on 16 bytes, contiguous head dimension."""
     mdQ = rows_first(dq, LAYOUTS[layout])
     grid = query_grid(mdQ, cu_q, max_q, tile[0])
     kernel = finish_kernel(dq_sums, mdQ, scale, grid.extent, grid.tiles, tile, order)
@@ -59,19 +60,24 @@ def finish_kernel(
         shares = tile[0] * tile[1] // order.size
         start = vector_pointer(order, sums, number * shares + share, thread)
         found = cute.make_rmem_tensor(VECTOR * order.vectors, Float32)
-        # All loads come before the first store, which they could not pass: most of the time is theirs.
+        # All loads come before the first store, which they could not pass.
         for i in cutlass.range_constexpr(0, VECTOR * order.vectors, order.vector):
             vector = (start + i * SHARE_THREADS).align(4 * order.vector)
             side_by_side = cute.make_layout(order.vector)
             cute.autovec_copy(
                 cute.make_tensor(vector, side_by_side), cute.make_tensor(found.iterator + i, side_by_side)
             )
-        for i in cutlass.range_constexpr(order.vectors):
+        kept = target.element_type
+        for first in cutlass.range_constexpr(0, order.vectors, PAIRS):
+            at_column = column + 8 * (first + thread % PAIRS)
             for r in cutlass.range_constexpr(2):
-                at = (row + 8 * r, column + 8 * i)
-                if at[0] < seq.q_len and at[1] < mdQ.shape[1]:
-                    pair = cute.make_rmem_tensor(2, mdQ.element_type)
-                    for c in cutlass.range_constexpr(2):
-                        pair[c] = (found[VECTOR * i + 2 * r + c] * scale).to(mdQ.element_type)
-                    place = (target.iterator + cute.crd2idx(at, target.layout)).align(4)
-                    cute.autovec_copy(pair, cute.make_tensor(place, cute.make_layout(2)))
+                pairs = cute.make_rmem_tensor(2 * PAIRS, kept)
+                for i in cutlass.range_constexpr(2 * PAIRS):
+                    value = found[VECTOR * (first + i // 2) + 2 * r + i % 2]
+                    pairs[i] = (value * scale).to(kept)
+                words = cute.recast_tensor(pairs, Int32)
+                moved = eight_columns([words[i] for i in range(PAIRS)], thread)
+                for i in cutlass.range_constexpr(PAIRS):
+                    words[i] = moved[i]
+                if row + 8 * r < seq.q_len and at_column < mdQ.shape[1]:
+                    cute.autovec_copy(pairs, vector_at(target, (row + 8 * r, at_column), 2 * PAIRS))

@@ -206,9 +206,9 @@ SHARE_THREADS = 128
 
 
 def first_element(order: SumsOfTile, share: Int32, thread: Int32) -> tuple[Int32, Int32]:
-    """Row and column, in its tile, of the first element of a thread's vectors of a share."""
+    """Row of a thread's first vector of a share, in its tile, and the share's first column."""
     row = share // order.across * 64 + thread // 32 * 16 + thread % 32 // 4
-    return row, share % order.across * order.columns + thread % 4 * 2
+    return row, share % order.across * order.columns
 
 
 @cute.jit
