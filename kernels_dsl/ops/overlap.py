@@ -52,6 +52,18 @@ def ranges_meet(out: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]
     return False
 
 
+def ranges_met(number: torch.Tensor, inputs: Sequence[Any], extents: Sequence[int]) -> int:
+    """Inputs whose addresses meet those of a tensor of one element. `extents`: as in `ranges_meet`, without
+    that of `out`."""
+    first = number.data_ptr()
+    end, met = first + number.element_size(), 0
+    for tensor, extent in zip(inputs, extents):
+        if extent:
+            start = tensor.data_ptr()
+            met += start < end and first < start + extent
+    return met
+
+
 def check_alone(name: str, tensor: torch.Tensor, others: dict[str, Any]) -> None:
     """ValueError where `tensor`, which a call writes, shares memory with one of the call's other tensors, by
     their names; what is no tensor among them does not count."""

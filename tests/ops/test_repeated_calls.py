@@ -58,6 +58,7 @@ def _tensors():
         "sparse": _sparse(torch.bfloat16), "wide": wide.bfloat16(), "sparse_fp8": fp8,
         "wide_fp8": wide.mT.contiguous().to(FP8).mT, "blocks": torch.ones(fp8.nnz),
         "wide_out": torch.empty(256, 64).bfloat16(), "quantized": (values, one := torch.ones(())),
+        "amax": torch.full((1,), 7.0), "offs": torch.tensor([128], dtype=torch.int32),
         "quantized_both": (values, one, torch.empty(256, 128, dtype=FP8), one),
     }  # fmt: skip
 
@@ -66,6 +67,12 @@ CALLS = {
     "scaled_gemm": lambda t: kernels_dsl.scaled_gemm(t["a"], t["b"], t["scale_a"], t["scale_b"]),
     "scaled_gemm out": lambda t: kernels_dsl.scaled_gemm(
         t["a"], t["b"], t["scale_a"], t["scale_b"], out=t["out"], bias=t["bias"]
+    ),
+    "scaled_gemm amax": lambda t: kernels_dsl.scaled_gemm(
+        t["a"], t["b"], t["scale_a"], t["scale_b"], amax=t["amax"]
+    ),
+    "scaled_grouped_gemm amax": lambda t: kernels_dsl.scaled_grouped_gemm(
+        t["a"], t["b"][None], t["one"], t["leaf"], t["offs"], amax=t["amax"], out=t["out"]
     ),
     "scaled_gemm one scale": lambda t: kernels_dsl.scaled_gemm(t["a"], t["b"], t["one"], t["leaf"]),
     "bsr_gemm": lambda t: kernels_dsl.bsr_gemm(t["sparse"], t["wide"]),
@@ -125,6 +132,27 @@ def test_the_second_call_launches_what_the_first_does(launched, name, monkeypatc
     assert _addresses(args) & given == _addresses(again) & given != set()
     results = second if isinstance(second, tuple) else (second,)
     assert _addresses(results) <= _addresses(again) | given
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "amax" in name])
+def test_a_largest_magnitude_starts_at_zero_and_shares_nothing(launched, name):
+    tensors = _tensors()
+    for _ in range(3):
+        tensors["amax"].fill_(7.0)
+        CALLS[name](tensors)
+        assert tensors["amax"] == 0  # no kernel runs here
+    count = len(launched)
+    for scale in ("one", "leaf") if "grouped" in name else ("scale_a", "scale_b"):
+        wrong = {**tensors, "amax": tensors[scale].view(-1)[:1]}
+        with pytest.raises(ValueError, match="amax shares memory with scale_"):
+            CALLS[name](wrong)
+        assert wrong["amax"] == 1 and len(launched) == count
+    with pytest.raises(ValueError, match="out shares memory with amax"):
+        memory = torch.zeros(128 * 128 + 2, dtype=torch.bfloat16)
+        out = memory[: 128 * 128].view(128, 128)
+        arguments = (tensors["a"], tensors["b"], tensors["scale_a"], tensors["scale_b"])
+        kernels_dsl.scaled_gemm(*arguments, amax=tensors["amax"], out=tensors["out"])
+        kernels_dsl.scaled_gemm(*arguments, amax=memory.view(torch.float32)[:1], out=out)
 
 
 def test_errors_after_a_call_that_was_right(launched):

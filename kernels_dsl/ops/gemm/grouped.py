@@ -116,10 +116,10 @@ def scaled_grouped_gemm(
             raise TypeError(f"{name} is a {type(scale).__name__}, must be a torch.Tensor")
     key: Any = None
     tensors: tuple[Any, ...] = (a, b, scale_a, scale_b, offs)
-    if amax is None and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
-        extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, None, *epilogue_args)
+    if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+        extras = (None, bias, residual, scale_a, scale_b, scale_result, offs, amax, *epilogue_args)
         kinds: Any = "scaled"
-        if not bias is residual is scale_result is out is None or epilogue_args:
+        if not bias is residual is scale_result is out is amax is None or epilogue_args:
             kinds, tensors = tuple(map(type, extras)), (a, b, *tensors_among((out, *extras)))
         options = (alpha, activation, epilogue, out_dtype, use_fast_accum, config, family)
         try:
@@ -127,7 +127,7 @@ def scaled_grouped_gemm(
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            result = repeated(GROUPED_GEMM.calls, key, tensors, out, alpha, 1.0, extras)
+            result = repeated(GROUPED_GEMM.calls, key, tensors, out, alpha, 1.0, extras, amax)
             if result is not None:
                 return result
     call = GroupedArguments(

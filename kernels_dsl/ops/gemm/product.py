@@ -15,7 +15,7 @@ from kernels_dsl.ops.gemm.plan import Plan, build
 from kernels_dsl.ops.gemm.recorded import Gemm, Recorded
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.options import LARGEST
-from kernels_dsl.ops.overlap import ranges_meet
+from kernels_dsl.ops.overlap import ranges_meet, ranges_met
 
 Call = TypeVar("Call", bound=DenseArguments)
 _Tensor = torch.Tensor
@@ -29,11 +29,12 @@ def repeated(
     alpha: float,
     beta: float,
     extras: tuple[Any, ...],
+    amax: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """The result of a product like an earlier one; None where there was none, or other checks are needed.
 
     `tensors`: the two factors as a plan takes them, and the others that are given. `extras`: what
-    `Plan.operands` takes after alpha and beta.
+    `Plan.operands` takes after alpha and beta, `amax` among them.
     """
     plan = find(calls, key, tensors)
     if plan is None:
@@ -43,6 +44,10 @@ def repeated(
         return recorded
     if out is not None and ranges_meet(out, (tensors[0], tensors[1], *extras), plan.extents):
         return None
+    if amax is not None:
+        if ranges_met(amax, (tensors[0], tensors[1], *extras), plan.extents[1:]) > 1:  # its own is one
+            return None
+        amax.zero_()
     make = plan.operands
     operands = None if make is None else make((float(alpha), float(beta), *extras))
     try:

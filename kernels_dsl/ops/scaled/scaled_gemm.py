@@ -71,11 +71,11 @@ def scaled_gemm(
         epilogue_args = product_options.arguments(epilogue_args)
     key: Any = None
     tensors: tuple[Any, ...] = (a, b, scale_a, scale_b)
-    if amax is None and type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
+    if type(a) in PLAIN_TYPES and type(b) in PLAIN_TYPES:
         options = (alpha, beta, bias_axis, activation, epilogue, out_dtype, use_fast_accum, config, family)
-        extras = (c, bias, residual, scale_a, scale_b, scale_result, None, *epilogue_args)
+        extras = (c, bias, residual, scale_a, scale_b, scale_result, amax, *epilogue_args)
         kinds: Any = bias is None
-        if c is residual is scale_result is None and not epilogue_args:
+        if c is residual is scale_result is amax is None and not epilogue_args:
             if not bias is out is None:
                 tensors += tuple([x for x in (bias, out) if x is not None])
         else:
@@ -85,7 +85,7 @@ def scaled_gemm(
         except RuntimeError:  # of a nested tensor, which has no shape
             pass
         else:
-            result = repeated(SCALED_GEMM.calls, key, tensors, out, alpha, beta, extras)
+            result = repeated(SCALED_GEMM.calls, key, tensors, out, alpha, beta, extras, amax)
             if result is not None:
                 return result
     call = ScaledArguments(
