@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.config.gemm import Schedule as Schedule
     from kernels_dsl.config.gemm import Sm80GemmConfig as Sm80GemmConfig
     from kernels_dsl.config.gemm import Sm90GemmConfig as Sm90GemmConfig
+    from kernels_dsl.integrations.torch_attention import register_torch_attention as register_torch_attention
+    from kernels_dsl.integrations.transformers_attention import (
+        register_transformers_attention as register_transformers_attention,
+    )
     from kernels_dsl.ops.attention.attention import attention as attention
     from kernels_dsl.ops.attention.attention import attention_supports as attention_supports
     from kernels_dsl.ops.attention.attention import attention_varlen as attention_varlen
@@ -34,10 +38,6 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.attention.blocks import BlockLists as BlockLists
     from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv as quantize_qkv
     from kernels_dsl.ops.attention.functions import kernel_function as kernel_function
-    from kernels_dsl.ops.attention.with_torch import register_torch_attention as register_torch_attention
-    from kernels_dsl.ops.attention.with_transformers import (
-        register_transformers_attention as register_transformers_attention,
-    )
     from kernels_dsl.ops.bsr.bsr import bsr_gemm as bsr_gemm
     from kernels_dsl.ops.bsr.bsr import bsr_sddmm as bsr_sddmm
     from kernels_dsl.ops.bsr.bsr import bsr_supports as bsr_supports
@@ -78,8 +78,8 @@ _PUBLIC = {
     "attention_fp8_supports": "kernels_dsl.ops.attention.attention_fp8",
     "attention_supports": "kernels_dsl.ops.attention.attention",
     "scaled_dot_product_attention": "kernels_dsl.ops.attention.attention",
-    "register_torch_attention": "kernels_dsl.ops.attention.with_torch",
-    "register_transformers_attention": "kernels_dsl.ops.attention.with_transformers",
+    "register_torch_attention": "kernels_dsl.integrations.torch_attention",
+    "register_transformers_attention": "kernels_dsl.integrations.transformers_attention",
     "kernel_function": "kernels_dsl.ops.attention.functions",
     "checked": "kernels_dsl.ops.checked",
     "BlockLists": "kernels_dsl.ops.attention.blocks",

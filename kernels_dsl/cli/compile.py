@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _ops(args: argparse.Namespace) -> tuple[str, ...]:
     """The ops that are asked for. UsageError: one that has no common kernels, with --common."""
-    from kernels_dsl.ops.aot.common import OPS
+    from kernels_dsl.aot.common import OPS
 
     for op in args.op or () if args.common else ():
         if op not in OPS:

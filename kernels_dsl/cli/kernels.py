@@ -48,9 +48,9 @@ def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "", common: bool = 
 
     common: of the list of those that most programs need.
     """
-    from kernels_dsl.ops.aot import aot
+    from kernels_dsl.aot.shipped import iter_common, iter_kernels
 
-    maker = aot.iter_common if common else aot.iter_kernels
+    maker = iter_common if common else iter_kernels
     try:
         found = [Shipped(*item) for item in maker(arch, ops=tuple(ops))]
     except ValueError as error:

@@ -3,7 +3,7 @@
 FlashAttention-4's, whose arguments are others, are in `kernels_dsl.flash_attn.cute`, as there.
 """
 
-from kernels_dsl.ops.attention.flash_attn_2 import (
+from kernels_dsl.flash_attn.functions import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention import with_torch, with_transformers
+from kernels_dsl.integrations import torch_attention, transformers_attention
 from reference.attention import Masking
 from tests.fuzz import attention_contents as contents
 from tests.fuzz.attention_contents import Contents, Layouts, Operands
@@ -87,8 +87,8 @@ class IntegrationCase:
                 sdpa = torch.nn.functional.scaled_dot_product_attention
                 return (sdpa(*tensors, is_causal=self.causal).transpose(1, 2),)
         if self.name == "torch's dense call":
-            return (with_torch.scaled_dot_product(*tensors, 0.0, self.causal)[0].transpose(1, 2),)
-        forward = with_transformers.attention_forward
+            return (torch_attention.scaled_dot_product(*tensors, 0.0, self.causal)[0].transpose(1, 2),)
+        forward = transformers_attention.attention_forward
         if self.name == "register_transformers_attention":
             from transformers import AttentionInterface
 

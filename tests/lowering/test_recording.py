@@ -27,7 +27,7 @@ def test_calls_are_kept_and_launch_nothing(cache_dir):
 
 
 def test_what_is_recorded_is_what_a_call_looks_up(cache_dir):
-    from kernels_dsl.ops.aot.fp8 import iter_fp8
+    from kernels_dsl.aot.fp8 import iter_fp8
 
     names, keys = [], set()
     for name, function, args, constants in iter_fp8("sm_90a"):

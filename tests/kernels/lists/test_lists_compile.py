@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels_dsl.aot.bsr import pair_kernels
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops.aot.bsr import pair_kernels
 from kernels_dsl.ops.attention.lists import FUNCTIONS
 
 

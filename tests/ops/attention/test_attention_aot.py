@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import kernels_dsl
+from kernels_dsl.aot.shipped import iter_kernels
 from kernels_dsl.cli.main import main
-from kernels_dsl.ops.aot import aot
 from kernels_dsl.ops.attention import lists as attention_lists
 from kernels_dsl.ops.attention.blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
 from lowering import recording
@@ -19,7 +19,7 @@ def _looked_up(calls: list[recording.RecordedCall]) -> list[tuple]:
 
 
 def _shipped(arch: str = "sm_90a") -> list[tuple]:
-    kernels = aot.iter_kernels(arch, ("attention",))
+    kernels = iter_kernels(arch, ("attention",))
     return [
         (function.name, function.signature(*args), constexprs) for _, function, args, constexprs in kernels
     ]
@@ -87,7 +87,7 @@ def test_builders_find_shipped_kernels(monkeypatch):
 
 def test_names_are_unique():
     for arch in ("sm_90a", "sm_89"):
-        names = [name for name, *_ in aot.iter_kernels(arch, ("gemm", "attention"))]
+        names = [name for name, *_ in iter_kernels(arch, ("gemm", "attention"))]
         assert len(names) == len(set(names))
 
 

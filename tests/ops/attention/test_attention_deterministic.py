@@ -10,8 +10,9 @@ import torch
 import kernels_dsl
 from kernels_dsl import flash_attn
 from kernels_dsl.flash_attn import cute as flash_attn_4
+from kernels_dsl.integrations import transformers_attention
 from kernels_dsl.ops.attention import attention as module
-from kernels_dsl.ops.attention import backward, with_transformers
+from kernels_dsl.ops.attention import backward
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.gradient_cases import check_gradients, leaves
@@ -55,7 +56,7 @@ def _cute_packed(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 def _layer(q: Any, k: Any, v: Any, **options: Any) -> Any:
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-    return with_transformers.attention_forward(None, *heads_first, None, is_causal=True, **options)[0]
+    return transformers_attention.attention_forward(None, *heads_first, None, is_causal=True, **options)[0]
 
 
 CALLS = {

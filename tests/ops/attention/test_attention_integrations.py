@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention import with_torch as attention_torch
-from kernels_dsl.ops.attention import with_transformers as attention_transformers
+from kernels_dsl.integrations import torch_attention as attention_torch
+from kernels_dsl.integrations import transformers_attention as attention_transformers
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.attention_cases import check_close, inputs

@@ -9,7 +9,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import BsrTensor
-from kernels_dsl.ops.aot.bsr import iter_bsr
+from kernels_dsl.aot.bsr import iter_bsr
 from lowering import recording
 
 

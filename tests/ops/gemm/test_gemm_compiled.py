@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels_dsl.aot.shipped import iter_kernels, representative
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.config.budget import accumulator_registers, why_not
 from kernels_dsl.config.gemm import EntryLayout
 from kernels_dsl.config.gemm_table import SM90_CANDIDATES
 from kernels_dsl.config.problem import H200, GemmProblem
-from kernels_dsl.ops.aot import aot
 from kernels_dsl.ops.gemm.kernels import FUNCTIONS
 
 ARCHES = ("sm_90a", "sm_89")
@@ -25,7 +25,7 @@ ALL = os.environ.get("TEST_ALL_KERNELS") == "1"  # every kernel for ahead-of-tim
 def _kernels() -> list:
     made = []
     for arch in ARCHES:
-        chosen = aot.iter_kernels(arch) if ALL else aot.representative(arch)
+        chosen = iter_kernels(arch) if ALL else representative(arch)
         made += [pytest.param(arch, *kernel, id=f"{arch} {kernel[0]}") for kernel in chosen]
     return made
 
@@ -49,8 +49,8 @@ def test_compiled_code(arch: str, name: str, function, args, constexprs) -> None
 
 _SECOND_PROCESS = """
 import sys
-from kernels_dsl.ops.aot import aot
-name, function, args, constexprs = next(aot.representative("sm_89"))
+from kernels_dsl.aot.shipped import representative
+name, function, args, constexprs = next(representative("sm_89"))
 compiled = function.compile(*args, arch="sm_89", **constexprs)
 assert compiled.source == "disk", compiled.source
 assert "cutlass" not in sys.modules, "the compiler was imported"
@@ -58,20 +58,20 @@ assert "cutlass" not in sys.modules, "the compiler was imported"
 
 
 def test_a_second_process_finds_the_kernel_without_the_compiler() -> None:
-    _name, function, args, constexprs = next(iter(aot.representative("sm_89")))
+    _name, function, args, constexprs = next(iter(representative("sm_89")))
     function.compile(*args, arch="sm_89", **constexprs)
     subprocess.run([sys.executable, "-c", _SECOND_PROCESS], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_the_list_covers_both_families_and_names_are_unique() -> None:
     for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80"), ("sm_80", "sm80"), ("sm_120a", "sm80")):
-        names = [name for name, *_ in aot.iter_kernels(arch)]
+        names = [name for name, *_ in iter_kernels(arch)]
         assert len(names) == len(set(names)) > 20
         assert all(f" {family} " in name or "splitk_reduce" in name for name in names)
     with pytest.raises(ValueError, match="arch is 'sm_70', must be one of"):
-        list(aot.iter_kernels("sm_70"))
+        list(iter_kernels("sm_70"))
     with pytest.raises(ValueError, match="ops has 'conv', must be of"):
-        list(aot.iter_kernels("sm_90a", ("conv",)))
+        list(iter_kernels("sm_90a", ("conv",)))
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)

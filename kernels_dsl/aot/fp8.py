@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
+from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.attention.attention_fp8 import attention_fp8
 from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv
 from kernels_dsl.ops.quantize.quantize import quantize

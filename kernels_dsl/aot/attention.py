@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from kernels_dsl.ops.aot.lists import iter_lists
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
+from kernels_dsl.aot.lists import iter_lists
+from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionArguments,

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import torch
 
+from kernels_dsl.aot.attention import iter_attention
+from kernels_dsl.aot.bsr import iter_bsr
+from kernels_dsl.aot.common import common_kernels
+from kernels_dsl.aot.fp8 import iter_fp8
+from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig
 from kernels_dsl.config.gemm_table import TABLES, adapted
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device, GemmProblem
-from kernels_dsl.ops.aot.attention import iter_attention
-from kernels_dsl.ops.aot.bsr import iter_bsr
-from kernels_dsl.ops.aot.common import common_kernels
-from kernels_dsl.ops.aot.fp8 import iter_fp8
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.gemm.gemm import gemm
 from lowering.recording import RecordedCall
 from lowering.records import frozen

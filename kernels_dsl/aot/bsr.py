@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.bsr import PAIR_COLUMNS
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of, recorded
+from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionOptions
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.gemm.gemm import gemm

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from kernels_dsl.aot.recorded import Kernel, kernel_of
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops.aot.recorded import Kernel, kernel_of
 from kernels_dsl.ops.attention import lists
 from lowering import recording
 

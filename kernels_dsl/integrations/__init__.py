@@ -1,0 +1,1 @@
+"""Operations of the library behind interfaces of other packages: PyTorch's and transformers' registries."""
