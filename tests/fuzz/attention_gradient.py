@@ -141,9 +141,9 @@ def _reference(
     """Gradients of q, k and v by autograd of the reference in `dtype`, as float64."""
     copies = [x.detach().to(dtype).requires_grad_() for x in operands]
     found = attention(*copies, rules, scale=scale, dtype=dtype)[: len(gradients)]
-    given = [d.to(x.dtype) for d, x in zip(gradients, found)]
-    # Nothing depends on keys that are not there.
-    results: Any = torch.autograd.grad(found, copies, given, allow_unused=True)
+    # Nothing depends on keys that are not there, and without any neither does the log-sum-exp.
+    given = {x: d.to(x.dtype) for d, x in zip(gradients, found) if x.requires_grad}
+    results: Any = torch.autograd.grad(list(given), copies, list(given.values()), allow_unused=True)
     return [
         torch.zeros_like(x, dtype=torch.float64) if y is None else y.double() for x, y in zip(copies, results)
     ]
