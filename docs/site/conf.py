@@ -18,7 +18,8 @@ version = release = __version__
 # The source folder is the repository's, so that links between pages, results and journal hold here as there.
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**", "README.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/**/*.md", "tutorials/*.md",
+    "docs/**", "README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "benchmarks/**/*.md",
+    "tutorials/*.md",
 ]  # fmt: skip
 exclude_patterns = ["docs/site/**", "**/.*", "build/**", ".venv/**"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
