@@ -72,11 +72,14 @@ class Sm90BackwardConfig:
         return SumsOfTile(columns, self.dim // columns)
 
 
-def sm90_backward_config(dim: int, dim_v: int, deterministic: bool, block_q: int = 128) -> Sm90BackwardConfig:
-    """The tile for these head dimensions, at most 256. `block_q`: query rows of listed blocks."""
+def sm90_backward_config(
+    dim: int, dim_v: int, deterministic: bool, block_q: int = 128, d_mask: bool = False
+) -> Sm90BackwardConfig:
+    """The tile for these head dimensions, at most 256. `block_q`: query rows of listed blocks. `d_mask`: the
+    gradient of the mask is stored, which takes registers."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
-    wide = max(d, dv) > 128
-    tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 else 64
+    wide = max(d, dv) > (64 if d_mask else 128)
+    tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 and not d_mask else 64
     return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic, tile_k=64 if wide else 128)
 
 
@@ -144,13 +147,15 @@ def sm80_backward_config(
     smem_bytes: int = 101376,
     by_elements: bool = False,
     block_k: int = 128,
+    d_mask: bool = False,
 ) -> Sm80BackwardConfig:
     """The tile for these head dimensions, at most 256, where a CTA may have `smem_bytes` of shared memory.
 
     `by_elements`: there are masks or functions of single scores, which take registers. `block_k`: keys of a
-    listed block, a multiple of 64, of which the tile's must be a divisor.
+    listed block, a multiple of 64, of which the tile's must be a divisor. `d_mask`: the gradient of the mask
+    is stored, which takes registers.
     """
-    if max(dim, dim_v) > 128:
+    if max(dim, dim_v) > (64 if d_mask else 128):
         return _sm80_wide_config(dim, dim_v, deterministic, smem_bytes)
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
     # With 128 keys head dimensions between these spill where a window, an order and packing come together.

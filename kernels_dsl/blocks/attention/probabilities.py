@@ -108,19 +108,11 @@ def weigh_elements(
 
     Each finds its places anew: else the compiler would keep the addresses of all of them.
     """
-    groups = cute.size(softmax.rows_and_columns(scores), mode=[1]) // 4  # side by side
     factor = at.operands.scale * softmax.LOG2_E
     if variant.changes_scores:
         factor = Float32(softmax.LOG2_E)
     for n in range(cute.size(scores) // ELEMENTS):
-        below, beside = n // groups, n % groups
-        layout = cute.make_layout((2, (2, 2)), stride=(2, (1, 4)))
-        part = cute.make_tensor(scores.iterator + ELEMENTS * n, layout)
-        first = at.origin
-        origin = first._replace(
-            row=opaque(first.row) + column_offset(4 * beside),
-            column=opaque(first.column) + row_offset(2 * below),
-        )
+        part, origin, first_query = part_of(scores, at.origin, n)
         here, queries = at._replace(origin=origin), by_queries(part)
         slopes = None
         if variant.bends_scores:
@@ -128,12 +120,35 @@ def weigh_elements(
         if variant.changes_scores:
             change_scores(variant, queries, origin, at.seq, at.operands, KEY_ROWS, slopes)
         mask_where(variant, queries, here)
-        exponentials(part, lse(4 * beside, 4), factor)
+        exponentials(part, lse(first_query, 4), factor)
         if slopes is not None:
             flat = cute.make_layout(ELEMENTS)
             operand = cute.make_tensor(probs.iterator + ELEMENTS * n, flat)
             to_operand(cute.make_tensor(part.iterator, flat), operand)
             bend(part, slopes)
+
+
+class Part(NamedTuple):
+    """A thread's part of 16 keys x 16 queries."""
+
+    values: cute.Tensor
+    """(keys, queries)"""
+    origin: ScoreOrigin
+    first_query: int
+    """Number of its first query among those of the thread."""
+
+
+def part_of(scores: cute.Tensor, first: ScoreOrigin, n: int) -> Part:
+    """Part `n` of accumulators, or of an operand A in their order, which begin at `first`."""
+    groups = cute.size(softmax.rows_and_columns(scores), mode=[1]) // 4  # side by side
+    below, beside = n // groups, n % groups
+    layout = cute.make_layout((2, (2, 2)), stride=(2, (1, 4)))
+    values = cute.make_tensor(scores.iterator + ELEMENTS * n, layout)
+    origin = first._replace(
+        row=opaque(first.row) + column_offset(4 * beside),
+        column=opaque(first.column) + row_offset(2 * below),
+    )
+    return Part(values, origin, 4 * beside)
 
 
 def bend(probs: cute.Tensor, slopes: cute.Tensor) -> None:

@@ -59,6 +59,7 @@ def attention_backward_sm80(
     mask: cute.Tensor | None,
     aux: tuple[cute.Tensor, ...] | None,
     lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
+    d_mask: cute.Tensor | None,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -71,7 +72,7 @@ def attention_backward_sm80(
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
     work = describe_backward(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
-        Sums(lse, row_sums, dq_sums, turns), lists=lists,
+        Sums(lse, row_sums, dq_sums, turns), lists=lists, d_mask=d_mask,
     )  # fmt: skip
     kernel = backward_kernel(spec, Tensors(mQ, mK, mV, mdO, mdK, mdV), work)
     kernel.launch(

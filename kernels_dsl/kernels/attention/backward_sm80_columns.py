@@ -24,6 +24,7 @@ from .backward_sm80_products import (
     compute_d_probs,
     compute_probabilities,
     from_shared,
+    give_mask_gradient,
     load_scores,
     multiply,
     slope,
@@ -68,7 +69,12 @@ def step_by_columns(
     cute.arch.sync_threads()
 
     if site.product == 1:
+        if cutlass.const_expr(bent and work.d_mask is not None):
+            probs = load_scores(spec, d_probs.layout, p, site)
+            give_mask_gradient(spec, work, site, now, d_probs, probs)
         slope(d_probs, load_scores(spec, d_probs.layout, factors, site))
+        if cutlass.const_expr(not bent):
+            give_mask_gradient(spec, work, site, now, d_probs, None)
         operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
         to_operand(d_probs, operand)
         store_scores(spec, operand, ds, site)

@@ -9,7 +9,8 @@ from cutlass import Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.mask import column_offset
-from kernels_dsl.blocks.attention.probabilities import weigh
+from kernels_dsl.blocks.attention.mask_gradient import store_mask_gradient
+from kernels_dsl.blocks.attention.probabilities import ScoreStep, weigh
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 from kernels_dsl.blocks.hw.mma_sync import make_tiled_mma, warp_accumulators, warp_operand_a, warp_product
 from kernels_dsl.blocks.hw.swizzled_rows import MatrixReader, RowsTile, shared_pointer
@@ -33,12 +34,17 @@ def compute_probabilities(
     scores.fill(0.0)
     operand_a = from_shared(spec, readers.s_k, memory.base, spec.warp_keys)
     multiply(spec, scores, operand_a, readers.s_q, q, config.dim // 16)
-    first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
-    first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
-    at = score_step(work, site.job, query_of(work, site.job, now), (first_query, first_key))
+    at = scores_of(spec, work, site, now)
     rows = first_row(spec, memory.base + spec.lse_offset + stage * spec.rows_bytes, site)
     weigh(spec.variant, scores, partial(row_values, rows), at, probs)
     return scores
+
+
+def scores_of(spec: BackwardSpec, work: BackwardWork, site: Site, now: Step) -> ScoreStep:
+    """This thread's scores of one step."""
+    first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
+    first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
+    return score_step(work, site.job, query_of(work, site.job, now), (first_query, first_key))
 
 
 def compute_d_probs(spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor) -> None:
@@ -62,6 +68,19 @@ def slope(d_probs: cute.Tensor, probs: cute.Tensor) -> None:
     for c in range(cute.size(view, mode=[1])):
         for r in range(cute.size(view, mode=[0])):
             d_view[r, c] = d_view[r, c] * view[r, c].to(Float32)
+
+
+def give_mask_gradient(
+    spec: BackwardSpec,
+    work: BackwardWork,
+    site: Site,
+    now: Step,
+    slopes: cute.Tensor,
+    probs: cute.Tensor | None,
+) -> None:
+    """Stores the gradient of the mask, `slopes` times `probs` where given, where it is asked for."""
+    if work.d_mask is not None:
+        store_mask_gradient(work.d_mask, scores_of(spec, work, site, now), slopes, probs, None)
 
 
 def from_shared(spec: BackwardSpec, reader: MatrixReader, address: Int32, rows: int) -> OperandA:

@@ -41,6 +41,7 @@ from .backward_sm80_products import (
     compute_d_probs,
     compute_probabilities,
     from_shared,
+    give_mask_gradient,
     in_registers,
     multiply,
     slope,
@@ -174,7 +175,11 @@ def step(
     scores = compute_probabilities(spec, memory, work, site, now, probs)
     d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
     compute_d_probs(spec, memory, site, now, d_probs)
+    if cutlass.const_expr(spec.variant.bends_scores):  # dS is not the gradient of the mask
+        give_mask_gradient(spec, work, site, now, d_probs, probs)
     slope(d_probs, scores)
+    if cutlass.const_expr(not spec.variant.bends_scores):
+        give_mask_gradient(spec, work, site, now, d_probs, None)
 
     if cutlass.const_expr(spec.config.gives_kv):
         if cutlass.const_expr(not spec.variant.bends_scores):

@@ -77,6 +77,7 @@ def attention_backward_sm90(
     mask: cute.Tensor | None,
     aux: tuple[cute.Tensor, ...] | None,
     lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
+    d_mask: cute.Tensor | None,
     stream: cuda.CUstream,
     layout: cutlass.Constexpr,
     config: cutlass.Constexpr,
@@ -98,7 +99,7 @@ def attention_backward_sm90(
     )
     work = describe_backward(
         spec, mQ, mK, seqlens, max_k, Window(left, right), ScoreOperands(scale, softcap, mask, aux),
-        Sums(lse, row_sums, dq_sums, turns), lists=lists,
+        Sums(lse, row_sums, dq_sums, turns), lists=lists, d_mask=d_mask,
     )  # fmt: skip
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
     kernel.launch(

@@ -15,7 +15,8 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.mask import column_offset
-from kernels_dsl.blocks.attention.probabilities import RowValues, weigh
+from kernels_dsl.blocks.attention.mask_gradient import store_mask_gradient
+from kernels_dsl.blocks.attention.probabilities import RowValues, ScoreStep, weigh
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
@@ -193,7 +194,7 @@ def step(
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
-    slope(row_sums, scores, d_probs)
+    slopes_of_scores(spec, site, visit, row_sums, scores, d_probs, probs)
     to_operand(d_probs, d_scores)
     if cutlass.const_expr(spec.gives_q):
         buffer = state.count % spec.ds_stages
@@ -246,11 +247,37 @@ def weigh_scores(
     probs: cute.Tensor,
 ) -> None:
     """Turns products of keys and queries into probabilities, see `weigh`, and into operand A `probs`."""
-    query = visit.query.block * spec.tile_q + site.query
-    at = score_step(site.work, site.job, visit.query, (query, site.key))
+    at = scores_of(spec, site, visit)
     weigh(spec.variant, scores, lse, at, probs)
     if not spec.variant.bends_scores:
         to_operand(scores, probs)
+
+
+def scores_of(spec: BackwardSpec, site: Site, visit: Visit) -> ScoreStep:
+    """This thread's scores of one query block."""
+    query = visit.query.block * spec.tile_q + site.query
+    return score_step(site.work, site.job, visit.query, (query, site.key))
+
+
+def slopes_of_scores(
+    spec: BackwardSpec,
+    site: Site,
+    visit: Visit,
+    row_sums: cute.Tensor,
+    factors: cute.Tensor,
+    d_probs: cute.Tensor,
+    probs: cute.Tensor,
+) -> None:
+    """Turns dP into dS, see `slope`, and stores the gradient of the mask where it is asked for.
+
+    That is dS, unless scores are bent: then `factors` are not the probabilities, which 16-bit `probs` are.
+    """
+    d_mask, bent = site.work.d_mask, spec.variant.bends_scores
+    if d_mask is not None and bent:
+        store_mask_gradient(d_mask, scores_of(spec, site, visit), d_probs, probs, row_sums)
+    slope(row_sums, factors, d_probs)
+    if d_mask is not None and not bent:
+        store_mask_gradient(d_mask, scores_of(spec, site, visit), d_probs, None, None)
 
 
 def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> None:

@@ -34,7 +34,7 @@ from .backward_sm90_consumer import (
     clear_queries,
     operand_registers,
     query_values,
-    slope,
+    slopes_of_scores,
     store_d_scores,
     store_keys,
     turned,
@@ -254,7 +254,8 @@ def slopes_of(
     give_back(role.handoffs.probs, state)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
     warpgroup.wait_group(0)
-    slope(row_sums, cute.make_tensor(probs.iterator, d_probs.layout), d_probs)
+    factors = cute.make_tensor(probs.iterator, d_probs.layout)
+    slopes_of_scores(spec, site, visit, row_sums, factors, d_probs, probs)
     rings.do.consumer_release(state)
     to_operand(d_probs, d_scores)
     settle(d_scores)

@@ -113,6 +113,8 @@ class BackwardWork(NamedTuple):
     rows: RowTiles
     sums: Sums
     lists: QueryLists | None
+    d_mask: cute.Tensor | None
+    """(B, H, Sq, Sk): the gradient of the additive mask, of each head; None where nobody asks for it"""
 
 
 def describe_backward(
@@ -125,6 +127,7 @@ def describe_backward(
     scores: ScoreOperands,
     sums: Sums,
     lists: tuple[cute.Tensor, cute.Tensor] | None,  # `QueryLists`
+    d_mask: cute.Tensor | None,
 ) -> BackwardWork:
     """The problem of q (Sq, D, H, B) and k (Sk, D, Hk, B). `max_k` counts where `seqlens` are given."""
     rows, keys, heads, batch = mQ.shape[0], mK.shape[0], mQ.shape[2], mQ.shape[3]
@@ -141,6 +144,7 @@ def describe_backward(
         rows=row_tiles(rows, heads, batch, spec.row_tile, seqlens is not None),
         sums=sums,
         lists=None if lists is None else QueryLists(*lists),
+        d_mask=d_mask,
     )
 
 

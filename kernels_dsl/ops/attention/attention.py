@@ -93,8 +93,8 @@ def attention(
     reaches, also under its mask: 0 · NaN is NaN, as in PyTorch; rows and blocks of K and V that no query of a
     tile attends to are not read into the result.
 
-    Differentiable in q, k, v and sinks, through the log-sum-exp too: up to head dimension 128, with `blocks`
-    whose sizes are multiples of 64. `score_mod_bwd(gradient, score, b, h, i, j, *aux)` returns the gradient
+    Differentiable in q, k, v, sinks and additive masks, through the log-sum-exp too; with `blocks` whose
+    sizes are multiples of 64. `score_mod_bwd(gradient, score, b, h, i, j, *aux)` returns the gradient
     of the score that `score_mod` was given, in proportion to `gradient`; it is needed where `score_mod` is
     more than +, -, × and /. RuntimeError where a gradient is asked for that is not there. The same call gives
     gradients of the same bits, unless `deterministic` is False: dQ is then summed in the order in which its

@@ -68,6 +68,12 @@ class Needs:
     q: bool = True
     kv: bool = True
     sinks: bool = False
+    mask: bool = False
+
+    @property
+    def scores(self) -> bool:
+        """Says whether scores are computed again: a sink's gradient follows from the row sums."""
+        return self.q or self.kv or self.mask
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Gradients:
     k: torch.Tensor | None
     v: torch.Tensor | None
     sinks: torch.Tensor | None
+    mask: torch.Tensor | None = None
 
 
 def why_not_variant(call: AttentionCall) -> str | None:
@@ -103,10 +110,18 @@ def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Need
     config: BackwardConfig
     hopper = device.families()[0] == "sm90"
     block_q, block_k = call.block or (128, 128)
-    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q)
-    if not hopper or block_k % config.tile_k:
+    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q, needs.mask)
+    # With roles the one that has dP is not given P, but the factor of dS.
+    lacks_probs = needs.mask and call.variant.bends_scores and config.tile_k == 64
+    if not hopper or block_k % config.tile_k or lacks_probs:
         config = sm80_backward_config(
-            call.dim, call.dim_v, deterministic, device.smem_bytes, call.variant.by_elements, block_k
+            call.dim,
+            call.dim_v,
+            deterministic,
+            device.smem_bytes,
+            call.variant.by_elements,
+            block_k,
+            needs.mask,
         )
         config = replace(config, sums_vector=4 if hopper else 1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
@@ -137,7 +152,7 @@ def check_gradient(call: AttentionArguments, asked: str, target: Target | None) 
 
     `target` is where it runs, None for a call that is only traced.
     """
-    if asked not in (*call.names[:3], "sinks"):
+    if asked not in (*call.names[:3], "sinks", "mask"):
         raise RuntimeError(f"{asked} requires grad, but attention has no gradient of it yet: detach it")
     if call.score_mod is not None and call.score_mod_bwd is None:
         if not _is_derived(call.score_mod, len(call.extras.aux)):
@@ -146,6 +161,13 @@ def check_gradient(call: AttentionArguments, asked: str, target: Target | None) 
     reason = why_not_variant(found) if target is None else why_not(found, target)
     if reason is not None:
         raise RuntimeError(f"{asked} requires grad, but {reason}: call it under torch.no_grad()")
+
+
+def summed_like(gradients: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Gradients (B, H, Sq, Sk) of a mask that broadcasts there, summed where it does: in a fixed order."""
+    if gradients.numel() == mask.numel():
+        return gradients.view(mask.shape)
+    return gradients.sum_to_size(mask.shape).to(mask.dtype)
 
 
 class Workspace(NamedTuple):
@@ -205,20 +227,31 @@ class BackwardPlan:
             d_lse = d_lse.float()
         if not is_empty(call) or (needs.sinks and 0 not in (call.batch, call.heads, longest_q)):
             self.prepare(out, do, forward.lse, d_lse, *sums, cu_q, longest_q)
-        if not is_empty(call) and (needs.q or needs.kv):
+        d_mask = self._mask_gradients(mask, extras.mask) if needs.mask else None
+        if not is_empty(call) and needs.scores:
             numbers = (call.scale, call.softcap, call.left, call.right)
             results = (k, v) if dk is None else (dk, dv)  # which are not written then
             lists = None if call.block is None else query_lists(call, extras, self.config.tile_q)
             launch = self.main
-            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists)
+            launch(q, k, v, do, *results, *sums, *numbers, seqlens, call.longest_k, mask, aux, lists, d_mask)
             if needs.q:
                 self.finish(sums.dq, dq, call.scale, cu_q, longest_q)
         d_sinks = self._sinks(extras.sinks, sums) if needs.sinks else None
-        return Gradients(dq, dk, dv, d_sinks)
+        if d_mask is not None and extras.mask is not None:
+            d_mask = summed_like(d_mask, extras.mask)
+        return Gradients(dq, dk, dv, d_sinks, d_mask)
 
     def _leaves_rows(self, extras: Extras) -> bool:
         """Kernels leave rows that belong to no sequence, and keys that do not count."""
         return extras.seqlens is not None or is_empty(self.call)
+
+    def _mask_gradients(self, expanded: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The gradient of the mask of each head: float32 where several are summed."""
+        call, several = self.call, expanded.numel() > mask.numel()
+        variant = call.variant
+        hides = variant.right or variant.left or call.block is not None  # kernels leave what no tile reaches
+        new = torch.zeros if hides or call.packed or is_empty(call) else torch.empty
+        return new(expanded.shape, dtype=torch.float32 if several else mask.dtype, device=mask.device)
 
     def _workspace(self, q: torch.Tensor) -> Workspace:
         """Numbers of query tiles, as the kernels take them."""

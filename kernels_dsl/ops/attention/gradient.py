@@ -1,8 +1,8 @@
 """Gradients of attention as autograd sees them: the operator of the backward pass, and what it needs of the
 forward one.
 
-`torch.ops.kernels_dsl.attention_backward` gives the gradients of q, k, v and the sinks; those that nobody
-asks for have no elements. It has no backward of its own.
+`torch.ops.kernels_dsl.attention_backward` gives the gradients of q, k, v, the sinks and the mask; those
+that nobody asks for have no elements. It has no backward of its own.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class BackwardOperands(OperatorArguments):
     needs_q: bool = True
     needs_kv: bool = True
     needs_sinks: bool = False
+    needs_mask: bool = False
     score_mod: str | None = None
     score_mod_bwd: str | None = None
 
@@ -74,10 +75,10 @@ class BackwardOperands(OperatorArguments):
 
     def needs(self) -> Needs:
         """The gradients that are asked for."""
-        return Needs(self.needs_q, self.needs_kv, self.needs_sinks)
+        return Needs(self.needs_q, self.needs_kv, self.needs_sinks, self.needs_mask)
 
 
-_OWN = ("needs_q", "needs_kv", "needs_sinks")
+_OWN = ("needs_q", "needs_kv", "needs_sinks", "needs_mask")
 _SCALARS = tuple(name for name in BackwardOperands.choices if name not in _OWN)
 """Keywords of the forward operator that the backward one takes as they are."""
 _DEFAULTS = {name: BackwardOperands.__dataclass_fields__[name].default for name in (*_SCALARS, *_OWN)}
@@ -91,7 +92,7 @@ _FORWARD = (
     "cu_seqlens_k", "seqused_k", "aux",
 )  # fmt: skip
 """Tensors of the forward operator."""
-_LEAVES = ("q", "k", "v", "sinks")
+_LEAVES = ("q", "k", "v", "sinks", "mask")
 """Those that have gradients."""
 
 
@@ -167,22 +168,31 @@ def gradients_of(
     return _eager((do, d_lse, *results, *seqlens, None, None, None), keywords)
 
 
+def _in_order(found: Gradients) -> tuple[torch.Tensor | None, ...]:
+    """Gradients in the order of `_LEAVES`."""
+    return found.q, found.k, found.v, found.sinks, found.mask
+
+
 def _backward(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
     x = _operands(tensors, _settled(keywords))
     forward = _forward_of(x)
     found = _plan_of(x, forward).run(forward, x.do, x.d_lse)
     none = x.q.new_empty(0)
-    return tuple(none if y is None else y for y in (found.q, found.k, found.v, found.sinks))
+    return tuple(none if y is None else y for y in _in_order(found))
 
 
 def _backward_fake(*tensors: torch.Tensor | None, **keywords: Any) -> tuple[torch.Tensor, ...]:
     x = _operands(tensors, keywords)
-    asked = ((x.q, x.needs_q), (x.k, x.needs_kv), (x.v, x.needs_kv), (x.sinks, x.needs_sinks))
+    asked = (
+        (x.q, x.needs_q), (x.k, x.needs_kv), (x.v, x.needs_kv), (x.sinks, x.needs_sinks),
+        (x.mask, x.needs_mask),
+    )  # fmt: skip
     return tuple(y.new_empty(y.shape) if y is not None and need else x.q.new_empty(0) for y, need in asked)
 
 
+_RESULTS = f"-> ({', '.join(['Tensor'] * len(_LEAVES))})"
 define(
-    "attention_backward", f"({schema_of(BackwardOperands)}) -> (Tensor, Tensor, Tensor, Tensor)", _backward,
+    "attention_backward", f"({schema_of(BackwardOperands)}) {_RESULTS}", _backward,
     _backward_fake, "second derivative",
 )  # fmt: skip
 
@@ -233,13 +243,14 @@ def backward(ctx: Any, do: torch.Tensor | None, d_lse: torch.Tensor | None) -> t
     if do is None:
         do = torch.zeros_like(kept["out"])
     needs = {
-        "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"], "needs_sinks": asked.get("sinks", False),
+        "needs_q": asked["q"], "needs_kv": asked["k"] or asked["v"],
+        "needs_sinks": asked.get("sinks", False), "needs_mask": asked.get("mask", False),
     }  # fmt: skip
     tensors, keywords = (do, d_lse, *kept.values(), aux or None), {**ctx.keywords, **needs}
     found: Any
     if ctx.call is not None and not needs_dispatcher((do, d_lse, *saved)):
         gradients = _eager(tensors, keywords)
-        found = (gradients.q, gradients.k, gradients.v, gradients.sinks)
+        found = _in_order(gradients)
     else:
         found = torch.ops.kernels_dsl.attention_backward(*tensors, **keywords)
     results.update((name, x) for name, x in zip(_LEAVES, found) if asked.get(name))

@@ -66,6 +66,21 @@ CASES = (
     else FEW
 )
 
+# With roles of the warpgroups the one that has dP lacks P where scores are bent.
+WITH_GRADIENT = [
+    (arch, dims, name)
+    for arch, dims, name in CASES
+    if VARIANTS[name].mask == "additive"
+    and not (arch == "sm_90a" and max(dims) > 64 and VARIANTS[name].bends_scores)
+]
+if CASES is FEW:
+    WITH_GRADIENT = [
+        ("sm_90a", (128, 128), "additive"),
+        ("sm_90a", (64, 64), "lists_all"),
+        ("sm_89", (64, 64), "all"),
+        ("sm_86", (128, 128), "additive"),
+    ]
+
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
@@ -73,12 +88,21 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize(("arch", "dims", "name"), CASES)
 def test_no_spills(arch, dims, name):
-    """Packed and in order, which take the most registers."""
-    variant, family = VARIANTS[name], "sm90" if arch == "sm_90a" else "sm80"
+    _check(arch, dims, VARIANTS[name], gradient=False)
+
+
+@pytest.mark.parametrize(("arch", "dims", "name"), WITH_GRADIENT)
+def test_no_spills_with_the_gradient_of_the_mask(arch, dims, name):
+    _check(arch, dims, VARIANTS[name], gradient=True)
+
+
+def _check(arch: str, dims: tuple[int, int], variant: AttentionVariant, gradient: bool) -> None:
+    """Compiles packed and in order, which take the most registers."""
+    family = "sm90" if arch == "sm_90a" else "sm80"
     if family == "sm90":
-        config = sm90_backward_config(*dims, True)
+        config = sm90_backward_config(*dims, True, d_mask=gradient)
     else:
-        config = sm80_backward_config(*dims, True, DEVICES_BY_ARCH[arch].smem_bytes, True)
+        config = sm80_backward_config(*dims, True, DEVICES_BY_ARCH[arch].smem_bytes, True, d_mask=gradient)
     heads = ((4, dims[0]), (2, dims[0]), (2, dims[1]), (4, dims[1]), (2, dims[0]), (2, dims[1]))
     tensors = [_empty(512, *shape, dtype=torch.bfloat16) for shape in heads]
     sums = (_empty(4096), _empty(4096), _empty(4096 * config.dim), _empty(64, dtype=torch.int32))
@@ -92,9 +116,9 @@ def test_no_spills(arch, dims, name):
     lists = None
     if variant.lists is not None:
         lists = (_empty(2, 2, 5, dtype=torch.int32), _empty(2, 2, 64, 4, dtype=torch.int32))
+    rest = (seqlens, 256, mask, aux, lists, mask if gradient else None)
     kernel = FUNCTIONS[family].compile(
-        *tensors, *sums, *(1.0, 1.0, 0, 0), seqlens, 256, mask, aux, lists, arch=arch, layout="thd",
-        config=config, variant=variant,
+        *tensors, *sums, *(1.0, 1.0, 0, 0), *rest, arch=arch, layout="thd", config=config, variant=variant,
     )  # fmt: skip
     (found,) = kernel.resources()
     assert found.stack_bytes == found.spill_loads == found.spill_stores == 0

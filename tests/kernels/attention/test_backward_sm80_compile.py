@@ -66,7 +66,7 @@ def _compile(
     sums = [flat(4096, torch.float32) for _ in range(3)]
     turns = flat(64, torch.int32) if config.deterministic else None
     seqlens = (flat(3, torch.int32), flat(3, torch.int32), None) if packed else None
-    numbers, rest = (1.0, 0.0, 0, 0), (seqlens, 256, None, None, None)
+    numbers, rest = (1.0, 0.0, 0, 0), (seqlens, 256, None, None, None, None)
     return FUNCTIONS["sm80"].compile(
         *tensors, *sums, turns, *numbers, *rest, arch=arch, layout="thd" if packed else "bshd",
         config=config, variant=variant,

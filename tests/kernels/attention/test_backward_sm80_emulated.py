@@ -98,7 +98,7 @@ def _run(
     out, lse = forward.out.to(q.dtype), forward.lse.float()
     with emulator.run(arch=arch):
         PREPARE(out, inputs.do, lse, None, *sums, turns, cu_q, longest[0], **common)
-        numbers, rest = (scale, 0.0, *window), (packed and tuple(packed), longest[1], None, None, None)
+        numbers, rest = (scale, 0.0, *window), (packed and tuple(packed), longest[1], None, None, None, None)
         FUNCTIONS["sm80"](
             *inputs, dk, dv, *sums, turns, *numbers, *rest, layout=common["layout"], config=config,
             variant=variant,

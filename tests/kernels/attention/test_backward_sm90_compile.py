@@ -41,7 +41,7 @@ def test_products_in_flight_and_no_spills(dims, deterministic, variant, packed):
     turns = _meta(2 * tiles, dtype=torch.int32) if deterministic else None
     seqlens = (_meta(3, dtype=torch.int32), _meta(3, dtype=torch.int32), None) if packed else None
     kernel = FUNCTIONS["sm90"].compile(
-        *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 3, arch="sm_90a",
+        *tensors, *sums, turns, *(1.0, 0.0, 0, 0), seqlens, 256, *[None] * 4, arch="sm_90a",
         layout="thd" if packed else "bshd", config=config, variant=variant,
     )  # fmt: skip
     (found,) = kernel.resources()

@@ -67,6 +67,8 @@ def check_gradients(
     peer = reference_gradients(tensors[:3], masking, d_out, d_lse, tensors[0].dtype)
     for name, own, exact, theirs in zip("qkv", found, expected, peer):
         check(own.transpose(1, 2), exact, theirs, ulps=4.0, case=f"gradient of {name}")
+    if masking.bias is not None and masking.bias.requires_grad:
+        check(found[3], expected[3], peer[3], ulps=4.0, case="gradient of the mask")
     if masking.sinks is not None:
         check_sinks(found[3], expected[3], tensors, masking, d_out)
     if ALL or through_lse:

@@ -88,11 +88,28 @@ def test_rows_that_a_mask_hides(seed):
     indirect=["_emulated"],
 )
 def test_additive(dtype, seed):
+    """And the gradient of the mask, which is summed over the heads, of bent scores."""
     mask = torch.randn((2, 1, 40, 140), generator=torch.Generator().manual_seed(seed)).to(dtype)
     mask[0, 0, 3, :120] = mask[1, :, :, 100:] = -torch.inf
-    tensors = leaves((2, 1), (40, 140), (64, 64), seed, batch=2)
+    tensors = (*leaves((2, 1), (40, 140), (64, 64), seed, batch=2), mask.requires_grad_())
     options = {"mask": mask, "window": (60, 20), "softcap": 3.0}
     check_gradients(tensors, Masking(60, 20, bias=mask, softcap=3.0), **options)
+
+
+@pytest.mark.parametrize(
+    ("_emulated", "shape"), pairs("mask alone", ARCHS, [(2, 2, 70, 66), (1, 66)]), indirect=["_emulated"]
+)
+def test_gradient_of_a_mask_alone(shape, seed):
+    """Rows that see nothing have none. The same as beside other gradients, bit by bit."""
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.bfloat16)
+    mask[..., 0, :] = -torch.inf if len(shape) > 2 else 0.0
+    tensors = leaves((2, 1), (70, 66), (40, 96), seed, batch=2)
+    masking = Masking(right=0, bias=mask.requires_grad_())
+    found = check_gradients((*tensors, mask), masking, causal=True, mask=mask)
+    out = kernels_dsl.attention(*(x.detach() for x in tensors), causal=True, mask=mask)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    (alone,) = torch.autograd.grad(out, mask, d_out)
+    assert alone.dtype == mask.dtype and torch.equal(alone, found[3])
 
 
 def test_mask_function(seed):
@@ -112,9 +129,10 @@ def test_mask_function_that_reads_a_tensor(seed):
 @one_family("test_scaled_dot_product_attention_with_a_mask")
 def test_scaled_dot_product_attention_with_a_mask(seed):
     q, k, v = (x.transpose(1, 2) for x in leaves((2, 2), (40, 90), (64, 64), seed))
-    mask = torch.rand((40, 90), generator=torch.Generator().manual_seed(seed)) < 0.7
+    mask = torch.randn((2, 1, 90), generator=torch.Generator().manual_seed(seed)).to(q.dtype).requires_grad_()
+    expanded = mask.expand(1, 2, 40, 90)
     own, theirs = (
-        torch.autograd.grad(f(q, k, v, attn_mask=mask).float().square().sum(), (q, k, v))
+        torch.autograd.grad(f(q, k, v, attn_mask=expanded).float().square().sum(), (q, k, v, mask))
         for f in (kernels_dsl.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
     )
     for x, y in zip(own, theirs):
@@ -180,27 +198,28 @@ def test_packed_sequences_with_a_mask_and_sinks(seed):
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (x.detach()[0] for x in leaves((2, 1), (sum(lengths_q) + 5, 200), (32, 32), seed))
     d_out = torch.randn(q.shape, generator=generator).to(q.dtype)
-    bias = torch.randn((4, 1, 40, 150), generator=generator)
+    bias = torch.randn((4, 1, 40, 150), generator=generator).requires_grad_()
     sinks = torch.randn(2, generator=generator).requires_grad_()
     for x in (q, d_out):
         x[sum(lengths_q) :] = torch.nan
     for b, count in enumerate((*used, 0)):
         for x in (k, v):
             x[int(starts_k[b]) + count : int(starts_k[b + 1]) if b < 4 else None] = torch.nan
-    asked = [*(x.requires_grad_() for x in (q, k, v)), sinks]
+    asked = [*(x.requires_grad_() for x in (q, k, v)), sinks, bias]
     out = kernels_dsl.attention_varlen(
         q, k, v, starts_q, starts_k, 40, 150, seqused_k=torch.tensor(used, dtype=torch.int32), mask=bias,
         mask_mod=_every_third, softcap=3.0, sinks=sinks,
     )  # fmt: skip
     found = torch.autograd.grad(out, asked, d_out)
-    total = torch.zeros(2, dtype=torch.float64)
+    total, counted = torch.zeros(2, dtype=torch.float64), torch.zeros(bias.shape, dtype=torch.bool)
     for b, count in enumerate(used):
         rows = slice(int(starts_q[b]), int(starts_q[b + 1]))
         keys = slice(int(starts_k[b]), int(starts_k[b]) + count)
         if not lengths_q[b] or not count:
             assert not any(bool(x[y].any()) for x, y in zip(found, (rows, keys, keys)))
             continue
-        part = bias[b : b + 1, :, : lengths_q[b], :count]
+        at_b = (slice(b, b + 1), slice(None), slice(lengths_q[b]), slice(count))
+        part = bias.detach()[at_b].requires_grad_()
         masking = Masking(softcap=3.0, bias=part, mask_mod=_every_third, sinks=sinks)
         tensors = tuple(x[y][None] for x, y in ((q, rows), (k, keys), (v, keys)))
         exact, peer = (
@@ -209,7 +228,10 @@ def test_packed_sequences_with_a_mask_and_sinks(seed):
         )
         for own, at, expected, theirs in zip(found, (rows, keys, keys), exact, peer):
             check(own[at][None].transpose(1, 2), expected, theirs, ulps=4.0)
-        total += exact[3]
+        check(found[4][at_b], exact[3], peer[3], ulps=4.0)
+        counted[at_b] = True
+        total += exact[4]
+    assert not found[4][~counted].any()
     assert float((found[3] - total).norm()) < 0.02 * (1 + float(total.norm()))
 
 

@@ -233,7 +233,6 @@ def test_a_configuration_for_hopper_that_does_not_fit(on_h200, config, message):
 @pytest.mark.parametrize(
     ("name", "asked", "options", "message"),
     [
-        ("mask", True, {"mask": torch.zeros(1)}, "attention has no gradient of it yet"),
         ("aux[0]", True, {"mask_mod": document_mask, "aux": (torch.zeros(4),)}, "no gradient of it yet"),
         ("q", False, {"score_mod": lambda score, b, h, i, j: abs(score)}, "score_mod_bwd must be given"),
     ],
