@@ -207,7 +207,8 @@ def _owner(code: CodeType) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_library(module: str) -> bool:
-    return module.split(".")[0] == "cutlass"
+    """True for the DSL, and for what the emulator puts around its functions."""
+    return module.split(".")[0] == "cutlass" or module.startswith(f"{__package__}.front.")
 
 
 def _note_allocation(layout: Any, dtype: Any, alignment: int, fields: Any) -> None:

@@ -1,9 +1,10 @@
-"""Seeded faults in the PTX of this project's kernels, one at a time, and what the emulator says of each.
+"""Seeded faults in the PTX of a kernel, one at a time, and what the emulator says of each.
 
-    python -m tests.lowering.emulator.mutants --count 200 --seed 1 [--out results.json]
+    python -m tests.lowering.emulator.mutants gemm_sm80 --count 34 --seed 1 [--out results.json]
 
-Mutants are drawn evenly from kernels and kinds of fault. A mutant without a finding is run again under
-other schedules; one that still has none is told apart by its result, and by whether its line runs at all.
+One kernel a process: packages of others patch the DSL when they are imported. A kernel is compiled once; each
+mutant starts from the memory that its first launch found. One that has no finding is told apart by its
+result, by whether its line runs at all, and by another schedule.
 """
 
 from __future__ import annotations
@@ -17,201 +18,77 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
-import kernels_dsl
-from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
 from lowering import emulator
-from lowering.emulator import Kind, Severity, ptx, session
-from reference.bsr import random_bsr
-from tests.ops.bsr import bsr_cases
+from lowering.emulator import Kind, Severity, call_stacks, ptx, schedules
+from lowering.emulator.memory import GlobalMemory
+from lowering.emulator.reports import Place, Report, SourceLine
+from lowering.emulator.session import Session
+from lowering.emulator.state import Launch
+from tests.lowering.emulator.faults import FAULTS, Mutant
+from tests.lowering.emulator.mutant_subjects import SUBJECTS
 
-SEEDS = 2
 STEPS = 8
 """A mutant may take so many times the steps of the kernel as it is."""
 
 
-class Subject(NamedTuple):
-    """A kernel to be mutated: `call` runs it on the CPU and returns its result."""
-
-    arch: str
-    call: Callable[[], torch.Tensor]
-    sms: int | None = None
-
-
-class Fault(NamedTuple):
-    """A kind of fault: lines that match `pattern` are replaced by `by`, or dropped if that is empty."""
-
-    pattern: str
-    by: str | Callable[[re.Match[str]], str] = ""
-
-
-def _gemm(config: Sm80GemmConfig | Sm90GemmConfig, m: int, n: int, k: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randint(-2, 3, (rows, k), generator=generator).to(torch.bfloat16) for rows in (m, n))
-    return kernels_dsl.gemm(a, b.mT, config=config)
-
-
-def _attention() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 192, 1, 64, generator=generator).to(torch.bfloat16) for _ in range(3))
-    return kernels_dsl.attention(q, k, v, causal=True)
-
-
-def _bsr() -> torch.Tensor:
-    matrix = random_bsr("one_heavy_row", (3, 5), (64, 64), 0, seed=1)
-    dense = torch.randint(-2, 3, (320, 72), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    return kernels_dsl.bsr_gemm(bsr_cases.sparse_of(matrix), dense, family="sm90")
-
-
-SUBJECTS = {
-    "gemm_sm90": Subject("sm_90a", lambda: _gemm(Sm90GemmConfig(128, 64, stages=2), 136, 72, 264)),
-    "gemm_stream_k": Subject("sm_90a", lambda: _gemm(Sm90GemmConfig(64, 16, stream_k=True), 200, 32, 640), 3),
-    "gemm_sm80": Subject("sm_80", lambda: _gemm(Sm80GemmConfig(64, 64, 32, 3, 2, 2), 72, 72, 136)),
-    "attention_sm90": Subject("sm_90a", _attention, 1),
-    "attention_sm80": Subject("sm_80", _attention),
-    "bsr_sm90": Subject("sm_90a", _bsr, 1),
-}
-
-_WAIT = (
-    r"mbarrier\.try_wait(?P<kind>[^\s]*)\s+(?P<done>\w+), (?P<at>\[[^]]*\]), "
-    r"(?P<phase>%?\w+)(?P<rest>[^;]*);"
-)
-FAULTS = {
-    "a wait on an mbarrier removed": Fault(_WAIT, r"setp.eq.u32 \g<done>, 0, 0;"),
-    "a phase flipped": Fault(
-        _WAIT,
-        r"{ .reg .b32 MUT; xor.b32 MUT, \g<phase>, 1;"
-        r" mbarrier.try_wait\g<kind> \g<done>, \g<at>, MUT\g<rest>; }",
-    ),
-    "an arrival removed": Fault(r"(@\S+\s+)?mbarrier\.arrive\.shared[^;]*;"),
-    "an arrive count too large": Fault(
-        r"mbarrier\.init(?P<kind>\S*)\s+(?P<at>\[[^]]*\]), (?P<count>%?\w+);",
-        r"{ .reg .b32 MUT; add.s32 MUT, \g<count>, 1; mbarrier.init\g<kind> \g<at>, MUT; }",
-    ),
-    "an mbarrier not initialised": Fault(r"mbarrier\.init[^;]*;"),
-    "a byte count off": Fault(
-        r"mbarrier\.arrive\.expect_tx(?P<kind>\S*)\s+(?P<state>\S+), (?P<at>\[[^]]*\]), (?P<count>%?\w+);",
-        r"{ .reg .b32 MUT; add.s32 MUT, \g<count>, 16;"
-        r" mbarrier.arrive.expect_tx\g<kind> \g<state>, \g<at>, MUT; }",
-    ),
-    "a barrier removed": Fault(r"(bar\.sync|barrier\.(sync|cluster))[^;]*;"),
-    "a proxy fence dropped": Fault(r"fence\.proxy\.async[^;]*;"),
-    "fence.mbarrier_init dropped": Fault(r"fence\.mbarrier_init[^;]*;"),
-    "wgmma.fence dropped": Fault(r"wgmma\.fence[^;]*;"),
-    "a wait on a group removed": Fault(
-        r"(wgmma|cp\.async|cp\.async\.bulk)\.wait_(group|all)(\.read|\.sync|\.aligned)*\b[^;]*;"
-    ),
-    "a wait on a group one short": Fault(
-        r"(?P<wait>(wgmma|cp\.async|cp\.async\.bulk)\.wait_group\S*)\s+(?P<n>\d+);",
-        lambda found: f"{found['wait']} {int(found['n']) + 1};",
-    ),
-    "a commit removed": Fault(r"(wgmma|cp\.async|cp\.async\.bulk)\.commit_group[^;]*;"),
-    "a release or acquire relaxed": Fault(
-        r"(?P<op>(ld|st|atom|red)\S*)\.(release|acquire|acq_rel)\b", r"\g<op>.relaxed"
-    ),
-    "an index of shared memory shifted": Fault(
-        r"(?P<op>(st\.shared|ld\.shared|stmatrix|ldmatrix)\S*)(?P<first>[^;[]*)\[(?P<base>%\w+)(?P<off>[^]]*)\]",
-        r"\g<op>\g<first>[\g<base>\g<off>+4096]",
-    ),
-    "an index of global memory shifted": Fault(
-        r"(?P<op>(st\.global|ld\.global)\S*)(?P<first>[^;[]*)\[(?P<base>%\w+)(?P<off>[^]]*)\]",
-        r"\g<op>\g<first>[\g<base>\g<off>+4096]",
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One fault at one line (from 0) of one kernel's PTX."""
-
-    subject: str
-    fault: str
-    line: int
-
-    def apply(self, text: str) -> str:
-        """PTX with the fault; lines keep their numbers."""
-        lines = text.split("\n")
-        fault = FAULTS[self.fault]
-        lines[self.line] = _sums(re.sub(fault.pattern, fault.by, lines[self.line], count=1))
-        return "\n".join(lines)
-
-    def trapped(self, text: str) -> str:
-        """PTX with a trap at the line, which tells whether it runs."""
-        lines = text.split("\n")
-        lines[self.line] = "trap; " + lines[self.line]
-        return "\n".join(lines)
-
-
-def _sums(line: str) -> str:
-    """A line whose addresses have one offset each: ``[%r1+16+4096]`` is no PTX."""
-    return re.sub(r"\+(\d+)\+(\d+)\]", lambda found: f"+{int(found[1]) + int(found[2])}]", line)
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """The emulator's word on one mutant: `outcome` is found, wrong result, not run or silent."""
+    """The emulator's word on one mutant.
+
+    `outcome`: found; found by seed 1; else, by the result, wrong result or silent; not run. `beside`: a
+    report names the mutated line or the one beside it, in the PTX or in the source.
+    """
 
     mutant: Mutant
     outcome: str
     kinds: tuple[str, ...] = ()
-    beside: bool = False  # a report names the mutated line or the one beside it
+    beside: bool = False
     text: str = ""
+    source: str = ""
 
 
 class _Ran(NamedTuple):
-    result: torch.Tensor | None
     kinds: frozenset[str]
-    lines: frozenset[int]
+    places: tuple[Place, ...]
+    same: bool
     steps: int
 
 
 class Bench:
-    """One kernel, compiled once, and run with other PTX."""
+    """The first launch of a subject, to be repeated with other PTX from the memory that it found."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text: str, launch: Launch, memory: GlobalMemory) -> None:
         self.name, self.subject = name, SUBJECTS[name]
-        before = set(session._loaded)
-        self.right = self._run(0, 50_000_000)
+        self.ptx, self.launch, self.memory = text, launch, memory
+        self.before = schedules.copy(memory)
+        self.after: list[schedules.RegionCopy] = []
+        self.module = ptx.parse(text)
+        self.right = self._run(self.module, 0, 50_000_000)
         assert not self.right.kinds, f"{name} as it is has findings: {set(self.right.kinds)}"
-        new = [key for key in session._loaded if key not in before]
-        self.key = max(new, key=lambda key: len(session._loaded[key].made.ptx))
-        self.loaded = session._loaded[self.key]
-        self.ptx: str = self.loaded.made.ptx
+        self.after = schedules.copy(memory)
 
-    def _run(self, seed: int, steps: int) -> _Ran:
-        result: torch.Tensor | None = None
+    def _run(self, module: ptx.Module, seed: int, steps: int) -> _Ran:
+        schedules.restore(self.memory, self.before)
         subject = self.subject
-        with emulator.run(
-            arch=subject.arch, sms=subject.sms, seed=seed, raise_on_report=False, max_steps=steps
-        ) as active:
-            reports = active.reports
-            try:
-                result = subject.call()
-            except emulator.EmulatorError as error:
-                reports = [*active.reports, *error.reports]
-                if not reports:
-                    return _Ran(None, frozenset({"error"}), frozenset(), active.steps)
-            reports = [*reports, *active.reports]
-        errors = [r for r in reports if r.severity is Severity.ERROR]
-        lines = frozenset(place.ptx_line for r in errors for place in r.places)
-        return _Ran(result, frozenset(r.kind.name for r in errors), lines, active.steps)
-
-    def run(self, text: str, seed: int) -> _Ran:
-        """The kernel with PTX `text` in place of its own."""
-        module = ptx.parse(text)
-        made = self.loaded.made
-        host = session.host_function(made.ir_module, made.function_name, module)
-        session._loaded[self.key] = session._Loaded(module, host, made)
-        kernels = len(session._loaded)
+        session = Session(subject.arch, seed, subject.sms, raise_on_report=False, max_steps=steps)
+        failed: tuple[Report, ...] | None = None
         try:
-            ran = self._run(seed, STEPS * self.right.steps + 10_000)
-            assert len(session._loaded) == kernels, "another kernel ran: the sources have changed meanwhile"
-            return ran
-        finally:
-            session._loaded[self.key] = self.loaded
+            session.execute(module, self.launch, self.memory)
+        except emulator.EmulatorError as error:
+            failed = error.reports
+        errors = [r for r in (*session.reports, *(failed or ())) if r.severity is Severity.ERROR]
+        kinds = {r.kind.name for r in errors} or ({"error"} if failed is not None else set())
+        same = failed is None and schedules.difference(self.memory, self.after or self.before) is None
+        return _Ran(frozenset(kinds), tuple(p for r in errors for p in r.places), same, session.steps)
+
+    def run(self, text: str, seed: int = 0) -> _Ran:
+        """The launch with PTX `text` in place of its own."""
+        return self._run(ptx.parse(text), seed, STEPS * self.right.steps + 10_000)
 
     def mutants(self) -> Iterator[Mutant]:
         """Every place where a fault applies."""
@@ -222,79 +99,124 @@ class Bench:
                         yield Mutant(self.name, fault, number)
 
     def judge(self, mutant: Mutant) -> Verdict:
-        """Run a mutant under `SEEDS` schedules, and its line with a trap where that finds nothing."""
-        text, shown = mutant.apply(self.ptx), self.ptx.split("\n")[mutant.line].strip()
-        wrong = False
-        for seed in range(SEEDS):
-            if seed == 1 and not wrong and Kind.TRAP.name not in self.run(mutant.trapped(self.ptx), 0).kinds:
-                return Verdict(mutant, "not run", text=shown)
-            ran = self.run(text, seed)
-            if ran.kinds:
-                beside = any(abs(line - 1 - mutant.line) <= 3 for line in ran.lines)
-                return Verdict(mutant, "found", tuple(sorted(ran.kinds)), beside, shown)
-            wrong = wrong or not _same(ran.result, self.right.result)
-        return Verdict(mutant, "wrong result" if wrong else "silent", text=shown)
+        """Run a mutant; where that finds nothing, its line with a trap, then another schedule."""
+        shown, stack = self.ptx.split("\n")[mutant.line].strip(), self._stack(mutant.line + 1)
+        source = " < ".join(f"{Path(line.path).name}:{line.line}" for line in stack)
+        text = mutant.apply(self.ptx)
+        ran = self.run(text)
+        if ran.kinds:
+            beside = any(_beside(place, mutant.line + 1, stack) for place in ran.places)
+            return Verdict(mutant, "found", tuple(sorted(ran.kinds)), beside, shown, source)
+        if Kind.TRAP.name not in self.run(mutant.trapped(self.ptx)).kinds:
+            return Verdict(mutant, "not run", text=shown, source=source)
+        again = self.run(text, seed=1)
+        if again.kinds:
+            return Verdict(mutant, "found by seed 1", tuple(sorted(again.kinds)), text=shown, source=source)
+        outcome = "silent" if ran.same and again.same else "wrong result"
+        return Verdict(mutant, outcome, text=shown, source=source)
+
+    def _stack(self, line: int) -> tuple[SourceLine, ...]:
+        """The Python lines that a line of the PTX comes from, innermost first."""
+        for kernel in self.module.kernels.values():
+            for ins in kernel.instructions:
+                if ins.line == line and ins.source[0] in self.module.files:
+                    number, at, column = ins.source
+                    return call_stacks.find(self.module.files[number], at, column).lines
+        return ()
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)
+def _beside(place: Place, line: int, stack: tuple[SourceLine, ...]) -> bool:
+    """True for the PTX line or the one beside it, and for neighbours in the source.
+
+    From the kernel's own line inwards, stacks of neighbours part at lines of one function that differ by one.
+    """
+    if abs(place.ptx_line - line) <= 1:
+        return True
+    for one, other in zip(reversed(place.stack), reversed(stack)):
+        if (one.path, one.line) != (other.path, other.line):
+            return one.path == other.path and abs(one.line - other.line) <= 1
+    return bool(place.stack and stack)
 
 
-def draw(benches: dict[str, Bench], count: int, seed: int) -> list[Mutant]:
-    """Seeded mutants, in turns from kernels and from their kinds of fault; none twice."""
+def visit(name: str, work: Callable[[Bench], None]) -> None:
+    """Call a subject and hand its first launch to `work`, while its tensors live."""
+    texts: dict[int, tuple[str, ptx.Module]] = {}
+    parse, execute = ptx.parse, Session.execute
+    seen: list[str] = []
+
+    def parsed(text: str) -> ptx.Module:
+        module = parse(text)
+        texts[id(module)] = (text, module)
+        return module
+
+    def executed(session: Session, module: ptx.Module, launch: Launch, memory: GlobalMemory) -> None:
+        if not seen:
+            seen.append(launch.kernel)
+            with mock.patch.object(Session, "execute", execute):
+                work(Bench(name, texts[id(module)][0], launch, memory))
+        execute(session, module, launch, memory)
+
+    subject = SUBJECTS[name]
+    settings: dict[str, Any] = {"sms": subject.sms, "torch_cuda": subject.foreign, "raise_on_report": False}
+    with (
+        mock.patch.object(ptx, "parse", parsed),
+        mock.patch.object(Session, "execute", executed),
+        emulator.run(subject.arch, **settings),
+    ):
+        subject.call()
+    assert seen, f"{name} launches no kernel"
+
+
+def draw(bench: Bench, seed: int) -> list[Mutant]:
+    """All mutants of a kernel in a seeded order, in turns from its kinds of fault."""
     chance = random.Random(seed)
-    pools: dict[str, dict[str, list[Mutant]]] = {}
-    for name, bench in benches.items():
-        kinds: defaultdict[str, list[Mutant]] = defaultdict(list)
-        for mutant in bench.mutants():
-            kinds[mutant.fault].append(mutant)
-        for mutants in kinds.values():
-            chance.shuffle(mutants)
-        pools[name] = dict(sorted(kinds.items()))
+    kinds: defaultdict[str, list[Mutant]] = defaultdict(list)
+    for mutant in bench.mutants():
+        kinds[mutant.fault].append(mutant)
+    for mutants in kinds.values():
+        chance.shuffle(mutants)
     drawn: list[Mutant] = []
-    while len(drawn) < count and any(pools.values()):
-        for kinds_of_one in pools.values():
-            if kinds_of_one and len(drawn) < count:
-                fault = next(iter(kinds_of_one))
-                mutants = kinds_of_one.pop(fault)
-                drawn.append(mutants.pop())
-                if mutants:
-                    kinds_of_one[fault] = mutants  # to the end of the line
+    while any(kinds.values()):
+        drawn += [mutants.pop() for _, mutants in sorted(kinds.items()) if mutants]
     return drawn
+
+
+def campaign(bench: Bench, asked: argparse.Namespace) -> list[Verdict]:
+    """Judge mutants until ``asked.count`` have run; verdicts are printed and written as they come."""
+    verdicts: list[Verdict] = []
+    start = time.monotonic()
+    for mutant in draw(bench, seed=asked.seed):
+        verdicts.append(bench.judge(mutant))
+        spent, last = time.monotonic() - start, verdicts[-1]
+        run = sum(verdict.outcome != "not run" for verdict in verdicts)
+        print(
+            f"{run} of {asked.count}, {spent:.0f} s: {last.outcome}{' beside' * last.beside}: "
+            f"line {mutant.line + 1}, {mutant.fault} {', '.join(last.kinds)}",
+            flush=True,
+        )
+        if asked.out:
+            asked.out.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+        if run == asked.count or (asked.seconds and spent > asked.seconds):
+            break
+    return verdicts
 
 
 def main() -> None:
     """Run and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("kernel", choices=SUBJECTS)
+    parser.add_argument("--count", type=int, default=34, help="mutants whose lines run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0, help="start no mutant after so long")
-    parser.add_argument("--part", default="1/1", help="2/3: the second of three processes")
     parser.add_argument("--out", type=Path, help="write the verdicts to this JSON file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    benches = {name: Bench(name) for name in SUBJECTS}
-    part, parts = (int(x) for x in asked.part.split("/"))
-    mutants = draw(benches, asked.count, asked.seed)[part - 1 :: parts]
+    torch.manual_seed(1)
     verdicts: list[Verdict] = []
-    start = time.monotonic()
-    for number, mutant in enumerate(mutants, 1):
-        verdicts.append(benches[mutant.subject].judge(mutant))
-        spent = time.monotonic() - start
-        left = spent / number * (len(mutants) - number)
-        last = verdicts[-1]
-        print(
-            f"{number} of {len(mutants)}, {left:.0f} s left: {last.outcome}: {mutant.subject} line"
-            f" {mutant.line + 1}, {mutant.fault} {', '.join(last.kinds)}",
-            flush=True,
-        )
-        if asked.out:
-            asked.out.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
-        if asked.seconds and spent > asked.seconds:
-            break
+    visit(asked.kernel, lambda bench: verdicts.extend(campaign(bench, asked)))
     for verdict in verdicts:
         if verdict.outcome != "found":
-            at = f"{verdict.mutant.subject} line {verdict.mutant.line + 1}"
+            at = f"line {verdict.mutant.line + 1}, {verdict.source}"
             print(f"{verdict.outcome}: {at}: {verdict.mutant.fault}: {verdict.text}")
     table = Counter((v.mutant.fault, v.outcome) for v in verdicts)
     for fault in FAULTS:

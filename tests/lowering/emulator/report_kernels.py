@@ -13,6 +13,7 @@ def put(tile: cute.Tensor, i: cutlass.Int32, value: Float32):
     tile[i] = value  # the helper's store
 
 
+@cute.jit
 def exchange(tile: cute.Tensor, i: cutlass.Int32, value: Float32):
     put(tile, i, value)  # the middle
     return tile[THREADS - 1 - i]  # the helper's load

@@ -1,0 +1,121 @@
+"""Kernels to be mutated: this project's, and four of others, unmodified.
+
+The others need `quack-kernels` and `flash-attn-4` (extra `strangers`), and ``CUTLASS_EXAMPLES``, a checkout's
+``examples/python/CuTeDSL``.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import kernels_dsl
+from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
+from reference.bsr import random_bsr
+from tests.ops.bsr import bsr_cases
+
+
+class Subject(NamedTuple):
+    """A kernel: `call` launches it on the CPU. `foreign`: it makes its own tensors, on a pretended GPU."""
+
+    arch: str
+    call: Callable[[], object]
+    sms: int | None = None
+    foreign: bool = False
+
+
+def _gemm(config: Sm80GemmConfig | Sm90GemmConfig, m: int, n: int, k: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=generator).to(torch.bfloat16) for rows in (m, n))
+    return kernels_dsl.gemm(a, b.mT, config=config)
+
+
+def _attention() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 192, 1, 64, generator=generator).to(torch.bfloat16) for _ in range(3))
+    return kernels_dsl.attention(q, k, v, causal=True)
+
+
+def _bsr() -> torch.Tensor:
+    matrix = random_bsr("one_heavy_row", (3, 5), (64, 64), 0, seed=1)
+    dense = torch.randint(-2, 3, (320, 72), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    return kernels_dsl.bsr_gemm(bsr_cases.sparse_of(matrix), dense, family="sm90")
+
+
+class _Anything(types.ModuleType):
+    """A module that has every name: quack imports Triton for kernels that nothing here calls."""
+
+    FileCacheManager = object
+    constexpr = object
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **_: args[0] if args and callable(args[0]) else None
+
+
+def without_triton() -> None:
+    """Put empty modules in Triton's place, for the rest of the process."""
+    import torch._inductor.compile_fx  # noqa: F401  (it asks for more of Triton than there is)
+
+    for name in ("triton", "triton.runtime", "triton.runtime.cache", "triton.language"):
+        made = sys.modules[name] = _Anything(name)
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, made)
+
+
+def _quack_gemm() -> object:
+    without_triton()
+    from quack.gemm_interface import gemm
+
+    a = torch.randint(-2, 3, (200, 264), device="cuda").bfloat16()
+    return gemm(a, torch.randint(-2, 3, (264, 136), device="cuda").bfloat16(), tuned=False)
+
+
+def _quack_softmax() -> object:
+    without_triton()
+    import quack
+
+    return quack.softmax(torch.randn(9, 16384 + 1024, device="cuda", dtype=torch.float32))
+
+
+def _flash_attention_4() -> object:
+    without_triton()
+    from flash_attn.cute import flash_attn_func
+
+    q, k, v = (torch.randn(1, 256, 1, 64, device="cuda").bfloat16() for _ in range(3))
+    return flash_attn_func(q, k, v, causal=True)
+
+
+def _cutlass_gemm() -> object:
+    script = Path(os.environ["CUTLASS_EXAMPLES"], "cute/hopper/kernel/dense_gemm/dense_gemm_persistent.py")
+    options = "--mnkl 200,264,264,1 --tile_shape_mn 128,64 --warmup_iterations 0 --iterations 1"
+    kept, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *options.split(), "--skip_ref_check"]
+    sys.path[0:0] = [str(script.parent)]
+    try:
+        return runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = kept, path
+
+
+SUBJECTS = {
+    "gemm_sm90": Subject("sm_90a", lambda: _gemm(Sm90GemmConfig(128, 64, stages=2), 136, 72, 264)),
+    "gemm_stream_k": Subject("sm_90a", lambda: _gemm(Sm90GemmConfig(64, 16, stream_k=True), 200, 32, 640), 3),
+    "gemm_sm80": Subject("sm_80", lambda: _gemm(Sm80GemmConfig(64, 64, 32, 3, 2, 2), 72, 72, 136)),
+    "attention_sm90": Subject("sm_90a", _attention, 1),
+    "attention_sm80": Subject("sm_80", _attention),
+    "bsr_sm90": Subject("sm_90a", _bsr, 1),
+    "quack_gemm": Subject("sm_90a", _quack_gemm, 2, foreign=True),
+    "quack_softmax": Subject("sm_90a", _quack_softmax, 4, foreign=True),
+    "flash_attention_4": Subject("sm_90a", _flash_attention_4, 2, foreign=True),
+    "cutlass_gemm": Subject("sm_90a", _cutlass_gemm, 2, foreign=True),
+}
