@@ -89,6 +89,8 @@ def _score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 CALLS: dict[str, Callable[[Any, Inputs], Any]] = {
     "gemm": lambda lib, x: lib.gemm(x.a, x.b),
+    "gemm_gated": lambda lib, x: lib.gemm_gated(x.a, x.b),
+    "gemm_gated_supports": lambda lib, x: lib.gemm_gated_supports(x.a, x.b),
     "supports": lambda lib, x: lib.supports(x.a, x.b),
     "attention": lambda lib, x: lib.attention(*x.qkv),
     "attention_varlen": lambda lib, x: lib.attention_varlen(*x.packed, x.cu_seqlens, x.cu_seqlens, _N),

@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.checked import checked as checked
     from kernels_dsl.ops.epilogues import register_epilogue as register_epilogue
     from kernels_dsl.ops.gemm.autotune import autotune_gemm as autotune_gemm
+    from kernels_dsl.ops.gemm.gated import gemm_gated as gemm_gated
+    from kernels_dsl.ops.gemm.gated import gemm_gated_supports as gemm_gated_supports
     from kernels_dsl.ops.gemm.gemm import gemm as gemm
     from kernels_dsl.ops.gemm.gemm import supports as supports
     from kernels_dsl.ops.gemm.grouped import grouped_gemm as grouped_gemm
@@ -70,6 +72,8 @@ _PUBLIC = {
     "gemm": "kernels_dsl.ops.gemm.gemm",
     "supports": "kernels_dsl.ops.gemm.gemm",
     "autotune_gemm": "kernels_dsl.ops.gemm.autotune",
+    "gemm_gated": "kernels_dsl.ops.gemm.gated",
+    "gemm_gated_supports": "kernels_dsl.ops.gemm.gated",
     "attention": "kernels_dsl.ops.attention.attention",
     "attention_varlen": "kernels_dsl.ops.attention.attention",
     "attention_fp8": "kernels_dsl.ops.attention.attention_fp8",

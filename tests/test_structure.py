@@ -25,7 +25,8 @@ ALLOWED = {
     "reference": (
         "reference",
         "kernels_dsl.blocks.epilogue.activations",
-    ),  # which has PyTorch's definition of each
+        "kernels_dsl.blocks.epilogue.gates",
+    ),  # which have PyTorch's definition of each
     "lowering": ("lowering",),
     "kernels_dsl.config": ("kernels_dsl.config", "lowering.records"),
     "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config", "lowering.records"),

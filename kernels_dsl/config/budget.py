@@ -24,6 +24,8 @@ MIN_EPILOGUE_STAGES = 2
 SM90_ACCUMULATOR_LIMIT = {1: 192, 2: 192, 3: 128}
 # The same where the epilogue reads several whole tensors, whose values and addresses need registers too.
 SM90_MANY_OPERANDS_LIMIT = 160
+# The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
+SM90_GATED_LIMIT = 144
 SM80_ACCUMULATOR_LIMIT = 128
 SM_REGISTERS = 65536
 # Registers that ptxas wants for a WGMMA beside its accumulators: with fewer it gives up.
@@ -188,6 +190,8 @@ def why_not(config: GemmConfig, problem: GemmProblem, device: Device) -> str | N
         reason = _why_not_fp8(config, problem, device)
     if reason is None and problem.grouped:
         reason = _why_not_grouped(config)
+    if problem.gated and config.turned:
+        reason = "turned tiles have neighbouring columns in different threads, which cannot be gate and up"
     if reason:
         return reason
     k_tiles = max(1, -(-problem.k // config.tile_k_for(problem.ab_bytes)))
@@ -236,6 +240,8 @@ def _sm90_accumulator_limit(config: Sm90GemmConfig, problem: GemmProblem) -> int
     limit = SM90_ACCUMULATOR_LIMIT[sm90_consumers(config)]
     if config.split_k > 1:
         return limit  # the epilogue is the second kernel's
+    if problem.gated:
+        return min(limit, SM90_GATED_LIMIT)
     return min(limit, SM90_MANY_OPERANDS_LIMIT) if problem.operand_bytes > 2 else limit
 
 

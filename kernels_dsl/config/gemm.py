@@ -18,6 +18,8 @@ NUMBER = "number"
 """`EntryLayout.operand_modes` of one float32 number in global memory, whose address the operand is."""
 MAXIMUM = "max"
 """The same of the one number that the largest magnitude of the result is written to."""
+WRITTEN = "written "
+"""Before the modes of a tensor of D's kind that the epilogue writes."""
 SM80_STAGING_PADDING = 8
 """Floats after each row that the SM80 epilogue stages: against bank conflicts."""
 
@@ -176,13 +178,14 @@ class EntryLayout:
     `swap` computes D^T = B^T A^T. `promotion`: how partial sums of fp8 products are added, in the call's
     orientation; where it has scales, those of a and b come before the epilogue's operands. `grouped`: rows
     of a and d are in groups, each with a matrix of b; where each ends (`blocks.groups`) comes before all
-    others.
+    others. `gated`: d has half of the columns, one for two neighbours of the product.
     """
 
     operand_modes: tuple[str, ...] = ()
     swap: bool = False
     promotion: Promotion | None = None
     grouped: bool = False
+    gated: bool = False
 
 
 GemmConfig = Sm90GemmConfig | Sm80GemmConfig

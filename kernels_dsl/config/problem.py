@@ -18,6 +18,7 @@ class GemmProblem:
     `operand_bytes` is what the epilogue reads for each element of D, such as 2 for a bf16 residual;
     broadcast operands count 0. `promotion`: how partial sums of fp8 products are added, None for the tensor
     cores' own sum over all of K. `grouped`: M is the mean of L groups of rows, of any sizes, each with a B.
+    `gated`: D has half of the N columns, each of two neighbours.
     """
 
     m: int
@@ -34,6 +35,7 @@ class GemmProblem:
     operand_bytes: int = 0
     promotion: Promotion | None = None
     grouped: bool = False
+    gated: bool = False
 
     @property
     def ab_bytes(self) -> int:

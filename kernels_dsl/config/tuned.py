@@ -47,7 +47,9 @@ def config_from_json(data: dict[str, Any]) -> GemmConfig:
 
 def problem_key(problem: GemmProblem, device: Device, family: str) -> str:
     """A text that names a problem on a device, for one family of kernels."""
-    values = ",".join(f"{field.name}={getattr(problem, field.name)}" for field in fields(problem))
+    # Records are older than the last field: without it a problem has the name that it had.
+    named = [field.name for field in fields(problem) if field.name != "gated" or problem.gated]
+    values = ",".join(f"{name}={getattr(problem, name)}" for name in named)
     return f"{device.name}/{device.sm_count} SMs/{family}/{values}"
 
 

@@ -47,6 +47,13 @@ class Output(NamedTuple):
     operands: Operands
     tensor: cute.Tensor | None = None
     """D itself, where rows are in groups."""
+    product: TmaCopy | None = None
+    """Stores to the product, where it is kept beside a gated D: as those of D."""
+
+    @property
+    def atoms(self) -> tuple[cute.CopyAtom | None, ...]:
+        """The TMA descriptors."""
+        return (self.atom,) if self.product is None else (self.atom, self.product.atom)
 
 
 class Cta(NamedTuple):

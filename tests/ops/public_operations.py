@@ -86,6 +86,14 @@ def _gemm() -> dict[str, Any]:
 _LINEAR = ("c", "bias", "residual")
 
 
+def _gated() -> dict[str, Any]:
+    return {
+        "a": _ones(32, 64), "b": _ones(64, 48), "c": _ones(32, 48), "bias": _ones(48), "bias_axis": "n",
+        "alpha": 0.5, "beta": 2.0, "activation": "swiglu", "out": _ones(32, 24), "preact_out": _ones(32, 48),
+        "return_preact": True, "out_dtype": BF16, "config": None, "family": None, "batch_invariant": False,
+    }  # fmt: skip
+
+
 def _own_epilogue(arguments: dict[str, Any]) -> dict[str, Any]:
     """The same call with an epilogue in place of everything else."""
     shape = (arguments["a"].shape[-2], arguments["b"].shape[-1])
@@ -213,6 +221,7 @@ def _attention_decode() -> dict[str, Any]:
 OPERATIONS: Sequence[Operation] = (
     Operation("gemm", _gemm, ("a", "b", *_LINEAR), ("out",)),
     Operation("gemm", lambda: _own_epilogue(_gemm()), ("a", "b", "epilogue_args[0]")),
+    Operation("gemm_gated", _gated, ("a", "b", "c", "bias"), ("out", "preact_out")),
     Operation("scaled_gemm", _scaled, ("a", "b", *_SCALES, "scale_result", *_LINEAR), ("amax", "out")),
     Operation("scaled_gemm", lambda: _own_epilogue(_scaled()), ("a", "b", *_SCALES, "epilogue_args[0]")),
     Operation("grouped_gemm", _grouped, ("a", "b", "offs", "bias", "residual"), ("out",)),
@@ -288,7 +297,8 @@ NO_TENSORS = {
 }  # fmt: skip
 """Public names that no tensor is given to."""
 _SUPPORTS = (
-    "supports", "scaled_gemm_supports", "grouped_gemm_supports", "scaled_grouped_gemm_supports",
+    "supports", "gemm_gated_supports", "scaled_gemm_supports", "grouped_gemm_supports",
+    "scaled_grouped_gemm_supports",
     "bsr_supports", "bsr_scaled_supports", "quantize_supports", "attention_supports",
     "attention_fp8_supports", "attention_decode_supports",
 )  # fmt: skip

@@ -18,6 +18,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
+from kernels_dsl.blocks.epilogue import gated_rows
+from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.epilogue.operands import MAX_VECTOR_BYTES, Operands, apply_epilogue, load_operands
 from kernels_dsl.blocks.hw.mma_sync import MMA_M
 from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
@@ -102,6 +104,11 @@ class OutputTile:
     epilogue: Any
     panels: Panels | None = None
 
+    @property
+    def shape(self) -> cute.Shape:
+        """(M, N, L) of the product."""
+        return gated_rows.product_shape(self.mD, self.epilogue)
+
 
 @cute.jit
 def store_tile(
@@ -121,7 +128,7 @@ def store_tile(
     sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
     tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
     # (bM, bN, 1) of (m, n, l)
-    cD = cute.local_tile(cute.make_identity_tensor(out.mD.shape), (*out.tile, 1), out.coord)
+    cD = cute.local_tile(cute.make_identity_tensor(out.shape), (*out.tile, 1), out.coord)
     slab = (plan.slab_rows, out.tile[1])
     cD_slabs = cute.local_tile(cD[None, None, 0], slab, (None, 0))  # (slab_rows, bN, slabs of the tile)
     sC_slabs = cute.local_tile(sC, slab, (None, 0))  # (slab_rows, bN, slabs of the chunk)
@@ -144,12 +151,19 @@ def _finish_slab(
     thr_copy = plan.tiled_copy().get_slice(tidx)
     tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
     tDcD = thr_copy.partition_D(cD)  # ((1, V), CPY_M, CPY_N)
-    values = load_operands(out.operands, tDcD, out.mD.shape)
+    operands, mZ = out.operands, None
+    if const_expr(isinstance(out.epilogue, GatedEpilogue)):
+        operands, mZ = gated_rows.without_preact(out.epilogue, operands)
+    values = load_operands(operands, tDcD, out.shape)
     tDrC = cute.make_rmem_tensor(tDcD.shape, Float32)
     cute.autovec_copy(tDsC, tDrC)
-    tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
-    tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
-    store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panels)
+    if const_expr(isinstance(out.epilogue, GatedEpilogue)):
+        z = apply_epilogue(out.epilogue.inner, tDrC.load(), values)
+        gated_rows.store(z, tDcD, out.epilogue, out.mD, mZ)
+    else:
+        tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
+        tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
+        store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panels)
 
 
 @cute.jit

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from kernels_dsl.blocks.epilogue.operands import Operand
-from kernels_dsl.config.gemm import MAXIMUM, NUMBER
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER, WRITTEN
 
 
 def batch_first_view(tensor: cute.Tensor, batch: Int32 | int, swap: bool) -> cute.Tensor:
@@ -40,6 +40,7 @@ def epilogue_operand_view(
     `shape` is the result's. A scalar, of no modes, is returned as it is. An operand of modes `NUMBER` or
     `MAXIMUM` is an address; the latter becomes the pointer that `reduce.maximum` takes.
     """
+    modes = modes.removeprefix(WRITTEN)
     if modes == "":
         return operand
     if modes in (NUMBER, MAXIMUM):

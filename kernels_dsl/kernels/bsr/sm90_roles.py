@@ -551,7 +551,7 @@ class BsrConsumer:
         """Stores the item's tile; of a list in pieces once the sums of all are there."""
         roles, acc, (_, thread) = self.roles, self.share.fragments.acc, self.epilogue.consumer
         spec, plan, staging = roles.spec, self.epilogue.plan, self.epilogue.staging
-        atom, mD, operands, _ = roles.output
+        atom, mD, operands = roles.output.atom, roles.output.coordinates, roles.output.operands
         m, n, batch = numbers
         origin = (m * spec.tile_m + self.share.row, n * spec.tile_n + self.share.column, batch)
         region = epi.Region(origin, roles.pattern.extent)

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.mainloop.operand_views import batch_first_view
 from kernels_dsl.config.gemm import EntryLayout
-from kernels_dsl.kernels.gemm.entry_views import operand_views
+from kernels_dsl.kernels.gemm.entry_views import operand_views, product_shape
 from kernels_dsl.kernels.gemm.splitk_reduce import splitk_reduce
 
 
@@ -27,5 +27,5 @@ def splitk_reduce_entry(
     """
     mW = batch_first_view(workspace, 1, swap=False)  # (M, N, L * split_k)
     mD = batch_first_view(d, 1, swap=layout.swap)  # (M, N, L)
-    views = operand_views(operands, mD.shape, layout)
+    views = operand_views(operands, product_shape(mD.shape, layout), layout)
     splitk_reduce(mW, mD, views, stream, split_k, epilogue, early)

@@ -50,6 +50,8 @@ class Views:
     promotion: Promotion | None
     offsets: cute.Tensor | None = None
     stream_k: StreamK | None = None
+    columns: Int32 | int = 0
+    """N of the product: D's, or twice that where D is gated."""
 
 
 def views_of(
@@ -92,9 +94,14 @@ def views_of(
     else:
         mA = batch_first_view(a, batch, swap=False)  # (M, K, L)
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
-    shape = (mD.shape[0], mD.shape[1], batch)
+    shape = product_shape((mD.shape[0], mD.shape[1], batch), layout)
     views = operand_views(tuple(left), shape, layout)
-    return Views(mA, mB, mD, views, scales, promotion, offsets, cut)
+    return Views(mA, mB, mD, views, scales, promotion, offsets, cut, shape[1])
+
+
+def product_shape(shape: cute.Shape, layout: EntryLayout) -> cute.Shape:
+    """(M, N, L) of the product whose result has `shape`."""
+    return (shape[0], 2 * shape[1], shape[2]) if layout.gated else shape
 
 
 def operand_views(operands: Operands | None, shape: cute.Shape, layout: EntryLayout) -> Operands:

@@ -6,13 +6,15 @@ One CTA computes one (tile_m, tile_n) tile of D = epilogue(A @ B.T); all its war
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from kernels_dsl.blocks.epilogue import gated_rows
+from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.epilogue.staged_store import OutputTile
 from kernels_dsl.blocks.hw.cp_async import tile_loader
@@ -58,7 +60,11 @@ def gemm_sm80(views: Views, stream, config: Sm80GemmConfig, epilogue: Any) -> No
     mA, mB, mD = views.a, views.b, views.d
     facts = (operand_facts(mA, "A", config.copy_bytes_a), operand_facts(mB, "B", config.copy_bytes_b))
     plan = make_multistage_plan(config, mA.element_type, facts, mD, mB.element_type)
-    tiles_n = cute.ceil_div(mD.shape[1], config.tile_n)
+    if isinstance(epilogue, GatedEpilogue):
+        per_thread = plan.store.slab_rows * config.tile_n // config.threads
+        vector = gated_rows.vector_of(mD, per_thread)
+        plan = replace(plan, store=replace(plan.store, vector=vector))
+    tiles_n = cute.ceil_div(views.columns, config.tile_n)
     grid: TileGrid | GroupedGrid
     if views.offsets is None:
         tiles_m = cute.ceil_div(mD.shape[0], config.tile_m)

@@ -27,6 +27,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from kernels_dsl.blocks.epilogue.gated_rows import without_preact
+from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
@@ -53,7 +55,10 @@ def gemm_sm90(
     `views.promotion` the tensor cores sum fp8 products over 128 of K at a time, see `promoted_ring`.
     """
     mA, mB, mD, operands = views.a, views.b, views.d, views.operands
-    spec = make_spec(config, mA, mB, mD, views.promotion)
+    gated, mZ = isinstance(epilogue, GatedEpilogue), None
+    if isinstance(epilogue, GatedEpilogue):
+        operands, mZ = without_preact(epilogue, operands)
+    spec = make_spec(config, mA, mB, mD, views.promotion, gated)
     a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes
     mmas = Mmas(
@@ -70,9 +75,8 @@ def gemm_sm90(
         tma.make_load_atom(mA, layouts.a, a_tile, spec.cluster[1]),
         tma.make_load_atom(mB, layouts.b, b_tile, spec.cluster[0]),
     )
-    store = tma.TmaCopy(None, mD)
-    if spec.epilogue.use_tma:
-        store = tma.make_store_atom(mD, layouts.d, spec.epilogue.subtile)
+    store = store_to(spec, mD, layouts.d)
+    product = None if mZ is None else store_to(spec, mZ, layouts.d)
 
     problem = Extent(cute.size(mA, mode=[0]), cute.size(mB, mode=[0]), cute.size(mA, mode=[1]))
     grid, tiles = tile_grid(spec, problem, cute.size(mD, mode=[2]), views.offsets)
@@ -83,7 +87,7 @@ def gemm_sm90(
         assert isinstance(grid, TileGrid)
         grid = grid._replace(cut=CutTiles(Int32(views.stream_k.tiles), Int32(views.stream_k.share)))
         memory = SumMemory(views.stream_k.counters, views.stream_k.workspace)
-    output = Output(*store, operands, None if views.offsets is None else mD)
+    output = Output(*store, operands, None if views.offsets is None else mD, product)
     kernel = gemm_kernel(
         spec, epilogue, mmas, layouts, loads, output, views.scales,
         grid=grid, problem=problem, memory=memory,
@@ -96,6 +100,13 @@ def gemm_sm90(
         stream=stream,
         use_pdl=True,
     )
+
+
+def store_to(spec: GemmSpec, mX: cute.Tensor, layout: cute.ComposedLayout) -> tma.TmaCopy:
+    """Stores of staging buffers to mX (M, N, L); without TMA the tensor alone."""
+    if spec.epilogue.use_tma:
+        return tma.make_store_atom(mX, layout, spec.epilogue.subtile)
+    return tma.TmaCopy(None, mX)
 
 
 def tile_grid(

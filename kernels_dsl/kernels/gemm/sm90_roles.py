@@ -10,7 +10,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
 from cutlass.pipeline import PipelineState
 
+from kernels_dsl.blocks.epilogue import gated_tile
 from kernels_dsl.blocks.epilogue import tile_store as epi
+from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer
 from kernels_dsl.blocks.hw.dsl import entry_name
@@ -92,7 +94,7 @@ def gemm_kernel(
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     ring, shared, warp, beside = start(
-        spec, [loads.a.atom, loads.b.atom, output.atom], layouts, beside_tiles(spec)
+        spec, [loads.a.atom, loads.b.atom, *output.atoms], layouts, beside_tiles(spec)
     )
     roles = GemmRoles(
         spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
@@ -289,9 +291,11 @@ class GemmConsumer:
     def store(self, tile: cutlass.Constexpr, output: cutlass.Constexpr):
         """Stores the tile; one that is cut along K only where this warpgroup has the sums of all pieces."""
         acc = self.share.fragments.acc
+        gated = isinstance(self.epilogue.function, GatedEpilogue)
         store = partial(
-            epi.store_tile, self.epilogue, by_rows(acc), output.operands, output.region,
-            self.writer(tile, output.region),
+            gated_tile.store_tile if gated else epi.store_tile,
+            self.epilogue, by_rows(acc), output.operands, output.region,
+            self.gated_writers(output.region) if gated else self.writer(tile, output.region),
         )  # fmt: skip
         if cutlass.const_expr(self.roles.spec.stream_k):
             whole = output.k.end - output.k.first == self.tiles.k_tiles
@@ -316,6 +320,19 @@ class GemmConsumer:
         own = (self.cta.m * spec.cluster[1] + self.cta.n) * spec.consumers + consumer.warpgroup
         part = Part(own, spec.cluster[0] * spec.cluster[1] * spec.consumers)
         return PartialSums(self.roles.memory, self.roles.beside.flags, piece, part, consumer)
+
+    def gated_writers(self, region: epi.Region) -> gated_tile.Writers:
+        """Stores to D of half of the columns, and to the product where that is kept."""
+        plan, sD, thread = self.epilogue.plan, self.epilogue.staging, self.epilogue.consumer.thread
+        output, (m, n, slices) = self.roles.output, region.extent
+
+        def to(store: tma.TmaCopy, columns: Int32) -> Callable:
+            if plan.use_tma:
+                return epi.tma_writer(store.atom, store.coordinates, sD, plan.subtile)
+            return epi.plain_writer(store.coordinates, sD, (m, columns, slices), thread)
+
+        result = to(tma.TmaCopy(output.atom, output.coordinates), n // 2)
+        return gated_tile.Writers(result, None if output.product is None else to(output.product, n))
 
     def writer(self, tile: Tile, region: epi.Region) -> Any:
         """Stores of the tile's staging buffers: by TMA, by threads, or where rows are in groups by both."""

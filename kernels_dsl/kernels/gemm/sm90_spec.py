@@ -98,7 +98,12 @@ class GemmSpec(Warpgroups):
 
 
 def make_spec(
-    config, mA: cute.Tensor, mB: cute.Tensor, mD: cute.Tensor, promotion: Promotion | None = None
+    config,
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mD: cute.Tensor,
+    promotion: Promotion | None = None,
+    gated: bool = False,
 ) -> GemmSpec:
     """Completes an `Sm90GemmConfig` for operands of these types. ValueError names what does not fit."""
     dtypes = mA.element_type, mB.element_type
@@ -113,7 +118,8 @@ def make_spec(
         raise ValueError("schedule is pingpong, must be cooperative where partial sums are promoted")
     consumers = 2 if pingpong else {64: 1, 128: 2, 192: 3, 256: 2}[config.tile_m]
     wg_m = config.tile_m if pingpong else config.tile_m // consumers
-    epi_n = epilogue_columns(config.tile_n, mD.element_type)
+    # Two subtiles of a product make one of a gated D.
+    epi_n = epilogue_columns(config.tile_n // 2 if gated else config.tile_n, mD.element_type)
     tile_k = config.tile_k_for(element_bytes)
     if promotion is not None and tile_k != GROUP:
         raise ValueError(f"tile_k is {tile_k}; it must be {GROUP} where partial sums are promoted")

@@ -13,6 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, range_constexpr
 
+from kernels_dsl.blocks.epilogue import gated_rows
+from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.epilogue.operands import Operands, apply_epilogue, load_operand, load_operands
 from kernels_dsl.blocks.epilogue.staged_store import output_vector, row_vectors, store_vectors
 from kernels_dsl.blocks.hw.dsl import entry_name
@@ -55,9 +57,12 @@ def splitk_reduce(
     GEMM before it still runs (programmatic dependent launch, SM90 and later), and waits there for its
     results.
     """
-    spec = ReduceSpec(output_vector(mD, MAX_VECTOR), split_k, epilogue, early)
+    vector, columns = output_vector(mD, MAX_VECTOR), mD.shape[1]
+    if isinstance(epilogue, GatedEpilogue):
+        vector, columns = gated_rows.vector_of(mD, MAX_VECTOR), 2 * columns
+    spec = ReduceSpec(vector, split_k, epilogue, early)
     tile = (THREADS[0], THREADS[1] * spec.vector)
-    tiles = Tiles(cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(mD.shape[1], tile[1]))
+    tiles = Tiles(cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(columns, tile[1]))
     splitk_reduce_kernel(mW, mD, operands, tiles, spec).launch(
         grid=[tiles.m * tiles.n * mD.shape[2], 1, 1],
         block=[THREADS[0] * THREADS[1], 1, 1],
@@ -66,10 +71,10 @@ def splitk_reduce(
     )
 
 
-def split_views(mW: cute.Tensor, mD: cute.Tensor, split_k: int) -> tuple[cute.Tensor, ...]:
-    """The partial results of each split, as tensors of D's shape (M, N, L)."""
+def split_views(mW: cute.Tensor, shape: cute.Shape, split_k: int) -> tuple[cute.Tensor, ...]:
+    """The partial results of each split, as tensors of the product's shape (M, N, L)."""
     stride = (mW.stride[0], mW.stride[1], mW.stride[2] * split_k)
-    layout = cute.make_layout(mD.shape, stride=stride)
+    layout = cute.make_layout(shape, stride=stride)
     return tuple(cute.make_tensor(mW.iterator + s * mW.stride[2], layout) for s in range(split_k))
 
 
@@ -88,18 +93,26 @@ def splitk_reduce_kernel(
     row, n = bidx // tiles.n, bidx % tiles.n
     l, m = row // tiles.m, row % tiles.m
     tile = (THREADS[0], THREADS[1] * spec.vector, 1)
-    cD = cute.local_tile(cute.make_identity_tensor(mD.shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
+    shape = gated_rows.product_shape(mD, spec.epilogue)
+    cD = cute.local_tile(cute.make_identity_tensor(shape), tile, (m, n, l))  # (bM, bN, 1) of (m, n, l)
     tDcD = row_vectors(THREADS, spec.vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
 
     if cutlass.const_expr(spec.early):
         cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
-    partials = [load_operand(mP, tDcD, mD.shape) for mP in split_views(mW, mD, spec.split_k)]
+    partials = [load_operand(mP, tDcD, shape) for mP in split_views(mW, shape, spec.split_k)]
     operands = running_maxima(operands)
-    values = load_operands(operands, tDcD, mD.shape)
+    mZ = None
+    if cutlass.const_expr(isinstance(spec.epilogue, GatedEpilogue)):
+        operands, mZ = gated_rows.without_preact(spec.epilogue, operands)
+    values = load_operands(operands, tDcD, shape)
     total = partials[0].load()
     for s in range_constexpr(1, spec.split_k):
         total = total + partials[s].load()
-    tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
-    tDrD.store(apply_epilogue(spec.epilogue, total, values).to(mD.element_type))
-    store_vectors(tDrD, tDcD, mD, spec.vector)
+    if cutlass.const_expr(isinstance(spec.epilogue, GatedEpilogue)):
+        z = apply_epilogue(spec.epilogue.inner, total, values)
+        gated_rows.store(z, tDcD, spec.epilogue, mD, mZ)
+    else:
+        tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
+        tDrD.store(apply_epilogue(spec.epilogue, total, values).to(mD.element_type))
+        store_vectors(tDrD, tDcD, mD, spec.vector)
     publish_maxima(operands)

@@ -125,7 +125,8 @@ class GemmCall:
     added; where it has scales, the first two operands are those of a and b, with `BLOCK_SCALE` for modes.
     `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before
     all others says where they end, with `GROUP_ENDS` for modes. `batch_invariant`: the order of an element's
-    sum depends on neither M, the batch nor any alignment."""
+    sum depends on neither M, the batch nor any alignment. `gated`: D has N / 2 columns, one for two
+    neighbours of the product."""
 
     m: int
     n: int
@@ -138,6 +139,7 @@ class GemmCall:
     promotion: Promotion | None = None
     groups: int | None = None
     batch_invariant: bool = False
+    gated: bool = False
 
     @property
     def not_epilogue(self) -> int:
@@ -148,7 +150,8 @@ class GemmCall:
     @property
     def d_shape(self) -> tuple[int, ...]:
         """(M, N), or (L, M, N) where a or b has a batch mode."""
-        return (self.m, self.n) if self.batch is None else (self.batch, self.m, self.n)
+        columns = self.n // 2 if self.gated else self.n
+        return (self.m, columns) if self.batch is None else (self.batch, self.m, columns)
 
 
 def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[torch.dtype] = INPUT_DTYPES) -> None:

@@ -85,7 +85,7 @@ def transposed(call: GemmCall, d: MatrixLayout, family: str) -> bool:
 
     WGMMA's M is 64 rows at least and its N 8 columns at least, so a D of few rows wastes less as columns.
     """
-    if call.groups is not None or call.batch_invariant:
+    if call.groups is not None or call.batch_invariant or call.gated:
         return False  # groups are along the kernel's M; the operands' places in an instruction are fixed
     wide = FAMILIES[family].least_rows > THIN_M
     return d.contiguous == "column" or (wide and call.m <= THIN_M < call.n)
@@ -113,14 +113,14 @@ def _problem(
         a_k_major, b_k_major, a_align, b_align = b_k_major, a_k_major, b_align, a_align
     # A TMA store cuts rows at 16 bytes: where a row of D ends between, as in a slice of a wider tensor, it
     # would overwrite what lies beside it.
-    row_bytes = n * call.d_dtype.itemsize
+    row_bytes = call.d_shape[-1] * call.d_dtype.itemsize if call.gated else n * call.d_dtype.itemsize
     d_align = min(d_align, row_bytes & -row_bytes) if row_bytes else d_align
     promotion = call.promotion.swapped() if swap and call.promotion is not None else call.promotion
     elementwise = sum(2 for spec in call.operands if spec.modes in ("mn", "lmn") and spec.expand is None)
     return GemmProblem(
         m, n, call.k, call.groups or call.batch or 1, DTYPE_NAMES[call.ab_dtype], DTYPE_NAMES[call.d_dtype],
         a_k_major=a_k_major, b_k_major=b_k_major, a_align=a_align, b_align=b_align, d_align=d_align,
-        operand_bytes=elementwise, promotion=promotion, grouped=call.groups is not None,
+        operand_bytes=elementwise, promotion=promotion, grouped=call.groups is not None, gated=call.gated,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Gradients of `gemm`, through the same kernels.
 
-With z = alpha · A B + beta · C + bias, D = f(z) + R and G the gradient of D:
+With z = alpha · A B + beta · C + bias, D = f(z) + R, or f of z's pairs of columns, and G the gradient of D:
 
     dR = G,  dz = G · f'(z),  dA = alpha · dz Bᵀ,  dB = alpha · Aᵀ dz,  dC = beta · dz,  dbias = Σ dz
 
@@ -16,11 +16,18 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
+from kernels_dsl.blocks.epilogue.gates import GATES
 from kernels_dsl.ops.eager_path import needs_dispatcher
 
 _FACTORS = 2  # a, b
 _AGAIN = ("bias_axis", "alpha", "beta", "family", "batch_invariant")
 """Options with which a product is computed again."""
+
+
+def derivative_of(activation: str) -> Callable[[Any, Any], Any] | None:
+    """(gradient of D, z), both float32 -> the gradient of z, of an activation or a gate; None without one."""
+    row = ACTIVATIONS.get(activation) or GATES[activation]
+    return row.backward
 
 
 def refuse_functions(epilogue: Any, activation: str | None) -> None:
@@ -31,7 +38,7 @@ def refuse_functions(epilogue: Any, activation: str | None) -> None:
             "epilogue is given and an input requires grad, must not: PyTorch cannot differentiate a user's "
             "epilogue; use torch.no_grad(), or activation and the other arguments"
         )
-    if activation is not None and ACTIVATIONS[activation].backward is None:
+    if activation is not None and derivative_of(activation) is None:
         raise ValueError(
             f"activation is {activation!r} and an input requires grad, must be one with a derivative: "
             f"{', '.join(sorted(name for name, row in ACTIVATIONS.items() if row.backward is not None))}"
@@ -46,8 +53,8 @@ def keep_for_backward(
     `inputs`: so many factors, c, bias, residual and the epilogue's arguments. `keywords`: those of the
     operator. ValueError for a function without a derivative.
     """
-    refuse_functions(keywords["epilogue"], keywords["activation"])
-    c, bias, residual = inputs[factors : factors + 3]
+    refuse_functions(keywords.get("epilogue"), keywords["activation"])
+    c, bias, residual = (*inputs[factors:], None, None, None)[:3]  # a gated product has no residual
     again = keywords["activation"] is not None  # the product is computed again
     ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None)
     ctx.keywords, ctx.call = keywords, call
@@ -95,7 +102,7 @@ def epilogue_gradients(
         d_residual = gradient.sum_to_size(shape).to(dtype)
     d_z = gradient
     if keywords["activation"] is not None and (any(factors) or needs_c or needs_bias):
-        backward = ACTIVATIONS[keywords["activation"]].backward
+        backward = derivative_of(keywords["activation"])
         assert backward is not None
         d_z = backward(gradient.float(), product())
     if needs_c:

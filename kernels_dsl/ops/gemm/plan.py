@@ -69,7 +69,7 @@ def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
         layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
-    decision = decide(call, layouts, target, config, family)
+    decision = decide(call, stored_layouts(layouts, arguments), target, config, family)
     prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
     prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
     launch = _Launch(call, decision, target)
@@ -80,6 +80,20 @@ def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
     return Plan(run, operand_maker(call.operands, arguments.operands, target), decision, extents)
+
+
+def stored_layouts(
+    layouts: tuple[MatrixLayout, MatrixLayout, MatrixLayout], arguments: DenseArguments
+) -> tuple[MatrixLayout, MatrixLayout, MatrixLayout]:
+    """The layouts of a, b and d, d aligned no better than the product that is written beside it."""
+    preact = vars(arguments).get("preact_out")
+    if preact is None:
+        return layouts
+    product = matrix_layout(preact)
+    # A view in place of the tensor, as D gets, would be one more step of a call: predicated stores will do.
+    plain = product.contiguous != "row" or product.strides is not None
+    align = preact.element_size() if plain else product.align
+    return layouts[0], layouts[1], replace(layouts[2], align=min(layouts[2].align, align))
 
 
 def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
@@ -116,7 +130,9 @@ class _Launch:
         self.decision = decision
         self.target = target
         modes = tuple(spec.modes for spec in call.operands[call.not_epilogue :])
-        self.layout = EntryLayout(modes, decision.swap, call.promotion, call.groups is not None)
+        self.layout = EntryLayout(
+            modes, decision.swap, call.promotion, grouped=call.groups is not None, gated=call.gated
+        )
         self.max_ctas = target.device.sm_count
         self._kernel: Callable[..., Any] | None = None
         self._reduce: Callable[..., Any] | None = None
@@ -174,7 +190,7 @@ class _Launch:
             (operands or ())[part] or None for part in (slice(blocks), slice(blocks, None))
         )
         if self._kernel is None:
-            plain = replace(self.layout, operand_modes=())
+            plain = replace(self.layout, operand_modes=(), gated=False)
             kernel = self._compile(a, b, workspace, scales, LinearEpilogue(), plain)
             constexprs = {
                 "split_k": self.decision.config.split_k,

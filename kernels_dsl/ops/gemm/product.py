@@ -84,10 +84,10 @@ class _Gemm(Product[GemmArguments]):
         call.refuse_gradients()
         refuse_written(call.read().values(), out=call.out)
         keywords = {name: getattr(call, name) for name in call.choices}
-        return Recorded(Gemm, self.plan_of(call), (), keywords, _ForBackward, operator)
+        return Recorded(Gemm, self.plan_of(call), (), keywords, ForBackward, operator)
 
 
-class _ForBackward:
+class ForBackward:
     """Products of a backward pass that nothing watches, by the operator's name. `calls`: their call cache."""
 
     def __init__(self, calls: dict[Any, Any]) -> None:

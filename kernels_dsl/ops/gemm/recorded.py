@@ -88,6 +88,13 @@ def record(ctx: Any, call: RecordedCall, *inputs: torch.Tensor | None) -> torch.
     return plan.run(left, right, None, operands)
 
 
+class GatedGemm(torch.autograd.Function):
+    """A call of `gemm_gated`."""
+
+    forward = staticmethod(record)
+    backward = staticmethod(backward)
+
+
 class Gemm(torch.autograd.Function):
     """A call of `gemm`."""
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
-from kernels_dsl.config.gemm import EntryLayout
+from kernels_dsl.blocks.epilogue.gates import GATES, GatedEpilogue
+from kernels_dsl.config.gemm import WRITTEN, EntryLayout
 from kernels_dsl.ops.target import Target
 from lowering.signature import tensor_class
 from reference.gemm import activation_function, round_to_tf32
@@ -128,15 +129,32 @@ class ModelKernels:
         for s in range(1, split_k):
             total += workspace[s::split_k]
         total = total.mT if layout.swap else total
-        self._store(total[:, : d.shape[-2], : d.shape[-1]], d, operands, epilogue, layout)
+        columns = d.shape[-1] * (2 if layout.gated else 1)
+        self._store(total[:, : d.shape[-2], :columns], d, operands, epilogue, layout)
 
     @staticmethod
     def _store(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
         operands = operands or ()
         assert len(operands) == len(layout.operand_modes)
+        if isinstance(epilogue, GatedEpilogue):
+            ModelKernels._store_gated(acc, d, operands, epilogue, layout)
+            return
         values = tuple(_operand(x, modes, d.shape) for x, modes in zip(operands, layout.operand_modes))
         d.copy_(
             _evaluate(epilogue, acc, values).reshape(d.shape)
             if d.dim() == 2
             else _evaluate(epilogue, acc, values)
         )
+
+    @staticmethod
+    def _store_gated(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
+        assert layout.gated and not layout.swap
+        modes = layout.operand_modes
+        if epilogue.preact:
+            *operands, preact = operands
+            *modes, kept = modes
+            assert kept == WRITTEN + "lmn"[3 - preact.dim() :]
+        z = _evaluate(epilogue.inner, acc, tuple(_operand(x, m, acc.shape) for x, m in zip(operands, modes)))
+        if epilogue.preact:
+            preact.copy_(z.reshape(preact.shape))
+        d.copy_(GATES[epilogue.activation].of_pairs(z).reshape(d.shape))

@@ -1,0 +1,136 @@
+"""Gated activations, one row each: out = f(gate, up) of two neighbouring columns of a product.
+
+A row has what kernels compute, PyTorch's definition, and the derivative, as `activations` has them of one
+value. This module imports the compiler and PyTorch only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS, sigmoid
+from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from lowering.records import frozen
+
+_OAI_ALPHA = 1.702
+_OAI_LIMIT = 7.0
+
+
+class Gradients(NamedTuple):
+    """Gradients of gate and up."""
+
+    gate: Any
+    up: Any
+
+
+class Gate(NamedTuple):
+    """One gated activation f.
+
+    traced: f of the DSL's values. exact: the definition, f of torch.Tensors in their own dtype. partials:
+    (gradient, gate, up), all float32 -> `Gradients`. says: the documentation's formula of f.
+    """
+
+    traced: Callable[[Any, Any], Any]
+    exact: Callable[[Any, Any], Any]
+    partials: Callable[[Any, Any, Any], Gradients]
+    says: str
+
+    def of_pairs(self, z: Any) -> Any:
+        """PyTorch's definition of columns (gate, up, gate, up, …): (…, N) -> (…, N / 2)."""
+        return self.exact(z[..., ::2], z[..., 1::2])
+
+    def backward(self, gradient: Any, z: Any) -> Any:
+        """The gradient of z (…, N), from that of the result (…, N / 2)."""
+        import torch
+
+        return torch.stack(self.partials(gradient, z[..., ::2], z[..., 1::2]), dim=-1).flatten(-2)
+
+
+def _by_activation(name: str, says: str) -> Gate:
+    """activation(gate) * up."""
+    row = ACTIVATIONS[name]
+    derivative = row.backward
+    assert derivative is not None
+    return Gate(
+        lambda gate, up: row.traced(gate) * up,
+        lambda gate, up: row.exact(gate) * up,
+        lambda gradient, gate, up: Gradients(derivative(gradient * up, gate), gradient * row.exact(gate)),
+        says,
+    )
+
+
+def _oai(gate: Any, up: Any) -> Any:
+    import cutlass.cute as cute
+
+    # Comparisons that are false keep NaN.
+    gate = cute.where(gate > _OAI_LIMIT, cute.full_like(gate, _OAI_LIMIT), gate)
+    up = cute.where(up > _OAI_LIMIT, cute.full_like(up, _OAI_LIMIT), up)
+    up = cute.where(up < -_OAI_LIMIT, cute.full_like(up, -_OAI_LIMIT), up)
+    return gate * sigmoid(gate * _OAI_ALPHA) * (up + 1.0)
+
+
+def _oai_exact(gate: Any, up: Any) -> Any:
+    gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+    return gate * (gate * _OAI_ALPHA).sigmoid() * (up + 1.0)
+
+
+def _oai_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
+    low, middle = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+    share = (low * _OAI_ALPHA).sigmoid()
+    slope = share * (1.0 + _OAI_ALPHA * low * (1.0 - share))
+    # As clamp's own derivative: 1 at the limits themselves.
+    return Gradients(
+        gradient * (middle + 1.0) * slope * (gate <= _OAI_LIMIT),
+        gradient * low * share * (up.abs() <= _OAI_LIMIT),
+    )
+
+
+def _glu(gate: Any, up: Any) -> Any:
+    return sigmoid(gate) * up
+
+
+def _glu_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
+    share = gate.sigmoid()
+    return Gradients(gradient * up * share * (1.0 - share), gradient * share)
+
+
+GATES = {
+    "swiglu": _by_activation("silu", "silu(gate) · up"),
+    "geglu": _by_activation("gelu", "gelu(gate) · up, by the error function"),
+    "geglu_tanh": _by_activation("gelu_tanh", "gelu_tanh(gate) · up"),
+    "reglu": _by_activation("relu", "max(gate, 0) · up"),
+    "glu": Gate(_glu, lambda gate, up: gate.sigmoid() * up, _glu_partials, "up / (1 + exp(-gate))"),
+    "swiglu_oai": Gate(
+        _oai, _oai_exact, _oai_partials,
+        "g / (1 + exp(-1.702 g)) · (u + 1), g = min(gate, 7), u = up between -7 and 7, as in gpt-oss",
+    ),
+}  # fmt: skip
+
+
+@frozen
+class GatedEpilogue:
+    """f of neighbouring columns of `inner`'s result z: column i of D is f(z[:, 2i], z[:, 2i + 1]).
+
+    The operands are those of `inner`; with `preact`, a tensor that z is written to comes last.
+    """
+
+    inner: LinearEpilogue
+    activation: str
+    preact: bool = False
+
+    def of_pairs(self, z: Any) -> Any:
+        """f of the pairs (gate, up) that are neighbours among the float32 registers `z`, in their order."""
+        import cutlass.cute as cute
+
+        size = cute.size(z) // 2
+        gate, up = (
+            cute.make_tensor(z.iterator + start, cute.make_layout(size, stride=2)).load() for start in (0, 1)
+        )
+        return GATES[self.activation].traced(gate, up)
+
+
+def documented() -> str:
+    """The table of docs/gemm.md."""
+    rows = [f"| `{name}` | {row.says} |" for name, row in GATES.items()]
+    return "\n".join(["| activation | of gate and up |", "|---|---|", *rows])
