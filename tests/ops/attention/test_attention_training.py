@@ -153,13 +153,29 @@ class Block(torch.nn.Module):
         return self.out(x + self.attend(q, k, v).flatten(-2))
 
 
-def _math(window: int | None) -> Callable[..., torch.Tensor]:
-    """PyTorch's math backend."""
+BLOCK = 64
+
+
+def _listed(rows: int, device: str) -> kernels_dsl.BlockLists:
+    """Lists of two blocks for each block of queries: its own, and as a whole one that of two before."""
+    own = torch.arange(-(-rows // BLOCK), dtype=torch.int32, device=device).view(1, 1, -1)
+    whole = own >= 2
+    return kernels_dsl.BlockLists(
+        torch.ones_like(own), own[..., None], whole.int(), torch.where(whole, own - 2, 0)[..., None],
+        block=(BLOCK, BLOCK),
+    )  # fmt: skip
+
+
+def _math(window: int | None, listed: bool = False) -> Callable[..., torch.Tensor]:
+    """PyTorch's math backend. `listed`: under the mask that `_listed` means."""
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
         rows = tensors[0].shape[1]
         i, j = (torch.arange(rows, device=tensors[0].device).view(shape) for shape in ((-1, 1), (1, -1)))
         mask = (j <= i) & (i - j <= (rows if window is None else window))
+        if listed:
+            before = i // BLOCK - j // BLOCK
+            mask = mask & ((before == 0) | (before == 2))
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             sdpa = torch.nn.functional.scaled_dot_product_attention
             return sdpa(*[x.transpose(1, 2) for x in tensors], attn_mask=mask).transpose(1, 2)
@@ -188,17 +204,22 @@ def _curve(
     return torch.stack(losses).cpu()
 
 
-def _compare_curves(window: int | None, length: int, steps: int, device: str) -> torch.Tensor:
+def _compare_curves(
+    window: int | None, length: int, steps: int, device: str, listed: bool = False
+) -> torch.Tensor:
     """The losses with this attention. They are as close to float32's as those of PyTorch in 16 bits."""
+
+    blocks = _listed(length, device) if listed else None
 
     def own(*tensors: torch.Tensor) -> torch.Tensor:
         sides = None if window is None else (window, 0)
-        return kernels_dsl.attention(*tensors, causal=True, window=sides)
+        return kernels_dsl.attention(*tensors, causal=True, window=sides, blocks=blocks)
 
     exact, peer, found = (
         _curve(attend, length, steps, device, dtype)
         for attend, dtype in (
-            (_math(window), torch.float32), (_math(window), torch.bfloat16), (own, torch.bfloat16)
+            (_math(window, listed), torch.float32), (_math(window, listed), torch.bfloat16),
+            (own, torch.bfloat16),
         )
     )  # fmt: skip
     bound = 2 * float((peer - exact).abs().max()) + 0.02 * float(exact[0])
@@ -210,8 +231,12 @@ def test_a_loss_curve(emulated):
     _compare_curves(None, 20, 3, "cpu")
 
 
+def test_a_loss_curve_of_listed_blocks(emulated):
+    _compare_curves(None, 70, 2, "cpu", listed=True)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 100])
-def test_200_steps_on_the_gpu(window):
-    losses = _compare_curves(window, 300, 200, "cuda")
+@pytest.mark.parametrize(("window", "listed"), [(None, False), (100, False), (None, True)])
+def test_200_steps_on_the_gpu(window, listed):
+    losses = _compare_curves(window, 300, 200, "cuda", listed)
     assert float(losses[-20:].mean()) < 0.5 * float(losses[0])
