@@ -10,6 +10,7 @@ from kernels_dsl.ops.attention.blocks import topk_blocks
 from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
+from tests.ops.attention.gradient_cases import check_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
@@ -47,6 +48,25 @@ def test_gradients(shape, kv_heads, dims, window, dtype, seed):
     for _ in range(20):
         again = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
         assert all(torch.equal(a, b) for a, b in zip(found, again))
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [
+        ((64, 64), (2, 4, 700, 800)),
+        ((128, 128), (4, 700, 800)),
+        ((128, 96), (800,)),
+        ((256, 256), (2, 1, 700, 800)),
+    ],
+)
+def test_gradient_of_a_mask(dims, shape, softcap, seed):
+    """Of each head, and summed over those that share it: the same bits twice."""
+    sizes = ((2, 700, 4, dims[0]), (2, 800, 2, dims[0]))
+    leaves = [x.requires_grad_() for x in inputs(*sizes, dims[1], seed, device="cuda")]
+    mask = torch.randn(shape, device="cuda").requires_grad_()
+    masking = Masking(right=0, bias=mask, softcap=softcap)
+    check_gradients((*leaves, mask), masking, True, causal=True, mask=mask, softcap=softcap)
 
 
 def test_a_thousand_equal_runs(seed):
