@@ -168,8 +168,8 @@ def verifier(shape: Training, options: dict[str, Any]) -> Callable[[], None]:
     return verify
 
 
-def dense_case(shape: Training, peers: Sequence[str]) -> Case:
-    """Both of our modes and `peers` on one shape."""
+def dense_case(shape: Training, peers: Sequence[str], family: str | None = None) -> Case:
+    """Both of our modes, or one family of our kernels in free order, and `peers` on one shape."""
     leaves = shape.leaves()
     options: dict[str, Any] = {"causal": shape.causal}
     foreign = dict(options)
@@ -179,6 +179,9 @@ def dense_case(shape: Training, peers: Sequence[str]) -> Case:
         OURS: backward_of(ours(leaves, deterministic=False, **options), leaves),
         FIXED: backward_of(ours(leaves, deterministic=True, **options), leaves),
     }
+    if family is not None:
+        options["family"] = family
+        calls = {OURS: backward_of(ours(leaves, deterministic=False, **options), leaves)}
     for peer in peers:
         if peer in ("cudnn", "fa2"):
             if shape.window is None and not shape.kv_heads:
@@ -247,6 +250,12 @@ def suites() -> dict[str, Iterator[Callable[[], Case]]]:
     return {
         "backward": (partial(dense_case, shape, peers) for shape in SHAPES),
         "lists": (partial(lists_case, *lists) for lists in LISTS),
+        # FlashAttention-2's kernels are of the same class.
+        "sm80": (
+            partial(dense_case, shape, ("fa2",), "sm80")
+            for shape in SHAPES
+            if shape.window is None and not shape.dim_v
+        ),
     }
 
 

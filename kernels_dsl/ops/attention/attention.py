@@ -86,7 +86,7 @@ def attention(
     to use; it and mask_mod are traced by the CuTe DSL. Order: scale, softcap, score_mod, mask.
     sinks: (H,), a logit a head that takes part in the softmax with the value 0.
     scale: default 1/√D, greater than 0. config: the tiles to use in place of the chosen ones. family: "sm90"
-    or "sm80" forces a family of kernels.
+    or "sm80" forces a family of kernels, "sm80" that of gradients too.
 
     Returns the output (B, Sq, H, Dv), and with `return_lse` the natural logarithm of the sum of exponentials,
     float32 (B, H, Sq). A row that attends to nothing gives 0 and -inf. V must be finite where a query's tile

@@ -104,16 +104,18 @@ def why_not(call: AttentionCall, target: Target) -> str | None:
     return why_not_variant(call)
 
 
-def choose(call: AttentionCall, device: Device, deterministic: bool, needs: Needs) -> BackwardConfig:
+def choose(
+    call: AttentionCall, device: Device, deterministic: bool, needs: Needs, family: str | None
+) -> BackwardConfig:
     """The configuration for a call: of the fastest family of kernels that the device has, whose tiles divide
-    listed blocks."""
+    listed blocks. `family`: that of the forward pass where it is forced; "sm80" is then that of this one."""
     config: BackwardConfig
     hopper = device.families()[0] == "sm90"
     block_q, block_k = call.block or (128, 128)
     config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q, needs.mask)
     # With roles the one that has dP is not given P, but the factor of dS.
     lacks_probs = needs.mask and call.variant.bends_scores and config.tile_k == 64
-    if not hopper or block_k % config.tile_k or lacks_probs:
+    if not hopper or family == "sm80" or block_k % config.tile_k or lacks_probs:
         config = sm80_backward_config(
             call.dim,
             call.dim_v,
@@ -190,12 +192,13 @@ class BackwardPlan:
         target: Target,
         deterministic: bool,
         needs: Needs,
+        family: str | None = None,
     ) -> None:
         reason = why_not(call, target)
         if reason is not None:
             raise ValueError(reason)
         self.call, self.needs = call, needs
-        self.config = choose(call, target.device, deterministic, needs)
+        self.config = choose(call, target.device, deterministic, needs, family)
         self.steps: list[Step | None] = [
             prepared_for_tma(x) for x in (forward.q, forward.k, forward.v, forward.out, do)
         ]

@@ -70,6 +70,7 @@ class BackwardOperands(OperatorArguments):
     needs_mask: bool = False
     score_mod: str | None = None
     score_mod_bwd: str | None = None
+    family: str | None = None
 
     outputs = ()
 
@@ -117,7 +118,7 @@ def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
             x.q, x.k, x.v, x.options(), x.layout, forward.extras, score_mod, mask_mod,
             score_mod_bwd=function_of(x.score_mod_bwd),
         )  # fmt: skip
-        plan = BackwardPlan(described(call), forward, x.do, target, x.deterministic, x.needs())
+        plan = BackwardPlan(described(call), forward, x.do, target, x.deterministic, x.needs(), x.family)
         if not target.emulated:
             call_cache.put(_PLANS, key, plan)
     return plan

@@ -33,6 +33,19 @@ def modes(monkeypatch) -> list[bool]:
     return found
 
 
+def test_a_forced_family_is_that_of_the_gradients_too(monkeypatch, seed):
+    families, choose = [], backward.choose
+
+    def recorded(*arguments: Any) -> backward.BackwardConfig:
+        families.append(choose(*arguments).family)
+        return choose(*arguments)
+
+    monkeypatch.setattr(backward, "choose", recorded)
+    with emulator.run(arch="sm_90a"):
+        check_gradients(leaves((2, 1), (40, 50), (32, 32), seed), Masking(), family="sm80")
+    assert families == ["sm80"]
+
+
 @pytest.fixture
 def emulated():
     torch.compiler.reset()
