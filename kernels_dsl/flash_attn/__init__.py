@@ -11,6 +11,7 @@ from kernels_dsl.flash_attn.functions import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from kernels_dsl.flash_attn.kvcache import flash_attn_with_kvcache
 
 __all__ = [
     "flash_attn_func",
@@ -19,4 +20,5 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]

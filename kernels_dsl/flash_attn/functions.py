@@ -16,8 +16,8 @@ from kernels_dsl.ops.attention.attention import attention, attention_varlen
 from kernels_dsl.ops.eager_path import asks_gradients, check_tensor
 from kernels_dsl.ops.options import boolean, real
 
-_Window = tuple[int, int]
-_UNLIMITED: _Window = (-1, -1)
+Window = tuple[int, int]
+UNLIMITED: Window = (-1, -1)
 
 
 def flash_attn_func(
@@ -27,7 +27,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: _Window = _UNLIMITED,
+    window_size: Window = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -39,7 +39,7 @@ def flash_attn_func(
     the log-sum-exp (B, H, Sq), and None, as there are no probabilities to return without dropout.
     """
     _check(dropout_p, deterministic, return_attn_probs)
-    options = _options(softmax_scale, causal, window_size, softcap)
+    options = options_of(softmax_scale, causal, window_size, softcap)
     if alibi_slopes is not None:
         shift = check_tensor("k", k).shape[1] - check_tensor("q", q).shape[1]
         slopes = _slopes_of(alibi_slopes, q.shape[0])
@@ -64,7 +64,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: _Window = _UNLIMITED,
+    window_size: Window = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
@@ -78,7 +78,7 @@ def flash_attn_varlen_func(
     _check(dropout_p, deterministic, return_attn_probs)
     if block_table is not None:
         raise ValueError("block_table is given, must be None: keys in pages are not supported")
-    options = _options(softmax_scale, causal, window_size, softcap)
+    options = options_of(softmax_scale, causal, window_size, softcap)
     if alibi_slopes is not None:
         slopes = _slopes_of(alibi_slopes, check_tensor("cu_seqlens_q", cu_seqlens_q).shape[0] - 1)
         options.update(
@@ -169,7 +169,7 @@ def _check(dropout_p: Any, deterministic: Any, return_attn_probs: Any) -> None:
     boolean("return_attn_probs", return_attn_probs)
 
 
-def _options(scale: Any, causal: Any, window: Any, softcap: Any) -> dict[str, Any]:
+def options_of(scale: Any, causal: Any, window: Any, softcap: Any) -> dict[str, Any]:
     """The same options by `attention`'s names."""
     unlimited = window is None or tuple(window) in ((-1, -1), (None, None))
     return {"scale": scale, "causal": causal, "window": None if unlimited else window, "softcap": softcap}
