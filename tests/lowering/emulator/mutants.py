@@ -138,7 +138,7 @@ def _beside(place: Place, line: int, stack: tuple[SourceLine, ...]) -> bool:
     return bool(place.stack and stack)
 
 
-def visit(name: str, work: Callable[[Bench], None]) -> None:
+def visit(name: str, work: Callable[[Bench], None], scale: int = 1) -> None:
     """Call a subject and hand its first launch to `work`, while its tensors live."""
     texts: dict[int, tuple[str, ptx.Module]] = {}
     parse, execute = ptx.parse, Session.execute
@@ -163,7 +163,7 @@ def visit(name: str, work: Callable[[Bench], None]) -> None:
         mock.patch.object(Session, "execute", executed),
         emulator.run(subject.arch, **settings),
     ):
-        subject.call()
+        subject.call(scale)
     assert seen, f"{name} launches no kernel"
 
 
@@ -181,11 +181,17 @@ def draw(bench: Bench, seed: int) -> list[Mutant]:
     return drawn
 
 
+def missed(path: Path) -> list[Mutant]:
+    """The mutants of a file of verdicts that had no finding."""
+    verdicts = json.loads(path.read_text())
+    return [Mutant(**v["mutant"]) for v in verdicts if v["outcome"] not in ("found", "not run")]
+
+
 def campaign(bench: Bench, asked: argparse.Namespace) -> list[Verdict]:
     """Judge mutants until ``asked.count`` have run; verdicts are printed and written as they come."""
     verdicts: list[Verdict] = []
     start = time.monotonic()
-    for mutant in draw(bench, seed=asked.seed):
+    for mutant in missed(asked.again) if asked.again else draw(bench, seed=asked.seed):
         verdicts.append(bench.judge(mutant))
         spent, last = time.monotonic() - start, verdicts[-1]
         run = sum(verdict.outcome != "not run" for verdict in verdicts)
@@ -208,12 +214,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=34, help="mutants whose lines run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.0, help="start no mutant after so long")
+    parser.add_argument("--again", type=Path, help="judge those of this file that had no finding")
+    parser.add_argument("--scale", type=int, default=1, help="of the problem: 3 fills rings and tiles")
     parser.add_argument("--out", type=Path, help="write the verdicts to this JSON file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     verdicts: list[Verdict] = []
-    visit(asked.kernel, lambda bench: verdicts.extend(campaign(bench, asked)))
+    visit(asked.kernel, lambda bench: verdicts.extend(campaign(bench, asked)), asked.scale)
     for verdict in verdicts:
         if verdict.outcome != "found":
             at = f"line {verdict.mutant.line + 1}, {verdict.source}"
