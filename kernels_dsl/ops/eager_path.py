@@ -9,6 +9,8 @@ no tensor for a kernel (`check_tensor`) or goes to the dispatcher, which does wh
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -103,6 +105,18 @@ def plain(values: tuple[Any, ...]) -> bool:
         elif isinstance(value, torch.Tensor):
             return False
     return True
+
+
+def sharded(values: Iterable[Any]) -> bool:
+    """True if one of the values is a DTensor, without importing the class."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+
+
+def prepare_sharded(values: Iterable[Any]) -> None:
+    """Registers the operators' sharding strategies where one of the values is a DTensor."""
+    if not _is_compiling() and sharded(values):
+        importlib.import_module("kernels_dsl.distributed.register")
 
 
 def needs_dispatcher(values: tuple[Any, ...]) -> bool:

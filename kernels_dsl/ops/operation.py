@@ -20,6 +20,7 @@ from kernels_dsl.ops.eager_path import (
     check_output,
     needs_dispatcher,
     only_recorded,
+    prepare_sharded,
     signature,
     watched,
     written_out,
@@ -167,6 +168,7 @@ class Operation(Generic[Call, Plan]):
                 call, key = here, None
         if not self.seen_as_operator(call):
             return self.first_below(call, key, tensors)
+        prepare_sharded((*call.read().values(), *call.written().values()))
         recorded = self.recorded(call, operator) if only_recorded(tuple(call.read().values())) else None
         if recorded is None:
             return operator()(call)

@@ -1,0 +1,301 @@
+"""Functions of a rank in the tests of operators on DTensors, whose kernels are formulas here."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import kernels_dsl
+import kernels_dsl.distributed.register
+from kernels_dsl.ops.attention import gradient
+from kernels_dsl.ops.attention.backward import Gradients
+from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.ops.operation import Operation
+from reference.quantize import quantize as reference_quantize
+from tests.distributed import models
+from tests.distributed.ranks import Rank
+
+_GLOO_LACKS = "Invalid scalar type"
+"""The error of gloo, where fp8 tensors must go to other ranks."""
+OPERATORS = torch.ops.kernels_dsl
+_ACTIVATIONS = {None: lambda x: x, "relu": torch.relu}
+
+
+def _product(call: Any, z: torch.Tensor) -> torch.Tensor:
+    """The epilogue of a product, in float64."""
+    z = z * call.alpha
+    if getattr(call, "c", None) is not None:
+        z = z + call.beta * call.c.double()
+    if call.bias is not None:
+        z = z + (
+            call.bias.double() if getattr(call, "bias_axis", "n") == "n" else call.bias.double()[:, None]
+        )
+    z = _ACTIVATIONS[call.activation](z)
+    z = z if call.residual is None else z + call.residual.double()
+    return z.to(call.out_dtype or torch.bfloat16)
+
+
+def _gemm(call: Any) -> torch.Tensor:
+    return _product(call, call.a.double() @ call.b.double())
+
+
+def _scaled(call: Any) -> torch.Tensor:
+    return _product(call, (call.a.double() * call.scale_a) @ (call.b.double() * call.scale_b))
+
+
+def _grouped(call: Any) -> torch.Tensor:
+    ends = [0, *call.offs.tolist()]
+    rows = zip(ends, ends[1:], call.b.double())
+    return _product(call, torch.cat([call.a[start:end].double() @ b for start, end, b in rows]))
+
+
+def _bsr(call: Any) -> torch.Tensor:
+    matrix = BsrTensor(call.crow, call.col, call.values.double().bfloat16(), call.shape, call.transposed)
+    sparse, dense = matrix.to_dense().double(), call.dense.double()
+    return _product(call, dense @ sparse if call.dense_left else sparse @ dense)
+
+
+def _sampled(call: Any) -> torch.Tensor:
+    dense = call.alpha * (call.a.double() @ call.b.double())
+    (bm, bn), counts = call.block, call.crow.diff()
+    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    blocks = dense.unflatten(1, (-1, bn)).unflatten(0, (-1, bm)).transpose(1, 2)
+    return blocks[rows, call.col.long()].to(call.out_dtype or call.a.dtype)
+
+
+def _quantize(call: Any) -> tuple[torch.Tensor, ...]:
+    found: list[torch.Tensor] = []
+    for turned in {False: (False,), True: (True,), "both": (False, True)}[call.transpose]:
+        values, scales = reference_quantize(
+            call.x.mT.contiguous() if turned else call.x, call.dtype, scaling=call.scaling, scale=call.scale
+        )[:2]
+        found += [values, scales]
+    return tuple(found)
+
+
+def _attention(call: Any) -> Any:
+    options = call.options
+    left, right = options.window or (None, 0 if options.causal else None)
+    out, lse = models.exact(call.q, call.k, call.v, (left, right), options.scale)
+    return (out.to(call.q.dtype), lse.float()) if call.return_lse else out.to(call.q.dtype)
+
+
+def _backward_plan(x: Any, forward: Any) -> Any:
+    right = 0 if x.causal else x.window_right
+
+    def run(forward: Any, do: torch.Tensor, d_lse: torch.Tensor | None) -> Gradients:
+        return models.gradients_of(
+            forward, do, d_lse, window_left=x.window_left, window_right=right, scale=x.scale
+        )
+
+    return SimpleNamespace(run=run)
+
+
+FORMULAS: dict[str, Callable[[Any], Any]] = {
+    "gemm": _gemm, "scaled_gemm": _scaled, "grouped_gemm": _grouped, "bsr_gemm": _bsr,
+    "bsr_sddmm": _sampled, "quantize": _quantize, "attention": _attention,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A call of an operator: its tensors in their order, and how it is called with them."""
+
+    name: str
+    tensors: tuple[torch.Tensor, ...]
+    call: Callable[..., Any]
+    differentiable: bool = True
+
+
+def _cases() -> list[Case]:
+    torch.manual_seed(0)
+
+    def new(*shape: int) -> torch.Tensor:
+        return torch.randint(-4, 5, shape).bfloat16() / 4  # whose sums are exact
+
+    def fp8(*shape: int) -> torch.Tensor:
+        return new(*shape).to(torch.float8_e4m3fn)
+
+    op = OPERATORS
+    offs = torch.tensor([3, 3, 8], dtype=torch.int32)
+    matrix = BsrTensor.from_dense(new(32, 64), torch.rand(2, 4) < 0.7, (16, 16))
+    pattern = (matrix.crow_indices, matrix.col_indices)
+    scales = torch.rand(8, 1), torch.rand(1, 12)
+    bsr: dict[str, Any] = {"shape": [32, 64]}
+    q, k, v = new(2, 4, 4, 8), new(2, 4, 2, 8), new(2, 4, 2, 8)
+    return [
+        Case("gemm", (new(8, 16), new(16, 12)), op.gemm),
+        Case("gemm batch", (new(4, 8, 16), new(16, 12)), op.gemm),
+        Case("gemm bias", (new(8, 16), new(16, 12), new(12)), lambda a, b, x: op.gemm(a, b, bias=x)),
+        Case("gemm c", (new(8, 16), new(16, 12), new(8, 1)), lambda a, b, x: op.gemm(a, b, x, beta=2.0)),
+        Case("gemm relu", (new(8, 16), new(16, 12)), lambda a, b: op.gemm(a, b, activation="relu")),
+        Case("gemm uneven", (new(5, 7), new(7, 3)), op.gemm),
+        Case("scaled_gemm", (fp8(8, 16), fp8(16, 12), *scales), op.scaled_gemm, False),
+        Case("grouped_gemm", (new(8, 16), new(3, 16, 12), offs), op.grouped_gemm, False),
+        Case("bsr right", (*pattern, matrix.values, new(64, 8)), lambda *x: op.bsr_gemm(*x, **bsr)),
+        Case(
+            "bsr left", (*pattern, matrix.values, new(8, 64)),
+            lambda *x: op.bsr_gemm(*x, **bsr, transposed=True, dense_left=True),
+        ),
+        Case(
+            "bsr_sddmm", (*pattern, new(32, 8), new(8, 64)),
+            lambda *x: op.bsr_sddmm(*x, **bsr, block=[16, 16]),
+        ),
+        Case("attention", (q, k, v), lambda *x: op.attention(*x, causal=True, return_lse=True)),
+        *(
+            Case(
+                f"quantize {scaling} {turn}", (new(256, 256),),
+                lambda x, s=scaling, t=turn: op.quantize(
+                    x, dtype=torch.float8_e4m3fn, scaling=s, transpose=t
+                ), False,
+            )
+            for scaling, turn in itertools.product(("tensor", "row", "1x128", "128x128"), ("no", "both"))
+        ),
+    ]  # fmt: skip
+
+
+def _placements(x: torch.Tensor) -> list[Placement]:
+    """All placements of a tensor over one dimension of a mesh."""
+    return [Replicate(), *(Shard(mode) for mode in range(x.dim())), Partial()]
+
+
+def _placed(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    if isinstance(placement, Partial):
+        share = x if x.dtype.itemsize == 1 or not x.is_floating_point() else x / mesh.size()
+        return DTensor.from_local(share.clone(), mesh, [placement], run_check=False)
+    return distribute_tensor(x, mesh, [placement], src_data_rank=None)
+
+
+def _results(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    made = case.call(*tensors)
+    return [made] if isinstance(made, torch.Tensor) else list(made)
+
+
+def _full(x: torch.Tensor) -> torch.Tensor:
+    """All of a DTensor; of an fp8 one as bytes, which every backend can gather."""
+    if not isinstance(x, DTensor):
+        return x
+    if x.dtype.itemsize == 1:
+        local = x.to_local().contiguous().view(torch.uint8)
+        bytes_of = DTensor.from_local(local, x.device_mesh, x.placements, run_check=False)
+        return bytes_of.full_tensor().view(x.dtype)
+    return x.full_tensor()
+
+
+def _leaves(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    floating = [x for x in tensors if x.is_floating_point() and case.differentiable]
+    return [x.detach().requires_grad_() if any(x is y for y in floating) else x for x in tensors]
+
+
+def _outcome(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Results and gradients, whole."""
+    leaves = _leaves(case, tensors)
+    results = [_full(x) for x in _results(case, leaves)]
+    if case.differentiable:
+        sum(
+            (x.float() * torch.arange(x.numel()).view(x.shape).remainder(3)).sum() for x in results
+        ).backward()
+    return [*(x.detach() for x in results), *(_full(x.grad) for x in leaves if x.grad is not None)]
+
+
+def check(case: Case, placements: tuple[Placement, ...], mesh: DeviceMesh) -> bool:
+    """Results and gradients are those of one process, or the call is refused before communication (False)."""
+    tensors = [_placed(x, mesh, p) for x, p in zip(case.tensors, placements)]
+    label = f"{case.name} {placements}"
+    with CommDebugMode() as traffic:
+        try:
+            with torch.no_grad():
+                _results(case, tensors)
+        except RuntimeError as error:
+            if _GLOO_LACKS in str(error) and any(x.dtype.itemsize == 1 for x in case.tensors):
+                return False
+            assert "must" in str(error), f"{label}: {error}"
+            assert traffic.get_total_counts() == 0, label
+            return False
+    for mine, expected in zip(_outcome(case, tensors), _outcome(case, list(case.tensors)), strict=True):
+        assert mine.dtype == expected.dtype and mine.shape == expected.shape, label
+        error = (mine.double() - expected.double()).abs().max()
+        assert error <= 2.0**-6 * expected.double().abs().max(), f"{label}: {error}"
+    return True
+
+
+def _use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operation, "run", lambda self, call: FORMULAS[self.name](call))
+    monkeypatch.setattr(gradient, "_plan_of", _backward_plan)
+
+
+def _grid() -> list[tuple[Case, tuple[Placement, ...]]]:
+    return [
+        (case, placements)
+        for case in _cases()
+        for placements in itertools.product(*map(_placements, case.tensors))
+    ]
+
+
+def _run(chosen: list[tuple[Case, tuple[Placement, ...]]], rank: Rank) -> None:
+    mesh = init_device_mesh("cpu", (rank.size,))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _use_formulas(monkeypatch)
+        found = [check(case, placements, mesh) for case, placements in chosen]
+    assert any(found) and not all(found)
+
+
+def sample(rank: Rank) -> None:
+    """A seeded sample of operators and placements."""
+    _run(random.Random(22).sample(_grid(), 60), rank)
+
+
+def everything(rank: Rank) -> None:
+    """Every operator with every placement of each of its tensors."""
+    _run(_grid(), rank)
+
+
+REPLICATE, PARTIAL = Replicate(), Partial()
+EXACT = [
+    ("gemm", (Shard(0), REPLICATE), {}, Shard(0)),
+    ("gemm", (REPLICATE, Shard(1)), {}, Shard(1)),
+    ("gemm", (Shard(1), Shard(0)), {}, PARTIAL),
+    ("gemm", (PARTIAL, REPLICATE), {}, PARTIAL),
+    ("gemm", (Shard(1), REPLICATE), {}, PARTIAL),
+    ("gemm bias", (Shard(1), Shard(0), REPLICATE), {}, PARTIAL),
+    ("gemm bias", (REPLICATE, Shard(1), Shard(0)), {}, Shard(1)),
+    ("gemm relu", (PARTIAL, REPLICATE), {"reduce_scatter_tensor": 1}, None),
+    ("attention", (Shard(0),) * 3, {}, Shard(0)),
+    ("attention", (Shard(2),) * 3, {}, Shard(2)),
+    ("grouped_gemm", (REPLICATE, Shard(2), REPLICATE), {}, Shard(1)),
+    ("bsr left", (REPLICATE, REPLICATE, REPLICATE, Shard(0)), {}, Shard(0)),
+    ("quantize row no", (Shard(0),), {}, Shard(0)),
+]
+"""Operator, placements, the collectives of a call, placement of the first result."""
+
+
+def collectives(rank: Rank) -> None:
+    """Calls move no more than they must, public functions too, and refusals name the reason."""
+    mesh = init_device_mesh("cpu", (rank.size,))
+    cases = {case.name: case for case in _cases()}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _use_formulas(monkeypatch)
+        for name, placements, expected, placed in EXACT:
+            case = cases[name]
+            tensors = [_placed(x, mesh, p) for x, p in zip(case.tensors, placements)]
+            with CommDebugMode() as traffic:
+                first = _results(case, tensors)[0]
+            counts = {str(key).split(".")[-1]: n for key, n in traffic.get_comm_counts().items()}
+            assert counts == expected, f"{name} {placements}: {counts}"
+            assert isinstance(first, DTensor) and (placed is None or first.placements == (placed,)), name
+        a, b = (_placed(x, mesh, p) for x, p in zip(cases["gemm"].tensors, (Shard(0), REPLICATE)))
+        assert kernels_dsl.gemm(a, b).placements == (Shard(0),)
+        q, k, v = (_placed(x, mesh, Shard(2)) for x in cases["attention"].tensors)
+        assert kernels_dsl.attention(q, k, v, causal=True).placements == (Shard(2),)
+        with pytest.raises(RuntimeError, match="q is sharded along mode 1, must not be: queries attend"):
+            kernels_dsl.attention(*(_placed(x, mesh, Shard(1)) for x in cases["attention"].tensors))
+        with pytest.raises(RuntimeError, match=r"must be called with torch\.Tensors"):
+            kernels_dsl.gemm(a, b, out=_placed(torch.zeros(8, 12).bfloat16(), mesh, Shard(0)))
