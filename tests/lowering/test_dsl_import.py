@@ -1,10 +1,15 @@
-"""A compile does not import jax, which the DSL would wherever it is installed."""
+"""The DSL is imported without jax, and takes generic annotations on Python 3.10."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lowering import dsl_import
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -51,3 +56,16 @@ def test_a_compile_leaves_jax_alone_and_importable(tmp_path: Path) -> None:
 
 def test_a_jax_that_is_there_already_stays(tmp_path: Path) -> None:
     assert _run(tmp_path, "import jax; jax.version = None; jax.__path__.append('x')")[0] == "True"
+
+
+def test_generic_tuples_are_tuples_where_python_takes_them_for_types(monkeypatch) -> None:
+    assert dsl_import._isinstance((1, 2), tuple[int, int]) and not dsl_import._isinstance(3, tuple[int, int])
+    assert dsl_import._isinstance(3, (int, str)) and not dsl_import._isinstance("x", int)
+    with pytest.raises(TypeError):
+        dsl_import._isinstance(3, 4)
+    module = ModuleType("cutlass.cutlass_dsl.cutlass")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with dsl_import.without_jax():
+        pass
+    assert module.isinstance is dsl_import._isinstance
