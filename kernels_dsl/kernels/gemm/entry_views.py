@@ -48,10 +48,10 @@ class Views:
     operands: Operands
     scales: Scales | None
     promotion: Promotion | None
+    columns: Int32 | int
+    """N of the product: D's, or twice that where D is gated."""
     offsets: cute.Tensor | None = None
     stream_k: StreamK | None = None
-    columns: Int32 | int = 0
-    """N of the product: D's, or twice that where D is gated."""
 
 
 def views_of(
@@ -96,7 +96,7 @@ def views_of(
         mB = batch_first_view(b, batch, swap=True)  # (N, K, L)
     shape = product_shape((mD.shape[0], mD.shape[1], batch), layout)
     views = operand_views(tuple(left), shape, layout)
-    return Views(mA, mB, mD, views, scales, promotion, offsets, cut, shape[1])
+    return Views(mA, mB, mD, views, scales, promotion, shape[1], offsets, cut)
 
 
 def product_shape(shape: cute.Shape, layout: EntryLayout) -> cute.Shape:

@@ -34,9 +34,9 @@ def GEMM(
     epilogue: cutlass.Constexpr,
 ):
     """The kernel on tensors in its own orientation."""
-    gemm_sm80(
-        Views(a=mA, b=mB, d=mD, operands=operands, scales=None, promotion=None), stream, config, epilogue
-    )
+    columns = mD.shape[1]
+    views = Views(a=mA, b=mB, d=mD, operands=operands, scales=None, promotion=None, columns=columns)
+    gemm_sm80(views, stream, config, epilogue)
 
 
 @lowering.jit

@@ -35,7 +35,10 @@ def GEMM(
     promotion: cutlass.Constexpr,
 ):
     """The kernel on tensors in its own orientation."""
-    views = Views(a=mA, b=mB, d=mD, operands=operands, scales=scales, promotion=promotion)
+    columns = mD.shape[1]
+    views = Views(
+        a=mA, b=mB, d=mD, operands=operands, scales=scales, promotion=promotion, columns=columns
+    )
     gemm_sm80(views, stream, config, epilogue)
 
 
