@@ -34,13 +34,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     for at in np.argwhere(np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (~easy | (out == 0))):
         where = tuple(at)
         out[where] = _exact("fma", "rn", [float(x[where]) for x in (a, b, c)], float(out[where]))
-    return numeric_canonical(out)
-
-
-def numeric_canonical(values: Array) -> Array:
-    """NaNs replaced by the GPU's."""
-    nan = np.array([0x7FFFFFFFFFFFFFFF], np.uint64).view(np.float64)[0]
-    return np.where(np.isnan(values), nan, values)
+    return _nan_of(out, a, b, c)
 
 
 def directed(operation: str, rounding: str, *operands: Array) -> Array:
@@ -57,7 +51,19 @@ def directed(operation: str, rounding: str, *operands: Array) -> Array:
     for at in np.argwhere(np.logical_and.reduce([np.isfinite(x) for x in arrays])):
         where = tuple(at)
         out[where] = _exact(operation, rounding, [float(x[where]) for x in arrays], float(nearest[where]))
-    return numeric_canonical(out)
+    return _nan_of(out, *arrays)
+
+
+def _nan_of(out: Array, *operands: Array) -> Array:
+    """`out` with NaNs as an H200 has them: the first operand that is one, made quiet; else -NaN."""
+    lost = np.isnan(out)
+    if not lost.any():
+        return out
+    bits = np.full(out.shape, 0xFFF8000000000000, np.uint64)
+    for x in reversed(operands):
+        patterns = np.ascontiguousarray(x).view(np.uint64) | np.uint64(1 << 51)
+        bits = np.where(np.isnan(x), patterns, bits)
+    return np.where(lost, bits, out.view(np.uint64)).view(np.float64)
 
 
 def _halves(x: Array) -> tuple[Array, Array]:

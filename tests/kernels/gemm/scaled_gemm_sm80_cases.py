@@ -36,9 +36,7 @@ def GEMM(
 ):
     """The kernel on tensors in its own orientation."""
     columns = mD.shape[1]
-    views = Views(
-        a=mA, b=mB, d=mD, operands=operands, scales=scales, promotion=promotion, columns=columns
-    )
+    views = Views(a=mA, b=mB, d=mD, operands=operands, scales=scales, promotion=promotion, columns=columns)
     gemm_sm80(views, stream, config, epilogue)
 
 

@@ -54,7 +54,7 @@ WIDE: list[tuple[GemmConfig, Case]] = [
     *((Sm90GemmConfig(64, 64), Case(40, 64, 64, activation=name)) for name in GATES),
     *((SM80, Case(40, 64, 64, Place(-2), activation=name)) for name in GATES),
     (Sm80GemmConfig(128, 128, 32, 4, 2, 4), Case(130, 270, 64, Place(pad=2), Place(pad=1))),
-    (Sm80GemmConfig(16, 64, 128, 4, 1, 4, 8, 1, 4, 4), Case(5, 66, 130, Place(), batch=3)),
+    (Sm80GemmConfig(16, 64, 64, 4, 1, 4, 8, 1, 4, 4), Case(5, 66, 130, Place(), batch=3)),
 ]
 
 
