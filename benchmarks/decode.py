@@ -28,6 +28,8 @@ SIZES = (
     (1, 32768, 32), (1, 1024, 32),
 )  # fmt: skip
 """Sequences, keys of each, query heads on 8 of keys."""
+FP8_SIZES = ((64, 8192, 32), (1, 131072, 32), (8, 32768, 32), (16, 4096, 128), (1, 1024, 32))
+"""The same with caches of e4m3 and bf16 queries, which FlashAttention-3 does not take."""
 LOGNORMAL = (64, 2048, 1.2, 128, 32768)
 """Sequences, median, sigma, shortest, longest."""
 ROOM = 131072
@@ -43,6 +45,14 @@ def problems(page: int) -> Iterator[Problem]:
         int(min(max(draw.lognormvariate(math.log(median), sigma), least), most)) for _ in range(batch)
     )
     yield Problem(f"{batch} of {least}–{most}, H 32/8, pages of {page}", lengths, 32, page=page)
+    for batch, keys, heads in FP8_SIZES:
+        yield Problem(
+            f"{batch}x{keys}, H {heads}/8, pages of {page}, fp8 KV",
+            (keys,) * batch,
+            heads,
+            page=page,
+            fp8=True,
+        )
     yield Problem(f"1x1024 in room for {ROOM}, H 32/8, pages of {page}", (1024,), 32, page=page, room=ROOM)
 
 
@@ -53,7 +63,7 @@ def case_of(problem: Problem, library: Path | None) -> Case:
     if problem.room:
         exact = -(-max(problem.lengths) // problem.page)
         calls["ours_exact"] = ours([x._replace(table=x.table[:, :exact].contiguous()) for x in sets])
-    if library is not None:
+    if library is not None and not problem.fp8:
         right = partial(check, problem=problem, sets=sets)
         calls |= _right("fa3", partial(flash3, sets, problem, False), right)
         calls |= _right("fa3_planned", partial(flash3, sets, problem, True), right)

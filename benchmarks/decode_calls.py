@@ -25,7 +25,8 @@ LIBRARY = "_vllm_fa3_C.abi3.so"
 
 @dataclass(frozen=True)
 class Problem:
-    """One query a sequence. `lengths`: keys of each. `room`: keys that the table has room for, if more."""
+    """One query a sequence. `lengths`: keys of each. `room`: keys that the table has room for, if more.
+    `fp8`: caches of e4m3, with a scale a head; queries stay bf16."""
 
     name: str
     lengths: tuple[int, ...]
@@ -33,11 +34,12 @@ class Problem:
     kv_heads: int = 8
     page: int = 16
     room: int = 0
+    fp8: bool = False
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of K and V that a call must read."""
-        return sum(self.lengths) * self.kv_heads * DIM * 2 * 2
+        return sum(self.lengths) * self.kv_heads * DIM * 2 * (1 if self.fp8 else 2)
 
     @property
     def sets(self) -> int:
@@ -59,6 +61,7 @@ class Inputs(NamedTuple):
     lengths: Any
     table: Any
     flat: tuple[Any, Any] | None
+    scale: Any = None
 
 
 def inputs(problem: Problem) -> list[Inputs]:
@@ -84,6 +87,11 @@ def inputs(problem: Problem) -> list[Inputs]:
         q = torch.randn(
             (len(lengths), 1, problem.heads, DIM), generator=generator, device=DEVICE, dtype=torch.bfloat16
         )
+        if problem.fp8:
+            scale = torch.rand(problem.kv_heads, generator=generator, device=DEVICE) + 0.5
+            caches = [cache.to(torch.float8_e4m3fn) for cache in caches]
+            found.append(Inputs(q, caches[0], caches[1], used, table, None, scale))
+            continue
         if not uniform:
             found.append(Inputs(q, caches[0], caches[1], used, table, None))
             continue
@@ -99,7 +107,13 @@ def ours(sets: Sequence[Inputs]) -> Call:
     def call(n: int) -> Any:
         x = sets[n]
         return kernels_dsl.attention_decode(
-            x.q, x.k_cache, x.v_cache, seqused_k=x.lengths, block_table=x.table
+            x.q,
+            x.k_cache,
+            x.v_cache,
+            seqused_k=x.lengths,
+            block_table=x.table,
+            k_scale=x.scale,
+            v_scale=x.scale,
         )
 
     return call
@@ -162,5 +176,7 @@ def check(call: Call, problem: Problem, sets: Sequence[Inputs]) -> None:
         length = problem.lengths[b]
         pages = x.table[b, : -(-length // problem.page)].long()
         k, v = (cache[pages, :, :1].flatten(0, 1)[None, :length] for cache in (x.k_cache, x.v_cache))
+        if x.scale is not None:
+            k, v = (cache.double() * x.scale[0].double() for cache in (k, v))
         rows = (slice(b, b + 1), slice(None), slice(0, pack))
         compare(found[rows], (x.q[rows], k, v), Masking(right=0))

@@ -14,7 +14,12 @@ DOUBLINGS = 18
 _RESERVED = 1024
 """Bytes of an SM's shared memory that each CTA takes beside its own."""
 _STATS = 1024
+FACTORS_OFFSET = 512
+"""Bytes from a CTA's row maxima and sums to the factors of its rows of Q."""
 _MAX_STAGES = 4
+OUTPUT_PAD = 8
+"""float32 between rows of the warps' outputs, so that four rows lie in different banks; fp8 caches: two, and
+twice as many."""
 
 
 def split_keys(keys: int) -> int:
@@ -38,7 +43,8 @@ def most_splits(keys: int) -> int:
 @frozen
 class DecodeConfig:
     """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
-    `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32.
+    `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
+    fp8 caches. `kv_bytes`: of an element of the caches.
     """
 
     dim: int
@@ -47,6 +53,7 @@ class DecodeConfig:
     stages: int
     ctas_per_sm: int
     pack: int
+    kv_bytes: int = 2
 
     @property
     def warps_m(self) -> int:
@@ -71,7 +78,7 @@ class DecodeConfig:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a block of K, and as many of V."""
-        return 2 * self.tile_n * self.dim * 2
+        return 2 * self.tile_n * self.dim * self.kv_bytes
 
     @property
     def stats_offset(self) -> int:
@@ -79,21 +86,30 @@ class DecodeConfig:
         return self.q_bytes + self.stages * self.stage_bytes
 
     @property
+    def outputs_bytes(self) -> int:
+        """Bytes of the warps' outputs, which lie over Q and the blocks in the end."""
+        return self.warps_n * self.rows * (self.dim + OUTPUT_PAD * 2 // self.kv_bytes) * 4
+
+    @property
     def smem_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
         return self.stats_offset + _STATS
 
 
-def decode_config(dim: int, rows: int, pack: int, device: Device) -> DecodeConfig:
-    """The configuration for up to 64 `rows` of head dimension `dim`: two CTAs an SM where two stages fit."""
-    padded = -(-dim // 32) * 32
+def decode_config(dim: int, rows: int, pack: int, device: Device, kv_bytes: int = 2) -> DecodeConfig:
+    """The configuration for up to 64 `rows` of head dimension `dim`: two CTAs an SM where two stages fit.
+
+    fp8 caches have steps of twice as many keys, as many bytes in flight, where registers allow it.
+    """
+    step = 64 // kv_bytes
+    padded = -(-dim // step) * step
     tile_m = next(size for size in (16, 32, MAX_ROWS) if rows <= size)
-    tile_n = 64 if padded <= 128 else 32
-    one = DecodeConfig(padded, tile_m, tile_n, 2, 1, pack)
+    tile_n = (64 if padded <= 128 else 32) * (2 if kv_bytes == 1 and tile_m < MAX_ROWS else 1)
+    one = DecodeConfig(padded, tile_m, tile_n, 2, 1, pack, kv_bytes)
     fixed = one.q_bytes + _STATS
     for ctas in (2, 1):
         room = (device.smem_bytes + _RESERVED) // ctas - _RESERVED - fixed
         stages = min(room // one.stage_bytes, _MAX_STAGES)
         if stages >= 2:
-            return DecodeConfig(padded, tile_m, tile_n, stages, ctas, pack)
+            return DecodeConfig(padded, tile_m, tile_n, stages, ctas, pack, kv_bytes)
     raise ValueError(f"two stages of {one.stage_bytes} bytes do not fit {device.smem_bytes} of {device.name}")

@@ -14,6 +14,7 @@ from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.options import boolean, integer
 from kernels_dsl.ops.serving.append_kv import append_kv
 from kernels_dsl.ops.serving.decode import attention_decode, attention_decode_supports
+from kernels_dsl.ops.serving.scales import FP8, check_cache_scale
 
 _NOT_HERE = {
     "rotary_cos": "rotate q and k beforehand",
@@ -48,6 +49,8 @@ def flash_attn_with_kvcache(
     *,
     page_table: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> Any:
     """Attention of q (B, Sq, H, D) to caches (B, keys, Hk, D), or (pages, keys of a page, Hk, D).
 
@@ -56,6 +59,9 @@ def flash_attn_with_kvcache(
     each sequence has, without k's; None: all that the cache has room for. block_table, which FlashAttention-3
     calls page_table: int32 (B, n), the pages of each sequence, where the caches have pages. cache_batch_idx:
     int32 (B,), the cache of each sequence.
+
+    k_descale, v_descale: scales of fp8 caches, float32 (), (Hk,), or without k and v as in FlashAttention-3
+    (B, Hk).
 
     softmax_scale, causal, window_size, softcap: as in `flash_attn_func`; the last query lies on the last
     key. sinks: (H,), as in `kernels_dsl.attention`. num_splits must be 0 or 1: splits have a fixed number of
@@ -87,14 +93,18 @@ def flash_attn_with_kvcache(
     used = _lengths(cache_seqlens, q.shape[0], q.device)
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'} is None, must be given: k and v go together")
-    options = {**options_of(softmax_scale, causal, window_size, softcap), "sinks": sinks}
+    scales = {"k_scale": k_descale, "v_scale": v_descale}
+    options = {**options_of(softmax_scale, causal, window_size, softcap), "sinks": sinks, **scales}
     if k is not None and v is not None:
         if used is None:
             raise ValueError("cache_seqlens is None, must be given with k and v: it says where they go")
         if check_tensor("k", k).dim() != 4:
             raise ValueError(f"k has shape {tuple(k.shape)}, must be (B, S, Hk, D)")
+        for name, scale in (("k_descale", k_descale), ("v_descale", v_descale)):
+            if scale is not None and scale.dim() == 2:
+                raise ValueError(f"{name} has two modes, must have one at most with k: a scale for each head")
         _check_once(q, (k_cache, v_cache), table, used, options)  # a call that is refused writes nothing
-        append_kv(k, v, k_cache, v_cache, cache_seqlens=used, block_table=table)
+        append_kv(k, v, k_cache, v_cache, cache_seqlens=used, block_table=table, **scales)
         used = used + k.shape[1]
     if table is not None and used is None:
         used = _lengths(table.shape[-1] * k_cache.shape[1], q.shape[0], q.device)
@@ -120,7 +130,7 @@ def _check_once(
     one that was checked are not looked at again."""
     if torch.compiler.is_compiling():  # the operators check what they are given
         return
-    tensors = (q, *caches, table, options["sinks"])
+    tensors = (q, *caches, table, options["sinks"], options["k_scale"], options["v_scale"])
     window = options["window"]
     facts = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors]
     key = (
@@ -202,6 +212,13 @@ def _prefill(
         raise ValueError(
             f"k_cache has {caches[0].shape[0]} sequences, must have q's {batch}, or block_table be given"
         )
+    scales = [options.pop("k_scale"), options.pop("v_scale")]
+    for name, scale in zip(("k_descale", "v_descale"), scales):
+        check_cache_scale(name, scale, caches[0].dtype, caches[0].shape[2], batch)
+    if caches[0].dtype == FP8:
+        heads = caches[0].shape[2]
+        factors = [x if x is None else x.expand(batch, heads)[:, None, :, None] for x in scales]
+        caches = [(x.float() if y is None else x.float() * y).to(q.dtype) for x, y in zip(caches, factors)]
     room = caches[0].shape[1]
     numbers = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     packed, keys, values = (x.flatten(0, 1) for x in (q, *caches))

@@ -209,12 +209,13 @@ _SCALES = ("scale_a", "scale_b")
 
 
 def _attention_decode() -> dict[str, Any]:
-    cache = {name: _ones(6, 16, 2, 64) for name in ("k_cache", "v_cache")}
+    cache = {name: _ones(6, 16, 2, 64, dtype=E4M3) for name in _CACHES}
     table = torch.arange(6, dtype=torch.int32).view(2, 3)
     lengths = torch.tensor([40, 17], dtype=torch.int32)
+    scales = {name: torch.ones(2) for name in _KV_SCALES}
     return {
-        "q": _ones(2, 1, 4, 64), **cache, "seqused_k": lengths, "block_table": table, "sinks": torch.ones(4),
-        "out": _ones(2, 1, 4, 64),
+        "q": _ones(2, 1, 4, 64), **cache, **scales, "seqused_k": lengths, "block_table": table,
+        "sinks": torch.ones(4), "out": _ones(2, 1, 4, 64),
     }  # fmt: skip
 
 
@@ -267,7 +268,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "merge_states", lambda: {"out": _ones(2, 3, 2, 16), "lse": torch.ones(2, 3, 2)}, ("out", "lse")
     ),
-    Operation("attention_decode", _attention_decode, tuple(_attention_decode())[:6], ("out",)),
+    Operation("attention_decode", _attention_decode, tuple(_attention_decode())[:8], ("out",)),
     Operation(
         "scaled_linear", lambda: {"x": _ones(32, 64), "weight": _ones(48, 64), "bias": _ones(48)},
         ("x", "weight", "bias"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, range_constexpr
+from cutlass import Float32, Int16, Int32, const_expr, range_constexpr
 from cutlass._mlir.dialects import math as mlir_math
 from cutlass.cutlass_dsl import dsl_user_op
 
@@ -70,6 +70,12 @@ def pair_max(a: Int32, b: Int32, dtype: type[cutlass.Numeric], *, loc=None, ip=N
     """Maxima of two pairs of 16-bit floats; a number, not NaN, if one of the two is a number."""
     text = f"max.{_PAIRS[dtype][0]} $0, $1, $2;"
     return inline_ptx(Int32, (Int32(a), Int32(b)), text, "=r,r,r", effects=False, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def e4m3_pair(pair: Int16, *, loc=None, ip=None) -> Int32:
+    """Two e4m3 as two fp16, which is exact. sm_89 and later."""
+    return inline_ptx(Int32, (pair,), "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", effects=False, loc=loc, ip=ip)
 
 
 def _finite_halves(word: Int32, infinity: int) -> Int32:

@@ -11,7 +11,7 @@ log-sum-exp of its rows, goes to a workspace, where a second kernel merges the s
 
 Keys lie in pages, found by a table, or in one cache a sequence, which is a page too. Each row is copied from
 where it lies by cp.async; rows past the end, and those before the window, are zeros and not read.
-`decode_tile` has the work of an item.
+`decode_tile` has the work of an item, `decode_fp8` what differs with caches of e4m3.
 """
 
 import cutlass
@@ -42,6 +42,8 @@ def attention_decode(
     used: cute.Tensor | None,
     table: cute.Tensor | None,
     sinks: cute.Tensor | None,
+    k_scale: cute.Tensor | None,
+    v_scale: cute.Tensor | None,
     scale: Float32,
     softcap: Float32,
     left: Int32,
@@ -54,16 +56,19 @@ def attention_decode(
 ):
     """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
     Without `table` (B, pages of one) int32 a page is a sequence. parts (B, Hk, splits, rows, padded D) and
-    part_lse (B, Hk, splits, rows): float32, for what is merged. early: the merge may start early (sm_90).
+    part_lse (B, Hk, splits, rows): float32, for what is merged. k_scale, v_scale (B, Hk) float32: factors of
+    fp8 caches, None is 1. early: the merge may start early (sm_90).
     """
     batch, q_len, heads, dim = q.shape
     page_size, kv_heads = k.shape[1], k.shape[2]
-    spec = DecodeSpec(config, q.element_type, variant, table is not None)
+    dtype = q.element_type if config.kv_bytes == 2 else cutlass.Float16
+    spec = DecodeSpec(config, dtype, variant, table is not None, q.element_type)
     capacity = page_size if table is None else table.shape[1] * page_size
     lengths = Lengths(Int32(batch), Int32(q_len), Int32(capacity), used)
     window = Window(left, right)
     work = DecodeWork(
         q, k, v, table, parts, part_lse, lengths, window, ScoreOperands(scale, softcap, None, None),
+        k_scale, v_scale,
         kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
     )  # fmt: skip
     decode_kernel(spec, work, ctas, early).launch(

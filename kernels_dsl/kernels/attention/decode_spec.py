@@ -6,10 +6,7 @@ import cutlass
 
 from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import DecodeConfig
-
-PAD = 8
-"""float32 between rows of the warps' outputs, so that four rows lie in different banks."""
+from kernels_dsl.config.decode import OUTPUT_PAD, DecodeConfig
 
 
 @dataclass(frozen=True)
@@ -18,8 +15,20 @@ class DecodeSpec:
 
     config: DecodeConfig
     dtype: type[cutlass.Numeric]
+    """Operands of the products: the queries' type, fp16 with fp8 caches."""
     variant: AttentionVariant
     paged: bool
+    q_dtype: type[cutlass.Numeric]
+
+    @property
+    def fp8(self) -> bool:
+        """Caches hold e4m3."""
+        return self.config.kv_bytes == 1
+
+    @property
+    def scales_rows(self) -> bool:
+        """Rows of Q have factors: bf16 became fp16."""
+        return self.fp8 and self.q_dtype is cutlass.BFloat16
 
     @property
     def q_tile(self) -> RowsTile:
@@ -28,8 +37,8 @@ class DecodeSpec:
 
     @property
     def kv_tile(self) -> RowsTile:
-        """A block of K, or of V."""
-        return RowsTile(self.config.tile_n, self.config.dim)
+        """A block of K, or of V; fp8 in pairs."""
+        return RowsTile(self.config.tile_n, self.config.dim * self.config.kv_bytes // 2)
 
     @property
     def warp_keys(self) -> int:
@@ -49,7 +58,7 @@ class DecodeSpec:
     @property
     def pitch(self) -> int:
         """float32 from row to row of the warps' outputs."""
-        return self.config.dim + PAD
+        return self.config.dim + OUTPUT_PAD * 2 // self.config.kv_bytes
 
 
 Spec = cutlass.Constexpr[DecodeSpec]

@@ -27,7 +27,6 @@ from kernels_dsl.blocks.hw.mma_sync import (
 )
 from kernels_dsl.blocks.hw.swizzled_rows import (
     VECTOR,
-    MatrixReader,
     RowsTile,
     reader_a,
     reader_b,
@@ -35,7 +34,9 @@ from kernels_dsl.blocks.hw.swizzled_rows import (
     shared_pointer,
 )
 from kernels_dsl.blocks.hw.vectors import vector_at
+from kernels_dsl.config.decode import FACTORS_OFFSET
 
+from . import decode_fp8
 from .decode_spec import DecodeSpec, Spec
 
 
@@ -51,6 +52,8 @@ class DecodeWork(NamedTuple):
     lengths: Lengths
     window: Window
     scores: ScoreOperands
+    k_scale: cute.Tensor | None
+    v_scale: cute.Tensor | None
     kv_heads: Int32
     page: cute.FastDivmodDivisorV2
     dim: Int32
@@ -87,6 +90,8 @@ class State(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     correction: cute.Tensor
+    factors: cute.Tensor | None
+    """Of the rows' scores: K's scale, and what Q's rows were divided by. None: 1."""
 
 
 class Site(NamedTuple):
@@ -113,12 +118,12 @@ def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: I
         cutlass.min(begin + splits.keys, splits.k_len),
     )  # fmt: skip
     start_queries(spec, work, item, site)
-    state = make_state(spec)
+    state = make_state(spec, work)
     attend(spec, work, item, site, state)
     finish(spec, work, item, site, state)
 
 
-def make_state(spec: DecodeSpec) -> State:
+def make_state(spec: DecodeSpec, work: DecodeWork) -> State:
     """The state before the first key."""
     q = warp_operand_a(16, spec.config.dim, spec.dtype) if spec.q_registers else None
     out = warp_accumulators(16, spec.config.dim)
@@ -126,7 +131,9 @@ def make_state(spec: DecodeSpec) -> State:
     out.fill(0.0)
     row_max.fill(-math.inf)
     row_sum.fill(0.0)
-    return State(q, out, row_max, row_sum, correction)
+    has_factors = spec.scales_rows or work.k_scale is not None
+    factors = cute.make_rmem_tensor(2, Float32) if has_factors else None
+    return State(q, out, row_max, row_sum, correction, factors)
 
 
 @cute.jit
@@ -143,13 +150,14 @@ def start_queries(spec: Spec, work: DecodeWork, item: Item, site: Site):
             at = at + Int64(item.head * pack + row % pack) * q.stride[2]
             target = site.base + tile.chunk_offset(row, chunk)
             valid = query < work.lengths.q_len
-            copy_row(tile, spec.dtype, work, q.iterator.toint() + 2 * at, chunk, target, valid)
+            source = q.iterator.toint() + 2 * at
+            copy_row(tile, spec.dtype, work.dim, source, chunk, target, valid)
 
 
 def copy_row(
     tile: RowsTile,
     dtype: type[cutlass.Numeric],
-    work: DecodeWork,
+    columns: Int32,
     source: Int64,  # address of the row
     chunk: Int32,
     target: Int32,
@@ -158,7 +166,7 @@ def copy_row(
     """Starts the copies of this thread's chunks of a row; zeros where not `valid` and past the columns."""
     for block in range(tile.blocks):
         column = chunk * VECTOR + block * tile.width
-        inside = valid if block < tile.blocks - 1 else valid & (column < work.dim)
+        inside = valid if block < tile.blocks - 1 else valid & (column < columns)
         count = Int32(cutlass.select_(Boolean(inside), Int32(16).ir_value(), Int32(0).ir_value()))
         vector = cute.make_ptr(dtype, source + Int64(column) * 2, cute.AddressSpace.gmem, assumed_align=16)
         staged = shared_pointer(dtype, target + tile.row_offset(0, block * tile.width), 16)
@@ -185,6 +193,8 @@ def start_block(spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step
     tile = spec.kv_tile
     rows_at_once = tile.check_threads(spec.config.threads)
     chunk, buffer = site.thread % tile.chunks, stage_address(spec, site, step)
+    size = spec.config.kv_bytes
+    columns = work.dim if size == 2 else work.dim // 2
     for i in range(spec.copied_rows):
         row = site.thread // tile.chunks + i * rows_at_once
         key = item.begin + step * tile.rows + row
@@ -193,7 +203,7 @@ def start_block(spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step
             at = Int64(rows.pages[i]) * x.stride[0] + Int64(rows.places[i]) * x.stride[1]
             at = at + Int64(item.head) * x.stride[2]
             target = buffer + n * tile.bytes + tile.chunk_offset(row, chunk)
-            copy_row(tile, spec.dtype, work, x.iterator.toint() + 2 * at, chunk, target, valid)
+            copy_row(tile, spec.dtype, columns, x.iterator.toint() + size * at, chunk, target, valid)
 
 
 def stage_address(spec: DecodeSpec, site: Site, step: Int32) -> Int32:
@@ -214,12 +224,14 @@ def attend(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
             start_block(spec, work, item, site, Int32(s), rows)
         cute.arch.cp_async_commit_group()
         find_rows(spec, work, item, site, Int32(s + 1), rows)
-    if cutlass.const_expr(spec.q_registers):
+    if cutlass.const_expr(spec.q_registers or spec.fp8):
         cute.arch.cp_async_wait_group(stages - 2)
         cute.arch.sync_threads()
-        reader = query_reader(spec, site)
-        for k in cutlass.range_constexpr(spec.config.dim // 16):
-            reader.read(site.base, 0, 16 * k, state.q[None, 0, k])
+        if cutlass.const_expr(spec.fp8):
+            take_factors(spec, work, item, site, state)
+        if cutlass.const_expr(spec.q_registers):
+            for k in cutlass.range_constexpr(spec.config.dim // 16):
+                read_queries(spec, site, k, state.q[None, 0, k])
     for step in cutlass.range(steps, unroll=1):
         cute.arch.cp_async_wait_group(stages - 2)
         cute.arch.sync_threads()
@@ -233,9 +245,31 @@ def attend(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
     cute.arch.sync_threads()
 
 
-def query_reader(spec: DecodeSpec, site: Site) -> MatrixReader:
-    """ldmatrix of this warp's rows of Q."""
-    return reader_a(spec.q_tile, spec.dtype, site.lane, site.warp_m * 16)
+@cute.jit
+def take_factors(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
+    """Makes Q fp16 and finds the factors of this thread's rows of scores."""
+    if cutlass.const_expr(spec.scales_rows):
+        pointer = shared_pointer(Float32, site.base + spec.config.stats_offset + FACTORS_OFFSET, 16)
+        shared = cute.make_tensor(pointer, cute.make_layout(spec.config.rows))
+        decode_fp8.queries_to_fp16(spec, site.base, shared, site.thread)
+        cute.arch.sync_threads()
+        for r in cutlass.range_constexpr(2):
+            state.factors[r] = shared[site.warp_m * 16 + site.lane // 4 + 8 * r]
+    elif cutlass.const_expr(state.factors is not None):
+        state.factors.fill(1.0)
+    if cutlass.const_expr(work.k_scale is not None):
+        for r in cutlass.range_constexpr(2):
+            state.factors[r] = state.factors[r] * work.k_scale[item.batch, item.head]
+
+
+def read_queries(spec: DecodeSpec, site: Site, k: int, into: cute.Tensor) -> None:
+    """Reads columns 16 k and on of this warp's rows of Q: into (2, 2, 2)."""
+    if spec.fp8:
+        row = site.warp_m * 16 + site.lane // 4
+        decode_fp8.read_queries(spec, site.base, row, site.lane, k, into)
+    else:
+        reader = reader_a(spec.q_tile, spec.dtype, site.lane, site.warp_m * 16)
+        reader.read(site.base, 0, 16 * k, into)
 
 
 @cute.jit
@@ -247,6 +281,10 @@ def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: Stat
     scores.fill(0.0)
     add_scores(spec, site, state, scores, k_address)
     view = softmax.rows_and_columns(scores)
+    if cutlass.const_expr(state.factors is not None):
+        for r in cutlass.range_constexpr(2):
+            for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
+                view[r, c] = view[r, c] * state.factors[r]
     start = item.begin + step * tile.rows + site.warp_n * keys
     row = site.warp_m * 16 + site.lane // 4
     origin = ScoreOrigin(row, start + site.lane % 4 * 2, item.head, item.batch)
@@ -278,7 +316,8 @@ def needs_mask(spec: DecodeSpec, work: DecodeWork, item: Item, start: Int32) -> 
 
 def add_scores(spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, address: Int32) -> None:
     """scores += Q K^T for the warp's keys at `address`."""
-    reader, q_reader = reader_b(spec.kv_tile, spec.dtype, site.lane), query_reader(spec, site)
+    reader = reader_b(spec.kv_tile, spec.dtype, site.lane)
+    fp8 = decode_fp8.k_reader(spec, site.lane) if spec.fp8 else None
     read: dict[int, cute.Tensor] = {}
 
     def operand_a(k: int) -> cute.Tensor:
@@ -286,11 +325,14 @@ def add_scores(spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, 
             return state.q[None, None, k]
         if k not in read:
             read[k] = warp_operand_a(16, mma_k(spec.dtype), spec.dtype)[None, None, 0]
-            q_reader.read(site.base, 0, 16 * k, read[k][None, 0])
+            read_queries(spec, site, k, read[k][None, 0])
         return read[k]
 
     def read_k(k: int, n: int, into: cute.Tensor) -> None:
-        reader.read(address, 16 * n, 16 * k, into)
+        if fp8 is not None:
+            fp8.read(address, k, n, into)
+        else:
+            reader.read(address, 16 * n, 16 * k, into)
 
     steps = (spec.config.dim // 16, spec.warp_keys // 16)
     mma = make_tiled_mma(spec.dtype, 1, 1)
@@ -300,9 +342,13 @@ def add_scores(spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, 
 def add_output(spec: DecodeSpec, site: Site, state: State, p: cute.Tensor, address: Int32) -> None:
     """out += P V for the warp's keys at `address`."""
     reader = reader_b_transposed(spec.kv_tile, spec.dtype, site.lane)
+    fp8 = decode_fp8.v_reader(spec, site.lane) if spec.fp8 else None
 
     def read_v(k: int, n: int, into: cute.Tensor) -> None:
-        reader.read(address, 16 * k, 16 * n, into)
+        if fp8 is not None:
+            fp8.read(address, k, n, into)
+        else:
+            reader.read(address, 16 * k, 16 * n, into)
 
     steps = (spec.warp_keys // 16, spec.config.dim // 16)
     mma = make_tiled_mma(spec.dtype, 1, 1)
@@ -340,6 +386,8 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
             total = total + weight * sums[n, row + 8 * r]
         empty = total == Float32(0.0)
         factor = cute.math.exp2((state.row_max[r] - base) * scale_log2, fastmath=True) / total
+        if cutlass.const_expr(work.v_scale is not None):
+            factor = factor * work.v_scale[item.batch, item.head]
         for c in cutlass.range_constexpr(cute.size(out, mode=[1])):
             out[r, c] = softmax.choose(empty, Float32(0.0), out[r, c] * factor)
         lse = highest * scale_log2 + cute.math.log2(total, fastmath=True)
@@ -354,12 +402,8 @@ def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cut
     """Adds the warps' outputs in their order, by way of shared memory, and stores the sums."""
     config = spec.config
     of_warp = config.rows * spec.pitch
-    own = site.base + (site.warp_n * of_warp + row * spec.pitch + site.lane % 4 * 2) * 4
-    for r in cutlass.range_constexpr(2):
-        for c in cutlass.range_constexpr(config.dim // 8):
-            pointer = shared_pointer(Float32, own + (8 * r * spec.pitch + 8 * c) * 4, 8)
-            pair = cute.make_tensor(pointer, cute.make_layout(2))
-            pair[0], pair[1] = out[r, 2 * c], out[r, 2 * c + 1]
+    own = site.base + (site.warp_n * of_warp + row * spec.pitch) * 4
+    store_rows(spec, out, own, site.lane)
     cute.arch.sync_threads()
     vectors = config.dim // 4
     for i in cutlass.range_constexpr(config.rows * vectors // config.threads):
@@ -374,3 +418,17 @@ def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cut
             target = work.parts[item.batch, item.head, item.split, of_row, None]
             cute.autovec_copy(total, vector_at(target, (vector * 4,), 4))
     cute.arch.sync_threads()
+
+
+def store_rows(spec: DecodeSpec, out: cute.Tensor, address: Int32, lane: Int32) -> None:
+    """Stores a thread's outputs to float32 in shared memory: pairs of eight columns, with fp8 caches four of
+    sixteen, of which each instruction had every other."""
+    count = 4 if spec.fp8 else 2
+    order = (0, 2, 1, 3) if spec.fp8 else (0, 1)
+    own = address + lane % 4 * (4 * count)
+    for r in range(2):
+        for n in range(spec.config.dim // (4 * count)):
+            place = own + (8 * r * spec.pitch + 4 * count * n) * 4
+            vector = cute.make_tensor(shared_pointer(Float32, place, 4 * count), cute.make_layout(count))
+            for i in range(count):
+                vector[i] = out[r, count * n + order[i]]

@@ -13,13 +13,13 @@ from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.overlap import byte_extent, check_alone, ranges_meet, self_overlaps
+from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.serving.vectors import width_of
 from kernels_dsl.ops.target import Target
 from lowering.records import frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.serving.append_kv:append_kv", name="append_kv")
 DTYPES = (torch.bfloat16, torch.float16)
-FP8 = torch.float8_e4m3fn
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -100,7 +100,7 @@ def describe(call: AppendArguments) -> None:
     _check_caches(call)
     _check_places(call)
     for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
-        _check_scale(name, scale, call)
+        check_cache_scale(name, scale, call.k_cache.dtype, k.shape[-2])
 
 
 def _check_caches(call: AppendArguments) -> None:
@@ -158,18 +158,6 @@ def _check_places(call: AppendArguments) -> None:
         )
 
 
-def _check_scale(name: str, scale: torch.Tensor | None, call: AppendArguments) -> None:
-    if scale is None:
-        return
-    heads = call.k.shape[-2]
-    if call.k_cache.dtype != FP8:
-        raise ValueError(f"{name} is given, must be None: the caches are {call.k_cache.dtype}, not {FP8}")
-    if scale.dtype != torch.float32:
-        raise TypeError(f"{name} is {scale.dtype}, must be torch.float32")
-    if scale.shape not in ((), (1,), (heads,)):
-        raise ValueError(f"{name} has shape {tuple(scale.shape)}, must be () or ({heads},), one a head")
-
-
 def tensors_of(call: AppendArguments) -> tuple[Any, ...]:
     """The tensors of a call, in the order of the fields."""
     return tuple(getattr(call, name) for name in call.__dataclass_fields__)  # type: ignore[attr-defined]
@@ -177,12 +165,8 @@ def tensors_of(call: AppendArguments) -> tuple[Any, ...]:
 
 def _build(_described: None, call: AppendArguments, target: Target) -> AppendPlan:
     target.families(None, "k")
-    if call.k_cache.dtype == FP8 and not target.device.has_fp8:
-        major, minor = target.device.capability
-        raise ValueError(
-            f"k_cache is {FP8} on {target.device.name} of compute capability {major}.{minor}, must be of 8.9 "
-            "or later"
-        )
+    if call.k_cache.dtype == FP8:
+        check_converts(target, "k_cache")
     k, v, k_cache = call.k, call.v, call.k_cache
     launch = None
     if k.numel() + v.numel() and k_cache.shape[:2].numel():

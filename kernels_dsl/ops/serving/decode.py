@@ -25,6 +25,8 @@ def attention_decode(
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     scale: float | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
@@ -33,11 +35,14 @@ def attention_decode(
 
     q: (B, Sq, H, D), bf16 or fp16, D a multiple of 8 up to 256, Sq · H / KV heads at most 64. The result is
     like it; with `return_lse` it is (out, lse), the log-sum-exp (B, H, Sq) float32.
-    k_cache, v_cache: of q's dtype, (B, keys, KV heads, D), or with block_table (pages, keys of a page, KV
-    heads, D); strides multiples of 16 bytes. Of a cache with heads before keys, give its `transpose(1, 2)`.
+    k_cache, v_cache: of q's dtype or float8_e4m3fn, (B, keys, KV heads, D), or with block_table (pages, keys
+    of a page, KV heads, D); strides multiples of 16 bytes. Of a cache with heads before keys, give its
+    `transpose(1, 2)`.
     seqused_k: int32 (B,), the keys of each sequence; None: all (not with block_table). Read by the GPU alone.
     block_table: int32 (B, n), the pages of each sequence. Entries past its keys are not read, nor are those
     before every query's window; keys there may hold NaN.
+    k_scale, v_scale: with fp8 caches, float32 (), (KV heads,) or (B, KV heads): what is stored times this is
+    the key or the value, as in `append_kv`. None is 1. fp8 needs compute capability 8.9, D a multiple of 16.
 
     causal, window, softcap, sinks, scale: as those of `attention`; the last query lies on the last key.
     A sequence's result has the same bits whatever the batch, the room in the cache and where its pages lie.
@@ -48,22 +53,25 @@ def attention_decode(
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else _pair(window)
-    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks)
+    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks, k_scale, v_scale)
     key: Any = None
     present: tuple[Any, ...] = ()
     if type(q) in PLAIN_TYPES and not q.is_nested and not is_checked():
         present = tuple([x for x in (*inputs, out) if x is not None])
-        form = seqused_k is None, block_table is None, sinks is None, out is None
+        form = tuple([x is None for x in (seqused_k, block_table, sinks, k_scale, v_scale, out)])
         key = (q.shape, form, causal, window, softcap, scale, return_lse)
         plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
         if plan is not None and plan.apart(inputs, out):
             try:
-                result: Decoded = plan.run(*inputs, out)
+                result: Decoded = plan.run((*inputs, out))
                 return result if return_lse else result.out
             except ValueError as error:
                 call_cache.refused(ATTENTION_DECODE.calls, key, error)
     left, right = (None, None) if window is None else window
-    call = DecodeArguments(*inputs, causal, left, right, softcap, scale, return_lse, out)
+    call = DecodeArguments(
+        *inputs, causal=causal, window_left=left, window_right=right, softcap=softcap, scale=scale,
+        return_lse=return_lse, out=out,
+    )  # fmt: skip
     decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
     return decoded if return_lse else decoded.out
 

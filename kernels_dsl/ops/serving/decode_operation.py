@@ -20,12 +20,12 @@ from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.overlap import byte_extent, check_alone, ranges_meet
+from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.target import Target
 from lowering.records import frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)
-STRIDE_STEP = ROW_ALIGN // 2
 _MOST_KEYS = 1 << 30
 """Of a sequence: sums of two positions stay within 32 bits."""
 
@@ -47,6 +47,8 @@ class DecodeArguments(Arguments):
     seqused_k: torch.Tensor | None = None
     block_table: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
     causal: bool = True
     window_left: int | None = None
     window_right: int | None = None
@@ -63,7 +65,10 @@ class DecodeArguments(Arguments):
 
     def inputs(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors that a call reads, in the order of the fields."""
-        return self.q, self.k_cache, self.v_cache, self.seqused_k, self.block_table, self.sinks
+        return (
+            self.q, self.k_cache, self.v_cache, self.seqused_k, self.block_table, self.sinks, self.k_scale,
+            self.v_scale,
+        )  # fmt: skip
 
 
 @frozen
@@ -122,6 +127,8 @@ def describe(call: DecodeArguments) -> DecodeCall:
         right=right is not None, left=left is not None, softcap=softcap > 0,
         sinks=check_sinks(call.sinks, heads, q.device),
     )  # fmt: skip
+    for name, factor in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
+        check_cache_scale(name, factor, call.k_cache.dtype, kv_heads, batch)
     check_out(call.out, tuple(q.shape), q.dtype, q.device)
     return DecodeCall(
         batch, q_len, heads, kv_heads, dim, _capacity(call), variant, left or 0, right or 0, float(scale),
@@ -133,8 +140,13 @@ def _check_caches(call: DecodeArguments) -> int:
     """The number of KV heads."""
     q = call.q
     for name, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
-        if cache.dtype != q.dtype:
-            raise TypeError(f"{name} is {cache.dtype}, must be {q.dtype}, as q")
+        if cache.dtype not in (q.dtype, FP8):
+            raise TypeError(f"{name} is {cache.dtype}, must be {q.dtype}, as q, or {FP8}")
+        step_wanted = ROW_ALIGN // cache.element_size()
+        if q.shape[3] % step_wanted:
+            raise ValueError(
+                f"q has head dimension {q.shape[3]}, must be a multiple of {step_wanted} with caches of {FP8}"
+            )
         if cache.dim() != 4 or cache.shape[3] != q.shape[3]:
             raise ValueError(
                 f"{name} has shape {tuple(cache.shape)}, must be (B, keys, KV heads, {q.shape[3]}), or with "
@@ -142,11 +154,13 @@ def _check_caches(call: DecodeArguments) -> int:
                 "transpose(1, 2)"
             )
         steps = [step for size, step in zip(cache.shape[:3], cache.stride()) if size > 1]
-        if cache.stride(3) != 1 or any(step <= 0 or step % STRIDE_STEP for step in steps):
+        if cache.stride(3) != 1 or any(step <= 0 or step % step_wanted for step in steps):
             raise ValueError(
                 f"{name} has strides {cache.stride()}, must have a contiguous head dimension, and strides "
-                f"that are multiples of {STRIDE_STEP}, 16 bytes"
+                f"that are multiples of {step_wanted}, 16 bytes"
             )
+    if call.v_cache.dtype != call.k_cache.dtype:
+        raise TypeError(f"v_cache is {call.v_cache.dtype}, must be {call.k_cache.dtype}, as k_cache")
     if call.v_cache.shape != call.k_cache.shape:
         raise ValueError(
             f"v_cache has shape {tuple(call.v_cache.shape)}, must be {tuple(call.k_cache.shape)}, as k_cache"
@@ -186,7 +200,7 @@ def _capacity(call: DecodeArguments) -> int:
 class DecodePlan(NamedTuple):
     """The launch of calls with such tensors. `extents`: bytes that each input spans, and last `out`."""
 
-    run: Callable[..., Decoded]
+    run: Callable[[tuple[Any, ...]], Decoded]
     extents: tuple[int, ...]
 
     def apart(self, inputs: tuple[Any, ...], out: torch.Tensor | None) -> bool:
@@ -198,6 +212,8 @@ class DecodePlan(NamedTuple):
 
 def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> DecodePlan:
     target.families(None, "q")
+    if call.k_cache.dtype == FP8:
+        check_converts(target, "k_cache")
     for name, cache in (("k_cache", call.k_cache), ("v_cache", call.v_cache)):
         if cache.data_ptr() % ROW_ALIGN:
             raise ValueError(
@@ -206,13 +222,14 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     extents = tuple(0 if x is None else byte_extent(x) for x in (*call.inputs(), call.out))
     if 0 in (decoded.batch, decoded.q_len, decoded.heads, decoded.capacity, call.k_cache.shape[0]):
         return DecodePlan(_without_keys(decoded, call.return_lse), extents)
-    config = decode_config(decoded.dim, decoded.q_len * decoded.pack, decoded.pack, target.device)
+    rows = decoded.q_len * decoded.pack
+    config = decode_config(decoded.dim, rows, decoded.pack, target.device, call.k_cache.element_size())
     return DecodePlan(_launching(decoded, config, call, target), extents)
 
 
 def _launching(
     decoded: DecodeCall, config: DecodeConfig, call: DecodeArguments, target: Target
-) -> Callable[..., Decoded]:
+) -> Callable[[tuple[Any, ...]], Decoded]:
     device, dtype = call.q.device, call.q.dtype
     splits = most_splits(decoded.capacity)
     parts = (decoded.batch, decoded.kv_heads, splits, decoded.q_len * decoded.pack)
@@ -234,15 +251,17 @@ def _launching(
     prepare = prepared_for_tma(call.q)
     staged = call.out is not None and not is_aligned(call.out)
     return_lse = call.return_lse
+    shape = decoded.batch, decoded.kv_heads
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: Any, table: Any, sinks: Any, out: Any
-    ) -> Decoded:
+    def run(tensors: tuple[Any, ...]) -> Decoded:
+        q, k, v, used, table, sinks, k_scale, v_scale, out = tensors
+        if k_scale is not None or v_scale is not None:
+            k_scale, v_scale = (x if x is None else x.expand(shape) for x in (k_scale, v_scale))
         if prepare is not None:
             q = prepare(q)
         written = make_out() if out is None or staged else out
         lse = make_lse() if return_lse else None
-        launch(q, k, v, written, lse, *make_parts(), used, table, sinks, *scalars)
+        launch(q, k, v, written, lse, *make_parts(), used, table, sinks, k_scale, v_scale, *scalars)
         if staged:
             out.copy_(written)
             written = out
@@ -251,12 +270,11 @@ def _launching(
     return run
 
 
-def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[..., Decoded]:
+def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[[tuple[Any, ...]], Decoded]:
     """The result of a call without rows or keys: 0, with log-sum-exps of -inf or the sinks."""
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: Any, table: Any, sinks: Any, out: Any
-    ) -> Decoded:
+    def run(tensors: tuple[Any, ...]) -> Decoded:
+        q, *_, sinks, _, _, out = tensors
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
         if not return_lse:
             return Decoded(out, None)
@@ -274,7 +292,7 @@ def _follow(plan: DecodePlan, call: DecodeArguments) -> Decoded:
         check_alone("out", call.out, call.read())
     if is_checked():
         _check_values(call)
-    return plan.run(*call.inputs(), call.out)
+    return plan.run((*call.inputs(), call.out))
 
 
 def _check_values(call: DecodeArguments) -> None:

@@ -19,15 +19,19 @@ VARIANTS = {
     "causal": AttentionVariant(right=True),
     "all": AttentionVariant(right=True, left=True, softcap=True, sinks=True),
 }
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 FEW = [
-    ("sm_90a", 128, 4, "causal"),
-    ("sm_80", 128, 16, "all"),
-    ("sm_86", 256, 64, "all"),
-    ("sm_89", 64, 32, "causal"),
+    ("sm_90a", 128, 4, "causal", BF16),
+    ("sm_80", 128, 16, "all", BF16),
+    ("sm_86", 256, 64, "all", BF16),
+    ("sm_89", 64, 32, "causal", BF16),
+    ("sm_90a", 128, 4, "causal", E4M3),
+    ("sm_89", 256, 64, "all", E4M3),
 ]
 CASES = [
-    (arch, dim, rows, name)
-    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")
+    (arch, dim, rows, name, cache)
+    for cache in (BF16, E4M3)
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")[2 if cache is E4M3 else 0 :]
     for dim in (64, 72, 96, 128, 192, 256)
     for rows in (4, 32, 64)
     for name in VARIANTS
@@ -35,20 +39,23 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "dim", "rows", "name"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
+    ("arch", "dim", "rows", "name", "kept"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
 )
-def test_compiled(arch, dim, rows, name):
+def test_compiled(arch, dim, rows, name, kept):
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     device, variant = DEVICES_BY_ARCH[arch], VARIANTS[name]
-    config = decode_config(dim, rows, 4, device)
-    q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim), torch.int32
+    fp8 = kept is E4M3
+    dim = -(-dim // 16) * 16
+    config = decode_config(dim, rows, 4, device, kept.itemsize)
+    q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim, dtype=kept), torch.int32
+    scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
     parts = tensor(2, 2, 8, rows, config.dim, dtype=torch.float32)
     arguments = (
         q, cache, cache, q, None, parts, parts[..., 0].contiguous(), tensor(2, dtype=ints),
         tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
-        1.0, 1.0, 0, 0, 64,
+        scale, scale, 1.0, 1.0, 0, 0, 64,
     )  # fmt: skip
     kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
     found = {part.entry.removesuffix("_0").removesuffix("_1"): part for part in kernel.resources()}
@@ -57,4 +64,5 @@ def test_compiled(arch, dim, rows, name):
         assert part.stack_bytes == part.spill_loads == part.spill_stores == 0
     of_item = found["attention_decode"]
     assert of_item.count("HMMA") and of_item.count("LDSM") and of_item.count("LDGSTS")
-    assert config.smem_bytes <= device.smem_bytes
+    assert config.smem_bytes <= device.smem_bytes and config.outputs_bytes <= config.stats_offset
+    assert bool(of_item.count("F2FP.F16.E4M3")) == fp8

@@ -77,3 +77,35 @@ def check(case: Paged, found: tuple[torch.Tensor, torch.Tensor], masking: Maskin
         ulp = torch.finfo(out.dtype).eps
         torch.testing.assert_close(out[b : b + 1].double(), wanted, rtol=2 * ulp, atol=2 * ulp)
         torch.testing.assert_close(lse[b : b + 1].double(), wanted_lse, rtol=1e-5, atol=1e-5)
+
+
+class Scales(NamedTuple):
+    """Scales of fp8 caches."""
+
+    k_scale: torch.Tensor
+    v_scale: torch.Tensor
+
+
+def in_fp8(case: Paged, scales: Scales) -> Paged:
+    """The same sequences in caches of e4m3, as what those hold times the scales; NaN stays NaN."""
+    caches, wholes = [], []
+    for n, scale in enumerate(scales):
+        each = scale.expand(case.k_cache.shape[2])[:, None]
+        caches.append((case[1 + n].float() / each).to(torch.float8_e4m3fn))
+        wholes.append(
+            [(pair[n].float() / each).to(torch.float8_e4m3fn).double() * each.double() for pair in case.whole]
+        )
+    return case._replace(k_cache=caches[0], v_cache=caches[1], whole=list(zip(*wholes)))
+
+
+def fp8_case(lengths: tuple[int, ...], page: int, seed: int, **options) -> tuple[Paged, Scales]:
+    """Sequences in caches of e4m3, a scale for K and one a head for V. Rows of bf16 queries lie outside of
+    what fp16 can represent."""
+    case = paged(lengths, page, seed, **options)
+    scales = Scales(torch.tensor(0.02), torch.linspace(0.01, 0.03, case.k_cache.shape[2]))
+    if case.q.dtype == torch.bfloat16:
+        case.q[:, :, ::2] *= 2.0**20
+        scales = scales._replace(k_scale=scales.k_scale * 2.0**-20)
+        case.k_cache.mul_(2.0**-20)
+        case = case._replace(whole=[(k * 2.0**-20, v) for k, v in case.whole])
+    return in_fp8(case, scales), scales

@@ -109,6 +109,8 @@ def test_errors_name_the_argument(seed):
         ({"sinks": torch.ones(3)}, "sinks has shape"),
         ({"out": q.float()}, "out is torch.float32"),
         ({"out": q}, "out"),
+        ({"k_scale": torch.ones(2)}, "k_scale is given, must be None"),
+        ({"k_cache": k.to(torch.float8_e4m3fn)}, "v_cache is torch.bfloat16, must be torch.float8_e4m3fn"),
     ]
     given = {"q": q, "k_cache": k, "v_cache": v, "seqused_k": used, "block_table": table}
     with emulator.run(arch="sm_90a"):
