@@ -1,20 +1,20 @@
 """Calls of users' functions while a kernel is traced: epilogues, score and mask functions.
 
 Such a function runs once, on values that stand for those of each thread. An operation that needs an actual
-value, such as a branch, has none: it is an error that names the function and its line. Without these checks a
-traced vector would be true like any Python object, and one branch would be compiled for all elements.
+value, such as a branch, has none: it is an error that names the function and its line (`traced_values`).
 
 This module imports the compiler only where a function is traced.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
+
+from kernels_dsl.blocks.hw.traced_values import FloatLost, NeedsValue, guarded
 
 _BRANCHES = ("DYNAMIC_TO_STATIC_BOOL", "Unsupported DSL type: vector")
 """Messages of the DSL for a missing truth value: of a number, and of a vector in a rewritten function."""
@@ -25,10 +25,6 @@ _OURS = frozenset({"kernels_dsl", "cutlass"})
 
 class UserFunctionError(TypeError):
     """A caller's function for a kernel cannot be traced."""
-
-
-class _NeedsValue(Exception):
-    """An operation needs a value that a traced vector does not have."""
 
 
 def call_epilogue(epilogue: Callable[..., Any], acc: Any, operands: tuple[Any, ...]) -> Any:
@@ -67,7 +63,7 @@ def call_of_score(argument: str, function: Callable[..., Any], values: tuple[Any
 
 def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
     try:
-        with _values_refused():
+        with guarded():
             return function(*values)
     except UserFunctionError:
         raise
@@ -80,11 +76,16 @@ def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]
 def _reason(error: Exception) -> str:
     """The cause of an error, and the remedy."""
     text = _ESCAPES.sub("", str(error))
-    if isinstance(error, _NeedsValue) or any(sign in text for sign in _BRANCHES):
+    if isinstance(error, NeedsValue) or any(sign in text for sign in _BRANCHES):
         return (
             "it branches on a traced value (if, and, or, not, while, for, min, max …), must choose with "
             "cute.where(condition, x, y), of vectors, or cutlass.select_(condition, x, y), of numbers, and "
             "join conditions by & and |"
+        )
+    if isinstance(error, FloatLost):
+        return (
+            f"it combines an untyped integer with a float, {error}; must give the integer x a type by "
+            "cutlass.Int32(x), or write cutlass.select_(condition, x, y) or cutlass.max(x, y) in full"
         )
     if type(error).__name__.startswith("DSL"):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -114,27 +115,3 @@ def _named(argument: str, function: Callable[..., Any]) -> str:
 
 def _shown(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _refuse(*_: object) -> NoReturn:
-    raise _NeedsValue
-
-
-@contextlib.contextmanager
-def _values_refused() -> Iterator[None]:
-    """Makes the truth value and iteration of traced vectors errors.
-
-    The DSL's class has neither method: without the first any object is true, and without the second an
-    iteration over its elements never ends. Compiles run one at a time, so nobody else sees the change.
-    """
-    import cutlass.cute as cute
-
-    kind: Any = cute.TensorSSA
-    added = [name for name in ("__bool__", "__iter__") if not hasattr(kind, name)]
-    for name in added:
-        setattr(kind, name, _refuse)
-    try:
-        yield
-    finally:
-        for name in added:
-            delattr(kind, name)

@@ -10,15 +10,18 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import pytest
 import torch
+from cutlass import select_
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from lowering import emulator
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+UNTYPED = r"cannot be traced: it combines an untyped integer with a float, which would round 0.5 .*Int32"
 BRANCHES = r"cannot be traced: it branches on a traced value .*cute\.where\(condition, x, y\)"
 
 
@@ -196,6 +199,8 @@ SCORES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "range": ("score_mod", lambda s, b, h, i, j: s + sum(range(j)), "cannot be traced"),
     "index": ("score_mod", lambda s, b, h, i, j: s + [1.0, 2.0][j], "cannot be traced"),
     "int": ("score_mod", lambda s, b, h, i, j: s + int(j), "cannot be traced"),
+    "untyped product": ("score_mod", lambda s, b, h, i, j: s - 0.5 * select_(i > j, i, j), UNTYPED),
+    "untyped comparison": ("mask_mod", lambda b, h, i, j: select_(i > j, i, j) > 0.5, UNTYPED),
     "torch": ("score_mod", lambda s, b, h, i, j: torch.tanh(s), r"cannot be traced: TypeError: tanh\(\)"),
     "math": ("score_mod", lambda s, b, h, i, j: math.exp(s), "cannot be traced"),
     "a tuple": ("score_mod", lambda s, b, h, i, j: (s, s), "returns a tuple, must return a number"),
@@ -208,6 +213,29 @@ SCORES: dict[str, tuple[str, Callable[..., Any], str]] = {
 def test_score_and_mask_functions(case: str) -> None:
     argument, function, words = SCORES[case]
     _refused(lambda: _attend("sm_80", **{argument: function}), rf"{argument} <lambda>{_where} {words}")
+
+
+def test_choices_between_numbers_keep_their_type(seed: int) -> None:
+    """cutlass.select_ returns untyped integers: times 0.1 they were 0, and a byte of 200 was -56."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 24, 1, 64, generator=generator).to(BF16) for _ in range(3))
+    aux = torch.randint(256, (24,), generator=generator, dtype=torch.uint8)
+
+    def function(score, b, h, i, j, aux):
+        distance = cutlass.select_(i >= j, i - j, j - i)
+        return cutlass.select_(
+            i == j, score, score - 0.1 * distance - 0.01 * cutlass.select_(i > j, aux[i], aux[j])
+        )
+
+    with emulator.run(arch="sm_80"):
+        found = kernels_dsl.attention(q, k, v, score_mod=function, aux=(aux,))
+    i, j = torch.arange(24)[:, None], torch.arange(24)
+    weight = torch.where(i > j, aux.double()[:, None], aux.double())
+    bias = torch.where(i == j, 0.0, -0.1 * (i - j).abs() - 0.01 * weight)
+    heads_first = (x.double().transpose(1, 2) for x in (q, k, v))
+    wanted = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=bias)
+    torch.testing.assert_close(found.double(), wanted.transpose(1, 2), atol=2e-2, rtol=0)
+    assert cutlass.select_ is select_  # the DSL's function is as it was
 
 
 @pytest.mark.parametrize("argument", ["score_mod", "mask_mod"])
