@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (ROOT / "docs", ROOT / "tutorials", ROOT / "benchmarks")
+FOLDERS = (ROOT / "docs", ROOT / "tutorials", ROOT / "examples", ROOT / "benchmarks")
 PAGES = (page for folder in FOLDERS for page in sorted(folder.rglob("*.md")))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
 

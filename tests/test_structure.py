@@ -15,7 +15,7 @@ import pytest
 from tests import signatures
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("kernels_dsl", "lowering", "reference", "benchmarks", "tutorials", "tests")
+PACKAGES = ("kernels_dsl", "lowering", "reference", "benchmarks", "tutorials", "examples", "tests")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 120
 MAX_POSITIONAL = 8
@@ -47,13 +47,21 @@ ALLOWED = {
     "kernels_dsl": ("kernels_dsl", "lowering", "benchmarks"),
     "benchmarks": ("benchmarks", "kernels_dsl", "lowering", "reference"),
     "tutorials": ("tutorials", "kernels_dsl", "lowering", "reference", "benchmarks"),
+    "examples": ("examples", "kernels_dsl", "lowering"),
     "tests": PACKAGES,
 }
 JOINT = (("kernels_dsl.kernels.attention.fp8_with_transpose", ["quantize"]),)
 """Modules of a kernel family whose host functions launch kernels of another, and that family."""
 # Outside packages that only some parts may import at the top of a module, where it costs every user.
 HEAVY = ("cutlass", "torch", "tvm_ffi", "cuda", "quack", "flash_attn", "matplotlib")
-MAY_IMPORT_CUTLASS = ("kernels_dsl.blocks", "kernels_dsl.kernels", "lowering", "tutorials", "tests")
+MAY_IMPORT_CUTLASS = (
+    "kernels_dsl.blocks",
+    "kernels_dsl.kernels",
+    "lowering",
+    "tutorials",
+    "examples",
+    "tests",
+)
 
 
 def _files() -> list[Path]:

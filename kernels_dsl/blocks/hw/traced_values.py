@@ -1,7 +1,7 @@
 """Guards around a user's function while it is traced: silent mistakes of the DSL's values become errors.
 
-A traced vector is true like any Python object, so one branch would be compiled for all elements. An untyped value
-(`ArithValue`) converts a Python number to its own type: an integer times 0.1 is an integer times 0.
+A traced vector is true like any Python object, so one branch would be compiled for all elements. An untyped
+value (`ArithValue`) converts a Python number to its own type: an integer times 0.1 is an integer times 0.
 `cutlass.select_` returns such values; in a user's function its result has its operands' type.
 Compiles run one at a time, so nobody else sees the changes.
 

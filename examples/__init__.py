@@ -1,0 +1,1 @@
+"""Short programs that call the library as an application does."""
