@@ -19,7 +19,7 @@ version = release = __version__
 root_doc = "docs/index"
 include_patterns = [
     "docs/**", "README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "benchmarks/**/*.md",
-    "tutorials/*.md",
+    "examples/*.md", "tutorials/*.md",
 ]  # fmt: skip
 exclude_patterns = ["docs/site/**", "**/.*", "build/**", ".venv/**"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
