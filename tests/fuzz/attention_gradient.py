@@ -13,6 +13,7 @@ import torch
 from reference import tolerance
 from reference.attention import Masking, attention
 from reference.inputs import normal
+from reference.mask_gradient import rounding_error
 from tests.fuzz import attention_contents as contents
 from tests.fuzz import attention_options as masks
 from tests.fuzz.attention_contents import Contents, Layouts, Operands
@@ -109,6 +110,10 @@ class GradientCase:
         exact, peer = (
             self._reference(operands, given, received, dtype) for dtype in (torch.float64, self.dtype)
         )
+        if "mask" in exact:
+            rules = masks.masking(given, Part(*self._extents))
+            error = rounding_error(exact["mask"], operands, rules, received[0], scale=self.options.scale)
+            peer["mask"] = exact["mask"] + (peer["mask"] - exact["mask"]).abs() + error
         floors = self._floors(operands, received[0], given)
         found = iter(results)
         inputs = dict([*zip("qkv", operands), *_beside(given)])
@@ -148,14 +153,19 @@ class GradientCase:
             floors["mask"] = max(1.0, summed) * (rounded if one_for_all else _FLOOR * largest)
         return floors
 
+    @property
+    def _extents(self) -> tuple[int, int, int, int]:
+        s = self.sizes
+        return s.batch, s.heads, s.q_len, s.k_len
+
     def _reference(
         self, operands: Operands, given: masks.Given, gradients: list[torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """Gradients by autograd of the reference in `dtype`, as float64."""
-        s, inner = self.sizes, torch.float64 if dtype == torch.float64 else torch.float32
+        inner = torch.float64 if dtype == torch.float64 else torch.float32
         asked = [(name, x.resolve_neg().to(inner)) for name, x in _beside(given) if name[0] in self.asked]
         beside = {name: x.detach().requires_grad_() for name, x in asked}
-        rules = masks.masking(replace(given, **beside), Part(s.batch, s.heads, s.q_len, s.k_len))
+        rules = masks.masking(replace(given, **beside), Part(*self._extents))
         rows = {name: x.detach().to(dtype).requires_grad_() for name, x in zip("qkv", operands)}
         return _autograd({**rows, **beside}, rules, self.options.scale, gradients, dtype)
 

@@ -9,6 +9,7 @@ import torch
 
 import kernels_dsl
 from reference.attention import Masking, attention
+from reference.mask_gradient import rounding_error
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
 from tests.samples import ALL
@@ -50,21 +51,6 @@ def reference_gradients(
     return [x.double().transpose(1, 2) for x in found[:3]] + [x.double() for x in found[3:]]
 
 
-def error_of_row_sums(
-    tensors: tuple[torch.Tensor, ...], masking: Masking, out: torch.Tensor, d_out: torch.Tensor
-) -> torch.Tensor:
-    """Error of a mask's gradient where the row sums of dO * O are those of the rounded output.
-
-    They are so in PyTorch's memory-efficient attention, which has gradients of masks, and in
-    FlashAttention-2's algorithm; autograd of the reference rounds dP instead. Each element has errors of its
-    own, and none of a sum's averaging: what one algorithm does to it by chance is no bound for the other.
-    """
-    bias = masking.bias.detach().double().requires_grad_()
-    exact, lse = attention(*(x.detach().double() for x in tensors), replace(masking, bias=bias))
-    moved = (d_out.double() * (exact - out.detach().double())).sum(-1).mT  # (B, H, S)
-    return torch.autograd.grad(lse, bias, moved.to(lse))[0]
-
-
 def check_gradients(
     tensors: tuple[torch.Tensor, ...], masking: Masking, through_lse: bool = False, **options: Any
 ) -> tuple[torch.Tensor, ...]:
@@ -83,9 +69,8 @@ def check_gradients(
     for name, own, exact, theirs in zip("qkv", found, expected, peer):
         check(own.transpose(1, 2), exact, theirs, ulps=4.0, case=f"gradient of {name}")
     if masking.bias is not None and masking.bias.requires_grad:
-        of_sums = error_of_row_sums(tensors[:3], masking, out, d_out)
-        of_weights = expected[3] * torch.finfo(out.dtype).eps / 2 if masking.softcap else 0.0
-        peer[3] = expected[3] + (peer[3] - expected[3]).abs() + of_sums.abs() + abs(of_weights)
+        rounded = rounding_error(expected[3], tensors[:3], masking, d_out)
+        peer[3] = expected[3] + (peer[3] - expected[3]).abs() + rounded
         check(found[3], expected[3], peer[3], ulps=4.0, case="gradient of the mask")
     if masking.sinks is not None:
         check_sinks(found[3], expected[3], tensors, masking, d_out)

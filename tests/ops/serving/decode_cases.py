@@ -91,11 +91,14 @@ def in_fp8(case: Paged, scales: Scales) -> Paged:
     caches, wholes = [], []
     for n, scale in enumerate(scales):
         each = scale.expand(case.k_cache.shape[2])[:, None]
-        caches.append((case[1 + n].float() / each).to(torch.float8_e4m3fn))
-        wholes.append(
-            [(pair[n].float() / each).to(torch.float8_e4m3fn).double() * each.double() for pair in case.whole]
-        )
+        caches.append(_rounded(case[1 + n].float() / each))
+        wholes.append([_rounded(pair[n].float() / each).double() * each.double() for pair in case.whole])
     return case._replace(k_cache=caches[0], v_cache=caches[1], whole=list(zip(*wholes)))
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    """The nearest e4m3, of values in its range; PyTorch casts larger ones to NaN."""
+    return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
 
 def fp8_case(lengths: tuple[int, ...], page: int, seed: int, **options) -> tuple[Paged, Scales]:
