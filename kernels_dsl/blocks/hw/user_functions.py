@@ -14,8 +14,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from kernels_dsl.blocks.hw.traced_values import FloatLost, NeedsValue, guarded
-
 _BRANCHES = ("DYNAMIC_TO_STATIC_BOOL", "Unsupported DSL type: vector")
 """Messages of the DSL for a missing truth value: of a number, and of a vector in a rewritten function."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,6 +60,8 @@ def call_of_score(argument: str, function: Callable[..., Any], values: tuple[Any
 
 
 def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    from kernels_dsl.blocks.hw.traced_values import guarded
+
     try:
         with guarded():
             return function(*values)
@@ -75,6 +75,8 @@ def _called(argument: str, function: Callable[..., Any], values: tuple[Any, ...]
 
 def _reason(error: Exception) -> str:
     """The cause of an error, and the remedy."""
+    from kernels_dsl.blocks.hw.traced_values import FloatLost, NeedsValue
+
     text = _ESCAPES.sub("", str(error))
     if isinstance(error, NeedsValue) or any(sign in text for sign in _BRANCHES):
         return (
