@@ -25,8 +25,7 @@ from typing import Any
 
 from benchmarks import harness, machine
 from benchmarks.harness import OURS, Case
-from kernels_dsl.config.bsr import choose
-from kernels_dsl.config.bsr_layout import BsrProblem
+from kernels_dsl.config.bsr import BsrProblem, choose
 from kernels_dsl.measure import Call, host_us, interleaved
 
 DEVICE = "cuda"

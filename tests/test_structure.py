@@ -31,8 +31,10 @@ ALLOWED = {
     "kernels_dsl.config": ("kernels_dsl.config", "lowering.records"),
     "kernels_dsl.blocks": ("kernels_dsl.blocks", "kernels_dsl.config", "lowering.records"),
     "kernels_dsl.kernels": ("kernels_dsl.kernels", "kernels_dsl.blocks", "kernels_dsl.config"),
+    "kernels_dsl.checks": ("kernels_dsl.checks",),
     "kernels_dsl.ops": (
         "kernels_dsl.ops",
+        "kernels_dsl.checks",
         "kernels_dsl.config",
         "kernels_dsl.kernels",
         "kernels_dsl.blocks",
@@ -41,7 +43,7 @@ ALLOWED = {
         "lowering",
     ),
     **{
-        part: (part, "kernels_dsl.ops", "kernels_dsl.config", "kernels_dsl.blocks", "lowering")
+        part: (part, *(f"kernels_dsl.{room}" for room in ("ops", "checks", "config", "blocks")), "lowering")
         for part in ("kernels_dsl.aot", "kernels_dsl.integrations", "kernels_dsl.flash_attn")
     },
     "kernels_dsl": ("kernels_dsl", "lowering", "benchmarks"),
@@ -145,6 +147,8 @@ def test_import_direction(trees):
         ("kernels_dsl.kernels.attention.forward_sm90", "kernels_dsl.kernels.quantize.tile", False),
         ("kernels_dsl.blocks.hw.tma", "kernels_dsl.kernels.gemm.sm90", False),
         ("kernels_dsl.ops.gemm.gemm", "reference.gemm", False),
+        ("kernels_dsl.ops.gemm.gemm", "kernels_dsl.checks.options", True),
+        ("kernels_dsl.checks.options", "kernels_dsl.ops.gemm.gemm", False),
         ("reference.gemm", "lowering", False),
         ("reference.gemm", "torch.nn", True),
         ("benchmarks.gemm", "kernels_dsl.gemm", True),
@@ -211,7 +215,7 @@ SEVERAL = {
 them. Numbers may only fall."""
 
 
-NAMED_ARGUMENTS = ("kernels", "blocks", "ops", "aot", "integrations", "flash_attn")
+NAMED_ARGUMENTS = ("kernels", "blocks", "checks", "ops", "aot", "integrations", "flash_attn")
 """Parts of `kernels_dsl` that are held to it."""
 
 
@@ -221,14 +225,7 @@ def test_signatures_name_what_they_take(trees):
     found: dict[str, list[tuple[Path, int, str]]] = {}
     for path, tree in trees.items():
         package, part, *inner = (*path.relative_to(ROOT).parts, "")
-        if package == "kernels_dsl" and part in (
-            "kernels",
-            "blocks",
-            "ops",
-            "aot",
-            "integrations",
-            "flash_attn",
-        ):
+        if package == "kernels_dsl" and part in NAMED_ARGUMENTS:
             folder = f"{part}/{inner[0]}"
             for line, text in signatures.faults(tree, records):
                 found.setdefault(folder, []).append((path, line, text))

@@ -1,11 +1,11 @@
-"""Configurations of the Hopper block-sparse GEMM: plain frozen data, free of any compiler import."""
+"""Block-sparse products as plain frozen data, free of any compiler import: a call's layout and problem, the
+configurations of the Hopper GEMM, and the choice of lists that are worked on in pairs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
 from lowering.records import frozen
@@ -60,6 +60,61 @@ ARRIVALS = 4
 """Elements before counts of arrived pieces: the counter of work items, and what aligns them."""
 MAX_TILE = {True: 128, False: 256}
 """Largest extent of a tile along a block, where it lies on WGMMA's M and on its N."""
+
+
+@frozen
+class BsrLayout:
+    """Orientation of a call: part of the kernel's key.
+
+    `block`: rows and columns of a block as it is stored.
+    The lists go over the blocks of the result: `transposed` False, a list is a block row of the sparse
+    matrix and its blocks are used as they are; True, a list is a block column and its blocks are
+    transposed. `dense_left`: the dense matrix is the left factor, so the lists are those of the result's
+    block columns. `operand_modes`: as in `kernels_dsl.config.gemm.EntryLayout`.
+    `scaled`: a scale a kept block comes before the epilogue's operands.
+    """
+
+    block: tuple[int, int]
+    transposed: bool = False
+    dense_left: bool = False
+    operand_modes: tuple[str, ...] = ()
+    scaled: bool = False
+
+
+@frozen
+class BsrProblem:
+    """One product: D (m, n) over l batches, of nnz blocks of (block_mn, block_k) and a dense matrix.
+
+    `block_mn` is a block's extent along D's blocked mode, `block_k` along the contraction, of extent k.
+    `sparse_k_major`, `dense_k_major`: K is the contiguous mode. dtypes: "bf16", "fp16", "fp32", and "fp8" of
+    the factors, which have a scale a block then.
+    `d_align`: bytes that D's address and row pitch are aligned to. `operand_bytes`: of elementwise operands.
+    """
+
+    m: int
+    n: int
+    k: int
+    nnz: int
+    block_mn: int
+    block_k: int
+    l: int = 1
+    dtype: str = "bf16"
+    d_dtype: str = "bf16"
+    sparse_k_major: bool = True
+    dense_k_major: bool = False
+    dense_left: bool = False
+    d_align: int = 16
+    operand_bytes: int = 0
+
+    @property
+    def other(self) -> int:
+        """Extent of D's dense mode."""
+        return self.m if self.dense_left else self.n
+
+    @property
+    def flops(self) -> int:
+        """Useful floating-point operations: those of the kept blocks."""
+        return 2 * self.nnz * self.block_mn * self.block_k * self.other * self.l
 
 
 @frozen
@@ -304,3 +359,36 @@ def _tiles(problem: BsrProblem, on_m: bool, tile_s: int, kept_k: int) -> Sm90Bsr
     if pairs or kept_k < LONG_LIST:
         return replace(long, tile_x=192, schedule=Schedule.PINGPONG)
     return long
+
+
+PAIR_GROUP = 1024
+"""Lists of a group, at most: an edge has ten bits for its place among equal ones."""
+PAIR_TILE = 32
+"""Lists, on either side, of which a CTA counts what they share."""
+PAIR_TILE_WARPS = 4
+_PAIR_COLUMNS = (2048, PAIR_COLUMNS)
+_PAIR_WARPS = (4, 32)
+
+
+@frozen
+class MatchRule:
+    """The choice of lists that are pairs.
+
+    `group`: neighbours in the order of their lengths, PAIR_GROUP at most, among which pairs are looked for. A
+    pair is worth `gain` times the blocks that both lists have, less `cost` times the difference of their
+    lengths, and has to be worth 0.
+    """
+
+    group: int = PAIR_GROUP
+    gain: int = 2
+    cost: int = 5
+
+
+def most_columns(extent: int) -> int:
+    """Blocks that shared memory is set aside for where a list may name `extent`, PAIR_COLUMNS at most."""
+    return next(most for most in _PAIR_COLUMNS if extent <= most)
+
+
+def match_warps(lists: int) -> int:
+    """Warps of a CTA that looks for pairs among so many lists: each list has a thread."""
+    return next((warps for warps in _PAIR_WARPS if lists <= 8 * warps), _PAIR_WARPS[-1])

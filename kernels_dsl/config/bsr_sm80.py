@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels_dsl.config.bsr_layout import BsrProblem
+from kernels_dsl.config.bsr import BsrProblem
 from kernels_dsl.config.gemm import Sm80GemmConfig
 
 # Tile along the blocked mode -> (tile along the dense mode, tile_k, stages, warps along each), the fastest on

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_forward_mode
 from kernels_dsl.distributed.agreement import agree
 from kernels_dsl.distributed.all_gather import AllGather
 from kernels_dsl.distributed.parts import Lengths, Limits, Sharing
@@ -14,7 +16,6 @@ from kernels_dsl.distributed.ring import Call, Ring
 from kernels_dsl.distributed.sequence import ORDERS, check_local_length, ranks_of
 from kernels_dsl.distributed.states import Options
 from kernels_dsl.distributed.ulysses import refuse_heads, ulysses
-from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
     AttentionOptions,
@@ -22,7 +23,6 @@ from kernels_dsl.ops.attention.arguments import (
     window_limits,
 )
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_forward_mode
 
 METHODS = ("ring", "all_gather", "ulysses")
 

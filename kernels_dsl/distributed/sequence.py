@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from kernels_dsl.ops import options
+from kernels_dsl.checks import options
 
 ORDERS = ("contiguous", "zigzag")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.options import boolean
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
 from kernels_dsl.ops.attention.blocks import DEFAULT_BLOCK, BlockLists
-from kernels_dsl.ops.eager_path import check_tensor
-from kernels_dsl.ops.options import boolean
 
 _Window = tuple[int | None, int | None]
 _UNLIMITED: _Window = (None, None)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import asks_gradients, check_tensor
+from kernels_dsl.checks.options import boolean, real
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
-from kernels_dsl.ops.eager_path import asks_gradients, check_tensor
-from kernels_dsl.ops.options import boolean, real
 
 Window = tuple[int, int]
 UNLIMITED: Window = (-1, -1)

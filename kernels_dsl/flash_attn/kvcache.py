@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.options import boolean, integer
 from kernels_dsl.config.decode import MAX_ROWS
 from kernels_dsl.flash_attn.functions import UNLIMITED, Window, options_of
 from kernels_dsl.ops.attention.attention import attention_varlen
-from kernels_dsl.ops.eager_path import check_tensor
-from kernels_dsl.ops.options import boolean, integer
 from kernels_dsl.ops.serving.append_kv import append_kv
 from kernels_dsl.ops.serving.decode import attention_decode, attention_decode_supports
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.options import text
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionOptions,
@@ -29,7 +30,6 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
 from kernels_dsl.ops.attention.backward import Forward
 from kernels_dsl.ops.attention.gradient import gradients_of
-from kernels_dsl.ops.options import text
 
 _SDPA = "_scaled_dot_product_flash_attention"
 _SDPA_BACKWARD = "_scaled_dot_product_flash_attention_backward"

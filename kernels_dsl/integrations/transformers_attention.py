@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.options import text
 from kernels_dsl.ops.attention.attention import attention
-from kernels_dsl.ops.options import text
 
 
 def register_transformers_attention(name: str = "kernels_dsl") -> str:

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import torch
 
+from kernels_dsl.checks.options import boolean
 from kernels_dsl.ops.attention.arguments import Extras, MaxSeqlens, Seqlens
-from kernels_dsl.ops.options import boolean
 
 _by_environment = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 _blocks: list[list[bool]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels_dsl.ops import options
-from kernels_dsl.ops.function_checks import check_function, hash_of
+from kernels_dsl.checks import options
+from kernels_dsl.checks.functions import check_function, hash_of
 
 _registered: dict[str, Callable[..., Any]] = {}
 

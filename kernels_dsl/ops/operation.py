@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from kernels_dsl.ops import call_cache
-from kernels_dsl.ops.eager_path import (
+from kernels_dsl.checks.eager_path import (
     check_memory,
     check_output,
     needs_dispatcher,
@@ -25,7 +24,8 @@ from kernels_dsl.ops.eager_path import (
     watched,
     written_out,
 )
-from kernels_dsl.ops.overlap import check_self_overlap
+from kernels_dsl.checks.overlap import check_self_overlap
+from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.target import Target, target_of
 
 SCHEMA_TYPES = {

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode, refuse_written
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.tuned import config_from_json, config_to_json
-from kernels_dsl.ops.eager_path import check_tensor, refuse_forward_mode, refuse_written
 from kernels_dsl.ops.epilogues import name_for
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.tracing import constant_result

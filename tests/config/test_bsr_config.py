@@ -11,6 +11,7 @@ import torch
 
 from kernels_dsl.config.bsr import (
     PIECE,
+    BsrProblem,
     PiecesRule,
     Sm90BsrConfig,
     choose,
@@ -19,7 +20,6 @@ from kernels_dsl.config.bsr import (
     unpaired,
 )
 from kernels_dsl.config.bsr_budget import fitted, why_not
-from kernels_dsl.config.bsr_layout import BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sm80
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig

@@ -165,7 +165,7 @@ def test_a_parameter_is_plain() -> None:
 
 
 def test_the_values_of_negated_views_of_fp8() -> None:
-    from kernels_dsl.ops.eager_path import written_out
+    from kernels_dsl.checks.eager_path import written_out
 
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         memory = torch.randn(64).to(dtype)

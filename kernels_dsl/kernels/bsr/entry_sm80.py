@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue.operands import Operands
-from kernels_dsl.config.bsr_layout import BsrLayout
+from kernels_dsl.config.bsr import BsrLayout
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
 from kernels_dsl.kernels.bsr.sm80 import bsr_sm80

@@ -5,8 +5,7 @@ import cutlass.cute as cute
 
 from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.reduce.partial_sums import SumMemory
-from kernels_dsl.config.bsr import Sm90BsrConfig
-from kernels_dsl.config.bsr_layout import BsrLayout
+from kernels_dsl.config.bsr import BsrLayout, Sm90BsrConfig
 from kernels_dsl.kernels.bsr.entry_views import scales_view, views_of
 from kernels_dsl.kernels.bsr.sm90 import bsr_sm90
 

@@ -9,7 +9,7 @@ from cutlass import Int32
 from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.mainloop.operand_views import batch_extent, batch_first_view, epilogue_operand_view
 from kernels_dsl.blocks.schedule.block_lists import BlockLists, unpack_lists
-from kernels_dsl.config.bsr_layout import BsrLayout
+from kernels_dsl.config.bsr import BsrLayout
 
 
 @dataclass(frozen=True)

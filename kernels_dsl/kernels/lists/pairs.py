@@ -21,8 +21,15 @@ from cutlass import Boolean, Float32, Int16, Int32, range_constexpr
 
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.schedule.block_lists import HEADER, LANES
-from kernels_dsl.config.bsr import PAIR_ROWS, SECOND, SHARED
-from kernels_dsl.config.pairs import KEYS, TILE, TILE_WARPS, MatchRule
+from kernels_dsl.config.bsr import (
+    PAIR_GROUP,
+    PAIR_ROWS,
+    PAIR_TILE,
+    PAIR_TILE_WARPS,
+    SECOND,
+    SHARED,
+    MatchRule,
+)
 
 from .totals import Warps, total
 
@@ -89,9 +96,9 @@ def pair_weights(
     A weight is -1 if the rule gives the pair less than nothing. `extent`: blocks that a list may name, at
     most `most`; a block named twice counts once, one that does not exist not at all.
     """
-    tiles = cute.ceil_div(weights.shape[1], TILE)
+    tiles = cute.ceil_div(weights.shape[1], PAIR_TILE)
     weights_kernel(table, across, weights, extent, rule, most).launch(
-        grid=[tiles, tiles, weights.shape[0]], block=[LANES * TILE_WARPS, 1, 1], stream=stream
+        grid=[tiles, tiles, weights.shape[0]], block=[LANES * PAIR_TILE_WARPS, 1, 1], stream=stream
     )
 
 
@@ -105,21 +112,21 @@ def weights_kernel(
     rule: cutlass.Constexpr[MatchRule],
     most: cutlass.Constexpr,
 ):
-    """Device side of `pair_weights`: TILE x TILE edges, by the bits that two lists have in common."""
+    """Device side of `pair_weights`: PAIR_TILE x PAIR_TILE edges, by the bits that two lists share."""
     pitch = most // 32 + 1  # odd: lanes meet different banks
-    layout = cute.make_layout((2 * TILE, pitch), stride=(pitch, 1))
+    layout = cute.make_layout((2 * PAIR_TILE, pitch), stride=(pitch, 1))
     masks = cutlass.memory.SmemAllocator().allocate_tensor(Int32, layout, 16)
     tile_i, tile_j, group = cute.arch.block_idx()
     lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
     words = (extent + 31) // 32
-    for row in cutlass.range(warp, 2 * TILE, TILE_WARPS, unroll=1):
+    for row in cutlass.range(warp, 2 * PAIR_TILE, PAIR_TILE_WARPS, unroll=1):
         for word in cutlass.range(lane, words, LANES, unroll=1):
             masks[row, word] = Int32(0)
     cute.arch.sync_threads()
-    for row in cutlass.range(warp, 2 * TILE, TILE_WARPS, unroll=1):
-        number = group * rule.group + tile_i * TILE + row
-        if row >= TILE:
-            number = group * rule.group + (tile_j - 1) * TILE + row
+    for row in cutlass.range(warp, 2 * PAIR_TILE, PAIR_TILE_WARPS, unroll=1):
+        number = group * rule.group + tile_i * PAIR_TILE + row
+        if row >= PAIR_TILE:
+            number = group * rule.group + (tile_j - 1) * PAIR_TILE + row
         if number < table.shape[0]:
             for entry in cutlass.range(table[number, 1] + lane, table[number, 2], LANES, unroll=1):
                 block = across[entry]
@@ -127,17 +134,17 @@ def weights_kernel(
                     word = masks.iterator + row * pitch + block // 32
                     cute.arch.atomic_or(word, Int32(1) << (block % 32))
     cute.arch.sync_threads()
-    rows = cutlass.const_expr(TILE // TILE_WARPS)
+    rows = cutlass.const_expr(PAIR_TILE // PAIR_TILE_WARPS)
     shared = cute.make_rmem_tensor(rows, Int32)
     shared.fill(0)
     for word in cutlass.range(words, unroll=1):
-        mine = masks[TILE + lane, word]
+        mine = masks[PAIR_TILE + lane, word]
         for i in range_constexpr(rows):
             shared[i] = shared[i] + cute.arch.popc(masks[warp * rows + i, word] & mine)
-    j = tile_j * TILE + lane
+    j = tile_j * PAIR_TILE + lane
     other = group * rule.group + j
     for i in range_constexpr(rows):
-        row = tile_i * TILE + warp * rows + i
+        row = tile_i * PAIR_TILE + warp * rows + i
         number = group * rule.group + row
         if (row < weights.shape[1]) & (j < weights.shape[1]):
             if (number < table.shape[0]) & (other < table.shape[0]):
@@ -222,13 +229,13 @@ def heaviest(weights: cute.Tensor, mate: cute.Tensor, row: Int32, rows: Int32) -
     lanes."""
     key = Int32(-1)
     for other in cutlass.range(cute.arch.lane_idx(), rows, LANES, unroll=8):
-        found = Int32(weights[other]) * KEYS + (KEYS - 1 - (row ^ other))
+        found = Int32(weights[other]) * PAIR_GROUP + (PAIR_GROUP - 1 - (row ^ other))
         if (mate[other] < 0) & (other != row):
             key = cutlass.max(key, found)
     key = cute.arch.warp_redux_sync(key, "max")
     other = row
     if key >= 0:
-        other = row ^ (KEYS - 1 - key % KEYS)
+        other = row ^ (PAIR_GROUP - 1 - key % PAIR_GROUP)
     return other
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
+from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
-from kernels_dsl.ops import options
 from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.attention.functions import unwrapped
-from kernels_dsl.ops.eager_path import check_tensor, signature, written_out
-from kernels_dsl.ops.function_checks import check_function
 from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
 
@@ -130,7 +130,7 @@ class Extras(NamedTuple):
         return type(self.mask), type(self.sinks), blocks, kinds, seqlens, self.max_seqlens
 
     def in_memory(self) -> Extras:
-        """The same with negated views as tensors of memory (`eager_path`)."""
+        """The same with negated views as tensors of memory (`checks.eager_path`)."""
         found = self
         if isinstance(self.blocks, BlockLists):
             lists = written_out(self.blocks.tensors)

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, watched
+from kernels_dsl.checks.options import boolean, integer, one_of, real
+from kernels_dsl.checks.overlap import ranges_meet
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import (
@@ -32,9 +35,6 @@ from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
 from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, watched
-from kernels_dsl.ops.options import boolean, integer, one_of, real
-from kernels_dsl.ops.overlap import ranges_meet
 
 _FLOAT32 = torch.float32
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object

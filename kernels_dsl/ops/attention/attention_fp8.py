@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.options import integer
+from kernels_dsl.checks.overlap import ranges_meet
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import (
@@ -22,8 +24,6 @@ from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
 from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.options import integer
-from kernels_dsl.ops.overlap import ranges_meet
 
 _Tensor = torch.Tensor
 _NAMES = ("sinks", "blocks", "q_descale", "k_descale", "v_descale", "return_lse", "out", "config")

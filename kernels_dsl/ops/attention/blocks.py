@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks import options
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops import options
 from kernels_dsl.ops.attention import lists as attention_lists
 from lowering.records import frozen
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode, watched
+from kernels_dsl.checks.options import boolean
 from kernels_dsl.config.attention import DESCALE_KEYS
-from kernels_dsl.ops.eager_path import check_tensor, refuse_forward_mode, watched
-from kernels_dsl.ops.options import boolean
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.quantize.together import quantize_matrices
 from kernels_dsl.ops.tracing import constant_result

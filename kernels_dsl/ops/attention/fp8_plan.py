@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 import lowering
+from kernels_dsl.checks.eager_path import check_tensor, signature
+from kernels_dsl.checks.options import instance
 from kernels_dsl.config.attention import DESCALE_KEYS, LATER_NUMBERS, Extent, Sm90AttentionConfig
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.quantize import PITCH
@@ -31,10 +33,8 @@ from kernels_dsl.ops.attention.outputs import (
 )
 from kernels_dsl.ops.attention.plan import Plan, check_grid, lists_and_sinks
 from kernels_dsl.ops.attention.views import Step, prepared_for_tma
-from kernels_dsl.ops.eager_path import check_tensor, signature
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Operation
-from kernels_dsl.ops.options import instance
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 from lowering.records import frozen

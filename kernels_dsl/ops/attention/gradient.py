@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import needs_dispatcher
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
@@ -20,7 +21,6 @@ from kernels_dsl.ops.attention.arguments import (
 )
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
-from kernels_dsl.ops.eager_path import needs_dispatcher
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.target import target_of
 from lowering.records import frozen

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, asks_gradients, check_tensor, watched
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionArguments,
@@ -17,7 +18,6 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.backward import check_gradient
 from kernels_dsl.ops.attention.outputs import check_addresses_and_values, check_out, out_shape, repeated
 from kernels_dsl.ops.attention.plan import Plan, build
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, asks_gradients, check_tensor, watched
 from kernels_dsl.ops.operation import Operation
 
 _grad_enabled = torch.is_grad_enabled

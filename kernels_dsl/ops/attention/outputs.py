@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels_dsl.ops import checked, overlap
+from kernels_dsl.checks import overlap
+from kernels_dsl.checks.eager_path import check_output
+from kernels_dsl.checks.overlap import byte_extent
+from kernels_dsl.ops import checked
 from kernels_dsl.ops.attention.arguments import MODES, NO_EXTRAS, AttentionArguments, AttentionCall, Extras
 from kernels_dsl.ops.attention.views import Step, is_aligned, plain_view
-from kernels_dsl.ops.eager_path import check_output
-from kernels_dsl.ops.overlap import byte_extent
 from lowering.records import frozen
 
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 import lowering
+from kernels_dsl.checks import options
 from kernels_dsl.config.attention import Extent, Sm90AttentionConfig, split_of
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig, choose, choose_for_lists, why_not
-from kernels_dsl.ops import allocate, options
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import (
     NO_EXTRAS,
     AttentionArguments,

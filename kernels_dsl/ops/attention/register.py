@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from kernels_dsl.checks.eager_path import asks_gradients, refuse_forward_mode, refuse_written
 from kernels_dsl.ops.attention import gradient
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
@@ -26,7 +27,6 @@ from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Argume
 from kernels_dsl.ops.attention.functions import KernelFunction, function_of, name_of
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.attention.outputs import check_out, copy_rows, lse_shape, out_shape
-from kernels_dsl.ops.eager_path import asks_gradients, refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operators import LIBRARY, define, schema_of
 from lowering.records import frozen
 

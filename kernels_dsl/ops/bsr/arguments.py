@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
+from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.tensor import BsrTensor
-from kernels_dsl.ops.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import lowering
-from kernels_dsl.config.bsr import PAIR_COLUMNS, PAIR_ROWS
-from kernels_dsl.config.pairs import MatchRule, match_warps, most_columns
+from kernels_dsl.config.bsr import PAIR_COLUMNS, PAIR_ROWS, MatchRule, match_warps, most_columns
 from kernels_dsl.ops.bsr.lists import HEADER, HEAVY_LENGTH
 
 if TYPE_CHECKING:

@@ -10,7 +10,10 @@ import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config.bsr import (
+    BsrLayout,
+    BsrProblem,
     PiecesRule,
     Sm90BsrConfig,
     choose,
@@ -20,7 +23,6 @@ from kernels_dsl.config.bsr import (
     unpaired,
 )
 from kernels_dsl.config.bsr_budget import fitted, why_not
-from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units
 from kernels_dsl.config.family import FAMILIES
@@ -40,7 +42,6 @@ from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
 from kernels_dsl.ops.gemm.layout import MatrixLayout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import Launch
-from kernels_dsl.ops.overlap import byte_extent
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 from lowering.records import frozen

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from kernels_dsl.ops import call_cache, overlap
+from kernels_dsl.checks import overlap
+from kernels_dsl.checks.eager_path import refuse_written
+from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.bsr.arguments import (
     BsrArguments,
     BsrProductArguments,
@@ -19,7 +21,6 @@ from kernels_dsl.ops.bsr.arguments import (
 )
 from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
 from kernels_dsl.ops.bsr.tensor import BsrTensor, unchecked
-from kernels_dsl.ops.eager_path import refuse_written
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Operation

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kernels_dsl.checks.eager_path import check_tensor, watched, written_out
+from kernels_dsl.checks.options import integer, real, shown
 from kernels_dsl.ops.bsr.pattern import pattern_of
-from kernels_dsl.ops.eager_path import check_tensor, watched, written_out
-from kernels_dsl.ops.options import integer, real, shown
 from lowering.records import frozen
 
 BLOCK_STEP = 16

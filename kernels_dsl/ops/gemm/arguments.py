@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.config.promotion import Promotion
-from kernels_dsl.ops import options
-from kernels_dsl.ops.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.grad import refuse_functions

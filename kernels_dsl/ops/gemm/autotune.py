@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.options import boolean, instance, integer
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.problem import GemmProblem
@@ -19,7 +20,6 @@ from kernels_dsl.measure import interleaved
 from kernels_dsl.ops.gemm.decide import tuned_record
 from kernels_dsl.ops.gemm.gemm import clear_plans, gemm, plan_for, supports
 from kernels_dsl.ops.gemm.product_options import CONFIGS
-from kernels_dsl.ops.options import boolean, instance, integer
 from kernels_dsl.ops.target import Target, target_of
 from lowering.records import frozen
 

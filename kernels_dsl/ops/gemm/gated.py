@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_written
+from kernels_dsl.checks.options import boolean
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.ops.gemm.gated_arguments import (
     GATED_GEMM,
     GatedArguments,
@@ -16,7 +17,6 @@ from kernels_dsl.ops.gemm.gated_arguments import (
     product_shape,
 )
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
-from kernels_dsl.ops.options import boolean
 
 
 class Gated(NamedTuple):

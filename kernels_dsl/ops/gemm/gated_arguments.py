@@ -10,9 +10,9 @@ import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.blocks.epilogue.gates import GATES, GatedEpilogue
+from kernels_dsl.checks import options, overlap
+from kernels_dsl.checks.eager_path import check_output, refuse_written
 from kernels_dsl.config.gemm import WRITTEN
-from kernels_dsl.ops import options, overlap
-from kernels_dsl.ops.eager_path import check_output, refuse_written
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import (
     DenseArguments,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.config.gemm import GemmConfig
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmArguments

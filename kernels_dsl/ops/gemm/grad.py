@@ -17,7 +17,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.blocks.epilogue.gates import GATES
-from kernels_dsl.ops.eager_path import needs_dispatcher
+from kernels_dsl.checks.eager_path import needs_dispatcher
 
 _FACTORS = 2  # a, b
 _AGAIN = ("bias_axis", "alpha", "beta", "family", "batch_invariant")

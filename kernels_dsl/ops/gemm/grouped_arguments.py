@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.config.gemm import NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
-from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,

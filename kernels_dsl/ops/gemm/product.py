@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from kernels_dsl.ops import overlap
+from kernels_dsl.checks import overlap
+from kernels_dsl.checks.eager_path import refuse_written
+from kernels_dsl.checks.options import LARGEST
+from kernels_dsl.checks.overlap import ranges_meet, ranges_met
 from kernels_dsl.ops.call_cache import find, refused
-from kernels_dsl.ops.eager_path import refuse_written
 from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmArguments, describe
 from kernels_dsl.ops.gemm.plan import Plan, build
 from kernels_dsl.ops.gemm.recorded import Gemm, Recorded
 from kernels_dsl.ops.operation import Operation
-from kernels_dsl.ops.options import LARGEST
-from kernels_dsl.ops.overlap import ranges_meet, ranges_met
 
 Call = TypeVar("Call", bound=DenseArguments)
 _Tensor = torch.Tensor

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
+from kernels_dsl.checks import options
+from kernels_dsl.checks.functions import hash_of
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
-from kernels_dsl.ops import options
-from kernels_dsl.ops.function_checks import hash_of
 
 FAMILIES = (None, "sm90", "sm80")
 CONFIGS = (Sm90GemmConfig, Sm80GemmConfig)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels_dsl.ops import options
-from kernels_dsl.ops.eager_path import check_tensor
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.ops.target import Target
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import check_output
+from kernels_dsl.checks.overlap import byte_extent, check_alone
 from kernels_dsl.config.quantize import PITCH
-from kernels_dsl.ops.eager_path import check_output
 from kernels_dsl.ops.operation import Arguments, Operation
-from kernels_dsl.ops.overlap import byte_extent, check_alone
 from kernels_dsl.ops.quantize.arguments import Scheme, check
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_results
 from kernels_dsl.ops.quantize.plan import Plan, build

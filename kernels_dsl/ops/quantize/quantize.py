@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.ops import call_cache
-from kernels_dsl.ops.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.ops.quantize.arguments import check, check_target
 from kernels_dsl.ops.quantize.buffers import Made
 from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments

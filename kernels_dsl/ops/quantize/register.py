@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.eager_path import refuse_forward_mode, refuse_written
+from kernels_dsl.checks.eager_path import refuse_forward_mode, refuse_written
 from kernels_dsl.ops.operators import define, schema_of
 from kernels_dsl.ops.quantize.buffers import Made, assemble, new_ones, new_results
 from kernels_dsl.ops.quantize.operation import QUANTIZE, QuantizeArguments, check_out, check_out_memory

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import needs_dispatcher, signature
 from kernels_dsl.ops import call_cache
-from kernels_dsl.ops.eager_path import needs_dispatcher, signature
 from kernels_dsl.ops.quantize.arguments import FORMATS, Scheme, check, check_target
 from kernels_dsl.ops.quantize.buffers import buffers_of, finished, maker_of
 from kernels_dsl.ops.quantize.kernels import Kernels, three_matrices

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import check_output, check_tensor
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
-from kernels_dsl.ops import options
-from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,

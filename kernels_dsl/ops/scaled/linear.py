@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.eager_path import check_tensor, refuse_forward_mode
-from kernels_dsl.ops.options import boolean, instance, one_of, shown
+from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode
+from kernels_dsl.checks.options import boolean, instance, one_of, shown
 from kernels_dsl.ops.quantize.operation import QuantizeArguments
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm

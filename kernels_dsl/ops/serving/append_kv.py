@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.serving.append_operation import APPEND_KV, AppendArguments
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 import lowering
+from kernels_dsl.checks.eager_path import check_output, check_tensor
+from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet, self_overlaps
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.eager_path import check_output, check_tensor
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
-from kernels_dsl.ops.overlap import byte_extent, check_alone, ranges_meet, self_overlaps
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.serving.vectors import width_of
 from kernels_dsl.ops.target import Target

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES
 from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.attention.arguments import checked_scalars, widths_of
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.serving.decode_operation import ATTENTION_DECODE, DecodeArguments, Decoded
 
 

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 import torch
 
 import lowering
+from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.config.decode import MAX_ROWS, DecodeConfig, decode_config, most_splits
-from kernels_dsl.ops import allocate, options
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
 from kernels_dsl.ops.attention.outputs import check_out
 from kernels_dsl.ops.attention.views import ROW_ALIGN, is_aligned, prepared_for_tma
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
-from kernels_dsl.ops.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.target import Target
 from lowering.records import frozen

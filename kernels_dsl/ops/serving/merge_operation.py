@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 
 import lowering
+from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.options import shown
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.eager_path import check_tensor
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
-from kernels_dsl.ops.options import shown
 from kernels_dsl.ops.serving.vectors import width_of
 from kernels_dsl.ops.target import Target
 from lowering.records import frozen

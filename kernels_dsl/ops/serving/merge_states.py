@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.checks.eager_path import PLAIN_TYPES
 from kernels_dsl.ops import call_cache
-from kernels_dsl.ops.eager_path import PLAIN_TYPES
 from kernels_dsl.ops.serving.merge_operation import MERGE_STATES, MergeArguments, Merged
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S
 from kernels_dsl.ops.bsr.plan import FUNCTIONS

@@ -7,8 +7,7 @@ import torch
 
 from kernels_dsl.aot.bsr import LARGE, BsrKind, bsr_kernel, iter_bsr, sampled_kernel
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import TOGETHER, choose
-from kernels_dsl.config.bsr_layout import BsrLayout, BsrProblem
+from kernels_dsl.config.bsr import TOGETHER, BsrLayout, BsrProblem, choose
 from kernels_dsl.ops.bsr.plan import FUNCTIONS
 
 

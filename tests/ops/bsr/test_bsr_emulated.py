@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels_dsl.config.pairs import MatchRule
+from kernels_dsl.config.bsr import MatchRule
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.ops.bsr.tensor import BsrTensor

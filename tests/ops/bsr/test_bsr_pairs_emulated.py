@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels_dsl.config.pairs import MatchRule
+from kernels_dsl.config.bsr import MatchRule
 from kernels_dsl.ops.bsr import pairs
 from lowering import emulator, recording
 from tests.ops.bsr.bsr_pairs_cases import check, pattern_of_rows, random_rows

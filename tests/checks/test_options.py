@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from kernels_dsl.ops import options
+from kernels_dsl.checks import options
 
 
 @pytest.mark.parametrize("value", [0, 1, 1.0, "no", None, torch.tensor(True), [], numpy.bool_(True)])

@@ -1,0 +1,1 @@
+"""Checks of arguments that know no operation: plain tensors, options, functions, memory that overlaps."""
