@@ -5,6 +5,9 @@ cache does not need. A launch needs the shared library, the extension module, th
 exchange of tensors with PyTorch. So the package is put in place with its `__init__` deferred, as
 `importlib.util.LazyLoader` does. Code that asks it for another name, such as the DSL, runs it then, in the
 same module.
+
+Its extension module imports cuda-python's driver, 12 ms, to compare arguments with `CUstream`. Nothing is one
+before somebody else has imported that: `DeferredDriver` stands in for it until then.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import importlib.util
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +29,7 @@ log = logging.getLogger("lowering")
 NAME = "tvm_ffi"
 # `core` is given classes by `_dtype` and `error`, and tuples by `container`.
 NEEDED = ("core", "registry", "_dtype", "container", "error", "_tensor", "module", "_optional_torch_c_dlpack")
+_DRIVER = "cuda.bindings.driver"
 _DUNDERS = ("__all__", "__version__", "__version_tuple__")  # that `__init__` defines
 _lock = threading.RLock()
 _importing: list[str] = []  # not empty while the thread that holds the lock imports a part of the package
@@ -57,6 +63,44 @@ def _run_init(package: ModuleType) -> None:
             _importing.clear()
 
 
+class DeferredDriver(ModuleType):
+    """The names of `cuda.bindings.driver`, for code that asks it for classes to compare arguments with."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if name == "CUstream" and _DRIVER not in sys.modules:
+            return _NoStream
+        return getattr(importlib.import_module(_DRIVER), name)
+
+
+class _NoStream:
+    """A class without instances: `CUstream`, while its module is not imported."""
+
+
+@contextmanager
+def _deferred_driver() -> Iterator[None]:
+    """In the block, `from cuda.bindings import driver` gives the deferred one, unless it is there.
+
+    The package that stands in has the real one's folder, so that other threads import the real modules from it.
+    """
+    parent = _DRIVER.rpartition(".")[0]
+    spec = None if parent in sys.modules else importlib.util.find_spec(parent)
+    if spec is None or spec.submodule_search_locations is None:
+        yield
+        return
+    package = ModuleType(parent)
+    package.__path__ = list(spec.submodule_search_locations)
+    package.driver = DeferredDriver(_DRIVER)  # type: ignore[attr-defined]
+    package.__spec__ = spec
+    sys.modules[parent] = package
+    try:
+        yield
+    finally:
+        if sys.modules.get(parent) is package:
+            del sys.modules[parent]
+
+
 def load() -> None:
     """Import `tvm_ffi`: in a process that has PyTorch, NEEDED alone."""
     with _lock:
@@ -74,8 +118,9 @@ def load() -> None:
         _importing.append(NAME)
         try:
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-            for name in NEEDED:
-                importlib.import_module(f"{NAME}.{name}")
+            with _deferred_driver():
+                for name in NEEDED:
+                    importlib.import_module(f"{NAME}.{name}")
         except (ImportError, OSError) as error:
             log.info("%s is imported whole: %s", NAME, error)
             _importing.clear()

@@ -48,13 +48,16 @@ def scaled_gemm(
     """epilogue((a · scale_a) @ (b · scale_b)) in float64.
 
     a: (…, M, K), b: (…, K, N), fp8. groups: of the block-wise scales of a and b, None for scales that
-    broadcast. epilogue: c, bias, residual, alpha, beta, activation, as in `reference.gemm`.
+    broadcast. epilogue: c, bias, residual, alpha, beta, activation, as in `reference.gemm`. Where K is 0, 0 times
+    the scales that broadcast: NaN where they are.
     """
     group_a, group_b = groups or (None, None)
     product = torch.matmul(
         from_fp8(a) * expand_scale(scale_a, a.shape, group_a),
         from_fp8(b) * expand_scale(scale_b, b.shape, group_b),
     )
+    if a.shape[-1] == 0 and groups is None:
+        product = product * scale_a.double() * scale_b.double()
     return _finish(product, epilogue)
 
 

@@ -212,7 +212,7 @@ def sm90_config(
 def _visited(variant: AttentionVariant, extent: Extent, queries: int) -> float:
     """Share of the key blocks that tiles of `queries` visit: a causal mask spares low tiles more of them."""
     blocks = -(-extent.keys // 128)
-    if not variant.right or variant.left or not 1 < blocks <= 32:
+    if not (variant.right and extent.rows) or variant.left or not 1 < blocks <= 32:
         return 1.0
     tiles = -(-extent.rows // queries)
     shift = extent.keys - extent.rows

@@ -265,7 +265,7 @@ def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     """`config` with the fields that follow from the problem's alignment and type, not from its speed."""
     if isinstance(config, Sm90GemmConfig):
         aligned = problem.d_align == 16 or config.split_k > 1  # split-K's workspace has aligned rows
-        return replace(config, epi_tma=config.epi_tma and aligned)
+        return config if aligned or not config.epi_tma else replace(config, epi_tma=False)
     # A K tile is so many bytes: float32 operands get half the elements.
     tile_k = config.tile_k * 2 // problem.ab_bytes
     return replace(
@@ -300,9 +300,10 @@ def candidates(
         for split in SPLITS if not (candidate.config.turned or batch_invariant) else (1,):
             if split > 1 and not _split_pays(candidate.config, problem, device, split):
                 continue
-            config = adapted(replace(candidate.config, split_k=split), problem)
+            config = candidate.config if split == 1 else replace(candidate.config, split_k=split)
+            config = adapted(config, problem)
             if why_not(config, problem, device) is None:
-                yield replace(candidate, config=config)
+                yield candidate if config is candidate.config else replace(candidate, config=config)
                 if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
                     yield replace(candidate, config=replace(config, stream_k=True))
 

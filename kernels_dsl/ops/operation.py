@@ -250,7 +250,7 @@ class Operation(Generic[Call, Plan]):
     def why_not(self, **arguments: Any) -> str | None:
         """Says why a call with these arguments cannot run here; None if it can. Compiles nothing."""
         try:
-            self.new_plan(self.call_of(**arguments))
+            self.new_plan(self.call_of(**arguments).in_memory())
         except (TypeError, ValueError) as error:
             return str(error)
         return None

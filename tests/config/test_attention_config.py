@@ -12,6 +12,7 @@ from kernels_dsl.config.attention import (
     Sm90AttentionConfig,
     padded_dim,
     sm90_config,
+    sm90_fp8_config,
     sm90_list_config,
     sm90_why_not,
 )
@@ -178,3 +179,8 @@ def test_what_a_callers_configuration_is_refused_for(changes, element_bytes, rea
     config = replace(Sm90AttentionConfig(128, 128, 128, 128), **changes)
     found = sm90_why_not(config, H200.smem_bytes, element_bytes)
     assert found is not None and reason in found
+
+
+@pytest.mark.parametrize("config_of", [sm90_config, sm90_fp8_config])
+def test_a_mask_without_queries_has_a_tile(config_of):
+    assert config_of(256, 256, CAUSAL, Extent(rows=0, keys=200, heads=24, sms=132)).dim == 256

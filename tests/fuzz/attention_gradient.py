@@ -12,8 +12,8 @@ import torch
 
 from reference import tolerance
 from reference.attention import Masking, attention
+from reference.gradient_rounding import mask_error, row_sum_errors
 from reference.inputs import normal
-from reference.mask_gradient import rounding_error
 from tests.fuzz import attention_contents as contents
 from tests.fuzz import attention_options as masks
 from tests.fuzz.attention_contents import Contents, Layouts, Operands
@@ -110,9 +110,11 @@ class GradientCase:
         exact, peer = (
             self._reference(operands, given, received, dtype) for dtype in (torch.float64, self.dtype)
         )
+        rules, scale = masks.masking(given, Part(*self._extents)), self.options.scale
+        for name, error in row_sum_errors(operands, rules, received[0], scale=scale).items():
+            peer[name] = exact[name] + (peer[name] - exact[name]).abs() + error
         if "mask" in exact:
-            rules = masks.masking(given, Part(*self._extents))
-            error = rounding_error(exact["mask"], operands, rules, received[0], scale=self.options.scale)
+            error = mask_error(exact["mask"], operands, rules, received[0], scale=scale)
             peer["mask"] = exact["mask"] + (peer["mask"] - exact["mask"]).abs() + error
         floors = self._floors(operands, received[0], given)
         found = iter(results)

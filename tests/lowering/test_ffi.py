@@ -61,3 +61,43 @@ import types
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# torch of some versions imports cuda-python itself: kept from it here.
+WITHOUT_CUDA_PYTHON = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("cuda"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocker())
+import torch
+del sys.meta_path[0]
+from lowering import ffi
+ffi.load()
+"""
+DRIVER_PROGRAMS = {
+    "not imported": """
+assert "cuda.bindings" not in sys.modules and ffi._DRIVER not in sys.modules
+""",
+    "the same later": """
+from cuda.bindings import driver
+import cuda.bindings
+assert cuda.bindings.driver is driver and cuda.bindings.__version__
+assert sys.modules["tvm_ffi.core"].cuda_driver.CUstream is driver.CUstream
+""",
+    "a launch": """
+import tvm_ffi
+echo = tvm_ffi.convert(lambda x: x)
+assert echo(3) == 3 and echo("a") == "a" and ffi._DRIVER not in sys.modules
+from cuda.bindings import driver
+assert int(getattr(echo(driver.CUstream(5)), "value", 5)) == 5
+""",
+}
+
+
+@pytest.mark.parametrize("program", DRIVER_PROGRAMS.values(), ids=DRIVER_PROGRAMS)
+def test_the_driver_is_left_until_a_stream_can_be_one_of_its(program):
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_CUDA_PYTHON + program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from lowering import recording
+from lowering import emulator, recording
 from lowering.address import Address
 from tests.ops.public_operations import (
     ELSEWHERE,
@@ -171,3 +171,17 @@ def test_the_values_of_negated_views_of_fp8() -> None:
         memory = torch.randn(64).to(dtype)
         made = written_out((torch._neg_view(memory),))
         assert made is not None and torch.equal(made[0].float(), -memory.float())
+
+
+def test_supports_knows_the_layout_of_what_is_written_out():
+    """A negated view of one row for all is written out in full, with rows of its own alignment."""
+    a = torch.ones(16, 768)
+    b = torch._neg_view(torch.ones(1, 514)).expand(768, 514)
+    config = kernels_dsl.Sm80GemmConfig(
+        128, 64, 16, 4, warps_m=2, warps_n=2, copy_bytes_a=16, copy_bytes_b=16
+    )
+    with emulator.run(arch="sm_90a"):
+        reason = kernels_dsl.supports(a, b, config=config)
+        assert reason is not None and "copy_bytes_b is 16" in reason
+        with pytest.raises(ValueError, match="copy_bytes_b is 16"):
+            kernels_dsl.gemm(a, b, config=config)

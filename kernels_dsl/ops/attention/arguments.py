@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,9 @@ from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16)
 MASK_DTYPES = (torch.bool, torch.float32, torch.bfloat16, torch.float16)
@@ -259,7 +262,7 @@ class AttentionArguments(Arguments):
         """TypeError for an option that is wrong."""
         options.boolean("return_lse", self.return_lse)
 
-    def in_memory(self) -> AttentionArguments:
+    def in_memory(self) -> Self:
         """The record with negated views as tensors of memory."""
         made, extras = super().in_memory(), self.extras
         if extras is not NO_EXTRAS:

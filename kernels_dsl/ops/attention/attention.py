@@ -289,7 +289,14 @@ def _other(
 ) -> Any:
     """A call with more than q, k and v, or that the call cache does not have."""
     tensors: tuple[Any, ...] = (q, k, v)
-    if key is None and not is_checked():
+    special = score_mod, score_mod_bwd, mask_mod, config, family, out
+    if key is None and extras is NO_EXTRAS and return_lse is False and all(x is None for x in special):
+        # Of q, k, v and `AttentionOptions` alone, as a call of `attention` that the cache may have.
+        key = _key(q, k, layout, (*options, deterministic))
+        output = None if key is None else _repeated(key, q, k, v)
+        if output is not None:
+            return output
+    elif key is None and not is_checked():
         form = (
             layout, extras is NO_EXTRAS or extras.form(), out is None, score_mod, score_mod_bwd, mask_mod,
             return_lse, deterministic, config, family,
@@ -373,7 +380,7 @@ def attention_supports(
         call.check()
         if not watched():
             refuse_gradient(call)
-        ATTENTION.new_plan(call)
+        ATTENTION.new_plan(call.in_memory())
     except (TypeError, ValueError, RuntimeError) as error:
         return str(error)
     return None

@@ -191,7 +191,7 @@ def attention_fp8_supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **
         layout = "thd" if packed else "bshd"
         call = AttentionFp8Arguments(q, k, v, parts.options, layout, parts.extras, **parts.others)
         call.check()
-        ATTENTION_FP8.new_plan(call)
+        ATTENTION_FP8.new_plan(call.in_memory())
     except (TypeError, ValueError) as error:
         return str(error)
     return None

@@ -120,7 +120,7 @@ def gemm_gated_supports(a: torch.Tensor, b: torch.Tensor, **options: Any) -> str
             options["preact_out"] = _empty_product(a, b, options.get("out"), options.get("out_dtype"))
         call = GATED_GEMM.call_of(a=a, b=b, **options)
         call.check()
-        GATED_GEMM.new_plan(call)
+        GATED_GEMM.new_plan(call.in_memory())
         check_outputs_apart(call)
         if torch.is_grad_enabled():
             refuse_written(call.read().values(), **call.written())

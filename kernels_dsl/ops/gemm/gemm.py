@@ -113,7 +113,7 @@ def supports(
     Takes the arguments of `gemm`.
     """
     try:
-        call = _call_of(a, b, config=config, family=family, **options)
+        call = _call_of(a, b, config=config, family=family, **options).in_memory()
         GEMM.new_plan(call)
         if call.out is not None:
             check_out_apart(call)

@@ -9,7 +9,7 @@ import torch
 
 import kernels_dsl
 from reference.attention import Masking, attention
-from reference.mask_gradient import rounding_error
+from reference.gradient_rounding import mask_error
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
 from tests.samples import ALL
@@ -69,7 +69,7 @@ def check_gradients(
     for name, own, exact, theirs in zip("qkv", found, expected, peer):
         check(own.transpose(1, 2), exact, theirs, ulps=4.0, case=f"gradient of {name}")
     if masking.bias is not None and masking.bias.requires_grad:
-        rounded = rounding_error(expected[3], tensors[:3], masking, d_out)
+        rounded = mask_error(expected[3], tensors[:3], masking, d_out)
         peer[3] = expected[3] + (peer[3] - expected[3]).abs() + rounded
         check(found[3], expected[3], peer[3], ulps=4.0, case="gradient of the mask")
     if masking.sinks is not None:

@@ -122,3 +122,18 @@ def test_fp8_other_arguments_go_the_long_way(launched):
     assert [way for way, _ in launched] == ["first"] * 3
     (_, one), (_, with_lse), (_, strided) = launched
     assert (one[6].shape, with_lse[5].shape, strided[2].stride(-1)) == ((1,), (2, 4, 100), 1)
+
+
+@pytest.mark.parametrize("way", ["no batch", "autocast"])
+def test_calls_that_become_plain_ones_are_found_again(launched, way):
+    """Tensors that the call makes of its arguments, for three modes or autocast's dtype, are as any."""
+    dtype = torch.float32 if way == "autocast" else torch.bfloat16
+    q, k, v = (torch.empty(2, 4, 100, 64, dtype=dtype) for _ in range(3))
+    if way == "no batch":
+        q, k, v = q[0], k[0], v[0]
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        results = [kernels_dsl.scaled_dot_product_attention(q, k, v) for _ in range(3)]
+        if way == "autocast":
+            results += [kernels_dsl.attention(q, k, v) for _ in range(3)]
+    assert [way for way, _ in launched] == ["first", "again", "again"] * (len(results) // 3)
+    assert {(x.shape, x.dtype) for x in results} == {(q.shape, torch.bfloat16)}
