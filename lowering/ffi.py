@@ -82,7 +82,7 @@ class _NoStream:
 def _deferred_driver() -> Iterator[None]:
     """In the block, `from cuda.bindings import driver` gives the deferred one, unless it is there.
 
-    The package that stands in has the real one's folder, so that other threads import the real modules from it.
+    Other threads import the real modules from it: the package that stands in has the real one's folder.
     """
     parent = _DRIVER.rpartition(".")[0]
     spec = None if parent in sys.modules else importlib.util.find_spec(parent)

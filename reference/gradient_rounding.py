@@ -1,8 +1,8 @@
 """Rounding errors of attention's gradients in 16 bits, element by element, which no average hides.
 
 FlashAttention-2 and PyTorch's memory-efficient attention take a row's sum of dO * O from the output that is
-stored, rounded; autograd sums products. Where dP is much the same for all keys of a row, or one key has nearly
-all the weight, that error is all that is left of P (dP - sum of dO * O).
+stored, rounded; autograd sums products. Where dP is much the same for all keys of a row, or one key has
+nearly all the weight, that error is all that is left of P (dP - sum of dO * O).
 """
 
 from __future__ import annotations

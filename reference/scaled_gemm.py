@@ -48,8 +48,8 @@ def scaled_gemm(
     """epilogue((a · scale_a) @ (b · scale_b)) in float64.
 
     a: (…, M, K), b: (…, K, N), fp8. groups: of the block-wise scales of a and b, None for scales that
-    broadcast. epilogue: c, bias, residual, alpha, beta, activation, as in `reference.gemm`. Where K is 0, 0 times
-    the scales that broadcast: NaN where they are.
+    broadcast. epilogue: c, bias, residual, alpha, beta, activation, as in `reference.gemm`. Where K is 0: 0
+    times the scales that broadcast, NaN where they are.
     """
     group_a, group_b = groups or (None, None)
     product = torch.matmul(
