@@ -169,7 +169,7 @@ def _builders(length: int) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]
     """Name -> (what makes the lists, arguments of the attention that takes them)."""
     import torch
 
-    from kernels_dsl.ops.attention import blocks as builders
+    from kernels_dsl.sparse import attention_blocks as builders
 
     blocks = length // BLOCK[0]
     documents = (torch.arange(length, device=DEVICE) // 4096)[None]

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.attention.attention_fp8 import attention_fp8 as attention_fp8
     from kernels_dsl.ops.attention.attention_fp8 import attention_fp8_supports as attention_fp8_supports
     from kernels_dsl.ops.attention.attention_fp8 import attention_fp8_varlen as attention_fp8_varlen
-    from kernels_dsl.ops.attention.blocks import BlockLists as BlockLists
     from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv as quantize_qkv
     from kernels_dsl.ops.attention.functions import kernel_function as kernel_function
     from kernels_dsl.ops.bsr.bsr import bsr_gemm as bsr_gemm
@@ -44,7 +43,6 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.bsr.linear import BsrLinear as BsrLinear
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm as bsr_scaled_gemm
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_supports as bsr_scaled_supports
-    from kernels_dsl.ops.bsr.tensor import BsrTensor as BsrTensor
     from kernels_dsl.ops.checked import checked as checked
     from kernels_dsl.ops.epilogues import register_epilogue as register_epilogue
     from kernels_dsl.ops.gemm.autotune import autotune_gemm as autotune_gemm
@@ -66,6 +64,8 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.serving.decode import attention_decode as attention_decode
     from kernels_dsl.ops.serving.decode import attention_decode_supports as attention_decode_supports
     from kernels_dsl.ops.serving.merge_states import merge_states as merge_states
+    from kernels_dsl.sparse.attention_blocks import BlockLists as BlockLists
+    from kernels_dsl.sparse.tensor import BsrTensor as BsrTensor
 
 # Public name -> the module that defines it.
 _PUBLIC = {
@@ -86,7 +86,7 @@ _PUBLIC = {
     "register_transformers_attention": "kernels_dsl.integrations.transformers_attention",
     "kernel_function": "kernels_dsl.ops.attention.functions",
     "checked": "kernels_dsl.ops.checked",
-    "BlockLists": "kernels_dsl.ops.attention.blocks",
+    "BlockLists": "kernels_dsl.sparse.attention_blocks",
     "quantize": "kernels_dsl.ops.quantize.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize.quantize",
     "append_kv": "kernels_dsl.ops.serving.append_kv",
@@ -106,7 +106,7 @@ _PUBLIC = {
     "bsr_supports": "kernels_dsl.ops.bsr.bsr",
     "bsr_scaled_gemm": "kernels_dsl.ops.bsr.scaled",
     "bsr_scaled_supports": "kernels_dsl.ops.bsr.scaled",
-    "BsrTensor": "kernels_dsl.ops.bsr.tensor",
+    "BsrTensor": "kernels_dsl.sparse.tensor",
     "BsrLinear": "kernels_dsl.ops.bsr.linear",
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",

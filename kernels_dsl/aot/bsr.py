@@ -14,9 +14,9 @@ from kernels_dsl.config.bsr import PAIR_COLUMNS
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.pattern import Pattern, pattern_of
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
 
 SCALED_BLOCKS = ((64, 64), (128, 128))

@@ -8,7 +8,7 @@ import torch
 
 from kernels_dsl.aot.recorded import Kernel, kernel_of
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops.attention import lists
+from kernels_dsl.sparse import attention_lists as lists
 from lowering import recording
 
 _BLOCK = (128, 128)

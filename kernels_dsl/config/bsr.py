@@ -181,7 +181,7 @@ class PiecesRule:
     all: float
 
     def pieces(self, entries: int) -> int:
-        """Pieces of a list of so many entries; `ops.bsr.lists.pack_pieces` does the same on the GPU."""
+        """Pieces of a list of so many entries; `sparse.lists.pack_pieces` does the same on the GPU."""
         count = max(1, min(entries // self.length, int(math.sqrt(entries / self.each))))
         if count > TOGETHER:
             count -= count % TOGETHER

@@ -24,8 +24,8 @@ from kernels_dsl.config.bsr_sampled import choose_sampled
 from kernels_dsl.config.bsr_sm80 import choose_sm80
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import H200, L40S
-from kernels_dsl.ops.bsr.lists import pack_pieces
-from kernels_dsl.ops.bsr.pattern import Lists
+from kernels_dsl.sparse.lists import pack_pieces
+from kernels_dsl.sparse.pattern import Lists
 
 LARGE = BsrProblem(8192, 8192, 8192, 128 * 512, 16, 16, dense_k_major=True, dense_left=True)
 

@@ -18,8 +18,8 @@ import kernels_dsl
 import kernels_dsl.distributed.register
 from kernels_dsl.ops.attention import gradient
 from kernels_dsl.ops.attention.backward import Gradients
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.operation import Operation
+from kernels_dsl.sparse.tensor import BsrTensor
 from reference.quantize import quantize as reference_quantize
 from tests.distributed import models
 from tests.distributed.ranks import Rank

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.ops.attention import blocks as builders
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.sparse import attention_blocks as builders
+from kernels_dsl.sparse.attention_blocks import BlockLists
 from tests.fuzz.attention_functions import FUNCTIONS
 from tests.fuzz.attention_options import Extents, Given, Options, filled
 from tests.fuzz.draw import Draw

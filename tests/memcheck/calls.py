@@ -14,7 +14,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import BsrTensor, Sm80AttentionConfig
-from kernels_dsl.ops.attention.blocks import causal_blocks
+from kernels_dsl.sparse.attention_blocks import causal_blocks
 
 BF16 = torch.bfloat16
 

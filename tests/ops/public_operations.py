@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention.blocks import causal_blocks
+from kernels_dsl.sparse.attention_blocks import causal_blocks
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 

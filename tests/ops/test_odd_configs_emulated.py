@@ -11,7 +11,7 @@ import torch
 from kernels_dsl import bsr_gemm, bsr_scaled_gemm, gemm, scaled_gemm
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 from reference import buffers, tolerance
 from reference.bsr import random_bsr, to_dense

@@ -7,7 +7,7 @@ for maximum weighted matching in general graphs", 1999; Hoepman, "Simple distrib
 2004). Equal weights need an order: the smaller i ^ j first, so that identical lists are matched in one round.
 Random patterns take about ten.
 
-Lists are numbered by length, by their rows in the table of `ops.bsr.pattern.Lists`. A pair's steps lie at the
+Lists are numbered by length, by their rows in the table of `sparse.lists.Lists`. A pair's steps lie at the
 entries of its longer list, so nothing has to be counted beforehand.
 """
 

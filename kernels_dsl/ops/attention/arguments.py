@@ -17,9 +17,9 @@ from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
 from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
-from kernels_dsl.ops.attention.blocks import ALIGNMENTS, BlockLists, block_sizes
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.operation import Arguments, Named
+from kernels_dsl.sparse.attention_blocks import ALIGNMENTS, BlockLists, block_sizes
 from lowering.records import frozen
 
 if TYPE_CHECKING:

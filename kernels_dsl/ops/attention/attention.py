@@ -30,11 +30,11 @@ from kernels_dsl.ops.attention.arguments import (
     checked_scalars,
     widths_of,
 )
-from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
 from kernels_dsl.ops.attention.supports import PACKED, parts_of
-from kernels_dsl.ops.attention.torch_masks import causal_alignment, of_block_mask
 from kernels_dsl.ops.checked import is_checked
+from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.torch_masks import causal_alignment, of_block_mask
 
 _FLOAT32 = torch.float32
 _NO_AUX: tuple[Any, ...] = ()  # of which there is one object

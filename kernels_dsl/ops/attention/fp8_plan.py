@@ -19,7 +19,6 @@ from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.quantize import PITCH
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionArguments, AttentionCall, Extras, describe
-from kernels_dsl.ops.attention.blocks import BlockLists
 from kernels_dsl.ops.attention.fp8_choice import check_choice, choose
 from kernels_dsl.ops.attention.outputs import (
     check_addresses_and_values,
@@ -37,6 +36,7 @@ from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
+from kernels_dsl.sparse.attention_blocks import BlockLists
 from lowering.records import frozen
 
 _FILE = "kernels_dsl.kernels.attention.fp8_with_transpose"

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from kernels_dsl.ops.attention.torch_masks import traceable
 from kernels_dsl.ops.tracing import constant_result
+from kernels_dsl.sparse.torch_masks import traceable
 from lowering.constants import Canonicalizer
 from lowering.records import frozen
 

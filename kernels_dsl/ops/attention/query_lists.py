@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.sparse.attention_blocks import BlockLists
 
 _MAX_KEPT = 256
 """Lists of so many patterns are kept; of more the oldest are forgotten."""

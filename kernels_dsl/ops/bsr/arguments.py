@@ -11,8 +11,6 @@ from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.gemm import Sm80GemmConfig
-from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm.arguments import (
     BLOCK_SCALE,
     FP8_DTYPES,
@@ -30,6 +28,8 @@ from kernels_dsl.ops.gemm.arguments import (
 from kernels_dsl.ops.gemm.grad import refuse_functions
 from kernels_dsl.ops.operation import Arguments, Named
 from kernels_dsl.ops.scaled.arguments import OperandScale, check_scale
+from kernels_dsl.sparse.pattern import Pattern, pattern_of
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
 
 BsrConfig = Sm90BsrConfig | Sm80GemmConfig

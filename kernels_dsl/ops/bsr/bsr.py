@@ -11,12 +11,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor, refuse_forward_mode
 from kernels_dsl.checks.options import boolean, instance, number
 from kernels_dsl.ops.bsr.arguments import BsrArguments, BsrConfig, SampledArguments, check_sampled
-from kernels_dsl.ops.bsr.pattern import version as pattern_version
 from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SDDMM, repeated_sampled
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import check_dtype
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from kernels_dsl.sparse.pattern import version as pattern_version
+from kernels_dsl.sparse.tensor import BsrTensor
 
 _FROM_TORCH = WeakIdKeyDictionary()
 _NOT_THERE = None, None

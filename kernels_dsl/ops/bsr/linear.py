@@ -10,8 +10,8 @@ from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.checks.options import instance, one_of
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
-from kernels_dsl.ops.bsr.pattern import version
-from kernels_dsl.ops.bsr.tensor import BsrTensor, magnitude_mask
+from kernels_dsl.sparse.pattern import version
+from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
 
 
 class BsrLinear(torch.nn.Module):

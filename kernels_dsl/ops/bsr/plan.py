@@ -34,8 +34,6 @@ from kernels_dsl.ops.bsr.arguments import (
     SampledArguments,
     SampledCall,
 )
-from kernels_dsl.ops.bsr.pairs import check_pairs
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
@@ -44,6 +42,8 @@ from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
+from kernels_dsl.sparse.lists import check_pairs
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
 
 _FOLDER = "kernels_dsl.kernels.bsr"

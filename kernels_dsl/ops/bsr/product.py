@@ -20,10 +20,10 @@ from kernels_dsl.ops.bsr.arguments import (
     describe_sampled,
 )
 from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
-from kernels_dsl.ops.bsr.tensor import BsrTensor, unchecked
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Operation
+from kernels_dsl.sparse.tensor import BsrTensor, unchecked
 
 Call = TypeVar("Call", bound=MatrixArguments)
 Product = TypeVar("Product", bound=BsrProductArguments)

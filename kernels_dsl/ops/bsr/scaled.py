@@ -10,9 +10,9 @@ import torch
 from kernels_dsl.checks.options import boolean
 from kernels_dsl.ops.bsr.arguments import BsrConfig, BsrScaledArguments
 from kernels_dsl.ops.bsr.product import BSR_SCALED_GEMM
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from kernels_dsl.sparse.tensor import BsrTensor
 
 _Tensor = torch.Tensor
 

@@ -7,7 +7,7 @@ import torch
 
 from kernels_dsl.aot.bsr import pair_kernels
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
-from kernels_dsl.ops.attention.lists import FUNCTIONS
+from kernels_dsl.sparse.attention_lists import FUNCTIONS
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -8,8 +8,8 @@ import torch
 import kernels_dsl
 from kernels_dsl.aot.shipped import iter_kernels
 from kernels_dsl.cli.main import main
-from kernels_dsl.ops.attention import lists as attention_lists
-from kernels_dsl.ops.attention.blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
+from kernels_dsl.sparse import attention_lists
+from kernels_dsl.sparse.attention_blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
 from lowering import recording
 
 

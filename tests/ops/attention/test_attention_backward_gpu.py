@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention.blocks import topk_blocks
+from kernels_dsl.sparse.attention_blocks import topk_blocks
 from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs

@@ -12,8 +12,8 @@ from torch.nn.attention import bias
 from torch.nn.attention import flex_attention as flex
 
 import kernels_dsl
-from kernels_dsl.ops.attention import blocks as attention_blocks
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.sparse import attention_blocks
+from kernels_dsl.sparse.attention_blocks import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_cases import check_close, inputs, run

@@ -15,9 +15,9 @@ from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
 from kernels_dsl.config.problem import H200, L40S, Device
 from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import plan as attention_plan
-from kernels_dsl.ops.attention.blocks import BlockLists, document_mask
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.target import Target
+from kernels_dsl.sparse.attention_blocks import BlockLists, document_mask
 
 
 @pytest.fixture

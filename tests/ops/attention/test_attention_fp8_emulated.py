@@ -11,9 +11,9 @@ import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import operation
-from kernels_dsl.ops.attention import blocks as attention_blocks
 from kernels_dsl.ops.attention import fp8_plan
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.sparse import attention_blocks
+from kernels_dsl.sparse.attention_blocks import BlockLists
 from lowering import emulator
 from reference import quantize as ref
 from reference.attention import Masking, allowed_by_lists

@@ -8,7 +8,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.ops.attention import functions
 from kernels_dsl.ops.attention import register as attention_register  # noqa: F401  (defines the operator)
-from kernels_dsl.ops.attention.blocks import document_blocks, document_mask
+from kernels_dsl.sparse.attention_blocks import document_blocks, document_mask
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.attention_cases import check_close, inputs

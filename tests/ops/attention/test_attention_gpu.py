@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.ops.attention import blocks as attention_blocks
+from kernels_dsl.sparse import attention_blocks
 from reference.attention import Masking, allowed_by_lists
 from reference.buffers import check_output, poisoned
 from reference.inputs import case_seed

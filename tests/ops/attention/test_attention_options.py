@@ -11,8 +11,9 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
-from kernels_dsl.ops.attention import arguments, blocks, fp8_plan, register
+from kernels_dsl.ops.attention import arguments, fp8_plan, register
 from kernels_dsl.ops.attention import plan as attention_plan
+from kernels_dsl.sparse import attention_blocks as blocks
 from lowering import emulator
 
 EMPTY = torch.zeros(2, 0, 4, 64, dtype=torch.bfloat16), *[torch.zeros(2, 50, 2, 64, dtype=torch.bfloat16)] * 2

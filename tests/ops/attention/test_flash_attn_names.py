@@ -10,7 +10,7 @@ import torch
 import kernels_dsl
 from kernels_dsl import flash_attn
 from kernels_dsl.flash_attn import cute as flash_attn_4
-from kernels_dsl.ops.attention.blocks import window_blocks
+from kernels_dsl.sparse.attention_blocks import window_blocks
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.attention_cases import check_close, inputs

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.tile_counter import counter_and_workspace
+from kernels_dsl.sparse.tensor import BsrTensor
 from reference import buffers, tolerance
 from reference.bsr import PATTERNS, Bsr, matmul, random_bsr, sampled, to_dense
 from reference.gemm import activation_function, gemm_same_dtype

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.tensor import BsrTensor
 from reference import buffers, inputs, tolerance
 from reference.bsr import Bsr, random_bsr, to_dense
 

@@ -10,9 +10,9 @@ import torch
 from kernels_dsl.config.bsr import MatchRule
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.linear import BsrLinear
-from kernels_dsl.ops.bsr.tensor import BsrTensor
 from kernels_dsl.ops.target import Target, target_of
 from kernels_dsl.ops.tile_counter import tile_counter
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 from reference.bsr import matmul, random_bsr, to_dense
 from reference.inputs import integers
@@ -84,7 +84,7 @@ def test_clusters_take_items_until_there_are_none(
 
     if wide:
         monkeypatch.setattr("kernels_dsl.config.bsr.WIDE_ITEMS", 1)
-        monkeypatch.setattr("kernels_dsl.ops.bsr.pairs.RULE", MatchRule(cost=0))
+        monkeypatch.setattr("kernels_dsl.sparse.lists.RULE", MatchRule(cost=0))
     monkeypatch.setattr("kernels_dsl.ops.operation.target_of", few)
     monkeypatch.setattr("kernels_dsl.ops.bsr.plan.tile_counter", counter)
     with emulator.run(arch="sm_90a", seed=ctas) as session:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm, bsr_supports
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 
 MATRIX = BsrTensor.from_dense(torch.ones(32, 48).bfloat16(), torch.ones(2, 3, dtype=torch.bool), (16, 16))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernels_dsl.ops.bsr import bsr as bsr_module
-from kernels_dsl.ops.bsr import pattern as pattern_module
 from kernels_dsl.ops.bsr.linear import BsrLinear
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse import pattern as pattern_module
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator, recording
 
 

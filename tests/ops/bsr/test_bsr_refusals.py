@@ -7,7 +7,7 @@ import torch
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.linear import BsrLinear
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.tensor import BsrTensor
 
 DENSE = torch.ones(32, 48).bfloat16()
 MASK = torch.ones(2, 3, dtype=torch.bool)

@@ -9,7 +9,7 @@ import kernels_dsl
 from kernels_dsl.ops.bsr import register  # noqa: F401  registers the operator
 from kernels_dsl.ops.bsr.bsr import bsr_gemm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm, bsr_scaled_supports
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 from reference.bsr import Bsr, to_dense
 from reference.inputs import normal

@@ -37,7 +37,7 @@ def test_the_sm80_family_against_float64(case: Case) -> None:
 def test_the_same_call_gives_the_same_bits() -> None:
     """Clusters take other work items from run to run; the result stays the same."""
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
-    from kernels_dsl.ops.bsr.tensor import BsrTensor
+    from kernels_dsl.sparse.tensor import BsrTensor
 
     generator = torch.Generator("cuda").manual_seed(5)
     dense = torch.randn(2048, 2048, generator=generator, device="cuda").bfloat16()

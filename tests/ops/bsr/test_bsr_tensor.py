@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm, bsr_supports
 from kernels_dsl.ops.bsr.linear import BsrLinear
-from kernels_dsl.ops.bsr.lists import HEAVY_LENGTH
-from kernels_dsl.ops.bsr.pattern import Pattern, pattern_of
-from kernels_dsl.ops.bsr.tensor import BsrTensor
+from kernels_dsl.sparse.lists import HEAVY_LENGTH
+from kernels_dsl.sparse.pattern import Pattern, pattern_of
+from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 from reference.bsr import PATTERNS, random_bsr, to_dense
 from tests.ops.bsr import bsr_cases

@@ -1,4 +1,4 @@
-"""The lists that products derive from a pattern of blocks, by block row and by block column, on the GPU.
+"""Patterns of kept blocks, and the lists by block row and block column that products derive, on the GPU.
 
 Everything is torch operations without a wait for the GPU: extents follow from shapes alone. The lists are
 kept for as long as the index tensors live in the cache, and found again by their addresses.
@@ -9,62 +9,18 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from kernels_dsl.config.bsr import PiecesRule
-from kernels_dsl.ops.bsr.lists import merge_neighbours, pack, pack_pieces
-from kernels_dsl.ops.bsr.pairs import pack_pairs
-from lowering import recording
-from lowering.records import frozen
+from kernels_dsl.sparse.lists import Lists, merge_neighbours
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
 _MAX_LIVE_PATTERNS = 4096
 """From which on the oldest does in any case. A model calls one layer after the other: if one pattern of it
 were forgotten, each would be when it is needed."""
-
-
-@frozen
-class Lists:
-    """Kept blocks list by list, int32, on the indices' device.
-
-    `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
-    ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
-    block along the other mode, below `extent`) and of `kept` (number among the values).
-    """
-
-    table: torch.Tensor
-    first: torch.Tensor
-    across: torch.Tensor
-    kept: torch.Tensor
-    extent: int
-    _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
-    _pairs: list[torch.Tensor] = field(default_factory=list)
-
-    def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
-        """As `packed`, long lists in pieces: `lists.pack_pieces`."""
-        if rule not in self._pieces:
-            self._pieces[rule] = pack_pieces(self, rule)
-        return self._pieces[rule]
-
-    @cached_property
-    def packed(self) -> torch.Tensor:
-        """In one vector, as kernels take them: `kernels_dsl.blocks.schedule.block_lists.unpack_lists`."""
-        return pack(self.table, self.across, self.kept)
-
-    @property
-    def in_pairs(self) -> torch.Tensor:
-        """As `packed`, in pairs that share blocks: `pairs.pack_pairs`."""
-        if self._pairs:
-            return self._pairs[0]
-        pairs = pack_pairs(self)
-        if not (pairs.device.type == "cpu" and recording.active()):  # which launches nothing
-            self._pairs.append(pairs)
-        return pairs
 
 
 class Pattern:

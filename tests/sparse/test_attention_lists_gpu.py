@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.ops.attention import blocks as builders
+from kernels_dsl.sparse import attention_blocks as builders
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels_dsl.config import lists as config
-from kernels_dsl.ops.attention import blocks as builders
-from kernels_dsl.ops.attention import lists as attention_lists
+from kernels_dsl.sparse import attention_blocks as builders
+from kernels_dsl.sparse import attention_lists
 from lowering import emulator
 
 

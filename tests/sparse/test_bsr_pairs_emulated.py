@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernels_dsl.config.bsr import MatchRule
-from kernels_dsl.ops.bsr import pairs
+from kernels_dsl.sparse import lists as module
 from lowering import emulator, recording
-from tests.ops.bsr.bsr_pairs_cases import check, pattern_of_rows, random_rows
+from tests.sparse.bsr_pairs_cases import check, pattern_of_rows, random_rows
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tests.ops.bsr.bsr_pairs_cases import check, pattern_of_rows, random_rows
 def test_lists_are_those_of_plain_python(
     kind: str, count: int, columns: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "RULE", MatchRule(group=32))
+    monkeypatch.setattr(module, "RULE", MatchRule(group=32))
     rows = random_rows(kind, count, columns, seed + 1)
     with emulator.run(arch="sm_90a", seed=seed) as session:
         check(rows, columns, pattern_of_rows(rows, columns).by_row)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from kernels_dsl.ops.attention import blocks as builders
-from kernels_dsl.ops.attention import torch_masks
-from kernels_dsl.ops.attention.blocks import BlockLists
+from kernels_dsl.sparse import attention_blocks as builders
+from kernels_dsl.sparse import torch_masks
+from kernels_dsl.sparse.attention_blocks import BlockLists
 
 
 def _classes(lists: BlockLists, rows: int, columns: int) -> torch.Tensor:

@@ -1,24 +1,83 @@
-"""Lists of kept blocks in the one vector that kernels take, and several lists merged into one.
+"""Lists of kept blocks, and the one vector of them that kernels take: as they are, cut in pieces, in pairs.
 
-`kernels_dsl.blocks.schedule.block_lists` describes the vector. All of this is torch operations on the
-GPU without a wait for it.
+`kernels_dsl.blocks.schedule.block_lists` describes the vector. Packing and merging are torch operations on
+the GPU, pairing is four kernels (`kernels_dsl.kernels.lists.pairs` says how); none of them waits for it, and
+each gives the same vector in every run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import field
+from functools import cached_property
 
 import torch
 
-from kernels_dsl.config.bsr import GAIN, PIECE, SUMS, TOGETHER, PiecesRule
-
-if TYPE_CHECKING:
-    from kernels_dsl.ops.bsr.pattern import Lists
+import lowering
+from kernels_dsl.config.bsr import (
+    GAIN,
+    PAIR_COLUMNS,
+    PAIR_ROWS,
+    PIECE,
+    SUMS,
+    TOGETHER,
+    MatchRule,
+    PiecesRule,
+    match_warps,
+    most_columns,
+)
+from lowering import recording
+from lowering.records import frozen
 
 HEAVY_LENGTH = 1.5
 """Lists longer than so many times the mean go first."""
 HEADER = 4
 """Words before the table: how many lists are heavy, how many there are with pieces, and zeros."""
+RULE = MatchRule()
+"""A step that a pair shares saves 0.4 of a step that only one of the two has."""
+_FILE = "kernels_dsl.kernels.lists.pairs"
+FUNCTIONS = {
+    name: lowering.jit(f"{_FILE}:{name}", name=name)
+    for name in ("pair_weights", "pair_match", "pair_lines", "pair_steps")
+}
+
+
+@frozen
+class Lists:
+    """Kept blocks list by list, int32, on the indices' device.
+
+    `table` (lists, 4): number, first entry, entry behind the last, and 0, of each list: longest first, equal
+    ones in ascending order. List r has the entries first[r] .. first[r + 1] - 1 of `across` (number of the
+    block along the other mode, below `extent`) and of `kept` (number among the values).
+    """
+
+    table: torch.Tensor
+    first: torch.Tensor
+    across: torch.Tensor
+    kept: torch.Tensor
+    extent: int
+    _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
+    _pairs: list[torch.Tensor] = field(default_factory=list)
+
+    def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
+        """As `packed`, long lists in pieces: `pack_pieces`."""
+        if rule not in self._pieces:
+            self._pieces[rule] = pack_pieces(self, rule)
+        return self._pieces[rule]
+
+    @cached_property
+    def packed(self) -> torch.Tensor:
+        """In one vector, as kernels take them: `kernels_dsl.blocks.schedule.block_lists.unpack_lists`."""
+        return pack(self.table, self.across, self.kept)
+
+    @property
+    def in_pairs(self) -> torch.Tensor:
+        """As `packed`, in pairs that share blocks: `pack_pairs`."""
+        if self._pairs:
+            return self._pairs[0]
+        pairs = pack_pairs(self)
+        if not (pairs.device.type == "cpu" and recording.active()):  # which launches nothing
+            self._pairs.append(pairs)
+        return pairs
 
 
 def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,3 +153,35 @@ def merge_neighbours(
     lengths.index_add_(0, cell // extent, new.long())
     first = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     return first, blocks, kept
+
+
+def check_pairs(count: int, extent: int) -> None:
+    """ValueError for more lists than can be paired, or more blocks than they may name."""
+    if count > PAIR_ROWS:
+        raise ValueError(f"there are {count} lists to pair, must be at most {PAIR_ROWS}")
+    if extent > PAIR_COLUMNS:
+        raise ValueError(f"lists to pair may name {extent} blocks, must be at most {PAIR_COLUMNS}")
+
+
+def pack_pairs(lists: Lists) -> torch.Tensor:
+    """As `pack`, for kernels whose clusters take a pair of lists, or one list twice.
+
+    `kernels_dsl.blocks.schedule.block_lists.BlockLists` says what is in it. Which lists are a pair is
+    a greedy matching by `RULE`. Steps are in the order in which the longer list of a pair is stored.
+
+    ValueError where there are more lists than PAIR_ROWS, or more blocks to name than PAIR_COLUMNS.
+    """
+    count, device, extent = lists.table.shape[0], lists.kept.device, lists.extent
+    check_pairs(count, extent)
+    members = min(count, RULE.group)
+    warps, most = match_warps(members), most_columns(extent)
+    shape = (-(-count // RULE.group), members, -(-members // 8) * 8)
+    weights = torch.empty(shape, dtype=torch.int16, device=device)
+    mates = torch.empty(count, dtype=torch.int32, device=device)
+    words = HEADER + 4 * count + 4 * lists.kept.shape[0]
+    packed = torch.empty(words, dtype=torch.int32, device=device)
+    FUNCTIONS["pair_weights"](lists.table, lists.across, weights, extent, rule=RULE, most=most)
+    FUNCTIONS["pair_match"](lists.table, weights, mates, rule=RULE, warps=warps)
+    FUNCTIONS["pair_lines"](lists.table, mates, packed, warps=warps, heavy=HEAVY_LENGTH)
+    FUNCTIONS["pair_steps"](lists.table, mates, lists.across, lists.kept, packed, extent, most=most)
+    return packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.bsr.bsr_pairs_cases import check, pattern_of_rows, random_rows
+from tests.sparse.bsr_pairs_cases import check, pattern_of_rows, random_rows
 
 pytestmark = pytest.mark.gpu
 

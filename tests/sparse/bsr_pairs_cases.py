@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels_dsl.config.bsr import SECOND, SHARED
-from kernels_dsl.ops.bsr import pairs as maker
-from kernels_dsl.ops.bsr.pattern import Lists, Pattern
+from kernels_dsl.sparse import lists as maker
+from kernels_dsl.sparse.pattern import Lists, Pattern
 
 Rows = list[list[int]]
 
