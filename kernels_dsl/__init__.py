@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_dsl._version import __version__
 
 if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
+    from kernels_dsl.autotune import autotune_gemm as autotune_gemm
     from kernels_dsl.blocks.epilogue.functions import LinearEpilogue as LinearEpilogue
     from kernels_dsl.config.attention import Sm90AttentionConfig as Sm90AttentionConfig
     from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig as Sm80AttentionConfig
@@ -26,6 +27,9 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.integrations.transformers_attention import (
         register_transformers_attention as register_transformers_attention,
     )
+    from kernels_dsl.nn.bsr_linear import BsrLinear as BsrLinear
+    from kernels_dsl.nn.scaled_linear import ScaledLinear as ScaledLinear
+    from kernels_dsl.nn.scaled_linear import scaled_linear as scaled_linear
     from kernels_dsl.ops.attention.attention import attention as attention
     from kernels_dsl.ops.attention.attention import attention_supports as attention_supports
     from kernels_dsl.ops.attention.attention import attention_varlen as attention_varlen
@@ -40,12 +44,10 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.bsr.bsr import bsr_gemm as bsr_gemm
     from kernels_dsl.ops.bsr.bsr import bsr_sddmm as bsr_sddmm
     from kernels_dsl.ops.bsr.bsr import bsr_supports as bsr_supports
-    from kernels_dsl.ops.bsr.linear import BsrLinear as BsrLinear
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm as bsr_scaled_gemm
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_supports as bsr_scaled_supports
     from kernels_dsl.ops.checked import checked as checked
     from kernels_dsl.ops.epilogues import register_epilogue as register_epilogue
-    from kernels_dsl.ops.gemm.autotune import autotune_gemm as autotune_gemm
     from kernels_dsl.ops.gemm.gated import gemm_gated as gemm_gated
     from kernels_dsl.ops.gemm.gated import gemm_gated_supports as gemm_gated_supports
     from kernels_dsl.ops.gemm.gemm import gemm as gemm
@@ -56,8 +58,6 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm_supports as scaled_grouped_gemm_supports
     from kernels_dsl.ops.quantize.quantize import quantize as quantize
     from kernels_dsl.ops.quantize.quantize import quantize_supports as quantize_supports
-    from kernels_dsl.ops.scaled.linear import ScaledLinear as ScaledLinear
-    from kernels_dsl.ops.scaled.linear import scaled_linear as scaled_linear
     from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm as scaled_gemm
     from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm_supports as scaled_gemm_supports
     from kernels_dsl.ops.serving.append_kv import append_kv as append_kv
@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
 _PUBLIC = {
     "gemm": "kernels_dsl.ops.gemm.gemm",
     "supports": "kernels_dsl.ops.gemm.gemm",
-    "autotune_gemm": "kernels_dsl.ops.gemm.autotune",
+    "autotune_gemm": "kernels_dsl.autotune",
     "gemm_gated": "kernels_dsl.ops.gemm.gated",
     "gemm_gated_supports": "kernels_dsl.ops.gemm.gated",
     "attention": "kernels_dsl.ops.attention.attention",
@@ -99,15 +99,15 @@ _PUBLIC = {
     "grouped_gemm_supports": "kernels_dsl.ops.gemm.grouped",
     "scaled_grouped_gemm": "kernels_dsl.ops.gemm.grouped",
     "scaled_grouped_gemm_supports": "kernels_dsl.ops.gemm.grouped",
-    "scaled_linear": "kernels_dsl.ops.scaled.linear",
-    "ScaledLinear": "kernels_dsl.ops.scaled.linear",
+    "scaled_linear": "kernels_dsl.nn.scaled_linear",
+    "ScaledLinear": "kernels_dsl.nn.scaled_linear",
     "bsr_gemm": "kernels_dsl.ops.bsr.bsr",
     "bsr_sddmm": "kernels_dsl.ops.bsr.bsr",
     "bsr_supports": "kernels_dsl.ops.bsr.bsr",
     "bsr_scaled_gemm": "kernels_dsl.ops.bsr.scaled",
     "bsr_scaled_supports": "kernels_dsl.ops.bsr.scaled",
     "BsrTensor": "kernels_dsl.sparse.tensor",
-    "BsrLinear": "kernels_dsl.ops.bsr.linear",
+    "BsrLinear": "kernels_dsl.nn.bsr_linear",
     "register_epilogue": "kernels_dsl.ops.epilogues",
     "GemmConfig": "kernels_dsl.config.gemm",
     "Schedule": "kernels_dsl.config.gemm",

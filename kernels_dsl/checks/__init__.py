@@ -1,1 +1,1 @@
-"""Checks of arguments that know no operation: plain tensors, options, functions, memory that overlaps."""
+"""Checks of arguments that know no operation: plain tensors, options, functions, layouts, overlaps."""

@@ -22,8 +22,8 @@ def model_kernels_sm89(monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
 
 def _with_device(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator:
+    from kernels_dsl import autotune
     from kernels_dsl.ops import operation
-    from kernels_dsl.ops.gemm import autotune
     from kernels_dsl.ops.gemm import gemm as gemm_module
     from kernels_dsl.ops.gemm import kernels as gemm_kernels
     from kernels_dsl.ops.target import Target

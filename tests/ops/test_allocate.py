@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernels_dsl.checks.layout import padded_strides
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.gemm.layout import padded_strides
 
 CASES = [
     ((), None, torch.float32),

@@ -10,6 +10,7 @@ import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from kernels_dsl.checks.layout import MatrixLayout
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config.bsr import (
     BsrLayout,
@@ -37,7 +38,6 @@ from kernels_dsl.ops.bsr.arguments import (
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.decide import contiguous_layout, matrix_layout
-from kernels_dsl.ops.gemm.layout import MatrixLayout
 from kernels_dsl.ops.gemm.plan import operand_maker, preparation
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kernels_dsl.checks.layout import MatrixLayout, layout_of
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.family import FAMILIES
@@ -15,7 +16,6 @@ from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.config.tuned import TunedRecord
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
-from kernels_dsl.ops.gemm.layout import MatrixLayout, layout_of
 from kernels_dsl.ops.target import Target
 from lowering.records import frozen
 

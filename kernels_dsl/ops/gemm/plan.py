@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from kernels_dsl.checks.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config import stream_k
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, Sm90GemmConfig
@@ -20,7 +21,6 @@ from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmCall, OperandSpec
 from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, families, matrix_layout
-from kernels_dsl.ops.gemm.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
 from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kernels_dsl.measure import host_us
+from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
-from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.sparse.tensor import BsrTensor
 from reference.bsr import random_bsr
 from tests.ops.bsr import bsr_cases

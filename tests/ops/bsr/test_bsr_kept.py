@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
+from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr import bsr as bsr_module
-from kernels_dsl.ops.bsr.linear import BsrLinear
 from kernels_dsl.sparse import pattern as pattern_module
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator, recording

@@ -87,7 +87,8 @@ def test_an_activation_without_a_derivative(model_kernels, softsign, monkeypatch
 
 def test_no_list_of_names_is_left(softsign) -> None:
     """Of the activations, in the source of what looks at them."""
-    from kernels_dsl.ops.bsr import linear, register
+    from kernels_dsl.nn import bsr_linear as linear
+    from kernels_dsl.ops.bsr import register
     from kernels_dsl.ops.gemm import grad, product_options
 
     for module in (grad, product_options, linear, register, reference):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels_dsl import autotune
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.measure import Timing
-from kernels_dsl.ops.gemm import autotune
 from kernels_dsl.ops.gemm.gemm import gemm, plan_for
 from lowering import cache
 

@@ -9,11 +9,11 @@ import torch
 
 import kernels_dsl
 from kernels_dsl import ScaledLinear, scaled_linear
-from kernels_dsl.ops.scaled import linear as module
+from kernels_dsl.nn import scaled_linear as module
 from lowering import emulator
 from reference import quantize as quantization
 from reference import scaled_gemm as reference
-from tests.ops.scaled import scaled_linear_cases
+from tests.nn import scaled_linear_cases
 
 
 @pytest.fixture(autouse=True)

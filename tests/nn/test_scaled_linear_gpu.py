@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels_dsl import ScaledLinear, scaled_linear
-from kernels_dsl.ops.scaled.linear import RECIPES
-from tests.ops.scaled import scaled_linear_cases
+from kernels_dsl.nn.scaled_linear import RECIPES
+from tests.nn import scaled_linear_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 

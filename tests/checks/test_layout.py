@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels_dsl.ops.gemm.layout import layout_of, padded_strides
+from kernels_dsl.checks.layout import layout_of, padded_strides
 
 
 def _layout(tensor: torch.Tensor):

@@ -1,0 +1,108 @@
+"""`BsrLinear`: a linear layer whose weight keeps some blocks only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
+from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.options import instance, one_of
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.sparse.pattern import version
+from kernels_dsl.sparse.tensor import BsrTensor, magnitude_mask
+
+
+class BsrLinear(torch.nn.Module):
+    """y = activation(x Wᵀ + bias) with a block-sparse W (out_features, in_features).
+
+    weight: a `BsrTensor`; its values (nnz, bm, bk) become the parameter `values`, its indices buffers. bias:
+    (out_features,) or None. activation: as in `bsr_gemm`. Gradients and optimizer state are those of the
+    kept blocks alone; `load_state_dict` brings another pattern with as many blocks, too. Under autocast the
+    input is cast to the values' dtype.
+    """
+
+    crow_indices: torch.Tensor
+    col_indices: torch.Tensor
+
+    def __init__(
+        self, weight: BsrTensor, bias: torch.Tensor | None = None, activation: str | None = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(weight, BsrTensor):
+            raise TypeError(f"weight is a {type(weight).__name__}, must be a BsrTensor")
+        if weight.transposed or weight.values.dim() != 3:
+            raise ValueError("weight is transposed or has batched values, must be neither")
+        one_of("activation", activation, (None, *sorted(ACTIVATIONS)))
+        if bias is not None and tuple(check_tensor("bias", bias).shape) != (weight.shape[0],):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},)")
+        self.out_features, self.in_features = weight.shape
+        self.activation = activation
+        self.values = torch.nn.Parameter(weight.values.detach().clone())
+        self.register_buffer("crow_indices", weight.crow_indices)
+        self.register_buffer("col_indices", weight.col_indices)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
+        self._kept: tuple[tuple[torch.Tensor, ...], tuple[int, int], BsrTensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies, without what `weight` keeps."""
+        return {**self.__dict__, "_kept": None}
+
+    def _load_from_state_dict(self, *args: Any, **keywords: Any) -> None:
+        # Values are copied into tensors that are there; other matrices may have these indices, too.
+        self.crow_indices, self.col_indices = self.crow_indices.clone(), self.col_indices.clone()
+        super()._load_from_state_dict(*args, **keywords)
+
+    @staticmethod
+    def from_linear(
+        linear: torch.nn.Linear,
+        block: tuple[int, int],
+        *,
+        mask: torch.Tensor | None = None,
+        density: float | None = None,
+        activation: str | None = None,
+    ) -> BsrLinear:
+        """From a trained layer: the blocks that `mask` (out / bm, in / bk), bool, keeps, or `density` (0 to
+        1) of all that have the largest norm. ValueError unless exactly one of the two is given.
+        """
+        instance("linear", linear, torch.nn.Linear)
+        if (mask is None) == (density is None):
+            raise ValueError("mask and density: exactly one must be given")
+        if mask is None:
+            assert density is not None
+            mask = magnitude_mask(linear.weight, block, density)
+        weight = BsrTensor.from_dense(linear.weight.detach(), mask, block)
+        return BsrLinear(weight, linear.bias, activation)
+
+    @property
+    def weight(self) -> BsrTensor:
+        """The weight as a `BsrTensor` on the module's tensors."""
+        tensors = (self.crow_indices, self.col_indices, self.values)
+        if torch.compiler.is_compiling():
+            return BsrTensor(*tensors, (self.out_features, self.in_features))
+        kept = self._kept
+        versions = version(tensors[0]), version(tensors[1])  # of indices, which a broadcast may have changed
+        if kept is None or versions != kept[1] or any(x is not y for x, y in zip(kept[0], tensors)):
+            made = BsrTensor(*tensors, (self.out_features, self.in_features))
+            kept = self._kept = (tensors, versions, made)
+        return kept[2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., in_features) to (..., out_features)."""
+        check_tensor("x", x)
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {tuple(x.shape)}, must end on in_features, {self.in_features}")
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.values.dtype)
+        flat = x.reshape(-1, self.in_features)
+        y = bsr_gemm(flat, self.weight.t(), bias=self.bias, activation=self.activation)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """The text that `print` shows."""
+        weight = self.weight
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, block={weight.block}, "
+            f"density={weight.density:.3f}, bias={self.bias is not None}"
+        )

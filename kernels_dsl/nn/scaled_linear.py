@@ -1,0 +1,277 @@
+"""Linear layers whose three products, forward and both gradients, are of fp8 operands scaled as they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode
+from kernels_dsl.checks.options import boolean, instance, one_of, shown
+from kernels_dsl.ops.quantize.operation import QuantizeArguments
+from kernels_dsl.ops.quantize.quantize import quantize
+from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
+
+RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x128", "128x128")}
+"""Recipe -> how activations and gradients, and how weights are scaled, as `quantize` says it."""
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_is_compiling = torch.compiler.is_compiling
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_AUTOCAST = ("cuda", "cpu")
+"""Devices on which calls run. PyTorch refuses to say of some other devices, such as meta, whether autocast is
+on."""
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    recipe: str = "row",
+    grad_dtype: torch.dtype = torch.float8_e5m2,
+    use_fast_accum: bool = True,
+) -> torch.Tensor:
+    """x Wᵀ + bias, multiplied in fp8; as `torch.nn.functional.linear`, with both gradients.
+
+    x: (…, K), weight: (N, K), bias: (N,) or None; bf16, fp16 or fp32 each. Returns (…, N) of x's dtype, or
+    of autocast's where that is on. Or groups of equal size, each with a weight of its own: x (L, M, K),
+    weight (L, N, K), no bias; returns (L, M, N).
+
+    x and weight are quantised to e4m3 in each call, the output's gradient to grad_dtype (torch.float8_e5m2 or
+    torch.float8_e4m3fn), by `kernels_dsl.quantize`, and multiplied by `kernels_dsl.scaled_gemm`. recipe:
+    "tensor", one scale an operand (of a group); "row", a scale for each row of the left operand and each
+    column of the right one, which are other scales in each of the three products; "block", scales of 128
+    elements along the summed mode, of W of 128 × 128. With G the gradient of the output:
+
+        y = x Wᵀ (scales of rows of x, of W),  dx = G W (of rows of G, columns of W),  dW = Gᵀ x (of columns)
+
+    use_fast_accum: as in `scaled_gemm`, of the output alone; gradients, and "block", are summed in float32.
+    Kept for the backward pass are fp8 values, of x for dW and of W for dx, not x. A gradient has its input's
+    dtype; that of the bias is summed in float32. Differentiable once. Compute capability as `scaled_gemm`.
+    Raises TypeError and ValueError that name the argument.
+    """
+    _check(x, weight, bias)
+    _check_options(recipe, grad_dtype, use_fast_accum)
+    refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
+    dtype = x.dtype
+    kind = x.device.type
+    if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    if not torch.is_grad_enabled() and not _is_compiling():
+        return _output(x, weight, bias, _scalings(weight, recipe), dtype, use_fast_accum, (False, False))[0]
+    return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
+
+
+def _check_options(recipe: Any, grad_dtype: Any, use_fast_accum: Any) -> None:
+    one_of("recipe", recipe, tuple(RECIPES))
+    boolean("use_fast_accum", use_fast_accum)
+    if not isinstance(grad_dtype, torch.dtype) or grad_dtype not in _FP8:
+        raise TypeError(f"grad_dtype is {grad_dtype}, must be torch.float8_e5m2 or torch.float8_e4m3fn")
+
+
+def _check(x: Any, weight: Any, bias: Any) -> None:
+    for name, tensor, modes in (("x", x, ()), ("weight", weight, (2, 3)), ("bias", bias, (1,))):
+        if name == "bias" and tensor is None:
+            continue
+        check_tensor(name, tensor)
+        if tensor.dtype not in _FLOATS:
+            raise TypeError(
+                f"{name} is {tensor.dtype}, must be torch.bfloat16, torch.float16 or torch.float32"
+            )
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, must be on {x.device}, where x is")
+        if modes and tensor.dim() not in modes:
+            raise ValueError(f"{name} has {tensor.dim()} modes, must have {' or '.join(map(str, modes))}")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, must be (…, {weight.shape[-1]}) as weight has columns"
+        )
+    if weight.dim() == 3:
+        if x.dim() != 3 or x.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, must be ({weight.shape[0]}, M, {weight.shape[2]}): a matrix "
+                "for each weight"
+            )
+        if bias is not None:
+            raise ValueError("bias is given, must be None with a weight for each group")
+    if bias is not None and bias.shape[0] != weight.shape[0]:
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}, must be ({weight.shape[0]},) as weight has rows"
+        )
+
+
+def _quantized(
+    x: torch.Tensor, dtype: torch.dtype, scaling: str, plain: bool, turned: bool
+) -> tuple[torch.Tensor, ...]:
+    """Values and scales of x, of x.mT, or of both."""
+    transpose = "both" if plain and turned else turned
+    if not _is_compiling():
+        return quantize(x, dtype, scaling=scaling, transpose=transpose)
+    from kernels_dsl.ops.quantize import register
+
+    # The checks of `quantize` ask a tensor for what may not be traced in a backward pass.
+    return register.operator(QuantizeArguments(x, None, dtype, scaling, transpose))
+
+
+def _product(
+    left: tuple[torch.Tensor, ...],
+    right: tuple[torch.Tensor, ...],
+    scaling: str,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    fast: bool = False,
+) -> torch.Tensor:
+    """left @ rightᵀ + bias, each (values, scales of rows, of groups in rows, or of all)."""
+    tensors = (left[0], right[0].mT, left[1], right[1] if scaling == "tensor" else right[1].mT)
+    if not _is_compiling():
+        return scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    from kernels_dsl.ops.gemm import register  # noqa: F401
+
+    return torch.ops.kernels_dsl.scaled_gemm(*tensors, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+
+
+def _scalings(weight: torch.Tensor, recipe: str) -> tuple[str, str]:
+    """Of activations and gradients, and of weights."""
+    return ("matrix", "matrix") if recipe == "tensor" and weight.dim() == 3 else RECIPES[recipe]
+
+
+def _rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x as one matrix for a weight, or as one for each."""
+    return x if weight.dim() == 3 or x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _output(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scalings: tuple[str, str],
+    dtype: torch.dtype,
+    fast: bool,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """The output, and what the gradients of x and of weight need, as far as they are needed."""
+    needs_x, needs_weight = needs
+    rows = _quantized(_rows(x, weight), torch.float8_e4m3fn, scalings[0], True, needs_weight)
+    columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
+    # Scales of blocks are multiplied into float32 sums, so there are none that could be fast.
+    y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast and scalings[1] != "128x128")
+    kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
+    return (y if weight.dim() == 3 or x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])), kept
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        recipe: str,
+        grad_dtype: torch.dtype,
+        dtype: torch.dtype,
+        fast: bool,
+    ) -> torch.Tensor:
+        scalings = _scalings(weight, recipe)
+        y, kept = _output(x, weight, bias, scalings, dtype, fast, ctx.needs_input_grad[:2])
+        ctx.save_for_backward(*kept)
+        ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, weight.dim() == 3
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.shape = x.shape
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        x_turned, x_scale, weight_turned, weight_scale = ctx.saved_tensors
+        lead, n = gradient.shape[:-1], gradient.shape[-1]
+        flat = gradient if ctx.groups else gradient.reshape(math.prod(lead), n)
+        d_x = d_weight = d_bias = None
+        if needs_x or needs_weight:
+            parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight)
+            if needs_x:
+                d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.scaling, ctx.dtypes[0])
+                d_x = d_x.view(ctx.shape)
+            if needs_weight:
+                d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.scaling, ctx.dtypes[1])
+        if needs_bias:
+            d_bias = flat.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
+        return d_x, d_weight, d_bias, None, None, None, None
+
+
+class ScaledLinear(torch.nn.Linear):
+    """`torch.nn.Linear` multiplied in fp8 by `scaled_linear`; parameters and state are those of Linear.
+
+    The weight stays bf16, fp16 or fp32 for the optimizer and is quantised in each forward pass.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        recipe: str = "row",
+        grad_dtype: torch.dtype = torch.float8_e5m2,
+        use_fast_accum: bool = True,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        _check_options(recipe, grad_dtype, use_fast_accum)
+        self.recipe = recipe
+        self.grad_dtype = grad_dtype
+        self.use_fast_accum = use_fast_accum
+
+    @staticmethod
+    def from_linear(
+        linear: torch.nn.Linear,
+        *,
+        recipe: str = "row",
+        grad_dtype: torch.dtype = torch.float8_e5m2,
+        use_fast_accum: bool = True,
+    ) -> ScaledLinear:
+        """The layer with `linear`'s own parameters, which the two then share: an optimizer that has them goes
+        on with them."""
+        instance("linear", linear, torch.nn.Linear)
+        made = ScaledLinear(
+            linear.in_features, linear.out_features, linear.bias is not None, "meta", linear.weight.dtype,
+            recipe=recipe, grad_dtype=grad_dtype, use_fast_accum=use_fast_accum,
+        )  # fmt: skip
+        made.weight, made.bias = linear.weight, linear.bias
+        return made.train(linear.training)
+
+    @staticmethod
+    def replace(
+        model: torch.nn.Module,
+        where: Callable[[str, torch.nn.Linear], bool] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Put a `ScaledLinear` in the place of each `torch.nn.Linear` inside of `model`, or of those for
+        which `where(name, layer)` is true; returns their names. Layers of derived classes stay, and one that
+        has several names is one again. options: those of `from_linear`."""
+        instance("model", model, torch.nn.Module)
+        if where is not None and not callable(where):
+            raise TypeError(f"where is {shown(where)}, must be a function or None")
+        found = [
+            (name, layer)
+            for name, layer in model.named_modules(remove_duplicate=False)
+            if type(layer) is torch.nn.Linear and name and (where is None or where(name, layer))
+        ]
+        made = {layer: ScaledLinear.from_linear(layer, **options) for _, layer in found}
+        for name, layer in found:
+            model.set_submodule(name, made[layer])
+        return [name for name, _ in found]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in_features) to (…, out_features)."""
+        return scaled_linear(
+            x, self.weight, self.bias,
+            recipe=self.recipe, grad_dtype=self.grad_dtype, use_fast_accum=self.use_fast_accum,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The text that `print` shows."""
+        return f"{super().extra_repr()}, recipe={self.recipe!r}, grad_dtype={self.grad_dtype}"
