@@ -15,6 +15,7 @@ from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
+from kernels_dsl.sparse.lists import row_chunks, row_lists
 from kernels_dsl.sparse.pattern import Pattern, pattern_of
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
@@ -137,6 +138,16 @@ def pair_kernels(arch: str) -> Iterator[Kernel]:
             yield kernel_of(f"bsr sm90 {call.function.name} {size}", call)
 
 
+def list_kernels(arch: str) -> Iterator[Kernel]:
+    """The kernels that make lists and chunks of block rows, of index tensors of either dtype."""
+    for dtype in (torch.int32, torch.int64):
+        first, columns = torch.zeros(9, dtype=dtype), torch.zeros(_KEPT, dtype=dtype)
+        makers = partial(row_lists, first, columns, 8), partial(row_chunks, first, _KEPT, 4, 32)
+        for make in makers:
+            (call,) = recorded(arch, make)
+            yield kernel_of(f"bsr {call.function.name} {str(dtype).removeprefix('torch.')}", call)
+
+
 def kinds(device: Device) -> Iterator[BsrKind]:
     """Products of a GPU, those that call for other tiles last."""
     hopper = FAMILIES[device.families()[0]].uses_tma
@@ -164,5 +175,6 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
             yield sampled_kernel(block, dtype, True, arch)
         for block in BLOCKS[:3] if hopper else ():  # pairs of CTAs
             yield sampled_kernel(block, dtype, True, arch, kept=LARGE)
+    yield from list_kernels(arch)
     if hopper:
         yield from pair_kernels(arch)

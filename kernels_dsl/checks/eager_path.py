@@ -18,11 +18,19 @@ import torch
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
+_FIRST_CAPABILITY = (8, 0)
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _forward_ad = torch.autograd.forward_ad
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """True if kernels make lists on `device`; elsewhere, and where a call is traced, PyTorch does."""
+    if device.type != "cuda" or _is_compiling() or _dispatch_modes():
+        return False
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
@@ -56,6 +57,8 @@ SHARED = 1 << 30
 """Added to a dense block's number in a list: both lists of the pair meet it there."""
 PAIR_COLUMNS = 1 << 14
 """Block columns, at most, where pairs are looked for: each takes two words of shared memory."""
+ROW_LISTS_HEADER = 4
+"""Words before the table of lists: `blocks.schedule.block_lists.HEADER`."""
 ARRIVALS = 4
 """Elements before counts of arrived pieces: the counter of work items, and what aligns them."""
 MAX_TILE = {True: 128, False: 256}
@@ -392,3 +395,24 @@ def most_columns(extent: int) -> int:
 def match_warps(lists: int) -> int:
     """Warps of a CTA that looks for pairs among so many lists: each list has a thread."""
     return next((warps for warps in _PAIR_WARPS if lists <= 8 * warps), _PAIR_WARPS[-1])
+
+
+class RowListParts(NamedTuple):
+    """Places in the one vector that `kernels.lists.rows` makes of a block-sparse format, in words.
+
+    Before `first` lies the packed vector of `blocks.schedule.block_lists`. Then come where each list starts,
+    the block of each entry along the other mode, and its number among the values, each 16-byte aligned.
+    """
+
+    first: Any
+    across: Any
+    kept: Any
+    end: Any
+
+
+def row_list_parts(rows: Any, entries: Any) -> RowListParts:
+    """The places for so many lists and entries: integers, or the kernel's."""
+    first = (ROW_LISTS_HEADER + 4 * rows + 2 * entries + 3) // 4 * 4
+    across = first + (rows + 4) // 4 * 4
+    kept = across + (entries + 3) // 4 * 4
+    return RowListParts(first, across, kept, kept + entries)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.checks import options
+from kernels_dsl.checks.eager_path import runs_kernels
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
 from kernels_dsl.sparse import attention_lists
 from lowering.records import frozen
@@ -149,7 +150,7 @@ def window_blocks(
     cut = min(width, edges * ((bq + 2 * bk - 3) // bk))
     widths = (attention_lists.padded(max(1, cut)), attention_lists.padded(max(1, width)))
     device = torch.device(device)
-    if attention_lists.usable(device) and q_len > 0:
+    if runs_kernels(device) and q_len > 0:
         spec = WindowSpec((bq, bk), left is not None, right is not None)
         keys = (q_len, k_len, shift, left or 0, right or 0)
         pairs = attention_lists.window_lists(spec, -(-q_len // bq), widths, keys, device)
@@ -203,7 +204,7 @@ def document_blocks(
         raise ValueError(f"documents is {documents.dtype} {tuple(documents.shape)}, must be integers (B, S)")
     length = documents.shape[1]
     width = -(-length // bk) if max_blocks is None else max_blocks
-    if attention_lists.usable(documents.device) and documents.dtype in (torch.int32, torch.int64) and width:
+    if runs_kernels(documents.device) and documents.dtype in (torch.int32, torch.int64) and width:
         rows = -(-length // bq)
         if rows * documents.shape[0]:
             spec = DocumentSpec((bq, bk), causal)
@@ -254,7 +255,7 @@ def topk_blocks(
     taking = min(k, k_blocks)
     spec = topk_spec(k_blocks, causal, block)
     if spec is not None and taking > 0 and scores.dim() == 4 and scores.numel():
-        if scores.dtype in _SCORE_DTYPES and attention_lists.usable(scores.device):
+        if scores.dtype in _SCORE_DTYPES and runs_kernels(scores.device):
             scores = scores.detach().resolve_neg()
             pair = attention_lists.topk_lists(spec, scores, taking, q_len, k_len - q_len)
             return BlockLists(*pair, block=block) if causal else BlockLists(None, None, *pair, block)

@@ -14,15 +14,6 @@ FUNCTIONS = {
     "topk": lowering.jit(f"{_FOLDER}.topk:topk_lists", name="topk_lists"),
 }
 Pair = tuple[torch.Tensor, torch.Tensor]
-FIRST_CAPABILITY = (8, 0)
-
-
-def usable(device: torch.device) -> bool:
-    """True if lists on `device` are made by these kernels, and not by torch's: elsewhere, and where something
-    traces the call."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    return torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
 
 
 def padded(entries: int) -> int:

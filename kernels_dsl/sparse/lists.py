@@ -1,8 +1,8 @@
 """Lists of kept blocks, and the one vector of them that kernels take: as they are, cut in pieces, in pairs.
 
-`kernels_dsl.blocks.schedule.block_lists` describes the vector. Packing and merging are torch operations on
-the GPU, pairing is four kernels (`kernels_dsl.kernels.lists.pairs` says how); none of them waits for it, and
-each gives the same vector in every run.
+`kernels_dsl.blocks.schedule.block_lists` describes the vector. Lists and chunks of block rows are a kernel
+each (`kernels_dsl.kernels.lists`), pairing is four (`pairs` there says how), the rest torch operations; none
+of them waits for the GPU, and each gives the same vector in every run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kernels_dsl.config.bsr import (
     PiecesRule,
     match_warps,
     most_columns,
+    row_list_parts,
 )
 from lowering import recording
 from lowering.records import frozen
@@ -34,11 +35,18 @@ HEADER = 4
 """Words before the table: how many lists are heavy, how many there are with pieces, and zeros."""
 RULE = MatchRule()
 """A step that a pair shares saves 0.4 of a step that only one of the two has."""
-_FILE = "kernels_dsl.kernels.lists.pairs"
-FUNCTIONS = {
-    name: lowering.jit(f"{_FILE}:{name}", name=name)
-    for name in ("pair_weights", "pair_match", "pair_lines", "pair_steps")
+_FILES = {
+    "pairs": ("pair_weights", "pair_match", "pair_lines", "pair_steps"),
+    "rows": ("row_lists",),
+    "chunks": ("row_chunks",),
 }
+FUNCTIONS = {
+    name: lowering.jit(f"kernels_dsl.kernels.lists.{file}:{name}", name=name)
+    for file, names in _FILES.items()
+    for name in names
+}
+MOST_ROWS = 8192
+"""Block rows up to which kernels make their lists and chunks: they compare each with all."""
 
 
 @frozen
@@ -57,6 +65,7 @@ class Lists:
     extent: int
     _pieces: dict[PiecesRule, torch.Tensor] = field(default_factory=dict)
     _pairs: list[torch.Tensor] = field(default_factory=list)
+    made: torch.Tensor | None = None  # the packed vector, where it was made with the lists
 
     def in_pieces(self, rule: PiecesRule) -> torch.Tensor:
         """As `packed`, long lists in pieces: `pack_pieces`."""
@@ -67,7 +76,7 @@ class Lists:
     @cached_property
     def packed(self) -> torch.Tensor:
         """In one vector, as kernels take them: `kernels_dsl.blocks.schedule.block_lists.unpack_lists`."""
-        return pack(self.table, self.across, self.kept)
+        return pack(self.table, self.across, self.kept) if self.made is None else self.made
 
     @property
     def in_pairs(self) -> torch.Tensor:
@@ -78,6 +87,26 @@ class Lists:
         if not (pairs.device.type == "cpu" and recording.active()):  # which launches nothing
             self._pairs.append(pairs)
         return pairs
+
+
+def row_lists(first: torch.Tensor, columns: torch.Tensor, extent: int) -> Lists:
+    """Lists of block rows by one kernel, from the format's index tensors, which have entries."""
+    rows, entries = first.shape[0] - 1, columns.shape[0]
+    parts = row_list_parts(rows, entries)
+    words = torch.empty(parts.end, dtype=torch.int32, device=columns.device)
+    FUNCTIONS["row_lists"](first, columns, words, heavy=HEAVY_LENGTH)
+    packed = words[: HEADER + 4 * rows + 2 * entries]
+    table = packed[HEADER : HEADER + 4 * rows].view(rows, 4)
+    starts = words[parts.first : parts.first + rows + 1]
+    across, kept = words[parts.across : parts.across + entries], words[parts.kept :]
+    return Lists(table, starts, across, kept, extent, made=packed)
+
+
+def row_chunks(first: torch.Tensor, most: int, units: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Block rows and first entries of chunks of `units` entries, in `most` places, by one kernel."""
+    row, entry = (torch.empty(most, dtype=torch.int32, device=first.device) for _ in range(2))
+    FUNCTIONS["row_chunks"](first, row, entry, units, max(group, 1))
+    return row, entry
 
 
 def pack(table: torch.Tensor, *entries: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.sparse.lists import Lists, merge_neighbours
+from kernels_dsl.checks.eager_path import runs_kernels
+from kernels_dsl.sparse.lists import MOST_ROWS, Lists, merge_neighbours, row_chunks, row_lists
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
@@ -59,6 +60,8 @@ class Pattern:
     @cached_property
     def by_row(self) -> Lists:
         """Lists of block rows: columns in the order in which they are stored."""
+        if 0 < self.rows <= MOST_ROWS and self.nnz and runs_kernels(self.col.device):
+            return row_lists(self.crow, self.col, self.columns)
         kept = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
         return _lists(self.crow.to(torch.int32).contiguous(), self.column_of, kept, self.columns)
 
@@ -87,11 +90,22 @@ class Pattern:
         return self._chunks[key]
 
     def _make_chunks(self, units: int, group: int, together: int) -> tuple[torch.Tensor, ...]:
-        first, columns, rows = self.by_row.first, self.column_of, self.rows
+        first, columns, rows = self.crow.to(torch.int32).contiguous(), self.column_of, self.rows
         kept: tuple[torch.Tensor, ...] = ()
         if together > 1:
             first, columns, *kept_of = merge_neighbours(self.by_row, self.columns, together)
             kept, rows = tuple(kept_of), -(-self.rows // together)
+        if 0 < rows <= MOST_ROWS and self.nnz and runs_kernels(self.col.device):
+            row, entry = row_chunks(first, self.nnz // units + min(rows, self.nnz), units, group)
+        else:
+            row, entry = self._chunks_by_torch(first, units, group)
+        return row, entry, columns, first, *kept
+
+    def _chunks_by_torch(
+        self, first: torch.Tensor, units: int, group: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block rows and first entries of the chunks of rows that start at `first`."""
+        rows = first.shape[0] - 1
         counts = torch.div(first.diff() + (units - 1), units, rounding_mode="floor")
         ends = counts.cumsum(0, dtype=torch.int32)
         most = self.nnz // units + min(rows, self.nnz)
@@ -105,7 +119,7 @@ class Pattern:
             outer = torch.where(inside, row // group, rows)
             order = torch.argsort(outer.long() * (self.columns // units + 2) + place, stable=True)
             row, entry = row[order], entry[order]
-        return row, entry.to(torch.int32), columns, first, *kept
+        return row, entry.to(torch.int32)
 
 
 def _lists(first: torch.Tensor, across: torch.Tensor, kept: torch.Tensor, extent: int) -> Lists:

@@ -7,7 +7,6 @@ import torch
 
 from kernels_dsl.config import lists as config
 from kernels_dsl.sparse import attention_blocks as builders
-from kernels_dsl.sparse import attention_lists
 from lowering import emulator
 
 
@@ -18,7 +17,7 @@ def by_kernel(monkeypatch):
     def made(build):
         expected = build()
         with emulator.run(arch="sm_90a") as session, monkeypatch.context() as patch:
-            patch.setattr(attention_lists, "usable", lambda device: True)
+            patch.setattr(builders, "runs_kernels", lambda device: True)
             found = build()
         assert len(session.launches) == 1
         return expected, found

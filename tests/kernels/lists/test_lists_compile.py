@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.aot.bsr import pair_kernels
+from kernels_dsl.aot.bsr import list_kernels, pair_kernels
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
 from kernels_dsl.sparse.attention_lists import FUNCTIONS
 
@@ -48,3 +48,14 @@ def test_pairs():
     function, args, constants = kernels["bsr sm90 pair_match 32 warps"]
     (found,) = function.compile(*args, arch="sm_90a", **constants).resources()
     assert found.stack_bytes == found.spill_loads == found.spill_stores == 0 and found.registers <= 48, found
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_lists_of_rows(arch):
+    kernels = list(list_kernels(arch))
+    assert [name for name, *_ in kernels] == [
+        f"bsr {name} {dtype}" for dtype in ("int32", "int64") for name in ("row_lists", "row_chunks")
+    ]
+    for _, function, args, constants in kernels:
+        (found,) = function.compile(*args, arch=arch, **constants).resources()
+        assert found.stack_bytes == found.spill_loads == 0 and found.registers <= 64, found

@@ -8,7 +8,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.aot.shipped import iter_kernels
 from kernels_dsl.cli.main import main
-from kernels_dsl.sparse import attention_lists
+from kernels_dsl.sparse import attention_blocks
 from kernels_dsl.sparse.attention_blocks import causal_blocks, document_blocks, topk_blocks, window_blocks
 from lowering import recording
 
@@ -71,7 +71,7 @@ def test_other_calls_do_not():
 
 
 def test_builders_find_shipped_kernels(monkeypatch):
-    monkeypatch.setattr(attention_lists, "usable", lambda device: True)
+    monkeypatch.setattr(attention_blocks, "runs_kernels", lambda device: True)
     with recording.record("sm_90a") as calls:
         for length in (1024, 5000):
             window_blocks(length, length, left=2047, device="cpu")
