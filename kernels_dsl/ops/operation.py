@@ -121,7 +121,7 @@ class Arguments:
             if name not in self.lists:  # type: ignore[attr-defined]
                 if isinstance(value, torch.Tensor) and value.is_neg():
                     (changed[name],) = written_out((value,)) or (value,)
-            elif (made := written_out(value)) is not None:
+            elif isinstance(value, (tuple, list)) and (made := written_out(value)) is not None:
                 changed[name] = made
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 

@@ -24,10 +24,9 @@ from kernels_dsl.config.derivative import derived
 from kernels_dsl.config.problem import Device
 from kernels_dsl.ops.attention.arguments import AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.functions import unwrapped
-from kernels_dsl.ops.attention.outputs import is_empty
+from kernels_dsl.ops.attention.outputs import Step, is_empty, prepared_for_tma
 from kernels_dsl.ops.attention.plan import kernel_extras
 from kernels_dsl.ops.attention.query_lists import query_lists
-from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tracing import constant_result

@@ -21,17 +21,18 @@ from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS, AttentionArguments, AttentionCall, Extras, describe
 from kernels_dsl.ops.attention.fp8_choice import check_choice, choose
 from kernels_dsl.ops.attention.outputs import (
+    Step,
     check_addresses_and_values,
     check_out,
     destination,
     is_empty,
     lse_shape,
     out_shape,
+    prepared_for_tma,
     repeated,
     without_kernel,
 )
 from kernels_dsl.ops.attention.plan import Plan, check_grid, lists_and_sinks
-from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.target import Target

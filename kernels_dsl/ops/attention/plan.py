@@ -22,13 +22,14 @@ from kernels_dsl.ops.attention.arguments import (
     MaxSeqlens,
 )
 from kernels_dsl.ops.attention.outputs import (
+    Step,
     destination,
     is_empty,
     lse_shape,
     out_shape,
+    prepared_for_tma,
     without_kernel,
 )
-from kernels_dsl.ops.attention.views import Step, prepared_for_tma
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter

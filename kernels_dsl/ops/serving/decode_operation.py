@@ -16,8 +16,7 @@ from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionV
 from kernels_dsl.config.decode import MAX_ROWS, DecodeConfig, decode_config, most_splits
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
-from kernels_dsl.ops.attention.outputs import check_out
-from kernels_dsl.ops.attention.views import ROW_ALIGN, is_aligned, prepared_for_tma
+from kernels_dsl.ops.attention.outputs import ROW_ALIGN, check_out, is_aligned, prepared_for_tma
 from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
