@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from benchmarks import machine
@@ -109,20 +110,37 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def first_use(name: str, folder: Path, lock: Path | None = None) -> dict[str, Any]:
-    """One process that uses one public name. RuntimeError where it fails.
+class Server:
+    """A process that has imported torch and forks for each first use.
 
     folder: of kernels and byte code. lock: a file that lets one process at a time use the GPU, while others
-    import torch; None: the folder is being filled, and the process may compile.
+    start; None: the folder is being filled, and the processes may compile.
     """
-    environment = {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
-    if lock is not None:
-        environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", name]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"the first use of {name} failed:\n{done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def __init__(self, folder: Path, lock: Path | None = None) -> None:
+        environment = {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
+        if lock is not None:
+            environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", "--serve"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def first_use(self, name: str) -> dict[str, Any]:
+        """The first use of a public name, in a process of its own. RuntimeError where it fails."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        found = json.loads(self._process.stdout.readline() or '{"failed": true}')
+        if "failed" in found:
+            raise RuntimeError(f"the first use of {name} failed: its error is above")
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -137,12 +155,33 @@ def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def first_uses(names: Sequence[str], repeats: int, jobs: int) -> list[dict[str, Any]]:
     """Rows of public names: kernels and byte code are made, then each name gets `repeats` processes."""
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        list(pool.map(lambda name: first_use(name, folder), names))
-        lock = folder / "one-at-a-time"
-        done = list(pool.map(lambda name: first_use(name, folder, lock), [*names] * repeats))
+        served(names, jobs, folder, None)
+        done = served([*names] * repeats, jobs, folder, folder / "one-at-a-time")
     return [first_use_row(name, [made for made in done if made["name"] == name]) for name in names]
+
+
+def served(names: Sequence[str], jobs: int, folder: Path, lock: Path | None) -> list[dict[str, Any]]:
+    """The first use of each name, by `jobs` servers side by side."""
+    servers: SimpleQueue[Server] = SimpleQueue()
+
+    def one(name: str) -> dict[str, Any]:
+        server = servers.get()
+        try:
+            return server.first_use(name)
+        finally:
+            servers.put(server)
+
+    started = [Server(folder, lock) for _ in range(jobs)]
+    for server in started:
+        servers.put(server)
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, names))
+    finally:
+        for server in started:
+            server.close()
 
 
 def first_use_line(row: dict[str, Any]) -> str:
@@ -163,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the rows as JSON")
     parser.add_argument("--names", nargs="+", default=list(public_calls.CALLS), help="public names; all")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="processes for each name")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="at a time")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="at a time")
     given = parser.parse_args(argv)
     for name in given.names:
         if name not in public_calls.CALLS:
