@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,19 @@ def test_the_readmes_calls_are_right_in_the_emulator(seed):
         with emulator.run(arch="sm_90a", check=False):
             d = eval(call, dict(names))
         tolerance.check(d, gemm(a, w.t(), **epilogue), gemm_same_dtype(a, w.t(), **epilogue), case=call)
+
+
+def test_the_readmes_kernel_runs_as_it_stands(tmp_path):
+    text = (ROOT / "README.md").read_text().partition("## Write a kernel\n\n```python\n")[2]
+    code = text.partition("```")[0]
+        (ROOT / "README.md").read_text().partition("## Write a kernel\n\n```python\n")[2].partition("```")[0]
+    )
+    assert "@cute.kernel" in code
+    (tmp_path / "own.py").write_text(code)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "own.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
