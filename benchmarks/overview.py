@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import harness, machine
 from benchmarks.harness import Row
@@ -23,14 +24,14 @@ class Line:
     peer: str | None = None
 
 
-BEST = "the best of cuDNN, FlashAttention-2, flash-attn-4"
+BEST = "the best of cuDNN, FA2, flash-attn-4"
 LINES = (
     Line("gemm_bf16", "dense GEMM, bf16", "gemm", "the best of cuBLAS and quack"),
-    Line("gemm_bf16_ragged", "the same, ragged sizes", "gemm", "cuBLAS"),
+    Line("gemm_bf16_ragged", "dense GEMM, ragged sizes", "gemm", "cuBLAS"),
     Line("attention_forward", "attention forward, bf16", "attention", BEST),
-    Line("attention_small", "the same, small launches", "attention", BEST),
-    Line("attention_sparse", "windows and block lists, to S = 524288", "attention", "flash-attn-4", "fa4"),
-    Line("bsr_rows", "block-sparse GEMM, blocks of 16 to 128", "bsr", "torch's BSR product", "torch"),
+    Line("attention_small", "attention, small launches", "attention", BEST),
+    Line("attention_sparse", "windows, block lists, to S = 524288", "attention", "flash-attn-4", "fa4"),
+    Line("bsr_rows", "block-sparse GEMM, blocks 16 to 128", "bsr", "torch's BSR product", "torch"),
     Line("fp8_gemm", "fp8 GEMM, all kinds of scales", "fp8_gemm", "cuBLASLt"),
     Line("fp8_grouped", "fp8 GEMM of groups", "fp8_gemm", "`torch._scaled_grouped_mm`", "torch"),
     Line("fp8_attention", "fp8 attention", "attention_fp8", "our own in bf16", "ours_bf16"),
@@ -43,24 +44,44 @@ def _ratio(row: Row, peer: str | None) -> float | None:
     return row.ratio(name) if name in row.ms else None
 
 
+@dataclass(frozen=True)
+class Summary:
+    """A line with the ratios of its cases, each with the case's title; the mean is geometric."""
+
+    line: Line
+    ratios: list[tuple[float, str]]
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return harness.geomean(ratio for ratio, _ in self.ratios)
+
+
+def summaries(folder: Path) -> tuple[list[Summary], list[dict[str, Any]]]:
+    """All lines whose suites `folder`, one GPU's results, has, and the headers of their files."""
+    found, headers = [], []
+    for line in LINES:
+        path = folder / f"{line.suite}.json"
+        if path.exists():
+            facts, rows = harness.read(path)
+            ratios = [(_ratio(row, line.peer), row.title) for row in rows]
+            found.append(Summary(line, [(ratio, title) for ratio, title in ratios if ratio is not None]))
+            headers.append(facts)
+    return found, headers
+
+
 def table(folder: Path) -> str:
     """Markdown of all suites that `folder`, one GPU's results, has."""
     text = ["| | compared with | cases | geometric mean of the ratio | worst case |", "|---|---|---|---|---|"]
-    commits, machines = set(), set()
-    for line in LINES:
-        path = folder / f"{line.suite}.json"
-        if not path.exists():
-            continue
-        facts, rows = harness.read(path)
-        machines.add(machine.short_header(facts))
-        commits.add(facts["commit"])
-        found = [(ratio, row.title) for row in rows if (ratio := _ratio(row, line.peer)) is not None]
-        least, name = min(found)
-        mean = harness.geomean(ratio for ratio, _ in found)
+    lines, headers = summaries(folder)
+    for found in lines:
+        least, name = min(found.ratios)
         text.append(
-            f"| [{line.what}](docs/{line.page}.md) | {line.against} | {len(found)} | {mean:.2f} | "
-            f"{least:.2f}, {name} |"
+            f"| [{found.line.what}](docs/{found.line.page}.md) | {found.line.against} "
+            f"| {len(found.ratios)} | {found.mean:.2f} | {least:.2f}, {name} |"
         )
-    where = f"{'; '.join(sorted(machines))}, commits {' and '.join(sorted(commits))}"
+    machines = sorted({machine.short_header(facts) for facts in headers})
+    commits = sorted({facts["commit"] for facts in headers})
+    where = f"{'; '.join(machines)}, commits {' and '.join(commits)}"
     head = f"Our rate divided by the peer's, all competitors in turns in one run, losses included. {where}."
     return "\n".join([head, "", *text])

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine, overview, short_tables
+from benchmarks import harness, machine, overview, overview_plot, short_tables
 from benchmarks.harness import OURS, Row
 from benchmarks.short_tables import cell
 
@@ -156,7 +156,12 @@ def render(results: Path, docs: Path) -> list[str]:
         name = f"{folder.name} overview"
         if readme.exists() and f"<!-- table {name} -->" in readme.read_text():
             texts[readme] = insert(texts.get(readme) or readme.read_text(), name, overview.table(folder))
-            done.append(f"{name}: table of the README")
+            lines, headers = overview.summaries(folder)
+            gpu = headers[0]["gpu"]
+            title = f"Speed beside the peers', {gpu}; a dot a case, full ones their geometric means"
+            picture = docs / "plots" / f"{folder.name}_overview.svg"
+            picture.write_text(overview_plot.draw(title, lines))
+            done.append(f"{name}: table and plot of the README")
     for page, text in texts.items():
         page.write_text(text)
     return done

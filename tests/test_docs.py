@@ -93,8 +93,6 @@ def test_the_readmes_calls_are_right_in_the_emulator(seed):
 def test_the_readmes_kernel_runs_as_it_stands(tmp_path):
     text = (ROOT / "README.md").read_text().partition("## Write a kernel\n\n```python\n")[2]
     code = text.partition("```")[0]
-        (ROOT / "README.md").read_text().partition("## Write a kernel\n\n```python\n")[2].partition("```")[0]
-    )
     assert "@cute.kernel" in code
     (tmp_path / "own.py").write_text(code)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "own.py")]
