@@ -15,28 +15,15 @@ import io
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lowering import arch as arch_module
-from lowering import cache, scratch, signing, toolchain
-from lowering.errors import DamagedEntry, LoweringError, Untrusted, plain
+from lowering import cache, scratch, signing
+from lowering.archive import FORMAT, MALFORMED, MANIFEST, adopt, manifest, member
+from lowering.errors import LoweringError, Untrusted, plain
 from lowering.launch import CompiledKernel
-from lowering.signature import key_of
 from lowering.store import Entry, unpack
-
-MANIFEST = "manifest.json"
-FORMAT = 1
-# Most bytes of one unpacked member: a damaged or made-up length shall not take all memory.
-MEMBER_LIMIT = 1 << 30
-# What damaged archives and JSON of another form raise; RuntimeError of a member that is encrypted.
-_MALFORMED = (
-    DamagedEntry, zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError,
-    NotImplementedError, RuntimeError, EOFError,
-)  # fmt: skip
 
 
 @dataclass
@@ -125,11 +112,11 @@ def load(path: str | os.PathLike[str], *, verify: str | os.PathLike[str] | None 
     report = LoadReport()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for listed in _manifest(path, archive):
+            for listed in manifest(path, archive):
                 label = plain(f"{listed['name']} {listed['arch']} {listed['key'][:12]}")
                 try:
-                    entry = _adopt(unpack(_member(archive, f"{listed['key']}.so"), listed["key"]))
-                except _MALFORMED as error:
+                    entry = adopt(unpack(member(archive, f"{listed['key']}.so"), listed["key"]))
+                except MALFORMED as error:
                     report.refused[label] = f"damaged: {error}"
                     continue
                 except LoweringError as error:
@@ -138,48 +125,6 @@ def load(path: str | os.PathLike[str], *, verify: str | os.PathLike[str] | None 
                 store.write(entry.facts["key"], entry, cache.size_limit())
                 cache.count("stores")
                 report.loaded.append(entry.facts["key"])
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise LoweringError(f"{path} is not a bundle of compiled kernels: {error}") from error
     return report
-
-
-def _manifest(path: str | os.PathLike[str], archive: zipfile.ZipFile) -> list[dict[str, Any]]:
-    manifest = json.loads(_member(archive, MANIFEST))
-    if manifest.get("format") != FORMAT:
-        raise LoweringError(f"{path}: bundle format {manifest.get('format')!r}, expected {FORMAT}")
-    return list(manifest["kernels"])
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """The bytes of a member. Nothing is unpacked to a path that the archive names."""
-    size = archive.getinfo(name).file_size
-    if size > MEMBER_LIMIT:
-        raise DamagedEntry(f"{name} has {size} bytes, at most {MEMBER_LIMIT} are read")
-    return archive.read(name)
-
-
-def _adopt(entry: Entry) -> Entry:
-    """The entry under the key that this machine would give it.
-
-    :raises LoweringError: if it cannot be used here, saying why.
-    """
-    made_with: dict[str, str] = entry.facts["parts"]["toolchain"]
-    here = toolchain.identity()
-    for part, label in (
-        ("dsl", "nvidia-cutlass-dsl"),
-        ("tvm_ffi", "apache-tvm-ffi"),
-        ("lowering", "the lowering layer"),
-    ):
-        if made_with.get(part) != here[part]:
-            raise LoweringError(f"made with {label} {made_with.get(part)}, here is {here[part]}")
-    if not toolchain.isa_runs_here(made_with["host"]):
-        raise LoweringError(
-            f"its host code is for {made_with['host']} processors, this one is {here['host']}"
-        )
-    driver = arch_module.driver_version()
-    if driver is not None and int(made_with["flavour"].removeprefix("cu")) > driver[0]:
-        raise LoweringError(f"made with {made_with['flavour']}, the driver here supports CUDA {driver[0]}")
-    parts: dict[str, Any] = {**entry.facts["parts"], "toolchain": dict(here)}
-    adopted = replace(entry, facts={**entry.facts, "parts": parts, "key": key_of(parts)})
-    CompiledKernel(adopted, "disk")  # raises where facts are missing
-    return adopted

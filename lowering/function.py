@@ -311,7 +311,7 @@ class JitFunction:
                 )
             with _building, store.lock(key, self.name) if store is not None else nullcontext():
                 # Another thread or process may have made it while this one waited.
-                kernel = _kernels.get(key) or _from_disk(store, key)
+                kernel = _kernels.get(key) or _from_disk(store, key) or _from_bundles(store, key)
                 kernel = kernel or self._compile(store, parts, key, args, constants)
                 return _kernels.setdefault(key, kernel)
         return _kernels.setdefault(key, kernel)
@@ -469,6 +469,12 @@ def _from_disk(store: Store | None, key: str) -> CompiledKernel | None:
         return None
     cache.count("disk_hits")
     return CompiledKernel(entry, "disk")
+
+
+def _from_bundles(store: Store | None, key: str) -> CompiledKernel | None:
+    from lowering import shipped  # here, since a kernel that is in the cache needs none of it
+
+    return shipped.find(key, store)
 
 
 def _refused(store: Store | None, key: str) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from user_kernels import Config, affine, same
 
 import lowering
-from lowering import LoweringError, bundle, cache, function, toolchain
+from lowering import LoweringError, archive, bundle, cache, function, toolchain
 from lowering.store import unpack
 
 pytestmark = pytest.mark.usefixtures("cache_dir")
@@ -102,9 +102,9 @@ def test_a_lower_processor_refuses_and_a_higher_one_adopts(made, monkeypatch):
 
 def test_another_flavour_needs_the_driver(made, monkeypatch):
     path, _ = made
-    monkeypatch.setattr(bundle.arch_module, "driver_version", lambda: (11, 8))
+    monkeypatch.setattr(archive.arch_module, "driver_version", lambda: (11, 8))
     assert all("the driver here supports CUDA 11" in reason for reason in bundle.load(path).refused.values())
-    monkeypatch.setattr(bundle.arch_module, "driver_version", lambda: (13, 0))
+    monkeypatch.setattr(archive.arch_module, "driver_version", lambda: (13, 0))
     here = {**toolchain.identity(), "flavour": "cu13"}
     monkeypatch.setattr(toolchain, "identity", lambda: here)
     assert len(bundle.load(path).loaded) == 2
@@ -272,5 +272,5 @@ def test_an_entry_without_its_facts_is_refused(made, tmp_path, missing):
 
 
 def test_a_member_of_a_made_up_size_is_not_unpacked(made, monkeypatch):
-    monkeypatch.setattr(bundle, "MEMBER_LIMIT", 5000)
+    monkeypatch.setattr(archive, "MEMBER_LIMIT", 5000)
     assert all(reason.startswith("damaged") for reason in bundle.load(made[0]).refused.values())
