@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -62,8 +63,20 @@ class Selection(NamedTuple):
 _listed: list[kernels.Shipped] = []  # of a worker process
 
 
+@contextlib.contextmanager
+def _log_level(level: int) -> Iterator[None]:
+    """Set the level of what `lowering` logs; progress lines say what is compiled already."""
+    log = logging.getLogger("lowering")
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _list(selection: Selection) -> None:
-    logging.getLogger("lowering").setLevel(logging.ERROR)  # progress lines say what is compiled
+    logging.getLogger("lowering").setLevel(logging.ERROR)  # for the life of this worker process
     _listed[:] = selection.kernels()
 
 
@@ -155,11 +168,11 @@ def run(args: argparse.Namespace) -> int:
     # A check looks at those that are there, too.
     wanted = [index for index, found in enumerate(there) if args.check or not found]
     missing = len(chosen) - sum(there)
-    logging.getLogger("lowering").setLevel(logging.INFO if args.verbose else logging.ERROR)
     work = f"{missing} to compile, {forecast(missing, args.jobs)}" if missing else "nothing to compile"
     print(f"{len(chosen)} kernels for {args.arch}: {sum(there)} in the cache {cache.dir()}, {work}")
     start = time.perf_counter()
-    results = list(_shown(_results(selection, chosen, wanted, args.jobs, args.check), len(wanted)))
+    with _log_level(logging.INFO if args.verbose else logging.ERROR):
+        results = list(_shown(_results(selection, chosen, wanted, args.jobs, args.check), len(wanted)))
     seconds = time.perf_counter() - start
     failed = [result["name"] for result in results if "error" in result]
     fresh = sum(result.get("source") == "compiled" for result in results)

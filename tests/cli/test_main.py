@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -84,6 +85,13 @@ def two_kernels(monkeypatch):
     monkeypatch.setattr(kernels, "shipped", shipped)
     monkeypatch.setattr(kernels.Shipped, "is_cached", lambda self, arch: self.function.calls > 0)
     return functions
+
+
+def test_compile_leaves_the_log_as_it_was(two_kernels, monkeypatch):
+    log = logging.getLogger("lowering")
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    assert main(["compile", "--arch", "sm_90a", "--jobs", "1"]) == 0
+    assert log.level == logging.WARNING
 
 
 def test_every_command_has_help(capsys):
