@@ -19,14 +19,24 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def row_sum_errors(
     operands: Operands, masking: Masking, d_out: torch.Tensor, *, scale: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """Errors that row sums off by some 3.5 standard deviations make in the gradients of q and k.
+    """Errors that row sums off by some 3.5 standard deviations make in the gradients of q, k and a bias.
 
-    operands: q, k, v, (B, S, H, D), of a 16-bit dtype; d_out: (B, Sq, H, Dv).
+    operands: q, k, v, (B, S, H, D), of a 16-bit dtype; d_out: (B, Sq, H, Dv). The result has the names q, k
+    and, where there is a bias, mask.
     """
     q, k, v = (x.detach().double() for x in operands)
-    asked = [q.requires_grad_(), k.requires_grad_()]
-    found = _through_row_sums(operands[0].dtype, (q, k, v), masking, d_out, scale, asked)
-    return dict(zip("qk", found))
+    asked = {"q": q.requires_grad_(), "k": k.requires_grad_()}
+    if masking.bias is not None:
+        asked["mask"] = masking.bias.detach().double().requires_grad_()
+        masking = replace(masking, bias=asked["mask"])
+    out, lse = attention(q, k, v, masking, scale=scale)
+    if not lse.requires_grad:  # there are no keys
+        return {name: torch.zeros_like(x) for name, x in asked.items()}
+    products = d_out.double() * out.detach()
+    row_sums = torch.finfo(operands[0].dtype).eps * products.square().sum(-1).sqrt().mT  # (B, H, Sq)
+    # The errors go the way of the log-sum-exp's gradient.
+    found = torch.autograd.grad(lse, list(asked.values()), row_sums.to(lse), allow_unused=True)
+    return {n: torch.zeros_like(x) if y is None else y.abs() for (n, x), y in zip(asked.items(), found)}
 
 
 def mask_error(
@@ -46,26 +56,5 @@ def mask_error(
     of a 16-bit dtype; d_out: (B, Sq, H, Dv).
     """
     assert masking.bias is not None
-    bias = masking.bias.detach().double().requires_grad_()
-    q, k, v = (x.detach().double() for x in operands)
-    masking = replace(masking, bias=bias)
-    (error,) = _through_row_sums(operands[0].dtype, (q, k, v), masking, d_out, scale, [bias])
-    return expected.abs() * torch.finfo(operands[0].dtype).eps / 2 + error.reshape(expected.shape)
-
-
-def _through_row_sums(
-    dtype: torch.dtype,
-    operands: Operands,
-    masking: Masking,
-    d_out: torch.Tensor,
-    scale: float | None,
-    asked: list[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Errors in the gradients of `asked`: row sums' errors go the way of the log-sum-exp's gradient."""
-    out, lse = attention(*operands, masking, scale=scale)
-    if not lse.requires_grad:  # there are no keys
-        return [torch.zeros_like(x) for x in asked]
-    products = d_out.double() * out.detach()
-    row_sums = torch.finfo(dtype).eps * products.square().sum(-1).sqrt().mT  # (B, H, Sq)
-    found = torch.autograd.grad(lse, asked, row_sums.to(lse), allow_unused=True)
-    return [torch.zeros_like(x) if y is None else y.abs() for x, y in zip(asked, found)]
+    error = row_sum_errors(operands, masking, d_out, scale=scale)["mask"].reshape(expected.shape)
+    return expected.abs() * torch.finfo(operands[0].dtype).eps / 2 + error

@@ -6,6 +6,7 @@ from tests.fuzz import attention_configs as configs
 from tests.fuzz import attention_torch
 from tests.fuzz.attention_dense import draw_dense
 from tests.fuzz.attention_gradient import draw_gradient
+from tests.fuzz.attention_gradient_packed import draw_packed_gradient
 from tests.fuzz.attention_huge import draw_huge
 from tests.fuzz.attention_packed import draw_packed
 from tests.fuzz.attention_refusals import draw_refusal
@@ -14,7 +15,7 @@ from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 
 _PACKED_ODDS = 0.33
-_GRADIENT_ODDS = 0.12
+_GRADIENT_ODDS, _PACKED_GRADIENT_ODDS = 0.12, 0.06
 _INTEGRATION_ODDS = 0.03
 _HUGE_ODDS = 0.002
 _REFUSAL_ODDS = 0.03
@@ -34,6 +35,8 @@ def generate(draw: Draw) -> Case:
         return draw_packed(draw)
     if kind < _PACKED_ODDS + _GRADIENT_ODDS:
         return draw_gradient(draw)
+    if kind < _PACKED_ODDS + _GRADIENT_ODDS + _PACKED_GRADIENT_ODDS:
+        return draw_packed_gradient(draw)
     if kind > 1 - _INTEGRATION_ODDS:
         return draw_integration(draw)
     return draw_dense(draw)
@@ -44,6 +47,8 @@ def expected_features(settings: Settings) -> list[str]:
     found = ["attention", "attention_varlen", "scaled_dot_product_attention", "kernel_function", "checked"]
     found += ["BlockLists", *(f"{kind} lists" for kind in ("window", "topk", "documents", "BlockMask"))]
     found += ["gradient of attention", "gradient of log-sum-exp", "gradient in free order"]
+    found += ["gradient of packed sequences", "packed gradient of log-sum-exp"]
+    found += ["gradient with BlockLists", "packed gradient with BlockLists"]
     found += ["mode plain", *attention_torch.names(settings)]
     if settings.device == "cuda":
         found += ["mode stream", "mode threads", "mode graph", "beyond 2^31 elements"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -214,10 +214,20 @@ class Part:
     sequence: int | None = None
 
 
+class Piece(NamedTuple):
+    """The rows of queries and of keys that attention is taken of at a time: all of a dense call, or those of
+    one sequence. `spread`: the keys that lists name, as for `masking`."""
+
+    queries: slice
+    keys: slice
+    part: Part
+    spread: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
 def masking(given: Given, part: Part, lists: tuple[torch.Tensor, torch.Tensor] | None = None) -> Masking:
     """The reference's masking. lists: booleans (B or 1, H or 1, Sq, Sk), which keys lie in blocks that are
     listed as partial and as full; None where lists only leave out what is masked anyway."""
-    options, mask = given.options, _of_part(given.mask, part)
+    options, mask = given.options, of_part(given.mask, part)
     boolean = mask is not None and mask.dtype == torch.bool
     functions = _bound(given, part)
     hidden = Masking(
@@ -241,7 +251,7 @@ def masking(given: Given, part: Part, lists: tuple[torch.Tensor, torch.Tensor] |
     return Masking(allowed=full | (partial & visible), **scores)
 
 
-def _of_part(mask: torch.Tensor | None, part: Part) -> torch.Tensor | None:
+def of_part(mask: torch.Tensor | None, part: Part) -> torch.Tensor | None:
     """The mask with four modes, cut to one sequence."""
     if mask is None:
         return None

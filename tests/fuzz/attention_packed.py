@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -12,6 +12,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.attention_table import AttentionConfig
+from kernels_dsl.sparse.attention_blocks import BlockLists
 from tests.fuzz import attention_configs as configs
 from tests.fuzz import attention_contents as contents
 from tests.fuzz import attention_lists as block_lists
@@ -19,7 +20,7 @@ from tests.fuzz import attention_options as masks
 from tests.fuzz.attention_contents import Contents, Layouts, Operands
 from tests.fuzz.attention_dense import DTYPES, config_features, head_dims, heads_of
 from tests.fuzz.attention_lists import ListsOf
-from tests.fuzz.attention_options import Extents, Options, Part
+from tests.fuzz.attention_options import Extents, Options, Part, Piece
 from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
@@ -120,6 +121,17 @@ class Tensors:
 
 
 @dataclass(frozen=True)
+class Laid:
+    """A call's inputs. `options`: its keywords but for lists, out and configuration."""
+
+    rows: Operands
+    index: Tensors
+    given: masks.Given
+    lists: block_lists.Made | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class PackedCase:
     """One call. `sizes`: with the longest lengths that the call is told. `checked` and `lookup` as in
     `DenseCase`. `with_max_k`: whether the call is told the longest keys where it need not be."""
@@ -162,7 +174,28 @@ class PackedCase:
 
     def build(self, arena: Arena, settings: Settings) -> Call:
         """The call on tensors in `arena`."""
-        seeds, operations = Draw("packed values", self.draw.number, self.draw.settings), Operations(settings)
+        laid, operations = self.lay_out(arena, settings), Operations(settings)
+        out = None
+        if self.layouts.out is not None:
+            shape = (self.lengths.q_rows, self.sizes.heads, self.sizes.dim_v)
+            out = arena.output("out", shape, self.dtype, self.layouts.out, self._written)
+        options = {**laid.options, "return_lse": self.return_lse, "out": out}
+        options.update(config=self.config, family=self.family)
+        lists = laid.lists
+        blocks = {} if lists is None else {"blocks": lists.make()}
+        return Call(
+            run=self._run(operations, laid.rows, options, lists),
+            check=lambda results: self._check(results, laid),
+            arguments=NAMES,
+            supports=None
+            if self.mode is Mode.GRAPH
+            else lambda: operations.attention_supports(*laid.rows, layout="thd", **options, **blocks),
+            may_refuse=self.config is not None,
+        )
+
+    def lay_out(self, arena: Arena, settings: Settings) -> Laid:
+        """The inputs in `arena`."""
+        seeds = Draw("packed values", self.draw.number, self.draw.settings)
         sizes, lengths, device = self.sizes, self.lengths, settings.device
         made = Contents(sizes, 1, lengths.q_rows, lengths.k_rows, self.dtype, self.lookup, device,
                         seeds.value_seed())  # fmt: skip
@@ -174,25 +207,11 @@ class PackedCase:
         lists = None
         if self.lists is not None:
             lists = block_lists.lay_out(self.lists, given, sizes, arena, seeds)
-        out = None
-        if self.layouts.out is not None:
-            shape = (lengths.q_rows, sizes.heads, sizes.dim_v)
-            out = arena.output("out", shape, self.dtype, self.layouts.out, self._written)
-        options = {**given.keywords(), "return_lse": self.return_lse, "out": out, "seqused_k": index.used}
-        options.update(config=self.config, family=self.family, max_seqlen_q=sizes.q_len)
+        options = {**given.keywords(), "seqused_k": index.used, "max_seqlen_q": sizes.q_len}
         if self.with_max_k or given.mask is not None:
             options["max_seqlen_k"] = sizes.k_len
         options.update(cu_seqlens_q=index.cu_q, cu_seqlens_k=index.cu_k)
-        blocks = {} if lists is None else {"blocks": lists.make()}
-        return Call(
-            run=self._run(operations, rows, options, lists),
-            check=lambda results: self._check(results, rows, index, given, lists),
-            arguments=NAMES,
-            supports=None
-            if self.mode is Mode.GRAPH
-            else lambda: operations.attention_supports(*rows, layout="thd", **options, **blocks),
-            may_refuse=self.config is not None,
-        )
+        return Laid(rows, index, given, lists, options)
 
     def _written(self) -> torch.Tensor:
         mask = torch.zeros((self.lengths.q_rows, self.sizes.heads, self.sizes.dim_v), dtype=torch.bool)
@@ -241,40 +260,41 @@ class PackedCase:
 
         return run
 
-    def _check(
-        self,
-        results: tuple[torch.Tensor, ...],
-        rows: Operands,
-        index: Tensors,
-        given: masks.Given,
-        lists: block_lists.Made | None,
-    ) -> None:
+    def _check(self, results: tuple[torch.Tensor, ...], laid: Laid) -> None:
         out, *rest = results
         lse = rest.pop(0) if self.return_lse else None
+        lists = None if laid.lists is None else block_lists.check_built(tuple(rest), laid.lists)
+        before, rows = self.lengths.before, laid.rows
+        for queries, keys, part, spread in self.sequences(laid, lists):
+            if part.q_len == 0:
+                continue
+            found = slice(queries.start - before, queries.stop - before)
+            own = Operands(rows.q[None, queries], *(x[None, keys] for x in rows[1:]))
+            rules = masks.masking(laid.given, part, spread)
+            try:
+                own_lse = None if lse is None else lse[None, :, found]
+                contents.check(out[None, found], own_lse, own, rules, self.options.scale)
+            except AssertionError as error:
+                text = f"sequence {part.sequence} of {part.q_len} queries and {part.k_len} keys"
+                raise AssertionError(text) from error
+
+    def sequences(self, laid: Laid, lists: BlockLists | None) -> Iterator[Piece]:
+        """The sequences of what the index tensors hold now, with the part of `lists` that each has."""
         spread = None
         if lists is not None:
-            spread = block_lists.spread(block_lists.check_built(tuple(rest), lists), self.sizes, out.device)
+            spread = block_lists.spread(lists, self.sizes, laid.rows.q.device)
+        index = laid.index
         starts_q, starts_k = index.cu_q.tolist(), index.cu_k.tolist()
         counts = [end - start for start, end in pairwise(starts_k)]
         counts = counts if index.used is None else index.used.tolist()
         for n, count in enumerate(counts):
-            queries = slice(starts_q[n] - self.lengths.before, starts_q[n + 1] - self.lengths.before)
+            queries = slice(starts_q[n], starts_q[n + 1])
             part = Part(1, self.sizes.heads, queries.stop - queries.start, count, n)
-            if part.q_len == 0:
-                continue
-            own = Operands(
-                rows.q[None, starts_q[n] : starts_q[n + 1]],
-                *(x[None, starts_k[n] : starts_k[n] + count] for x in rows[1:]),
-            )
-            rules = masks.masking(given, part, None if spread is None else _of_sequence(spread, part))
-            try:
-                found = None if lse is None else lse[None, :, queries]
-                contents.check(out[None, queries], found, own, rules, self.options.scale)
-            except AssertionError as error:
-                raise AssertionError(f"sequence {n} of {part.q_len} queries and {count} keys") from error
+            own = None if spread is None else of_sequence(spread, part)
+            yield Piece(queries, slice(starts_k[n], starts_k[n] + count), part, own)
 
 
-def _of_sequence(spread: block_lists.Lists, part: Part) -> block_lists.Lists:
+def of_sequence(spread: block_lists.Lists, part: Part) -> block_lists.Lists:
     """The part of (B or 1, H or 1, Sq, Sk) that one sequence has."""
     n = part.sequence or 0
     first, second = (
@@ -305,10 +325,10 @@ def _draw_lengths(draw: Draw, heads: int) -> Lengths:
     )  # fmt: skip
 
 
-def draw_packed(draw: Draw) -> PackedCase:
-    """A case of `attention_varlen`."""
+def draw_packed(draw: Draw, with_config: bool = True) -> PackedCase:
+    """A case of `attention_varlen`, perhaps with a forced configuration."""
     pick = draw.kernel
-    config = configs.forced(draw)
+    config = configs.forced(draw) if with_config else None
     family = pick.choice((None, *configs.families(draw.arch())))
     heads, group = heads_of(draw)
     dim, dim_v = head_dims(draw, config)
