@@ -136,8 +136,24 @@ def _refuse(**arguments: Any) -> None:
 
 def _options(scale: Any, causal: Any, window: Any, softcap: Any) -> dict[str, Any]:
     """The same options by `attention`'s names."""
-    unlimited = window is None or tuple(window) == _UNLIMITED
-    return {"scale": scale, "causal": causal, "window": None if unlimited else window, "softcap": softcap}
+    return {"scale": scale, "causal": causal, "window": _window(window, causal), "softcap": softcap}
+
+
+def _window(window: _Window | None, causal: Any) -> _Window | None:
+    """The window as `attention` means it: -1 is no limit there. To FlashAttention-4 two negative sides are;
+    one alone lies beside the diagonal. ValueError for that."""
+    if window is None or len(window) != 2:
+        return window
+    negative = [isinstance(side, int) and side < 0 for side in window]
+    if all(negative) or tuple(window) == _UNLIMITED:
+        return None
+    if negative[0] or (negative[1] and not causal):  # causal, the right side has no say
+        side = ("left", "right")[negative.index(True)]
+        raise ValueError(
+            f"window_size is {window!r}, its {side} must be None, for no limit, or at least 0: a window that "
+            "ends beside the diagonal is not supported"
+        )
+    return window
 
 
 def _aux(tensors: Any, scalars: Any) -> tuple[Any, ...]:

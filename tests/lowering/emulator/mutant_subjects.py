@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import kernels_dsl
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
 from reference.bsr import random_bsr
+from tests.lowering.emulator.no_triton import without_triton
 from tests.ops.bsr import bsr_cases
 
 
@@ -50,29 +50,6 @@ def _bsr(scale: int) -> torch.Tensor:
     matrix = random_bsr("one_heavy_row", (3 * scale, 5), (64, 64), 0, seed=1)
     dense = torch.randint(-2, 3, (320, 72), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     return kernels_dsl.bsr_gemm(bsr_cases.sparse_of(matrix), dense, family="sm90")
-
-
-class _Anything(types.ModuleType):
-    """A module that has every name: quack imports Triton for kernels that nothing here calls."""
-
-    FileCacheManager = object
-    constexpr = object
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **_: args[0] if args and callable(args[0]) else None
-
-
-def without_triton() -> None:
-    """Put empty modules in Triton's place, for the rest of the process."""
-    import torch._inductor.compile_fx  # noqa: F401  (it asks for more of Triton than there is)
-
-    for name in ("triton", "triton.runtime", "triton.runtime.cache", "triton.language"):
-        made = sys.modules[name] = _Anything(name)
-        parent, _, own = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], own, made)
 
 
 def _quack_gemm(scale: int) -> object:

@@ -6,10 +6,6 @@ The extra ``strangers`` installs them. Their results are compared with PyTorch's
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,35 +13,16 @@ import pytest
 import torch
 
 from lowering import emulator
+from tests.lowering.emulator.no_triton import without_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument .* JitArgument")
-
-
-class _Anything(types.ModuleType):
-    """A module that has every name: quack imports Triton, a gigabyte, for kernels that nothing here calls."""
-
-    FileCacheManager = object
-    constexpr = object
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **_: args[0] if args and callable(args[0]) else None
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[emulator.Session]:
     """One GPU for all, with few SMs: persistent kernels take several tiles."""
-    with emulator.run("sm_90a", sms=4, torch_cuda=True) as session, pytest.MonkeyPatch.context() as patch:
-        if importlib.util.find_spec("triton") is None:
-            importlib.import_module("torch._inductor.compile_fx")  # which asks for more of it
-            names = ("triton", "triton.runtime", "triton.runtime.cache", "triton.language")
-            made = {name: _Anything(name) for name in names}
-            for name, module in made.items():
-                patch.setitem(sys.modules, name, module)
-                parent, _, own = name.rpartition(".")
-                if parent:
-                    setattr(made[parent], own, module)
+    without_triton()
+    with emulator.run("sm_90a", sms=4, torch_cuda=True) as session:
         yield session
 
 

@@ -107,6 +107,23 @@ def test_alibi_of_packed_sequences_is_aligned_in_each(packed) -> None:
         torch.testing.assert_close(lse[:, first:last].double(), want_lse[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("window", "side"), [((None, -1), "right"), ((3, -2), "right"), ((-1, 5), "left")])
+def test_flash_attn_4s_window_with_one_negative_side_is_refused(dense, packed, window, side) -> None:
+    """To flash-attn-4 it lies beside the diagonal; to `attention` -1 is no limit."""
+    starts = torch.tensor([0, 20, 50, 110], dtype=torch.int32)
+    with pytest.raises(ValueError, match=rf"window_size is \({window[0]}, .*, its {side} must be None"):
+        flash_attn_4.flash_attn_func(*dense, window_size=window)
+    with pytest.raises(ValueError, match="beside the diagonal"):
+        flash_attn_4.flash_attn_varlen_func(*packed, None, STARTS, starts, 70, 60, window_size=window)
+
+
+def test_flash_attn_4s_windows_without_a_limit(dense) -> None:
+    want, _ = flash_attn_4.flash_attn_func(*dense)
+    assert torch.equal(flash_attn_4.flash_attn_func(*dense, window_size=(-3, -1))[0], want)
+    want, _ = flash_attn_4.flash_attn_func(*dense, window_size=(9, 0))
+    assert torch.equal(flash_attn_4.flash_attn_func(*dense, causal=True, window_size=(9, -1))[0], want)
+
+
 class Lists(NamedTuple):
     """The record of FlashAttention-4, as far as it is read."""
 
