@@ -123,6 +123,21 @@ def store() -> Store | None:
     return Store(folder, on_damaged=lambda: count("damaged"))
 
 
+def emulated() -> Store | None:
+    """The folder within, ready for use, of kernels compiled for the emulator; None as for `store`."""
+    whole = store()
+    if whole is None:
+        return None
+    folder = whole.folder / "emulated"
+    try:
+        trust.make_folder(folder)
+        trust.check_entry(folder, directory=True)
+    except (Untrusted, OSError) as error:
+        warn_once(f"kernels for the emulator are kept in memory only: {error}")
+        return None
+    return Store(folder, on_damaged=lambda: count("damaged"))
+
+
 def refusal() -> str | None:
     """Reason not to use the cache folder; None where it can be used. Makes the folder if there is none.
 
@@ -171,9 +186,11 @@ def stats() -> dict[str, int | str]:
 
 
 def clear() -> int:
-    """Remove every kernel from the folder; those already loaded stay usable. Returns how many there were."""
-    ready = store()
-    return ready.clear() if ready is not None else 0
+    """Remove every kernel from the folder, those for the emulator too; what is loaded stays usable.
+
+    Returns how many there were.
+    """
+    return sum(ready.clear() for ready in (store(), emulated()) if ready is not None)
 
 
 @contextmanager

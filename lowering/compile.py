@@ -109,7 +109,7 @@ def compile_host(
     arch_module.check(arch)
     with (
         _compile_lock,
-        _announced(name, arch, _afterwards(for_emulator)) as started,
+        _announced(name, arch, _afterwards()) as started,
         scratch.folder() as folder,
     ):
         with without_jax():
@@ -155,7 +155,7 @@ def compile_for_emulator(
 ) -> EmulatorCompile:
     """Compile in this process with line information, keeping the IR of the host function.
 
-    The host function is run from that IR, which lives in this process: the disk cache cannot serve it.
+    The host function is run from that IR. `lowering.emulator.kept` keeps it for later processes.
 
     :param args: the runtime arguments; CPU and meta tensors serve as well as CUDA ones.
     :raises CompileError: as `compile_host`.
@@ -165,7 +165,7 @@ def compile_for_emulator(
 
     if cache.compiling_refused():
         raise CompileRefused(
-            f"{function.name!r} would have to be compiled for the emulator, which has no disk cache, and "
+            f"{function.name!r} would have to be compiled for the emulator, and "
             "compiling is refused (KERNELS_DSL_NO_COMPILE or lowering.cache.refuse_compile)"
         )
 
@@ -209,10 +209,8 @@ def _call_stacks(for_emulator: bool) -> AbstractContextManager[None]:
     return call_stacks.recorded()
 
 
-def _afterwards(for_emulator: bool) -> str:
+def _afterwards() -> str:
     """Fate of a compiled kernel, for the announcement."""
-    if for_emulator:
-        return "the emulator does this once in each process"
     if not cache.kept():
         return "there is no disk cache to keep it, so that the next process compiles it again"
     return "this is done once, later runs take it from the cache"

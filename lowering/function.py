@@ -361,11 +361,11 @@ class JitFunction:
             "launches": [vars(launch) for launch in made.launches],
         }
         entry = Entry.make(library, made.ptx, made.cubin, facts)
-        if store is not None and self._may_be_kept():
+        if store is not None and self.may_be_kept():
             _keep(store, key, entry)
         return CompiledKernel(entry, "compiled")
 
-    def _may_be_kept(self) -> bool:
+    def may_be_kept(self) -> bool:
         """Not if a source changed since it was hashed: the kernel may come from the new text."""
         changed = self.fingerprint.changed() + sources.changed(self._constant_files)
         if changed:

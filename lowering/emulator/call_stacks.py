@@ -98,6 +98,16 @@ def find(path: str, line: int, column: int) -> CallStack:
     return _recorded.stacks.get((path, line, column)) or CallStack((SourceLine(path, line),))
 
 
+def column(stack: CallStack) -> int:
+    """The column that stands for a call stack, of a kernel that another process traced, in this process."""
+    return _recorded.column(stack)
+
+
+def note_allocations(kernel: str, made: list[Allocation]) -> None:
+    """Take over the shared-memory allocations of a kernel that another process traced."""
+    _recorded.allocations[kernel] = made
+
+
 def allocations(kernel: str) -> tuple[Allocation, ...]:
     """Shared memory that the kernel of this name, as traced last, allocates, in order."""
     return tuple(_recorded.allocations.get(kernel, ()))

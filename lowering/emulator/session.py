@@ -281,14 +281,16 @@ _loaded: dict[str, _Loaded] = {}
 
 
 def load(function: JitFunction, args: Sequence[Any], constants: dict[str, Any], arch: str) -> _Loaded:
-    """Compile ``function`` for the emulator, once for each key in this process."""
-    from lowering.compile import compile_for_emulator
+    """The function compiled for the emulator: in this process, or by an earlier one."""
     from lowering.signature import key_of
 
-    key = key_of(function.key_parts(args, constants, arch))
+    from . import kept
+
+    parts = function.key_parts(args, constants, arch)
+    key = key_of(parts)
     found = _loaded.get(key)
     if found is None:
-        made = compile_for_emulator(function, args, constants, arch)
+        made = kept.made(function, args, constants, arch, parts)
         module = ptx.parse(made.ptx)
         found = _loaded[key] = _Loaded(
             module, host_function(made.ir_module, made.function_name, module), made
