@@ -85,6 +85,11 @@ def gemm(call: Call) -> Rule:
     return _rule(call, operands, _result(call, "a", "b"), ("a", "b"), Rule({}, (), {}))
 
 
+def gemm_gated(call: Call) -> Rule:
+    """The rule of `gemm_gated`: that of `gemm`, of whole pairs of columns."""
+    return gemm(call)._replace(units={"n": 2})
+
+
 def scaled_gemm(call: Call) -> Rule:
     """The rule of `scaled_gemm`: scales are sharded with their factors, those of 128 elements whole ones."""
     a, b = call.shape("a"), call.shape("b")

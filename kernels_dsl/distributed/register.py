@@ -21,6 +21,7 @@ from kernels_dsl.ops.serving import register as _serving  # noqa: F401
 
 RULES: dict[str, Callable[[Call], Rule]] = {
     "gemm": product_rules.gemm,
+    "gemm_gated": product_rules.gemm_gated,
     "scaled_gemm": product_rules.scaled_gemm,
     "grouped_gemm": product_rules.grouped_gemm,
     "bsr_gemm": product_rules.bsr_gemm,
@@ -34,9 +35,9 @@ RULES: dict[str, Callable[[Call], Rule]] = {
 """Operator -> the rule of its calls."""
 WITHOUT_RULES = (
     "gemm_out", "scaled_gemm_out", "grouped_gemm_out", "bsr_gemm_out", "bsr_scaled_gemm_out", "quantize_out",
-    "gemm_gated", "gemm_gated_out", "attention_decode", "merge_states", "append_kv",
+    "gemm_gated_out", "attention_decode", "merge_states", "append_kv",
 )  # fmt: skip
-"""Operators that write their arguments, those of serving, and gated products."""
+"""Operators that write their arguments, and those of serving."""
 
 
 def _register(name: str, rule: Callable[[Call], Rule] | None) -> None:

@@ -48,6 +48,12 @@ def _gemm(call: Any) -> torch.Tensor:
     return _product(call, call.a.double() @ call.b.double())
 
 
+def _gated(call: Any) -> torch.Tensor:
+    z = call.alpha * (call.a.double() @ call.b.double())
+    z = z if call.bias is None else z + call.bias.double()
+    return (torch.nn.functional.silu(z[..., ::2]) * z[..., 1::2]).to(call.out_dtype or call.a.dtype)
+
+
 def _scaled(call: Any) -> torch.Tensor:
     return _product(call, (call.a.double() * call.scale_a) @ (call.b.double() * call.scale_b))
 
@@ -101,7 +107,7 @@ def _backward_plan(x: Any, forward: Any) -> Any:
 
 
 FORMULAS: dict[str, Callable[[Any], Any]] = {
-    "gemm": _gemm, "scaled_gemm": _scaled, "grouped_gemm": _grouped, "bsr_gemm": _bsr,
+    "gemm": _gemm, "gemm_gated": _gated, "scaled_gemm": _scaled, "grouped_gemm": _grouped, "bsr_gemm": _bsr,
     "bsr_sddmm": _sampled, "quantize": _quantize, "attention": _attention,
 }  # fmt: skip
 
@@ -138,6 +144,8 @@ def _cases() -> list[Case]:
         Case("gemm c", (new(8, 16), new(16, 12), new(8, 1)), lambda a, b, x: op.gemm(a, b, x, beta=2.0)),
         Case("gemm relu", (new(8, 16), new(16, 12)), lambda a, b: op.gemm(a, b, activation="relu")),
         Case("gemm uneven", (new(5, 7), new(7, 3)), op.gemm),
+        Case("gemm_gated", (new(8, 16), new(16, 12), new(12)), lambda a, b, x: op.gemm_gated(a, b, bias=x)),
+        Case("gemm_gated pairs", (new(4, 8, 16), new(16, 6)), op.gemm_gated),
         Case("scaled_gemm", (fp8(8, 16), fp8(16, 12), *scales), op.scaled_gemm, False),
         Case("grouped_gemm", (new(8, 16), new(3, 16, 12), offs), op.grouped_gemm, False),
         Case("bsr right", (*pattern, matrix.values, new(64, 8)), lambda *x: op.bsr_gemm(*x, **bsr)),
@@ -268,6 +276,9 @@ EXACT = [
     ("gemm bias", (Shard(1), Shard(0), REPLICATE), {}, PARTIAL),
     ("gemm bias", (REPLICATE, Shard(1), Shard(0)), {}, Shard(1)),
     ("gemm relu", (PARTIAL, REPLICATE), {"reduce_scatter_tensor": 1}, None),
+    ("gemm_gated", (REPLICATE, Shard(1), Shard(0)), {}, Shard(1)),
+    ("gemm_gated", (Shard(0), REPLICATE, REPLICATE), {}, Shard(0)),
+    ("gemm_gated", (PARTIAL, REPLICATE, REPLICATE), {"reduce_scatter_tensor": 1}, None),
     ("attention", (Shard(0),) * 3, {}, Shard(0)),
     ("attention", (Shard(2),) * 3, {}, Shard(2)),
     ("grouped_gemm", (REPLICATE, Shard(2), REPLICATE), {}, Shard(1)),
