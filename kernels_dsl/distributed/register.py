@@ -33,31 +33,44 @@ RULES: dict[str, Callable[[Call], Rule]] = {
     "quantize": quantize_rules.quantize,
 }
 """Operator -> the rule of its calls."""
-WITHOUT_RULES = (
-    "gemm_out", "scaled_gemm_out", "grouped_gemm_out", "bsr_gemm_out", "bsr_scaled_gemm_out", "quantize_out",
-    "gemm_gated_out", "attention_decode", "merge_states", "append_kv",
-)  # fmt: skip
-"""Operators that write their arguments, and those of serving."""
+_WRITES = "it writes tensors of the caller's, which cannot be placed anew"
+_SERVING = "operations of serving work on the caches of one device"
+WITHOUT_RULES = {
+    **dict.fromkeys(
+        ("gemm_out", "gemm_gated_out", "scaled_gemm_out", "grouped_gemm_out", "bsr_gemm_out",
+         "bsr_scaled_gemm_out", "quantize_out"), _WRITES,
+    ),
+    **dict.fromkeys(("attention_decode", "merge_states", "append_kv"), _SERVING),
+}  # fmt: skip
+"""Operator -> why it takes no DTensors."""
 
 
-def _register(name: str, rule: Callable[[Call], Rule] | None) -> None:
-    operator = getattr(torch.ops.kernels_dsl, name).default
-
+def _by_rule(rule: Callable[[Call], Rule]) -> Callable[[OpSchema], OpStrategy]:
     def strategy(schema: OpSchema) -> OpStrategy:
-        if rule is None:
-            raise ValueError(
-                f"kernels_dsl::{name} has no sharding rule, must be called with torch.Tensors, as DTensor's "
-                "to_local()"
-            )
         call = call_of(schema)
         return strategies(schema, call, rule(call))
 
+    return strategy
+
+
+def _refusal(name: str, reason: str) -> Callable[[OpSchema], OpStrategy]:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        raise ValueError(
+            f"kernels_dsl::{name} has no sharding rule, must be called with torch.Tensors, as DTensor's "
+            f"to_local(): {reason}"
+        )
+
+    return strategy
+
+
+def _register(name: str, strategy: Callable[[OpSchema], OpStrategy]) -> None:
+    operator = getattr(torch.ops.kernels_dsl, name).default
     keywords = [x.name for x in operator._schema.arguments if x.kwarg_only]
     info = RuntimeSchemaInfo(static_argnum=0, static_kwargkey=keywords, needs_pytree=True)
     register_op_strategy(operator, schema_info=info)(strategy)
 
 
 for _name, _rule in RULES.items():
-    _register(_name, _rule)
-for _name in WITHOUT_RULES:
-    _register(_name, None)
+    _register(_name, _by_rule(_rule))
+for _name, _reason in WITHOUT_RULES.items():
+    _register(_name, _refusal(_name, _reason))

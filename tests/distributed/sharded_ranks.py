@@ -308,5 +308,17 @@ def collectives(rank: Rank) -> None:
         assert kernels_dsl.attention(q, k, v, causal=True).placements == (Shard(2),)
         with pytest.raises(RuntimeError, match="q is sharded along mode 1, must not be: queries attend"):
             kernels_dsl.attention(*(_placed(x, mesh, Shard(1)) for x in cases["attention"].tensors))
+        columns = (_placed(x, mesh, p) for x, p in zip(cases["gemm_gated"].tensors, (REPLICATE, Shard(1))))
+        x, w = (y.requires_grad_() for y in columns)
+        product = kernels_dsl.gemm_gated(x, w)
+        with CommDebugMode() as traffic:
+            product.backward(torch.ones_like(product))
+        assert traffic.get_total_counts() == 0
+        assert (x.grad.placements, w.grad.placements) == ((PARTIAL,), (Shard(1),))
+        with pytest.raises(RuntimeError, match=r"a is sharded along mode 1, must not be: the epilogue"):
+            kernels_dsl.gemm_gated(_placed(cases["gemm"].tensors[0], mesh, Shard(1)), b)
+        odd = _placed(torch.zeros(16, 2 * rank.size + 2).bfloat16(), mesh, Shard(1))
+        with pytest.raises(RuntimeError, match=r"b has shape .* ranks cannot share mode 1"):
+            kernels_dsl.gemm_gated(a, odd)
         with pytest.raises(RuntimeError, match=r"must be called with torch\.Tensors"):
             kernels_dsl.gemm(a, b, out=_placed(torch.zeros(8, 12).bfloat16(), mesh, Shard(0)))

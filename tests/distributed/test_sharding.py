@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._op_schema import OpSchema
 
 from kernels_dsl.distributed import register
 from tests.distributed.ranks import run_ranks
@@ -12,12 +14,26 @@ from tests.distributed.test_context_parallel import everything
 RANKS = "tests.distributed.sharded_ranks:"
 
 
-def test_every_operator_has_a_rule_or_a_reason_for_none():
-    names = {
-        x.removeprefix("kernels_dsl::") for x in torch._C._dispatch_get_all_op_names() if "kernels_dsl::" in x
-    }
-    assert len(names) > 15 and names == {*register.RULES, *register.WITHOUT_RULES}
+def _operators() -> set[str]:
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.partition("::")[2] for name in names if name.startswith("kernels_dsl::")}
+
+
+def test_every_operator_has_a_rule_or_a_reason():
     assert not set(register.RULES) & set(register.WITHOUT_RULES)
+    assert _operators() == {*register.RULES, *register.WITHOUT_RULES}
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    for name in _operators():
+        assert getattr(torch.ops.kernels_dsl, name).default in strategies, name
+
+
+@pytest.mark.parametrize("name", register.WITHOUT_RULES)
+def test_operators_without_a_rule_say_why(name):
+    operator = getattr(torch.ops.kernels_dsl, name).default
+    strategy = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs[operator]
+    reason = "writes tensors of the caller's" if name.endswith("_out") else "of serving"
+    with pytest.raises(ValueError, match=f"kernels_dsl::{name} has no sharding rule, must be .* {reason}"):
+        strategy(OpSchema(operator, (), {}))
 
 
 def test_two_ranks():

@@ -38,13 +38,19 @@ class Gate(NamedTuple):
 
     def of_pairs(self, z: Any) -> Any:
         """PyTorch's definition of columns (gate, up, gate, up, …): (…, N) -> (…, N / 2)."""
-        return self.exact(z[..., ::2], z[..., 1::2])
+        return self.exact(*_pairs(z))
 
     def backward(self, gradient: Any, z: Any) -> Any:
         """The gradient of z (…, N), from that of the result (…, N / 2)."""
         import torch
 
-        return torch.stack(self.partials(gradient, z[..., ::2], z[..., 1::2]), dim=-1).flatten(-2)
+        return torch.stack(self.partials(gradient, *_pairs(z)), dim=-1).flatten(-2)
+
+
+def _pairs(z: Any) -> tuple[Any, Any]:
+    """Gate and up of z, as views that a DTensor has without communication."""
+    pairs = z.unflatten(-1, (z.shape[-1] // 2, 2))
+    return pairs[..., 0], pairs[..., 1]
 
 
 def _by_activation(name: str, says: str) -> Gate:
