@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode
+from kernels_dsl.checks.eager_path import check_tensor, refuse_forward_mode, sharded
 from kernels_dsl.checks.options import boolean, instance, one_of, shown
 from kernels_dsl.ops.quantize.operation import QuantizeArguments
 from kernels_dsl.ops.quantize.quantize import quantize
@@ -55,13 +56,48 @@ def scaled_linear(
     _check(x, weight, bias)
     _check_options(recipe, grad_dtype, use_fast_accum)
     refuse_forward_mode("scaled_linear", {"x": x, "weight": weight, "bias": bias})
+    if sharded((x, weight, bias)):
+        over_shards = importlib.import_module("kernels_dsl.distributed.linear").scaled_linear
+        made: torch.Tensor = over_shards(x, weight, bias, (recipe, grad_dtype, use_fast_accum))
+        return made
+    return product(x, weight, bias, (recipe, grad_dtype, use_fast_accum))
+
+
+Options = tuple[str, torch.dtype, bool]
+"""recipe, grad_dtype and use_fast_accum of `scaled_linear`."""
+
+
+class Shared(NamedTuple):
+    """Process groups over which an operand, and the output, have shards on other ranks."""
+
+    x: tuple[Any, ...] = ()
+    weight: tuple[Any, ...] = ()
+    output: tuple[Any, ...] = ()
+
+
+ALONE = Shared()
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: Options,
+    shared: Shared = ALONE,
+) -> torch.Tensor:
+    """`scaled_linear` of tensors that were checked, this rank's shards of larger ones.
+
+    With the recipe "tensor" all ranks of the groups in `shared` have one scale.
+    """
+    recipe, grad_dtype, fast = options
     dtype = x.dtype
     kind = x.device.type
     if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     if not torch.is_grad_enabled() and not _is_compiling():
-        return _output(x, weight, bias, _scalings(weight, recipe), dtype, use_fast_accum, (False, False))[0]
-    return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, use_fast_accum)
+        scalings = _scalings(weight, recipe)
+        return _output(x, weight, bias, scalings, dtype, fast, (False, False), shared)[0]
+    return _Product.apply(x, weight, bias, recipe, grad_dtype, dtype, fast, shared)
 
 
 def _check_options(recipe: Any, grad_dtype: Any, use_fast_accum: Any) -> None:
@@ -103,16 +139,37 @@ def _check(x: Any, weight: Any, bias: Any) -> None:
 
 
 def _quantized(
-    x: torch.Tensor, dtype: torch.dtype, scaling: str, plain: bool, turned: bool
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    plain: bool,
+    turned: bool,
+    groups: tuple[Any, ...] = (),
 ) -> tuple[torch.Tensor, ...]:
-    """Values and scales of x, of x.mT, or of both."""
+    """Values and scales of x, of x.mT, or of both. `groups`: of ranks that have other shards of x."""
     transpose = "both" if plain and turned else turned
+    scale = _common_scale(x, dtype, groups) if groups and scaling == "tensor" else None
     if not _is_compiling():
-        return quantize(x, dtype, scaling=scaling, transpose=transpose)
+        return quantize(x, dtype, scaling=scaling, transpose=transpose, scale=scale)
     from kernels_dsl.ops.quantize import register
 
     # The checks of `quantize` ask a tensor for what may not be traced in a backward pass.
-    return register.operator(QuantizeArguments(x, None, dtype, scaling, transpose))
+    return register.operator(QuantizeArguments(x, scale, dtype, scaling, transpose))
+
+
+def _common_scale(x: torch.Tensor, dtype: torch.dtype, groups: tuple[Any, ...]) -> torch.Tensor:
+    """The scale that `quantize` would give to the tensor of which the ranks of the groups have shards."""
+    from torch.distributed._functional_collectives import all_reduce
+
+    magnitude = torch.nan_to_num(x.detach().abs().float(), nan=0.0, posinf=0.0)
+    largest = magnitude.amax() if x.numel() else magnitude.new_zeros(())
+    for group in groups:
+        largest = all_reduce(largest, "max", group)
+    limits = torch.finfo(dtype)
+    scale = (largest * torch.tensor(1 / limits.max, dtype=torch.float32, device=x.device)).clamp(
+        min=2.0**-126
+    )
+    return torch.where(largest == 0, torch.ones_like(scale), scale)
 
 
 def _product(
@@ -150,11 +207,13 @@ def _output(
     dtype: torch.dtype,
     fast: bool,
     needs: tuple[bool, bool],
+    shared: Shared,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
     """The output, and what the gradients of x and of weight need, as far as they are needed."""
     needs_x, needs_weight = needs
-    rows = _quantized(_rows(x, weight), torch.float8_e4m3fn, scalings[0], True, needs_weight)
-    columns = _quantized(weight, torch.float8_e4m3fn, scalings[1], True, needs_x)
+    e4m3 = torch.float8_e4m3fn
+    rows = _quantized(_rows(x, weight), e4m3, scalings[0], True, needs_weight, shared.x)
+    columns = _quantized(weight, e4m3, scalings[1], True, needs_x, shared.weight)
     # Scales of blocks are multiplied into float32 sums, so there are none that could be fast.
     y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast and scalings[1] != "128x128")
     kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
@@ -172,13 +231,14 @@ class _Product(torch.autograd.Function):
         grad_dtype: torch.dtype,
         dtype: torch.dtype,
         fast: bool,
+        shared: Shared,
     ) -> torch.Tensor:
         scalings = _scalings(weight, recipe)
-        y, kept = _output(x, weight, bias, scalings, dtype, fast, ctx.needs_input_grad[:2])
+        y, kept = _output(x, weight, bias, scalings, dtype, fast, ctx.needs_input_grad[:2], shared)
         ctx.save_for_backward(*kept)
         ctx.scaling, ctx.grad_dtype, ctx.groups = scalings[0], grad_dtype, weight.dim() == 3
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.shape = x.shape
+        ctx.shape, ctx.groups_of_output = x.shape, shared.output
         return y
 
     @staticmethod
@@ -190,7 +250,8 @@ class _Product(torch.autograd.Function):
         flat = gradient if ctx.groups else gradient.reshape(math.prod(lead), n)
         d_x = d_weight = d_bias = None
         if needs_x or needs_weight:
-            parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight)
+            others = ctx.groups_of_output
+            parts = _quantized(flat, ctx.grad_dtype, ctx.scaling, needs_x, needs_weight, others)
             if needs_x:
                 d_x = _product(parts[:2], (weight_turned, weight_scale), ctx.scaling, ctx.dtypes[0])
                 d_x = d_x.view(ctx.shape)
@@ -198,7 +259,7 @@ class _Product(torch.autograd.Function):
                 d_weight = _product(parts[-2:], (x_turned, x_scale), ctx.scaling, ctx.dtypes[1])
         if needs_bias:
             d_bias = flat.sum(0, dtype=torch.float32).to(ctx.dtypes[2])
-        return d_x, d_weight, d_bias, None, None, None, None
+        return d_x, d_weight, d_bias, None, None, None, None, None
 
 
 class ScaledLinear(torch.nn.Linear):
