@@ -26,7 +26,7 @@ def _emulated():
 def _without_kernels(monkeypatch):
     """The definitions in place of kernels, for what does not depend on those."""
 
-    def quantize(x, dtype, *, scaling, transpose):
+    def quantize(x, dtype, *, scaling, transpose, scale=None):
         sources = [x] * (transpose is not True) + [x.mT] * bool(transpose)
         return tuple(t for source in sources for t in quantization.quantize(source, dtype, scaling=scaling))
 
