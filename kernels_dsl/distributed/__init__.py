@@ -1,9 +1,17 @@
-"""Our operations across the ranks of `torch.distributed`: attention over a sequence that they share.
+"""Our operations across the ranks of `torch.distributed`: sequences and layers that they share.
 
 Nothing here brings a runtime of its own: collectives are PyTorch's, over a process group of the caller's.
 """
 
 from kernels_dsl.distributed.attention import context_parallel_attention
+from kernels_dsl.distributed.bsr_linear import BsrColwiseParallel, BsrRowwiseParallel, shard_bsr
 from kernels_dsl.distributed.sequence import shard_sequence, unshard_sequence
 
-__all__ = ["context_parallel_attention", "shard_sequence", "unshard_sequence"]
+__all__ = [
+    "BsrColwiseParallel",
+    "BsrRowwiseParallel",
+    "context_parallel_attention",
+    "shard_bsr",
+    "shard_sequence",
+    "unshard_sequence",
+]

@@ -25,6 +25,8 @@ class BsrLinear(torch.nn.Module):
 
     crow_indices: torch.Tensor
     col_indices: torch.Tensor
+    _adds_bias = True
+    """False where the bias is added to a sum over ranks, later (`kernels_dsl.distributed`)."""
 
     def __init__(
         self, weight: BsrTensor, bias: torch.Tensor | None = None, activation: str | None = None
@@ -96,7 +98,8 @@ class BsrLinear(torch.nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.values.dtype)
         flat = x.reshape(-1, self.in_features)
-        y = bsr_gemm(flat, self.weight.t(), bias=self.bias, activation=self.activation)
+        bias = self.bias if self._adds_bias else None
+        y = bsr_gemm(flat, self.weight.t(), bias=bias, activation=self.activation)
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

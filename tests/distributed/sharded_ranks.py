@@ -235,7 +235,8 @@ def check(case: Case, placements: tuple[Placement, ...], mesh: DeviceMesh) -> bo
     return True
 
 
-def _use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators compute by formula in place of kernels."""
     monkeypatch.setattr(Operation, "run", lambda self, call: FORMULAS[self.name](call))
     monkeypatch.setattr(gradient, "_plan_of", _backward_plan)
 
@@ -251,7 +252,7 @@ def _grid() -> list[tuple[Case, tuple[Placement, ...]]]:
 def _run(chosen: list[tuple[Case, tuple[Placement, ...]]], rank: Rank) -> None:
     mesh = init_device_mesh("cpu", (rank.size,))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _use_formulas(monkeypatch)
+        use_formulas(monkeypatch)
         found = [check(case, placements, mesh) for case, placements in chosen]
     assert any(found) and not all(found)
 
@@ -293,7 +294,7 @@ def collectives(rank: Rank) -> None:
     mesh = init_device_mesh("cpu", (rank.size,))
     cases = {case.name: case for case in _cases()}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _use_formulas(monkeypatch)
+        use_formulas(monkeypatch)
         for name, placements, expected, placed in EXACT:
             case = cases[name]
             tensors = [_placed(x, mesh, p) for x, p in zip(case.tensors, placements)]
