@@ -100,7 +100,7 @@ class BsrLinear(torch.nn.Module):
         flat = x.reshape(-1, self.in_features)
         bias = self.bias if self._adds_bias else None
         y = bsr_gemm(flat, self.weight.t(), bias=bias, activation=self.activation)
-        return y.view(*x.shape[:-1], self.out_features)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """The text that `print` shows."""

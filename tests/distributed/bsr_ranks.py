@@ -51,7 +51,10 @@ def _counted(traffic: CommDebugMode) -> dict[str, int]:
     return {str(key).split(".")[-1]: n for key, n in traffic.get_comm_counts().items()}
 
 
-def _run(module: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, Traffic]:
+def run_both_ways(
+    module: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, Traffic]:
+    """The output, with gradients left in the leaves, and what was communicated."""
     with CommDebugMode() as forward:
         y = module(x)
     with CommDebugMode() as backward:
@@ -78,9 +81,9 @@ def pair(rank: Rank) -> None:
         x = _from_first(x, mesh).requires_grad_()
         gradient = _from_first(whole_numbers(3, 8, 64), mesh)
         own = x.detach().clone().requires_grad_()
-        expected, _ = _run(single, x, gradient)
+        expected, _ = run_both_ways(single, x, gradient)
         parallelize_module(shared, mesh, {"0": BsrColwiseParallel(), "1": BsrRowwiseParallel()})
-        found, traffic = _run(shared, own, gradient)
+        found, traffic = run_both_ways(shared, own, gradient)
         assert traffic == Traffic({"all_reduce": 1}, {"all_reduce": 1}), traffic
         _expect(found, expected, "output")
         _expect(own.grad, x.grad, "gradient of the input")
@@ -106,14 +109,14 @@ def layouts(rank: Rank) -> None:
         single = model()
         shared = copy.deepcopy(single)
         x, gradient = whole_numbers(8, 64).requires_grad_(), whole_numbers(8, 64)
-        expected, _ = _run(single, x, gradient)
+        expected, _ = run_both_ways(single, x, gradient)
         styles = {
             "0": BsrColwiseParallel(input_layouts=rows),
             "1": BsrRowwiseParallel(output_layouts=rows, use_local_output=False),
         }
         parallelize_module(shared, mesh, styles)
         own = distribute_tensor(x.detach(), mesh, [rows]).requires_grad_()
-        found, traffic = _run(shared, own, distribute_tensor(gradient, mesh, [rows]))
+        found, traffic = run_both_ways(shared, own, distribute_tensor(gradient, mesh, [rows]))
         assert traffic.forward == {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}, traffic
         assert traffic.backward == {
             "all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_reduce": 1
@@ -133,8 +136,8 @@ def columns(rank: Rank) -> None:
         single = layer(64, 128)
         shared = parallelize_module(copy.deepcopy(single), mesh, BsrRowwiseParallel(output_layouts=Shard(-1)))
         x, gradient = whole_numbers(8, 128), whole_numbers(8, 64)
-        expected, _ = _run(single, x, gradient)
-        found, traffic = _run(
+        expected, _ = run_both_ways(single, x, gradient)
+        found, traffic = run_both_ways(
             shared, x.chunk(rank.size, -1)[rank.rank], gradient.chunk(rank.size, -1)[rank.rank]
         )
         assert traffic.forward == {"reduce_scatter_tensor": 1}, traffic

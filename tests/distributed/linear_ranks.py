@@ -22,7 +22,7 @@ from tests.distributed.sharded_ranks import FORMULAS
 WHOLE = Replicate()
 
 
-def _use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Formulas in place of the layers' kernels."""
 
     def quantize(x: torch.Tensor, dtype: torch.dtype, **options: Any) -> Any:
@@ -50,7 +50,8 @@ def _full(x: Any) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def _close(found: Any, expected: torch.Tensor, most: float, label: str) -> None:
+def close(found: Any, expected: torch.Tensor, most: float, label: str) -> None:
+    """AssertionError where a tensor, or the whole of a DTensor, has a larger relative error."""
     found, expected = _full(found).detach(), expected.detach()
     assert found.shape == expected.shape and found.dtype == expected.dtype, label
     error = float((found.double() - expected.double()).norm() / expected.double().norm())
@@ -67,7 +68,7 @@ def placements(rank: Rank) -> None:
     torch.manual_seed(1)
     x, weight, bias, gradient = _new(2, 4, 32), _new(16, 32), _new(16), _new(2, 4, 16)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _use_formulas(monkeypatch)
+        use_formulas(monkeypatch)
         for recipe, x_place, w_place in itertools.product(
             MOST, (WHOLE, Shard(0), Shard(1), Shard(2), Partial()), (WHOLE, Shard(0), Shard(1))
         ):
@@ -81,10 +82,10 @@ def placements(rank: Rank) -> None:
             found = kernels_dsl.scaled_linear(*mine, recipe=recipe)
             found.backward(distribute_tensor(gradient, mesh, [WHOLE]))
             label = f"{recipe} {x_place} {w_place}"
-            _close(found, expected, MOST[recipe], f"{label}: output")
+            close(found, expected, MOST[recipe], f"{label}: output")
             for name, a, b in zip(("x", "weight", "bias"), mine, leaves):
                 assert a.grad is not None and b.grad is not None
-                _close(a.grad, b.grad, MOST[recipe], f"{label}: gradient of {name}")
+                close(a.grad, b.grad, MOST[recipe], f"{label}: gradient of {name}")
 
 
 def _placed(x: torch.Tensor, mesh: DeviceMesh, place: Placement) -> DTensor:
@@ -101,7 +102,7 @@ def tensor_parallel(rank: Rank) -> None:
     """`parallelize_module` of two layers: output, gradients and collectives."""
     mesh = _mesh(rank)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _use_formulas(monkeypatch)
+        use_formulas(monkeypatch)
         for recipe, all_reduces in COLLECTIVES.items():
             torch.manual_seed(2)
             whole, x, gradient = _model(recipe), _new(6, 32), _new(6, 32)
@@ -117,12 +118,12 @@ def tensor_parallel(rank: Rank) -> None:
             counts = {str(key).split(".")[-1]: n for key, n in traffic.get_comm_counts().items()}
             assert counts == {"all_reduce": all_reduces}, (recipe, counts)
             found.backward(gradient)
-            _close(found, expected, MOST[recipe], f"{recipe}: output")
+            close(found, expected, MOST[recipe], f"{recipe}: output")
             assert a.grad is not None
-            _close(b.grad, a.grad, MOST[recipe], f"{recipe}: gradient of x")
+            close(b.grad, a.grad, MOST[recipe], f"{recipe}: gradient of x")
             for (name, p), (_, q) in zip(shared.named_parameters(), whole.named_parameters()):
                 assert q.grad is not None
-                _close(p.grad, q.grad, MOST[recipe], f"{recipe}: gradient of {name}")
+                close(p.grad, q.grad, MOST[recipe], f"{recipe}: gradient of {name}")
 
 
 def _model(recipe: str) -> torch.nn.Module:

@@ -9,3 +9,7 @@ RANKS = "tests.distributed.linear_ranks:"
 
 def test_scaled_linear():
     run_ranks(RANKS + "scales", RANKS + "placements", RANKS + "tensor_parallel")
+
+
+def test_fully_shard():
+    run_ranks("tests.distributed.fsdp_ranks:fully_sharded")
