@@ -287,6 +287,34 @@ EXACT = [
     ("quantize row no", (Shard(0),), {}, Shard(0)),
 ]
 """Operator, placements, the collectives of a call, placement of the first result."""
+LOCAL_BACKWARD = [
+    ("gemm", (Shard(0), REPLICATE), (Shard(0), PARTIAL)),
+    ("gemm", (REPLICATE, Shard(1)), (PARTIAL, Shard(1))),
+    ("gemm bias", (REPLICATE, Shard(1), Shard(0)), (PARTIAL, Shard(1), Shard(0))),
+    ("gemm relu", (Shard(0), REPLICATE), (Shard(0), PARTIAL)),
+    ("gemm_gated", (REPLICATE, Shard(1), Shard(0)), (PARTIAL, Shard(1), Shard(0))),
+    ("attention", (Shard(0),) * 3, (Shard(0),) * 3),
+    ("attention", (Shard(2),) * 3, (Shard(2),) * 3),
+    ("bsr left", (REPLICATE, REPLICATE, REPLICATE, Shard(0)), (PARTIAL, Shard(0))),
+]
+"""Operator, placements, those of the gradients, which need no collective."""
+
+
+def backward_collectives(rank: Rank) -> None:
+    """Gradients of shards come without communication, in the placements that follow from the operands'."""
+    mesh = init_device_mesh("cpu", (rank.size,))
+    cases = {case.name: case for case in _cases()}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_formulas(monkeypatch)
+        for name, placements, expected in LOCAL_BACKWARD:
+            case = cases[name]
+            leaves = _leaves(case, [_placed(x, mesh, p) for x, p in zip(case.tensors, placements)])
+            first = _results(case, leaves)[0]
+            with CommDebugMode() as traffic:
+                first.backward(torch.ones_like(first))
+            assert traffic.get_total_counts() == 0, f"{name} {placements}: {traffic.get_comm_counts()}"
+            found = tuple(x.grad.placements[0] for x in leaves if x.requires_grad)
+            assert found == expected, f"{name} {placements}: {found}"
 
 
 def collectives(rank: Rank) -> None:

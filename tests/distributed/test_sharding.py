@@ -37,7 +37,7 @@ def test_operators_without_a_rule_say_why(name):
 
 
 def test_two_ranks():
-    run_ranks(RANKS + "collectives", RANKS + "sample")
+    run_ranks(RANKS + "collectives", RANKS + "backward_collectives", RANKS + "sample")
 
 
 @everything
