@@ -48,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=0.0, help="start no block of cases after so long, a family"
     )
+    parser.add_argument(
+        "--case-seconds", type=float, default=0.0,
+        help="a case that takes longer has hung (default 180, under the sanitizer 600)",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, help="write counts, coverage and failures to this JSON file")
     return parser
@@ -188,8 +192,8 @@ def main(arguments: list[str]) -> int:
         plan = pool.Plan(
             family, settings, len(numbers) or options.cases, options.first,
             options.workers or os.cpu_count() or 1, options.seconds,
-            case_seconds=600.0 if options.sanitize else 180.0, gpus=gpus, sanitize=options.sanitize,
-            numbers=numbers,
+            case_seconds=options.case_seconds or (600.0 if options.sanitize else 180.0),
+            gpus=gpus, sanitize=options.sanitize, numbers=numbers,
         )  # fmt: skip
         how = " --emulate" if options.emulate else ""
         tally = Tally(plan, f"python -m tests.fuzz {family} --seed {options.seed}{how}", save)

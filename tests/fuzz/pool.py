@@ -25,6 +25,8 @@ SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "
 _REPORT = "========= "
 _NO_REPORT = ("========= COMPUTE-SANITIZER", "========= ERROR SUMMARY: 0 errors")
 _TAIL = 3000
+STACKS_SECONDS = 5.0
+"""Before a case counts as hung, its threads' stacks are written."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,10 @@ class _Worker:
             try:
                 line = self.lines.get(timeout=max(deadline - time.monotonic(), 0.01))
             except queue.Empty:
+                said = self._said()
                 self.close(kill=True)
-                return Outcome(
-                    number, Status.FAILED, detail=f"hung: no result after {self.plan.case_seconds} s"
-                )
+                detail = f"hung: no result after {self.plan.case_seconds} s\n{''.join(reports)}{said}"
+                return Outcome(number, Status.FAILED, detail=detail)
             if line is None:
                 return self._ended(number, reports)
             if line.startswith(DONE):
@@ -105,7 +107,8 @@ class _Worker:
         if self.process is None or self.process.poll() is not None:
             self.close()
             settings = json.dumps(self.plan.settings.as_dict())
-            command = [sys.executable, "-m", "tests.fuzz.worker", self.plan.family, settings]
+            stacks_after = str(max(self.plan.case_seconds - STACKS_SECONDS, self.plan.case_seconds / 2))
+            command = [sys.executable, "-m", "tests.fuzz.worker", self.plan.family, settings, stacks_after]
             if self.plan.sanitize:
                 command = [*SANITIZER, *command]
             self.errors = tempfile.TemporaryFile("w+")
@@ -120,13 +123,17 @@ class _Worker:
 
     def _ended(self, number: int, reports: list[str]) -> Outcome:
         status = self.process.wait() if self.process is not None else None
-        said = ""
-        if self.errors is not None:
-            self.errors.seek(0)
-            said = self.errors.read()[-_TAIL:]
+        said = self._said()
         self.close()
         detail = f"the process ended with status {status}\n{''.join(reports)}{said}"
         return Outcome(number, Status.FAILED, detail=detail)
+
+    def _said(self) -> str:
+        """The end of the process' standard error."""
+        if self.errors is None:
+            return ""
+        self.errors.seek(0)
+        return self.errors.read()[-_TAIL:]
 
     def finish(self) -> str:
         """End the process; the sanitizer's reports that no case has."""

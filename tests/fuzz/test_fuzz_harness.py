@@ -52,6 +52,7 @@ def test_a_process_that_dies_or_hangs_costs_one_case(fault):
     pool.run(plan, outcomes.append)
     assert [x.number for x in outcomes] == [0, 1]
     assert all(x.status is Status.FAILED and ENDS[fault] in x.detail for x in outcomes), outcomes
+    assert fault != "hang" or all("planted.py" in x.detail for x in outcomes), "no stack of what hung"
 
 
 def test_a_run_prints_counts_and_repro_lines_and_fails(tmp_path, monkeypatch, capsys):

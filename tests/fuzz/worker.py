@@ -1,11 +1,13 @@
-"""A process that runs cases: `python -m tests.fuzz.worker FAMILY SETTINGS`, driven by `pool`.
+"""A process that runs cases: `python -m tests.fuzz.worker FAMILY SETTINGS SECONDS`, driven by `pool`.
 
 Reads the numbers of cases from standard input, one a line, and writes `CASE number` when it starts one and a
-line of JSON after `OUTCOME` when it is done. After an error that the GPU does not recover from it ends.
+line of JSON after `OUTCOME` when it is done. The stacks of a case that takes SECONDS go to standard error.
+After an error that the GPU does not recover from it ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -67,8 +69,9 @@ def _poisoning(make: Callable[..., torch.Tensor], fill: Callable[[torch.Tensor],
 
 
 def main(arguments: list[str]) -> int:
-    """`arguments`: the family, and the settings as JSON."""
+    """`arguments`: the family, the settings as JSON, the seconds after which a case's stacks are written."""
     family, settings = arguments[0], Settings(**json.loads(arguments[1]))
+    seconds = float(arguments[2])
     torch.set_num_threads(1)
     if settings.device == "cpu":
         poison_new_memory()
@@ -77,7 +80,9 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         number = int(line)
         print(f"{STARTED}{number}", flush=True)
+        faulthandler.dump_traceback_later(seconds)
         outcome = run_one(family, number, settings)
+        faulthandler.cancel_dump_traceback_later()
         print(DONE + json.dumps(outcome.as_dict()), flush=True)
         if outcome.fatal:
             os._exit(3)
