@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from kernels_dsl.distributed.launches import KeysValues, Needed
 from kernels_dsl.distributed.parts import Rows, states_of
 from kernels_dsl.distributed.ring import Call
 from kernels_dsl.distributed.sequence import by_ranks, gathered, in_sequence
-from kernels_dsl.distributed.states import GradientSums, KeysValues, Needed, States
+from kernels_dsl.distributed.states import GradientSums, States
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS
 from kernels_dsl.ops.attention.backward import Forward
 

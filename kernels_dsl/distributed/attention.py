@@ -11,10 +11,11 @@ from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_forward_mode
 from kernels_dsl.distributed.agreement import agree
 from kernels_dsl.distributed.all_gather import AllGather
-from kernels_dsl.distributed.parts import Lengths, Limits, Sharing
+from kernels_dsl.distributed.launches import Options
+from kernels_dsl.distributed.packed import batch_of_one, check_starts, starts_of
+from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Sharing
 from kernels_dsl.distributed.ring import Call, Ring
 from kernels_dsl.distributed.sequence import ORDERS, check_local_length, ranks_of
-from kernels_dsl.distributed.states import Options
 from kernels_dsl.distributed.ulysses import refuse_heads, ulysses
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
@@ -39,6 +40,7 @@ def context_parallel_attention(
     window: Sequence[int | None] | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
+    cu_seqlens: torch.Tensor | Sequence[int] | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
 ) -> Any:
@@ -54,6 +56,11 @@ def context_parallel_attention(
     Causal, window, scale, softcap and deterministic are those of `attention`, for the whole sequence. Without
     a mask k and v may have another length than q.
 
+    cu_seqlens: packed sequences, (sequences + 1,) integers that rise from 0: where each starts in the whole,
+    and the end of the last; the same on all ranks. Tensors have no batch then: q (S / ranks, H, D), the
+    log-sum-exp (H, S / ranks); shard with `dim=0`. Causal and window count within a sequence. Rows after the
+    last sequence give 0 and -inf. The host reads them: on a GPU it waits for that.
+
     Returns this rank's rows of the output, and with `return_lse` of the log-sum-exp, (B, H, S / ranks).
     Differentiable in q, k and v, through the log-sum-exp too: all ranks must call backward then. Results are
     merged in float32, in a fixed order: the same call gives the same bits.
@@ -67,8 +74,8 @@ def context_parallel_attention(
             "context_parallel_attention runs outside torch.compile only: wrap the call in "
             "torch.compiler.disable"
         )
-    ranks = ranks_of(group)
-    limits: Limits | None = None
+    ranks, named = ranks_of(group), {"q": q, "k": k, "v": v}
+    limits, starts = Limits(), None
     try:
         options.one_of("method", method, METHODS)
         options.one_of("order", order, ORDERS)
@@ -76,7 +83,12 @@ def context_parallel_attention(
         if deterministic is not None:
             options.boolean("deterministic", deterministic)
         limits = Limits(*window_limits(options.boolean("causal", causal), window))
+        if cu_seqlens is not None:
+            starts = starts_of(cu_seqlens)
+            q, k, v = batch_of_one(q, k, v)
         _check((q, k, v), AttentionOptions(scale=scale, softcap=softcap), order, limits)
+        if starts is not None:
+            check_starts(starts, q, k, ranks.size)
         if method == "ulysses":
             refuse_heads(q.shape[2], k.shape[2], ranks.size)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -84,16 +96,19 @@ def context_parallel_attention(
         raise
     choices = {
         "method": method, "order": order, "window": tuple(limits), "scale": scale, "softcap": softcap,
-        "return_lse": return_lse, "deterministic": deterministic,
+        "return_lse": return_lse, "deterministic": deterministic, "cu_seqlens": starts,
     }  # fmt: skip
-    agree(ranks, {**_form({"q": q, "k": k, "v": v}), **choices})
+    agree(ranks, {**_form(named), **choices})
     q, k, v = (x.resolve_neg() for x in (q, k, v))
-    sharing = Sharing(ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits)
+    common = ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits
+    sharing = Sharing(*common) if starts is None else PackedSharing(*common, starts)
     call = Call(ranks, sharing, Options(scale, softcap, deterministic))
     if method == "ulysses":
         out, lse = ulysses(call, q, k, v, return_lse)
     else:
         out, lse = (Ring if method == "ring" else AllGather).apply(call, q, k, v)
+    if starts is not None:
+        out, lse = out[0], lse[0] if return_lse else lse
     return (out, lse) if return_lse else out
 
 

@@ -1,15 +1,18 @@
 """The work of a rank: which of its queries attend to which keys of another rank, and under which mask.
 
 A window, of which a causal mask is one, becomes a window between two spans that is aligned to their first
-rows. Rows that see nothing of the other span are left out, so that windows skip ranks.
+rows. Rows that see nothing of the other span are left out, so that windows skip ranks. Two chunks of packed
+sequences have one sequence in common at most, so that only a rank's own rows need their starts.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels_dsl.distributed.sequence import Span, spans_of
+from lowering.records import frozen
 
 
 class Limits(NamedTuple):
@@ -32,11 +35,16 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Queries and keys of which one launch gets all; the limits count from the first of each."""
+    """Queries and keys of which one launch gets all; the limits count from the first of each.
+
+    starts: where several packed sequences begin among the rows, and the end of the last; the limits are those
+    of each. Empty where there is one.
+    """
 
     q: Rows
     k: Rows
     limits: Limits = Limits()
+    starts: tuple[int, ...] = ()
 
 
 def part_of(q: Span, k: Span, limits: Limits) -> Part | None:
@@ -76,7 +84,7 @@ def _joined(parts: list[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if last is None or last.limits != Limits() or part.limits != Limits():
+        if last is None or any(x.limits != Limits() or x.starts for x in (last, part)):
             found.append(part)
         elif last.q == part.q and last.k.end == part.k.start:
             found[-1] = Part(part.q, Rows(last.k.start, part.k.end))
@@ -107,7 +115,8 @@ class Lengths(NamedTuple):
     k: int
 
 
-class Sharing(NamedTuple):
+@frozen
+class Sharing:
     """All that the parts between any two ranks follow from: every rank computes those of all."""
 
     size: int
@@ -119,12 +128,18 @@ class Sharing(NamedTuple):
         """Those between the queries of a rank and the keys of another."""
         q_spans = spans_of(rank, self.size, self.lengths.q, self.order)
         k_spans = spans_of(owner, self.size, self.lengths.k, self.order)
-        return parts_between(q_spans, k_spans, self.limits)
+        return self._between(q_spans, k_spans)
 
     def parts_of_all(self, rank: int) -> list[Part]:
         """Those between the queries of a rank and the keys of all, in the order of the sequence."""
         q_spans = spans_of(rank, self.size, self.lengths.q, self.order)
-        return parts_between(q_spans, [Span(0, self.size * self.lengths.k, 0)], self.limits)
+        return self._between(q_spans, self._all_keys())
+
+    def _all_keys(self) -> list[Span]:
+        return [Span(0, self.size * self.lengths.k, 0)]
+
+    def _between(self, q_spans: Sequence[Span], k_spans: Sequence[Span]) -> list[Part]:
+        return parts_between(q_spans, k_spans, self.limits)
 
     def keys(self, rank: int, owner: int) -> Rows | None:
         """The rows of the owner's keys that the queries of a rank need; None for none."""
@@ -132,3 +147,83 @@ class Sharing(NamedTuple):
         if not parts:
             return None
         return Rows(min(part.k.start for part in parts), max(part.k.end for part in parts))
+
+
+@frozen
+class PackedSharing(Sharing):
+    """That of packed sequences: `starts` of each in the whole, from 0, and the end of the last."""
+
+    starts: tuple[int, ...]
+
+    def _all_keys(self) -> list[Span]:
+        rows = [
+            span
+            for rank in range(self.size)
+            for span in spans_of(rank, self.size, self.lengths.k, self.order)
+        ]
+        return [Span(span.start, span.length, span.start) for span in sorted(rows)]
+
+    def _between(self, q_spans: Sequence[Span], k_spans: Sequence[Span]) -> list[Part]:
+        pairs = [(q, k) for q in q_spans for k in k_spans]
+        own = _side_by_side([self._own_part(q, k) for q, k in pairs if q.start == k.start])
+        others = [self._shared_part(q, k) for q, k in pairs if q.start != k.start]
+        found = [part for part in others if part is not None]
+        if found and own and list(q_spans) == list(k_spans) and self.limits == Limits(None, 0):
+            # A sequence of both chunks: its rows rise in the rank's, which is all that a causal mask asks.
+            border, found = q_spans[-1].local, []
+            own = [part._replace(starts=tuple(x for x in part.starts if x != border)) for part in own]
+        return [self._simple(part) for part in own] + _joined(_joined(found))
+
+    def _own_part(self, q: Span, k: Span) -> Part | None:
+        """All sequences of a chunk; rows after the last sequence see nothing."""
+        q, k = (_within(x, 0, self.starts[-1]) for x in (q, k))
+        if q.length <= 0:
+            return None
+        inner = self.starts[bisect_right(self.starts, q.start) : bisect_left(self.starts, q.start + q.length)]
+        starts = (0, *(start - q.start for start in dict.fromkeys(inner)), q.length)
+        return Part(_rows(q), _rows(k), self.limits, starts)
+
+    def _shared_part(self, q: Span, k: Span) -> Part | None:
+        """The sequence that two chunks have in common, if there is one."""
+        first, second = sorted((q, k))
+        place = bisect_right(self.starts, second.start)
+        if place == len(self.starts) or self.starts[place - 1] >= first.start + first.length:
+            return None
+        start, end = self.starts[place - 1 : place + 1]
+        return part_of(_within(q, start, end), _within(k, start, end), self.limits)
+
+    def _simple(self, part: Part) -> Part:
+        """The part as one of a single sequence, if it is."""
+        if len(part.starts) > 2:
+            return part
+        length = part.q.end - part.q.start
+        found = part_of(Span(0, length, part.q.start), Span(0, length, part.k.start), self.limits)
+        assert found is not None
+        return found
+
+
+def _side_by_side(parts: Sequence[Part | None]) -> list[Part]:
+    """Parts of packed sequences, those whose rows follow one another as one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if part is None:
+            continue
+        if last is not None and last.q.end == part.q.start and last.k.end == part.k.start:
+            rows = Rows(last.q.start, part.q.end), Rows(last.k.start, part.k.end)
+            border = last.starts[-1]
+            starts = (*last.starts, *(border + start for start in part.starts[1:]))
+            found[-1] = Part(*rows, part.limits, starts)
+        else:
+            found.append(part)
+    return found
+
+
+def _within(span: Span, start: int, end: int) -> Span:
+    """The rows of a span that lie in a part of the sequence."""
+    first, last = max(span.start, start), min(span.start + span.length, end)
+    return Span(first, last - first, span.local + first - span.start)
+
+
+def _rows(span: Span) -> Rows:
+    return Rows(span.local, span.local + span.length)

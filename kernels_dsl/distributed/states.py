@@ -8,40 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
+from kernels_dsl.distributed.launches import KeysValues, Needed, Options, launch, launch_backward
 from kernels_dsl.distributed.parts import Part, Rows, states_of
-from kernels_dsl.ops.attention.attention import attention
 from kernels_dsl.ops.attention.backward import Forward
-from kernels_dsl.ops.attention.gradient import gradients_of
 from kernels_dsl.ops.serving.merge_operation import Merged
 from kernels_dsl.ops.serving.merge_states import merge_states
-from lowering.records import frozen
 
 MOST_STATES = 4
 """Results that wait for being merged: a rank's memory does not grow with the number of ranks."""
-
-
-class KeysValues(NamedTuple):
-    """Keys and values, (B, S, Hk, D) and (B, S, Hk, Dv)."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-
-    def rows(self, rows: Rows) -> KeysValues:
-        """Some of them, as views."""
-        return KeysValues(self.k[:, rows.slice], self.v[:, rows.slice])
-
-
-@frozen
-class Options:
-    """Options of every launch."""
-
-    scale: float | None
-    softcap: float
-    deterministic: bool | None
 
 
 class States:
@@ -51,7 +28,7 @@ class States:
         """count: the states that will be added."""
         batch, rows, heads, _ = q.shape
         slots = max(1, min(count, MOST_STATES))
-        self._q, self._options, self._left = q, options, count
+        self._q, self._options, self._count, self._left = q, options, count, count
         self._out = q.new_empty((slots, batch, rows, heads, dim_v))
         self._lse = q.new_empty((slots, batch, heads, rows), dtype=torch.float32)
         self._used = 0
@@ -66,21 +43,14 @@ class States:
             out, lse = self._out[self._used], self._lse[self._used]
             if any(part.q != Rows(0, out.shape[1]) for part in state):
                 lse.fill_(-math.inf)
+                if self._count == 1:  # no merge
+                    out.zero_()
             for part in state:
-                lse[:, :, part.q.slice] = self._launch(part, found.rows(part.k), out)
+                q, part_out = self._q[:, part.q.slice], out[:, part.q.slice]
+                lse[:, :, part.q.slice] = launch(self._options, part, q, found.rows(part.k), part_out)
             self._used, self._left = self._used + 1, self._left - 1
             if self._used == len(self._out) and self._left:
                 self._merge(torch.float32)
-
-    def _launch(self, part: Part, found: KeysValues, out: torch.Tensor) -> torch.Tensor:
-        """Writes a part's rows of `out`, and returns their log-sum-exp."""
-        q, options = self._q[:, part.q.slice], self._options
-        _, lse = attention(
-            q, *found, window=part.limits, alignment="top_left", scale=options.scale, softcap=options.softcap,
-            return_lse=True, out=out[:, part.q.slice],
-        )  # fmt: skip
-        result: torch.Tensor = lse
-        return result
 
     def result(self) -> Merged:
         """Output, of q's dtype, and log-sum-exp (B, H, S)."""
@@ -102,14 +72,6 @@ class States:
         return self._sum
 
 
-@frozen
-class Needed:
-    """Gradients that are asked for."""
-
-    q: bool
-    kv: bool
-
-
 class GradientSums:
     """Gradients of a rank's queries, summed in float32, and those of one rank's keys after another."""
 
@@ -121,12 +83,8 @@ class GradientSums:
         options: Options,
         needed: Needed,
     ) -> None:
-        self._forward, self._do, self._d_lse, self._needed = forward, do, d_lse, needed
-        deterministic = {} if options.deterministic is None else {"deterministic": options.deterministic}
-        self._keywords = {
-            "scale": options.scale, "softcap": options.softcap, "alignment": "top_left", "needs_q": needed.q,
-            "needs_kv": needed.kv, **deterministic,
-        }  # fmt: skip
+        self._forward, self._do, self._d_lse = forward, do, d_lse
+        self._options, self._needed = options, needed
         self.dq = torch.zeros_like(forward.q, dtype=torch.float32) if needed.q else None
 
     def add(
@@ -140,10 +98,8 @@ class GradientSums:
             part_of = Forward(
                 forward.q[:, q], *k, forward.out[:, q], forward.lse[:, :, q].contiguous(), forward.extras
             )
-            gradients = gradients_of(
-                part_of, self._do[:, q], None if d_lse is None else d_lse[:, :, q].contiguous(),
-                window_left=part.limits.left, window_right=part.limits.right, **self._keywords,
-            )  # fmt: skip
+            d_lse = None if d_lse is None else d_lse[:, :, q].contiguous()
+            gradients = launch_backward(self._options, part, part_of, self._do[:, q], d_lse, self._needed)
             if self.dq is not None:
                 assert gradients.q is not None
                 self.dq[:, q] += gradients.q

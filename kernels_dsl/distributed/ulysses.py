@@ -5,14 +5,17 @@ Between the two, a rank's attention is that of one GPU: the same kernel, launche
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from kernels_dsl.distributed.launches import packing_of
+from kernels_dsl.distributed.parts import PackedSharing
 from kernels_dsl.distributed.ring import Call
 from kernels_dsl.distributed.sequence import by_ranks, in_sequence
-from kernels_dsl.ops.attention.attention import attention
+from kernels_dsl.ops.attention.attention import attention, attention_varlen
 from kernels_dsl.ops.serving.merge_operation import Merged
 
 
@@ -65,16 +68,33 @@ def refuse_heads(heads: int, kv_heads: int, size: int) -> None:
         )
 
 
+def _packed(starts: tuple[int, ...], tensors: list[torch.Tensor], keywords: dict[str, Any]) -> Any:
+    """`attention` of packed sequences; rows after the last one see nothing."""
+    rows, end = tensors[0].shape[1], starts[-1]
+    q, k, v = (x[0, :end] for x in tensors)
+    packing = packing_of(starts, q.device)
+    found = attention_varlen(q, k, v, packing.starts, packing.starts, packing.longest, **keywords)
+    out, lse = found if keywords["return_lse"] else (found, None)
+    out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, rows - end))[None]
+    if lse is None:
+        return out
+    return out, torch.nn.functional.pad(lse, (0, rows - end), value=-math.inf)[None]
+
+
 def ulysses(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> Merged:
     """Output and log-sum-exp of a rank's queries; the latter is (0,) where nobody asks for it."""
     size, options = call.ranks.size, call.options
     if k.shape[2] % size:  # several ranks get the same head
         k, v = (x.repeat_interleave(size // x.shape[2], 2) for x in (k, v))
     whole = [_Exchange.apply(call, True, x) for x in (q, k, v)]
-    result = attention(
-        *whole, window=call.sharing.limits, alignment="top_left", scale=options.scale,
-        softcap=options.softcap, return_lse=with_lse, deterministic=options.deterministic,
-    )  # fmt: skip
+    keywords: dict[str, Any] = {
+        "window": call.sharing.limits, "alignment": "top_left", "scale": options.scale,
+        "softcap": options.softcap, "return_lse": with_lse, "deterministic": options.deterministic,
+    }  # fmt: skip
+    if isinstance(call.sharing, PackedSharing):
+        result = _packed(call.sharing.starts, whole, keywords)
+    else:
+        result = attention(*whole, **keywords)
     if not with_lse:
         return Merged(_Exchange.apply(call, False, result), q.new_empty(0))
     out, lse = result

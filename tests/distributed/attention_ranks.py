@@ -32,6 +32,12 @@ class Case(NamedTuple):
     kv_heads: int = 2
     dim: int = 16
     with_lse: bool = True
+    starts: tuple[int, ...] | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Sequences are packed: tensors have no batch."""
+        return self.starts is not None
 
 
 class Tensors(NamedTuple):
@@ -45,30 +51,35 @@ class Tensors(NamedTuple):
 
 
 def _tensors(case: Case) -> Tensors:
-    generator = torch.Generator().manual_seed(hash((case.rows, case.heads)))
+    generator, batch = torch.Generator().manual_seed(hash((case.rows, case.heads))), 2 - case.packed
 
     def new(heads: int, dim: int) -> torch.Tensor:
-        return torch.randn(2, case.rows, heads, dim, generator=generator).bfloat16()
+        return torch.randn(batch, case.rows, heads, dim, generator=generator).bfloat16()
 
     q, k, v = new(case.heads, case.dim), new(case.kv_heads, case.dim), new(case.kv_heads, 8)
-    d_lse = torch.randn(2, case.heads, case.rows, generator=generator)
+    d_lse = torch.randn(batch, case.heads, case.rows, generator=generator)
     return Tensors(q, k, v, new(case.heads, 8), d_lse if case.with_lse else torch.zeros_like(d_lse))
 
 
 def check(case: Case) -> None:
     """Results and gradients of all ranks are those of the whole sequence in float64."""
-    whole = _tensors(case)
-    own = [shard_sequence(x, order=case.order).requires_grad_() for x in whole[:3]]
+    whole, rows = _tensors(case), 1 - case.packed
+    given = Tensors(*(x[0] for x in whole)) if case.packed else whole
+    own = [shard_sequence(x, dim=rows, order=case.order).requires_grad_() for x in given[:3]]
     result = context_parallel_attention(
-        *own, method=case.method, order=case.order, window=case.window, return_lse=case.with_lse
-    )
-    do, d_lse = (shard_sequence(x, dim=d, order=case.order) for x, d in ((whole.do, 1), (whole.d_lse, 2)))
+        *own, method=case.method, order=case.order, window=case.window, return_lse=case.with_lse,
+        cu_seqlens=case.starts,
+    )  # fmt: skip
+    grads = ((given.do, rows), (given.d_lse, rows + 1))
+    do, d_lse = (shard_sequence(x, dim=dim, order=case.order) for x, dim in grads)
     if case.with_lse:
         torch.autograd.backward(result, (do, d_lse))
     else:
         result.backward(do)
     leaves = [x.double().requires_grad_() for x in whole[:3]]
-    expected = models.exact(*leaves, case.window)
+    expected = models.exact(*leaves, case.window, starts=case.starts)
+    hidden = expected.lse == -torch.inf  # which has no derivative
+    expected = expected._replace(lse=expected.lse.masked_fill(hidden, 0.0))
     torch.autograd.backward(expected, (whole.do.double(), whole.d_lse.double()))
     named = {"out": (result[0] if case.with_lse else result, expected.out, 1)}
     if case.with_lse:
@@ -77,7 +88,11 @@ def check(case: Case) -> None:
         assert x.grad is not None and x.grad.dtype == x.dtype
         named[f"d{name}"] = (x.grad, leaf.grad, 1)
     for name, (mine, reference, dim) in named.items():
-        mine = unshard_sequence(mine.detach(), dim=dim, order=case.order)
+        mine = mine.detach()[None] if case.packed else mine.detach()
+        mine = unshard_sequence(mine, dim=dim, order=case.order)
+        if name == "lse":
+            assert torch.equal(mine == -torch.inf, hidden)
+            mine = mine.masked_fill(hidden, 0.0)
         error = float((mine.double() - reference).abs().max() / reference.abs().max())
         assert error < 2.0**-7, f"{case}: {name} has an error of {error}"
 
@@ -92,6 +107,62 @@ def matrix(rank: Rank) -> None:
             check(Case(method, "zigzag", (None, 0), rows=16 * rank.size, with_lse=False))
         check(Case("ulysses", "contiguous", (None, 0), rows=16 * rank.size, kv_heads=1))
         check(Case("ring", "contiguous", (None, 0), rows=8 * rank.size, heads=3, kv_heads=3))
+
+
+def packed_sequences(size: int) -> list[tuple[int, ...]]:
+    """Starts over 16 rows a rank: inside of chunks, at their borders, over several, an empty one, a rest."""
+    rows = 16 * size
+    return [(0, 3, rows // 2 + 5, rows), (0, 4, 8, 8, 21, rows - 9), (0, rows)]
+
+
+def packed(rank: Rank) -> None:
+    """Packed sequences with all methods and orders, launches by formula."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        kinds = zip(("causal", "window", "full"), packed_sequences(rank.size))
+        for method, order, (window, starts) in itertools.product(METHODS, ORDERS, kinds):
+            check(Case(method, order, WINDOWS[window], rows=16 * rank.size, starts=starts))
+        case = Case("ulysses", "zigzag", (None, 0), with_lse=False, starts=packed_sequences(rank.size)[1])
+        check(case._replace(rows=16 * rank.size))
+        tensors = [x[0] for x in _small()]
+        for message, starts, options in (
+            ("cu_seqlens ends with 99, must be at most", (0, 99), {}),
+            (r"cu_seqlens\[2\] is 2, must be at least 5", (0, 5, 2), {}),
+            ("cu_seqlens starts with 1, must start with 0", torch.tensor([1, 4]), {}),
+            ("cu_seqlens is torch.float32", torch.ones(2), {}),
+            ("q has 7 rows, must be even", (0, 7), {"order": "zigzag"}),
+        ):
+            odd = [x[:7] for x in tensors] if options else tensors
+            with pytest.raises(ValueError, match=message):
+                context_parallel_attention(*odd, cu_seqlens=starts, **options)
+        with pytest.raises(ValueError, match=r"q has shape .* must have 3 modes beside cu_seqlens"):
+            context_parallel_attention(*_small(), cu_seqlens=(0, 8))
+
+
+def packed_matrix(rank: Rank) -> None:
+    """Packed sequences with all methods, orders and masks, launches by formula."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        every = itertools.product(METHODS, ORDERS, WINDOWS.values(), packed_sequences(rank.size))
+        for method, order, window, starts in every:
+            check(Case(method, order, window, rows=16 * rank.size, starts=starts))
+
+
+def prepare_emulated_packed() -> None:
+    """Compiles once for all ranks what these launch."""
+    q, k, v = (torch.zeros(8, n, 16).bfloat16().requires_grad_() for n in (2, 1, 1))
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
+    keywords = {"causal": True, "alignment": "top_left", "return_lse": True}
+    out, lse = kernels_dsl.attention_varlen(q, k, v, starts, starts, 5, **keywords)
+    torch.autograd.backward((out, lse), (out, lse))
+
+
+def emulated_packed(rank: Rank) -> None:
+    """Packed sequences by kernels in the emulator, of which one launch does all: ranks share none."""
+    rows = 24
+    starts = [0, 5, *range(rows, rows * rank.size + 1, rows)]
+    case = Case("ring", "contiguous", (None, 0), rows * rank.size, 2, 1, starts=tuple(starts))
+    check(case._replace(starts=(*starts[:-1], starts[-1] - 3)))
 
 
 def prepare_emulated() -> None:

@@ -23,7 +23,9 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.double().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, window: Any, scale: float | None) -> torch.Tensor:
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, window: Any, scale: float | None, starts: Any = None
+) -> torch.Tensor:
     scores = _heads(q, q.shape[2]) @ _heads(k, q.shape[2]).mT * (scale or 1 / math.sqrt(q.shape[-1]))
     i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
     left, right = (None, None) if window is None else window
@@ -32,14 +34,23 @@ def _scores(q: torch.Tensor, k: torch.Tensor, window: Any, scale: float | None) 
         hidden |= j < i - left
     if right is not None:
         hidden |= j > i + right
+    if starts is not None:  # of packed sequences; rows after the last one see nothing
+        starts = torch.as_tensor(starts)
+        sequence = torch.searchsorted(starts, i[:, 0], right=True)
+        hidden |= (sequence[:, None] != sequence) | (i >= starts[-1])
     return scores.masked_fill(hidden, -math.inf)
 
 
 def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Any = None, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: Any = None,
+    scale: float | None = None,
+    starts: Any = None,
 ) -> Result:
     """Attention in float64, for autograd too."""
-    scores = _scores(q, k, window, scale)
+    scores = _scores(q, k, window, scale, starts)
     out = scores.softmax(-1).nan_to_num(0.0) @ _heads(v, q.shape[2])
     return Result(out.transpose(1, 2), scores.logsumexp(-1))
 
@@ -56,12 +67,31 @@ def attention(
     return_lse: bool,
     out: torch.Tensor | None = None,
     deterministic: bool | None = None,
+    starts: torch.Tensor | None = None,
 ) -> Any:
     """In place of `attention`, with the arguments that ranks give."""
     assert alignment == "top_left" and softcap == 0.0
-    found, lse = exact(q, k, v, window, scale)
+    found, lse = exact(q, k, v, window, scale, starts)
     found = found.to(q.dtype) if out is None else out.copy_(found)
     return (found, lse.float()) if return_lse else found
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    starts_k: torch.Tensor,
+    longest: int,
+    *,
+    out: torch.Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """In place of `attention_varlen`."""
+    assert starts is starts_k and longest == int(starts.diff().max())
+    out = None if out is None else out[None]
+    result = attention(q[None], k[None], v[None], out=out, starts=starts, **options)
+    return tuple(x[0] for x in result) if options["return_lse"] else result[0]
 
 
 def gradients_of(
@@ -72,12 +102,24 @@ def gradients_of(
     window_left: int | None,
     window_right: int | None,
     scale: float | None,
+    layout: str = "bshd",
     **options: Any,
 ) -> Gradients:
     """In place of the operator of the backward pass: from the log-sum-exp and the output of the whole."""
+    if layout == "thd":
+        tensors = (forward.q, forward.k, forward.v, forward.out, forward.lse)
+        found = gradients_of(
+            Forward(*(x[None] for x in tensors), forward.extras), do[None],
+            None if d_lse is None else d_lse[None], window_left=window_left, window_right=window_right,
+            scale=scale,
+        )  # fmt: skip
+        return Gradients(*(x[0] for x in (found.q, found.k, found.v)), None)
+    starts = None if forward.extras.seqlens is None else forward.extras.seqlens.q
     q, k, v, heads = forward.q, forward.k, forward.v, forward.q.shape[2]
     scale = scale or 1 / math.sqrt(q.shape[-1])
-    probs = torch.exp(_scores(q, k, (window_left, window_right), scale) - forward.lse.double()[..., None])
+    probs = torch.exp(
+        _scores(q, k, (window_left, window_right), scale, starts) - forward.lse.double()[..., None]
+    )
     do_heads = _heads(do, heads)
     sums = (do_heads * _heads(forward.out, heads)).sum(-1)
     if d_lse is not None:
@@ -94,6 +136,7 @@ def gradients_of(
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks launch these in place of kernels; results are merged by the kernel."""
-    for module in ("states", "ulysses"):
+    for module in ("launches", "ulysses"):
         monkeypatch.setattr(f"kernels_dsl.distributed.{module}.attention", attention)
-    monkeypatch.setattr("kernels_dsl.distributed.states.gradients_of", gradients_of)
+        monkeypatch.setattr(f"kernels_dsl.distributed.{module}.attention_varlen", attention_varlen)
+    monkeypatch.setattr("kernels_dsl.distributed.launches.gradients_of", gradients_of)

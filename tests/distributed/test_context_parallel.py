@@ -14,7 +14,7 @@ RANKS = "tests.distributed.attention_ranks:"
 
 
 def test_two_ranks():
-    cases = ("matrix", "disagreeing", "refused", "killed", "slow")
+    cases = ("matrix", "disagreeing", "packed", "refused", "killed", "slow")
     run_ranks(*(RANKS + case for case in cases))
 
 
@@ -24,10 +24,10 @@ def test_kernels_in_the_emulator():
 
 @everything
 def test_four_ranks():
-    run_ranks(RANKS + "matrix", size=4)
+    run_ranks(RANKS + "matrix", RANKS + "packed_matrix", size=4)
 
 
 @everything
 @pytest.mark.slow
 def test_all_by_kernels_in_the_emulator():
-    run_ranks(RANKS + "emulated_matrix", timeout=900)
+    run_ranks(RANKS + "emulated_matrix", RANKS + "emulated_packed", timeout=900)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from kernels_dsl.distributed.parts import Lengths, Limits, Part, Sharing
+from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Part, Sharing
 from kernels_dsl.distributed.sequence import ORDERS, by_ranks, in_sequence, spans_of
 
 WIDTHS = (None, 0, 1, 5, 8, 13, 40)
@@ -20,8 +20,11 @@ def _places(rank: int, sharing: Sharing) -> torch.Tensor:
     return torch.cat([torch.arange(span.start, span.start + span.length) for span in spans])
 
 
-def _mask(q: torch.Tensor, k: torch.Tensor, limits: Limits) -> torch.Tensor:
+def _mask(q: torch.Tensor, k: torch.Tensor, limits: Limits, starts: tuple[int, ...] = ()) -> torch.Tensor:
     found = torch.ones(len(q), len(k), dtype=torch.bool)
+    if starts:
+        sequence_of = [torch.searchsorted(torch.tensor(starts), x, right=True) for x in (q, k)]
+        found &= (sequence_of[0][:, None] == sequence_of[1]) & (q < starts[-1])[:, None]
     if limits.left is not None:
         found &= k >= q[:, None] - limits.left
     if limits.right is not None:
@@ -35,7 +38,8 @@ def _of_parts(parts: list[Part], rows: int, keys: int) -> torch.Tensor:
     for part in parts:
         assert all(limit is None or limit >= 0 for limit in part.limits)
         q, k = part.q.end - part.q.start, part.k.end - part.k.start
-        inner = _mask(torch.arange(q), torch.arange(k), part.limits)
+        inner = _mask(torch.arange(q), torch.arange(k), part.limits, part.starts)
+        assert not part.starts or (part.starts[-1] == q == k and len(part.starts) > 2)
         assert inner.any(0).all() and inner.any(1).all(), "rows that see nothing"
         found[part.q.slice, part.k.slice] += inner
     return found
@@ -57,6 +61,32 @@ def test_parts_cover_each_pair_once(size, order):
             expected = _mask(_places(rank, sharing), torch.arange(8 * size), limits)
             found = _of_parts(sharing.parts_of_all(rank), 8, 8 * size)
             assert torch.equal(found, expected.long()), (limits, rank)
+
+
+PACKED = [(0, 32), (0, 3, 3, 8, 11, 24, 30), (0, 5, 16, 32), (0, 9, 12, 13, 27, 27), (0, 0, 2)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("starts", PACKED)
+def test_parts_of_packed_sequences_cover_each_pair_once(order, starts):
+    for limits in LIMITS[::3]:
+        sharing = PackedSharing(4, order, Lengths(8, 8), limits, starts)
+        for rank, owner in itertools.product(range(4), repeat=2):
+            expected = _mask(_places(rank, sharing), _places(owner, sharing), limits, starts)
+            found = _of_parts(sharing.parts(rank, owner), 8, 8)
+            assert torch.equal(found, expected.long()), (limits, rank, owner)
+        for rank in range(4):
+            expected = _mask(_places(rank, sharing), torch.arange(32), limits, starts)
+            found = _of_parts(sharing.parts_of_all(rank), 8, 32)
+            assert torch.equal(found, expected.long()), (limits, rank)
+
+
+def test_packed_sequences_travel_where_ranks_share_one():
+    starts = (0, 8, 13, 24, 32)  # the third lies on ranks 1 and 2
+    sharing = PackedSharing(4, "contiguous", Lengths(8, 8), Limits(None, 0), starts)
+    reads = [sharing.keys(rank, owner) for rank in range(4) for owner in range(4) if rank != owner]
+    assert [rows for rows in reads if rows is not None] == [(5, 8)]
+    assert all(len(sharing.parts(rank, rank)) == 1 for rank in range(4))
 
 
 def test_a_step_of_a_causal_ring_is_one_launch():
