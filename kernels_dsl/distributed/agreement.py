@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -22,7 +22,7 @@ class Heard(NamedTuple):
     error: str | None
 
 
-def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None) -> None:
+def agree(ranks: Ranks, say: Callable[[], Mapping[str, Any]], error: Exception | None = None) -> None:
     """ValueError on all ranks where one says something else than rank 0, or has an error, which names it.
 
     A collective that waits for the GPU: in checked mode at each call, else at the first on a group, which
@@ -31,6 +31,7 @@ def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None)
     if ranks.group in _SEEN and not is_checked():
         return
     _SEEN.add(ranks.group)
+    said = say()
     heard: list[Any] = [None] * ranks.size
     dist.all_gather_object(heard, Heard(dict(said), None if error is None else str(error)), group=ranks.group)
     for rank, other in enumerate(heard):
@@ -39,7 +40,7 @@ def agree(ranks: Ranks, said: Mapping[str, Any], error: Exception | None = None)
     if error is not None:
         return
     first = heard[0].said
-    for key in said:
+    for key in dict.fromkeys(key for other in heard for key in other.said):
         for rank, other in enumerate(heard):
             if other.said.get(key) != first.get(key):
                 raise ValueError(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from kernels_dsl.checks import options
-from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_forward_mode
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, asks_gradients, refuse_forward_mode
 from kernels_dsl.distributed.agreement import agree
 from kernels_dsl.distributed.all_gather import AllGather
 from kernels_dsl.distributed.launches import Options
+from kernels_dsl.distributed.listed import (
+    MaskedSharing,
+    check_masking,
+    chunks_of_call,
+    masking_of,
+    ranges_of,
+    whole_sequence,
+)
 from kernels_dsl.distributed.packed import batch_of_one, check_starts, starts_of
 from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Sharing
 from kernels_dsl.distributed.ring import Call, Ring
@@ -24,6 +32,7 @@ from kernels_dsl.ops.attention.arguments import (
     window_limits,
 )
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
+from kernels_dsl.sparse.attention_blocks import BlockLists
 
 METHODS = ("ring", "all_gather", "ulysses")
 
@@ -41,6 +50,9 @@ def context_parallel_attention(
     scale: float | None = None,
     softcap: float = 0.0,
     cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+    blocks: BlockLists | Any | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    aux: Sequence[Any] = (),
     return_lse: bool = False,
     deterministic: bool | None = None,
 ) -> Any:
@@ -61,6 +73,10 @@ def context_parallel_attention(
     log-sum-exp (H, S / ranks); shard with `dim=0`. Causal and window count within a sequence. Rows after the
     last sequence give 0 and -inf. The host reads them: on a GPU it waits for that.
 
+    blocks, mask_mod, aux: as of `attention`, for the whole sequence and the same on all ranks, `BlockLists`
+    or torch's `BlockMask`; i and j are places in the whole. A rank's chunks must be whole blocks, except with
+    "ulysses". A ring sends no keys whose blocks nobody lists; the host reads the lists for that, once a call.
+
     Returns this rank's rows of the output, and with `return_lse` of the log-sum-exp, (B, H, S / ranks).
     Differentiable in q, k and v, through the log-sum-exp too: all ranks must call backward then. Results are
     merged in float32, in a fixed order: the same call gives the same bits.
@@ -75,7 +91,7 @@ def context_parallel_attention(
             "torch.compiler.disable"
         )
     ranks, named = ranks_of(group), {"q": q, "k": k, "v": v}
-    limits, starts = Limits(), None
+    limits, starts, masking = Limits(), None, None
     try:
         options.one_of("method", method, METHODS)
         options.one_of("order", order, ORDERS)
@@ -91,18 +107,28 @@ def context_parallel_attention(
             check_starts(starts, q, k, ranks.size)
         if method == "ulysses":
             refuse_heads(q.shape[2], k.shape[2], ranks.size)
+        masking = masking_of(blocks, mask_mod, aux, limits, whole_sequence((q, k, v), ranks.size))
+        if masking is not None:
+            check_masking(
+                masking, starts, chunks_of_call(q, k, ranks.size, order), method, asks_gradients((q, k, v))
+            )
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        agree(ranks, {}, error)
+        agree(ranks, dict, error)
         raise
     choices = {
         "method": method, "order": order, "window": tuple(limits), "scale": scale, "softcap": softcap,
         "return_lse": return_lse, "deterministic": deterministic, "cu_seqlens": starts,
     }  # fmt: skip
-    agree(ranks, {**_form(named), **choices})
+    agree(ranks, lambda: {**_form(named), **choices, **(masking.digests() if masking is not None else {})})
     q, k, v = (x.resolve_neg() for x in (q, k, v))
-    common = ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits
-    sharing = Sharing(*common) if starts is None else PackedSharing(*common, starts)
-    call = Call(ranks, sharing, Options(scale, softcap, deterministic))
+    sharing = Sharing(ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits)
+    if starts is not None:
+        sharing = PackedSharing(**vars(sharing), starts=starts)
+    elif masking is not None:
+        lists = masking.blocks if method == "ring" else None
+        ranges = None if lists is None else ranges_of(lists, chunks_of_call(q, k, ranks.size, order))
+        sharing = MaskedSharing(**vars(sharing), ranges=ranges, listed=masking.blocks is not None)
+    call = Call(ranks, sharing, Options(scale, softcap, deterministic, masking))
     if method == "ulysses":
         out, lse = ulysses(call, q, k, v, return_lse)
     else:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
+from kernels_dsl.distributed.listed import Masking
 from kernels_dsl.distributed.parts import Part, Rows
 from kernels_dsl.ops.attention.arguments import Extras, MaxSeqlens, Seqlens
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
 from kernels_dsl.ops.attention.backward import Forward, Gradients
+from kernels_dsl.ops.attention.functions import name_of
 from kernels_dsl.ops.attention.gradient import gradients_of
 from lowering.records import frozen
 
@@ -33,6 +36,7 @@ class Options:
     scale: float | None
     softcap: float
     deterministic: bool | None
+    masking: Masking | None = None
 
 
 @frozen
@@ -60,10 +64,15 @@ def launch(
     options: Options, part: Part, q: torch.Tensor, found: KeysValues, out: torch.Tensor
 ) -> torch.Tensor:
     """Writes `out`, and returns the log-sum-exp (B, H, S); all are the part's rows."""
+    masking = None if options.masking is None else options.masking.of_part(part)
     keywords: dict[str, Any] = {
         "window": part.limits, "alignment": "top_left", "scale": options.scale, "softcap": options.softcap,
         "return_lse": True,
     }  # fmt: skip
+    if masking is not None:
+        keywords.update(
+            window=masking.limits, blocks=masking.blocks, mask_mod=masking.mask_mod, aux=masking.aux
+        )
     if not part.starts:
         lse: torch.Tensor = attention(q, *found, out=out, **keywords)[1]
         return lse
@@ -88,6 +97,14 @@ def launch_backward(
     }  # fmt: skip
     if options.deterministic is not None:
         keywords["deterministic"] = options.deterministic
+    if options.masking is not None:
+        masking = options.masking.of_part(part)
+        left, right = masking.limits
+        keywords.update(
+            window_left=left, window_right=right, mask_mod=name_of("mask_mod", masking.mask_mod, False)
+        )
+        extras = Extras(blocks=masking.blocks, aux=masking.aux)
+        forward = replace(forward, extras=extras)
     if not part.starts:
         return gradients_of(forward, do, d_lse, **keywords)
     starts, longest = packing_of(part.starts, do.device)

@@ -34,17 +34,25 @@ class Rows(NamedTuple):
         return slice(self.start, self.end)
 
 
+class Origin(NamedTuple):
+    """The places in the whole sequence of a part's first query and key."""
+
+    q: int
+    k: int
+
+
 class Part(NamedTuple):
     """Queries and keys of which one launch gets all; the limits count from the first of each.
 
     starts: where several packed sequences begin among the rows, and the end of the last; the limits are those
-    of each. Empty where there is one.
+    of each. Empty where there is one. origin: where lists of blocks or a mask function need it.
     """
 
     q: Rows
     k: Rows
     limits: Limits = Limits()
     starts: tuple[int, ...] = ()
+    origin: Origin | None = None
 
 
 def part_of(q: Span, k: Span, limits: Limits) -> Part | None:

@@ -79,14 +79,16 @@ class Step(NamedTuple):
 
 
 def steps_of(call: Call) -> list[Step]:
-    """The steps after a rank's own, without those in which it neither sends nor receives."""
+    """The steps after a rank's own.
+
+    Those too in which it neither sends nor receives: two ranks exchange keys in one step and gradients in
+    another, and would take one for the other if either of them had fewer steps in between.
+    """
     rank, size = call.ranks.rank, call.ranks.size
     found = []
     for t in range(1, size):
         owner, reader = (rank - t) % size, (rank + t) % size
-        step = Step(owner, reader, call.sharing.keys(rank, owner), call.sharing.keys(reader, rank))
-        if step.read is not None or step.sent is not None:
-            found.append(step)
+        found.append(Step(owner, reader, call.sharing.keys(rank, owner), call.sharing.keys(reader, rank)))
     return found
 
 

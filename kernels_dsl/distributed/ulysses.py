@@ -91,6 +91,10 @@ def ulysses(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_
         "window": call.sharing.limits, "alignment": "top_left", "scale": options.scale,
         "softcap": options.softcap, "return_lse": with_lse, "deterministic": options.deterministic,
     }  # fmt: skip
+    if options.masking is not None:
+        heads = q.shape[2] // size
+        masking = options.masking.of_heads(call.ranks.rank * heads, heads, q.device)
+        keywords.update(blocks=masking.blocks, mask_mod=masking.mask_mod, aux=masking.aux)
     if isinstance(call.sharing, PackedSharing):
         result = _packed(call.sharing.starts, whole, keywords)
     else:

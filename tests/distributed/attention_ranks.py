@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.attention.flex_attention import create_block_mask
 
 import kernels_dsl
 from kernels_dsl.distributed import context_parallel_attention, shard_sequence, unshard_sequence
 from kernels_dsl.distributed.attention import METHODS
 from kernels_dsl.distributed.sequence import ORDERS
+from kernels_dsl.ops.attention.arguments import NO_EXTRAS
+from kernels_dsl.ops.attention.backward import Forward
+from kernels_dsl.sparse.attention_blocks import BlockLists, from_block_mask
 from tests.distributed import models
 from tests.distributed.ranks import GROUP_TIMEOUT_S, Rank
 
@@ -33,6 +38,8 @@ class Case(NamedTuple):
     dim: int = 16
     with_lse: bool = True
     starts: tuple[int, ...] | None = None
+    mask: models.Mask = models.Mask()
+    """All that hides keys beside the window and the borders of sequences."""
 
     @property
     def packed(self) -> bool:
@@ -61,14 +68,34 @@ def _tensors(case: Case) -> Tensors:
     return Tensors(q, k, v, new(case.heads, 8), d_lse if case.with_lse else torch.zeros_like(d_lse))
 
 
+def _one_process(case: Case, whole: Tensors, gradients: bool) -> dict[str, torch.Tensor]:
+    """The same results of one launch, in the dtype of the inputs: what ranks are measured by."""
+    mask = case.mask._replace(window=case.window, starts=case.starts)
+    if gradients:
+        leaves = [x.double().requires_grad_() for x in whole[:3]]
+        out, lse = models.exact(*leaves, mask)
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)  # which has no derivative
+        torch.autograd.backward((out, lse), (whole.do.double(), whole.d_lse.double()))
+        found = [x.grad for x in leaves]
+    else:
+        q, k, v = whole[:3]
+        out, lse = models.exact(q, k, v, mask)
+        out, lse = out.to(q.dtype), lse.float()
+        forward = Forward(q, k, v, out, lse, NO_EXTRAS)
+        gradient = models.gradients_by_formula(forward, whole.do, whole.d_lse, mask, None)
+        found = [gradient.q, gradient.k, gradient.v]
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out.detach(), lse.detach(), *found)))
+
+
 def check(case: Case) -> None:
-    """Results and gradients of all ranks are those of the whole sequence in float64."""
+    """Results and gradients of all ranks are as near to float64 as those of one process, times two."""
     whole, rows = _tensors(case), 1 - case.packed
     given = Tensors(*(x[0] for x in whole)) if case.packed else whole
     own = [shard_sequence(x, dim=rows, order=case.order).requires_grad_() for x in given[:3]]
     result = context_parallel_attention(
         *own, method=case.method, order=case.order, window=case.window, return_lse=case.with_lse,
-        cu_seqlens=case.starts,
+        cu_seqlens=case.starts, blocks=case.mask.blocks, mask_mod=case.mask.mask_mod, aux=case.mask.aux,
     )  # fmt: skip
     grads = ((given.do, rows), (given.d_lse, rows + 1))
     do, d_lse = (shard_sequence(x, dim=dim, order=case.order) for x, dim in grads)
@@ -76,25 +103,20 @@ def check(case: Case) -> None:
         torch.autograd.backward(result, (do, d_lse))
     else:
         result.backward(do)
-    leaves = [x.double().requires_grad_() for x in whole[:3]]
-    expected = models.exact(*leaves, case.window, starts=case.starts)
-    hidden = expected.lse == -torch.inf  # which has no derivative
-    expected = expected._replace(lse=expected.lse.masked_fill(hidden, 0.0))
-    torch.autograd.backward(expected, (whole.do.double(), whole.d_lse.double()))
-    named = {"out": (result[0] if case.with_lse else result, expected.out, 1)}
+    named = dict(zip(("dq", "dk", "dv"), (x.grad for x in own)))
+    assert all(x is not None and x.dtype == torch.bfloat16 for x in named.values())
+    named["out"] = result[0] if case.with_lse else result
     if case.with_lse:
-        named["lse"] = (result[1], expected.lse, 2)
-    for name, x, leaf in zip("qkv", own, leaves):
-        assert x.grad is not None and x.grad.dtype == x.dtype
-        named[f"d{name}"] = (x.grad, leaf.grad, 1)
-    for name, (mine, reference, dim) in named.items():
+        named["lse"] = result[1].masked_fill(result[1] == -torch.inf, 0.0)
+    expected, peer = (_one_process(case, whole, gradients) for gradients in (True, False))
+    for name, mine in named.items():
         mine = mine.detach()[None] if case.packed else mine.detach()
-        mine = unshard_sequence(mine, dim=dim, order=case.order)
-        if name == "lse":
-            assert torch.equal(mine == -torch.inf, hidden)
-            mine = mine.masked_fill(hidden, 0.0)
-        error = float((mine.double() - reference).abs().max() / reference.abs().max())
-        assert error < 2.0**-7, f"{case}: {name} has an error of {error}"
+        mine = unshard_sequence(mine, dim=1 + (name == "lse"), order=case.order)
+        largest = expected[name].abs().max()
+        error, allowed = (float((x - expected[name]).abs().max() / largest) for x in (mine, peer[name]))
+        assert error <= 2 * allowed + 2.0**-8, (
+            f"{case}: {name} has an error of {error}, one process {allowed}"
+        )
 
 
 def matrix(rank: Rank) -> None:
@@ -148,6 +170,98 @@ def packed_matrix(rank: Rank) -> None:
             check(Case(method, order, window, rows=16 * rank.size, starts=starts))
 
 
+def _lists(generator: torch.Generator, lead: tuple[int, int], rows: int, full: bool = True) -> BlockLists:
+    """Random lists of blocks of 64 rows, with garbage after the count."""
+    blocks = rows // 64
+    chosen = torch.rand(*lead, blocks, blocks, generator=generator)
+    pairs: list[torch.Tensor] = []
+    for picked in (chosen < 0.4, chosen > 0.8)[: 1 + full]:
+        order = picked.logical_not().to(torch.uint8).argsort(dim=-1, stable=True).int()
+        pairs += [
+            picked.sum(-1, dtype=torch.int32),
+            torch.where(picked.sort(-1, descending=True)[0], order, 77),
+        ]
+    return BlockLists(*pairs, block=(64, 64))
+
+
+def _same_third(b, h, i, j, thirds):
+    return (thirds[i] == thirds[j]) | (j < 7 + h)
+
+
+def _masks(rows: int, heads: int) -> list[Case]:
+    """Cases of one batch: lists alone, under a causal mask, a window and a function; torch's; a function."""
+    generator = torch.Generator().manual_seed(5)
+    by_thirds = models.Mask(mask_mod=_same_third, aux=((torch.arange(rows) * 3 // rows).int(),))
+    flex = create_block_mask(lambda b, h, i, j: i >= j, 1, None, rows, rows, device="cpu", BLOCK_SIZE=64)
+    of_torch = models.Mask(blocks=from_block_mask(flex), mask_mod=flex.mask_mod)
+    kinds = [
+        ("full", models.Mask(blocks=_lists(generator, (1, heads), rows))),
+        ("causal", models.Mask(blocks=_lists(generator, (2, 1), rows, full=False))),
+        ("window", by_thirds._replace(blocks=_lists(generator, (1, heads), rows))),
+        ("narrow", models.Mask(blocks=_lists(generator, (1, 1), rows))),
+        ("full", of_torch),
+        ("window", by_thirds),
+    ]
+    return [Case("ring", "contiguous", WINDOWS[name], rows, heads, 1, 8, mask=mask) for name, mask in kinds]
+
+
+def masked(rank: Rank, every: bool = False) -> None:
+    """Lists of blocks and mask functions with all methods and orders, launches by formula."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        ways = list(itertools.product(METHODS, ORDERS))
+        for place, case in enumerate(_masks(128 * rank.size, rank.size)):
+            for way in ways if every else (ways[place % 2], ways[2 + place % 4]):
+                check(case._replace(method=way[0], order=way[1]))
+
+
+def refused_masks(rank: Rank) -> None:
+    """Masks that ranks cannot share are refused before any communication; other lists name the rank."""
+    generator = torch.Generator().manual_seed(1)
+    lists, q = _lists(generator, (1, 1), 64 * rank.size), torch.ones(1, 64, 2, 16).bfloat16()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        models.use(monkeypatch)
+        with kernels_dsl.checked():
+            last = rank.size - 1
+            other = replace(lists, counts=lists.counts + 1) if rank.rank == last else lists
+            with pytest.raises(
+                ValueError, match=rf"blocks.counts is .* on rank {last} of the group, must be"
+            ):
+                context_parallel_attention(q, q, q, blocks=other)
+            with pytest.raises(ValueError, match="blocks is None on rank 1 of the group, must be BlockLists"):
+                context_parallel_attention(q, q, q, blocks=None if rank.rank else lists)
+        if rank.rank:
+            return
+        packed = [x[0] for x in (q, q, q)]
+        for message, tensors, options in (
+            ("q has 32 rows in a rank's chunk, must be a multiple of 64", (q, q, q), {"order": "zigzag"}),
+            ("blocks.counts has shape", (q[:, :32], q, q), {}),
+            ("aux is given, must be empty without mask_mod", (q, q, q), {"blocks": None, "aux": (q,)}),
+            ("blocks is given beside cu_seqlens", packed, {"cu_seqlens": (0, 64)}),
+        ):
+            with pytest.raises(ValueError, match=message):
+                context_parallel_attention(*tensors, **{"blocks": lists, **options})
+        wants = q.clone().requires_grad_()
+        with pytest.raises(
+            TypeError, match=r'aux\[0\] is a int, must be a torch.Tensor for gradients with "u'
+        ):
+            context_parallel_attention(wants, q, q, method="ulysses", mask_mod=_same_third, aux=(3,))
+        with pytest.raises(RuntimeError, match="q requires grad, but"):
+            small = BlockLists(torch.ones(1, 1, 4).int(), torch.zeros(1, 1, 4, 1).int(), block=(32, 32))
+            context_parallel_attention(wants, q, q, blocks=small)
+
+
+def every_masked(rank: Rank) -> None:
+    """All of them."""
+    masked(rank, every=True)
+
+
+def emulated_masked(rank: Rank) -> None:
+    """Lists of blocks, windows and a mask function by kernels in the emulator."""
+    for case, method in zip(_masks(64 * rank.size, 2)[2:4], ("ring", "all_gather")):
+        check(case._replace(method=method))
+
+
 def prepare_emulated_packed() -> None:
     """Compiles once for all ranks what these launch."""
     q, k, v = (torch.zeros(8, n, 16).bfloat16().requires_grad_() for n in (2, 1, 1))
@@ -184,7 +298,7 @@ def emulated(rank: Rank) -> None:
         found.append([out.detach(), *(x.grad for x in own)])
     assert all(torch.equal(a, b) for a, b in zip(*found))
     leaves = [x[:1].double().requires_grad_() for x in _emulated_tensors(case)]
-    expected = models.exact(*leaves, case.window).out
+    expected = models.exact(*leaves, models.Mask(case.window)).out
     expected.backward(torch.ones_like(expected))
     for mine, reference in zip(found[0], (expected.detach(), *(x.grad for x in leaves))):
         mine = unshard_sequence(mine, order="zigzag")

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kernels_dsl.ops.attention.backward import Forward, Gradients
+from kernels_dsl.ops.attention.functions import function_of
+from kernels_dsl.sparse.attention_blocks import BlockLists
 
 
 class Result(NamedTuple):
@@ -23,34 +25,59 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.double().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
 
 
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, window: Any, scale: float | None, starts: Any = None
-) -> torch.Tensor:
+class Mask(NamedTuple):
+    """All that hides keys, as `attention` takes it; `starts` of packed sequences."""
+
+    window: Any = None
+    starts: Any = None
+    blocks: BlockLists | None = None
+    mask_mod: Any = None
+    aux: tuple[Any, ...] = ()
+
+    def visible(self, shape: torch.Size) -> torch.Tensor:
+        """bool (B, H, Sq, Sk) or what broadcasts there; shape: of the scores."""
+        b, h, i, j = (torch.arange(n).view([-1, *[1] * (3 - mode)]) for mode, n in enumerate(shape))
+        left, right = (None, None) if self.window is None else self.window
+        found = torch.ones(shape, dtype=torch.bool)
+        if left is not None:
+            found &= j >= i - left
+        if right is not None:
+            found &= j <= i + right
+        if self.starts is not None:  # rows after the last sequence see nothing
+            starts = torch.as_tensor(self.starts)
+            sequence_of = (torch.searchsorted(starts, x.contiguous(), right=True) for x in (i, j))
+            found &= (next(sequence_of) == next(sequence_of)) & (i < starts[-1])
+        if self.mask_mod is not None:
+            found &= self.mask_mod(b, h, i, j, *self.aux)
+        if self.blocks is not None:
+            masked, full = (self._listed(n, shape) for n in (0, 2))
+            found = full | (masked & found)
+        return found
+
+    def _listed(self, first: int, shape: torch.Size) -> torch.Tensor:
+        assert self.blocks is not None
+        block_q, block_k = self.blocks.block
+        counts, indices = self.blocks.tensors[first : first + 2]
+        if counts is None or indices is None:
+            return torch.zeros((), dtype=torch.bool)
+        columns = -(-shape[3] // block_k)
+        listed = torch.arange(indices.shape[-1]) < counts[..., None]
+        grid = torch.zeros(*listed.shape[:3], columns + 1, dtype=torch.bool)
+        grid.scatter_(-1, torch.where(listed, indices, columns).long(), True)
+        grid = grid[..., :columns].repeat_interleave(block_q, 2).repeat_interleave(block_k, 3)
+        return grid[:, :, : shape[2], : shape[3]]
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: Mask, scale: float | None) -> torch.Tensor:
     scores = _heads(q, q.shape[2]) @ _heads(k, q.shape[2]).mT * (scale or 1 / math.sqrt(q.shape[-1]))
-    i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
-    left, right = (None, None) if window is None else window
-    hidden = torch.zeros(scores.shape[-2:], dtype=torch.bool)
-    if left is not None:
-        hidden |= j < i - left
-    if right is not None:
-        hidden |= j > i + right
-    if starts is not None:  # of packed sequences; rows after the last one see nothing
-        starts = torch.as_tensor(starts)
-        sequence = torch.searchsorted(starts, i[:, 0], right=True)
-        hidden |= (sequence[:, None] != sequence) | (i >= starts[-1])
-    return scores.masked_fill(hidden, -math.inf)
+    return scores.masked_fill(~mask.visible(scores.shape), -math.inf)
 
 
 def exact(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    window: Any = None,
-    scale: float | None = None,
-    starts: Any = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, scale: float | None = None
 ) -> Result:
     """Attention in float64, for autograd too."""
-    scores = _scores(q, k, window, scale, starts)
+    scores = _scores(q, k, mask, scale)
     out = scores.softmax(-1).nan_to_num(0.0) @ _heads(v, q.shape[2])
     return Result(out.transpose(1, 2), scores.logsumexp(-1))
 
@@ -67,11 +94,12 @@ def attention(
     return_lse: bool,
     out: torch.Tensor | None = None,
     deterministic: bool | None = None,
-    starts: torch.Tensor | None = None,
+    **mask: Any,
 ) -> Any:
     """In place of `attention`, with the arguments that ranks give."""
     assert alignment == "top_left" and softcap == 0.0
-    found, lse = exact(q, k, v, window, scale, starts)
+    assert all(limit is None or limit >= 0 for limit in window)
+    found, lse = exact(q, k, v, Mask(window, **mask), scale)
     found = found.to(q.dtype) if out is None else out.copy_(found)
     return (found, lse.float()) if return_lse else found
 
@@ -103,6 +131,7 @@ def gradients_of(
     window_right: int | None,
     scale: float | None,
     layout: str = "bshd",
+    mask_mod: str | None = None,
     **options: Any,
 ) -> Gradients:
     """In place of the operator of the backward pass: from the log-sum-exp and the output of the whole."""
@@ -114,12 +143,20 @@ def gradients_of(
             scale=scale,
         )  # fmt: skip
         return Gradients(*(x[0] for x in (found.q, found.k, found.v)), None)
-    starts = None if forward.extras.seqlens is None else forward.extras.seqlens.q
+    extras = forward.extras
+    starts = None if extras.seqlens is None else extras.seqlens.q
+    mask = Mask((window_left, window_right), starts, extras.blocks, function_of(mask_mod), extras.aux)
+    return gradients_by_formula(forward, do, d_lse, mask, scale)
+
+
+def gradients_by_formula(
+    forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None, mask: Mask, scale: float | None
+) -> Gradients:
+    """Gradients in the dtype of q."""
     q, k, v, heads = forward.q, forward.k, forward.v, forward.q.shape[2]
     scale = scale or 1 / math.sqrt(q.shape[-1])
-    probs = torch.exp(
-        _scores(q, k, (window_left, window_right), scale, starts) - forward.lse.double()[..., None]
-    )
+    scores = _scores(q, k, mask, scale)
+    probs = torch.exp(scores - forward.lse.double()[..., None]).nan_to_num(0.0)
     do_heads = _heads(do, heads)
     sums = (do_heads * _heads(forward.out, heads)).sum(-1)
     if d_lse is not None:

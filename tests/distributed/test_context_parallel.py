@@ -14,7 +14,7 @@ RANKS = "tests.distributed.attention_ranks:"
 
 
 def test_two_ranks():
-    cases = ("matrix", "disagreeing", "packed", "refused", "killed", "slow")
+    cases = ("matrix", "disagreeing", "packed", "masked", "refused_masks", "refused", "killed", "slow")
     run_ranks(*(RANKS + case for case in cases))
 
 
@@ -24,10 +24,11 @@ def test_kernels_in_the_emulator():
 
 @everything
 def test_four_ranks():
-    run_ranks(RANKS + "matrix", RANKS + "packed_matrix", size=4)
+    run_ranks(RANKS + "matrix", RANKS + "packed_matrix", RANKS + "every_masked", size=4)
 
 
 @everything
 @pytest.mark.slow
 def test_all_by_kernels_in_the_emulator():
-    run_ranks(RANKS + "emulated_matrix", RANKS + "emulated_packed", timeout=900)
+    names = ("emulated_matrix", "emulated_packed", "emulated_masked")
+    run_ranks(*(RANKS + name for name in names), timeout=900)

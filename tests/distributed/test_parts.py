@@ -7,8 +7,10 @@ import itertools
 import pytest
 import torch
 
+from kernels_dsl.distributed import ring
+from kernels_dsl.distributed.launches import KeysValues, Options
 from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Part, Sharing
-from kernels_dsl.distributed.sequence import ORDERS, by_ranks, in_sequence, spans_of
+from kernels_dsl.distributed.sequence import ORDERS, Ranks, by_ranks, in_sequence, spans_of
 
 WIDTHS = (None, 0, 1, 5, 8, 13, 40)
 LIMITS = [Limits(left, right) for left, right in itertools.product(WIDTHS, WIDTHS)]
@@ -105,6 +107,45 @@ def test_windows_skip_ranks():
     reads = [sharing.keys(rank, owner) is not None for rank in range(4) for owner in range(4)]
     assert reads == [owner in (rank, rank - 1) for rank in range(4) for owner in range(4)]
     assert sharing.keys(2, 1) == (5, 8)  # 3 of 8 rows travel
+
+
+def _messages(call: ring.Call, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
+    """Ranks and rows of all that a rank sends and receives in its backward pass, in its order."""
+    logged: dict[str, list[tuple[int, int]]] = {"sent": [], "received": []}
+
+    class Exchange:
+        def __init__(self, ranks, sent, received):
+            for name, message in (("sent", sent), ("received", received)):
+                if message is not None:
+                    logged[name].append((message.peer, message.tensors.k.shape[1]))
+            self.received = received
+
+        def wait(self):
+            return None if self.received is None else self.received.tensors
+
+    monkeypatch.setattr(ring, "Exchange", Exchange)
+    own = KeysValues(*(torch.zeros(1, 8, 1, 8) for _ in range(2)))
+    returned = ring._Returned(call, own)
+    for meeting in ring.meetings(call, own):
+        if meeting.step.owner != call.ranks.rank:
+            returned.exchange(meeting.step, meeting.found if meeting.parts else None)
+    returned.finish()
+    return logged
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("starts", PACKED)
+def test_what_a_rank_receives_comes_in_the_order_in_which_it_is_sent(order, starts, monkeypatch):
+    """Backends match messages of two ranks by their order alone, those of keys and those of gradients."""
+    for limits in (Limits(None, 0), Limits(), Limits(3, 0), Limits(8, 1)):
+        sharing = PackedSharing(4, order, Lengths(8, 8), limits, starts)
+        logs = [
+            _messages(ring.Call(Ranks(None, rank, 4), sharing, Options(None, 0.0, None)), monkeypatch)
+            for rank in range(4)
+        ]
+        for sender, receiver in itertools.permutations(range(4), 2):
+            sent = [rows for peer, rows in logs[sender]["sent"] if peer == receiver]
+            assert sent == [rows for peer, rows in logs[receiver]["received"] if peer == sender]
 
 
 @pytest.mark.parametrize("order", ORDERS)

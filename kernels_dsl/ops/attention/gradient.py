@@ -157,7 +157,7 @@ def _eager(tensors: tuple[Any, ...], keywords: dict[str, Any]) -> Gradients:
 def gradients_of(
     forward: Forward, do: torch.Tensor, d_lse: torch.Tensor | None = None, **options: Any
 ) -> Gradients:
-    """Gradients of q, k and v for a forward pass without mask and aux, by the operator's keywords.
+    """Gradients of q, k and v for a forward pass without mask and sinks, by the operator's keywords.
 
     For callers that record calls themselves, below autograd.
     """
@@ -166,7 +166,13 @@ def gradients_of(
     longest = longest_of(extras)
     keywords = {**_DEFAULTS, **options, "max_seqlen_q": longest.q, "max_seqlen_k": longest.k}
     results = (forward.q, forward.k, forward.v, forward.out, forward.lse)
-    return _eager((do, d_lse, *results, *seqlens, None, None, None), keywords)
+    if extras.blocks is None and not extras.aux:
+        return _eager((do, d_lse, *results, *seqlens, None, None, None), keywords)
+    lists: Any = (None, None, None, None)
+    if extras.blocks is not None:
+        lists = extras.blocks.tensors
+        keywords["block_q"], keywords["block_k"] = extras.blocks.block
+    return _eager((do, d_lse, *results, *seqlens, None, None, *lists, extras.aux or None), keywords)
 
 
 def _in_order(found: Gradients) -> tuple[torch.Tensor | None, ...]:
