@@ -6,6 +6,7 @@ Nothing here brings a runtime of its own: collectives are PyTorch's, over a proc
 from kernels_dsl.distributed.attention import context_parallel_attention
 from kernels_dsl.distributed.bsr_linear import BsrColwiseParallel, BsrRowwiseParallel, shard_bsr
 from kernels_dsl.distributed.sequence import shard_sequence, unshard_sequence
+from kernels_dsl.distributed.torch_context import torch_context_parallel
 
 __all__ = [
     "BsrColwiseParallel",
@@ -13,5 +14,6 @@ __all__ = [
     "context_parallel_attention",
     "shard_bsr",
     "shard_sequence",
+    "torch_context_parallel",
     "unshard_sequence",
 ]

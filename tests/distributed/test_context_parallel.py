@@ -18,6 +18,11 @@ def test_two_ranks():
     run_ranks(*(RANKS + case for case in cases))
 
 
+def test_behind_the_context_parallelism_of_torch():
+    names = ("context", "plain")
+    run_ranks(*(f"tests.distributed.torch_ranks:{name}" for name in names))
+
+
 def test_kernels_in_the_emulator():
     run_ranks(RANKS + "emulated")
 
