@@ -33,6 +33,8 @@ class Mask(NamedTuple):
     blocks: BlockLists | None = None
     mask_mod: Any = None
     aux: tuple[Any, ...] = ()
+    tensor: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     def visible(self, shape: torch.Size) -> torch.Tensor:
         """bool (B, H, Sq, Sk) or what broadcasts there; shape: of the scores."""
@@ -47,6 +49,8 @@ class Mask(NamedTuple):
             starts = torch.as_tensor(self.starts)
             sequence_of = (torch.searchsorted(starts, x.contiguous(), right=True) for x in (i, j))
             found &= (next(sequence_of) == next(sequence_of)) & (i < starts[-1])
+        if self.tensor is not None and self.tensor.dtype == torch.bool:
+            found &= self.tensor
         if self.mask_mod is not None:
             found &= self.mask_mod(b, h, i, j, *self.aux)
         if self.blocks is not None:
@@ -70,6 +74,8 @@ class Mask(NamedTuple):
 
 def _scores(q: torch.Tensor, k: torch.Tensor, mask: Mask, scale: float | None) -> torch.Tensor:
     scores = _heads(q, q.shape[2]) @ _heads(k, q.shape[2]).mT * (scale or 1 / math.sqrt(q.shape[-1]))
+    if mask.tensor is not None and mask.tensor.dtype != torch.bool:
+        scores = scores + mask.tensor
     return scores.masked_fill(~mask.visible(scores.shape), -math.inf)
 
 
@@ -78,6 +84,9 @@ def exact(
 ) -> Result:
     """Attention in float64, for autograd too."""
     scores = _scores(q, k, mask, scale)
+    if mask.sinks is not None:  # keys of no value
+        sinks = mask.sinks.double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores, v = torch.cat((scores, sinks), -1), torch.nn.functional.pad(v, (0, 0, 0, 0, 0, 1))
     out = scores.softmax(-1).nan_to_num(0.0) @ _heads(v, q.shape[2])
     return Result(out.transpose(1, 2), scores.logsumexp(-1))
 
@@ -135,18 +144,25 @@ def gradients_of(
     **options: Any,
 ) -> Gradients:
     """In place of the operator of the backward pass: from the log-sum-exp and the output of the whole."""
-    if layout == "thd":
-        tensors = (forward.q, forward.k, forward.v, forward.out, forward.lse)
-        found = gradients_of(
-            Forward(*(x[None] for x in tensors), forward.extras), do[None],
-            None if d_lse is None else d_lse[None], window_left=window_left, window_right=window_right,
-            scale=scale,
-        )  # fmt: skip
-        return Gradients(*(x[0] for x in (found.q, found.k, found.v)), None)
     extras = forward.extras
     starts = None if extras.seqlens is None else extras.seqlens.q
     mask = Mask((window_left, window_right), starts, extras.blocks, function_of(mask_mod), extras.aux)
-    return gradients_by_formula(forward, do, d_lse, mask, scale)
+    if layout == "bshd":
+        return gradients_by_formula(forward, do, d_lse, mask, scale)
+    whole, d_lse = without_packing(forward), None if d_lse is None else d_lse[None]
+    return with_packing(gradients_by_formula(whole, do[None], d_lse, mask, scale))
+
+
+def without_packing(forward: Forward) -> Forward:
+    """A forward pass of packed sequences as one of a batch."""
+    x = forward
+    return Forward(x.q[None], x.k[None], x.v[None], x.out[None], x.lse[None], x.extras)
+
+
+def with_packing(found: Gradients) -> Gradients:
+    """The gradients of its packed tensors."""
+    assert found.q is not None and found.k is not None and found.v is not None
+    return Gradients(found.q[0], found.k[0], found.v[0], found.sinks, found.mask)
 
 
 def gradients_by_formula(
@@ -161,14 +177,20 @@ def gradients_by_formula(
     sums = (do_heads * _heads(forward.out, heads)).sum(-1)
     if d_lse is not None:
         sums = sums - d_lse.double()
-    d_scores = probs * (do_heads @ _heads(v, heads).mT - sums[..., None]) * scale
+    d_masked = probs * (do_heads @ _heads(v, heads).mT - sums[..., None])
+    d_scores, d_sinks, d_mask = d_masked * scale, None, None
+    if mask.sinks is not None:  # a key of the value 0
+        d_sinks = -(torch.exp(mask.sinks.double()[:, None] - forward.lse.double()) * sums).sum((0, 2))
+        d_sinks = d_sinks.to(mask.sinks.dtype)
+    if mask.tensor is not None and mask.tensor.dtype != torch.bool:
+        d_mask = d_masked.sum_to_size(mask.tensor.shape).to(mask.tensor.dtype)
     dq = (d_scores @ _heads(k, heads)).transpose(1, 2)
     dk, dv = d_scores.mT @ _heads(q, heads), probs.mT @ do_heads
 
     def of_group(x: torch.Tensor) -> torch.Tensor:
         return x.transpose(1, 2).unflatten(2, (k.shape[2], -1)).sum(3).to(q.dtype)
 
-    return Gradients(dq.to(q.dtype), of_group(dk), of_group(dv), None)
+    return Gradients(dq.to(q.dtype), of_group(dk), of_group(dv), d_sinks, d_mask)
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:

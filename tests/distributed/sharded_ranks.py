@@ -60,13 +60,23 @@ def _scaled(call: Any) -> torch.Tensor:
 
 def _grouped(call: Any) -> torch.Tensor:
     ends = [0, *call.offs.tolist()]
-    rows = zip(ends, ends[1:], call.b.double())
-    return _product(call, torch.cat([call.a[start:end].double() @ b for start, end, b in rows]))
+    a, weights = call.a.double(), call.b.double()
+    if call.scale_a is not None:
+        a, weights = a * call.scale_a[:, None], weights * call.scale_b[:, None]
+    rows = zip(ends, ends[1:], weights)
+    return _product(call, torch.cat([a[start:end] @ b for start, end, b in rows]))
 
 
 def _bsr(call: Any) -> torch.Tensor:
     matrix = BsrTensor(call.crow, call.col, call.values.double().bfloat16(), call.shape, call.transposed)
     sparse, dense = matrix.to_dense().double(), call.dense.double()
+    return _product(call, dense @ sparse if call.dense_left else sparse @ dense)
+
+
+def _bsr_scaled(call: Any) -> torch.Tensor:
+    values, dense = call.values.double() * call.scales, call.dense.double() * call.dense_scale
+    matrix = BsrTensor(call.crow, call.col, values.bfloat16(), call.shape, call.transposed)
+    sparse = matrix.to_dense().double()
     return _product(call, dense @ sparse if call.dense_left else sparse @ dense)
 
 
@@ -88,27 +98,57 @@ def _quantize(call: Any) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
+def _mask_of(options: Any, extras: Any) -> models.Mask:
+    """All of a call that hides keys."""
+    window = options.window or (None, 0 if options.causal else None)
+    starts = None if extras.seqlens is None else extras.seqlens.q
+    return models.Mask(window, starts, extras.blocks, tensor=extras.mask, sinks=extras.sinks)
+
+
+def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Any) -> models.Result:
+    """Attention in float64; (S, H, D) where sequences are packed."""
+    mask, scale = _mask_of(call.options, call.extras), call.options.scale
+    if q.dim() == 4:
+        return models.exact(q, k, v, mask, scale)
+    out, lse = models.exact(q[None], k[None], v[None], mask, scale)
+    return models.Result(out[0], lse[0])
+
+
 def _attention(call: Any) -> Any:
-    options = call.options
-    left, right = options.window or (None, 0 if options.causal else None)
-    out, lse = models.exact(call.q, call.k, call.v, (left, right), options.scale)
+    out, lse = _exact(call.q, call.k, call.v, call)
     return (out.to(call.q.dtype), lse.float()) if call.return_lse else out.to(call.q.dtype)
 
 
-def _backward_plan(x: Any, forward: Any) -> Any:
-    right = 0 if x.causal else x.window_right
+def _attention_fp8(call: Any) -> Any:
+    tensors = [
+        x.double()
+        if scale is None
+        else x.double()
+        * scale.expand(x.shape[0], call.k.shape[2]).repeat_interleave(x.shape[2] // call.k.shape[2], 1)[
+            :, None, :, None
+        ]
+        for x, scale in zip((call.q, call.k, call.v), (call.q_descale, call.k_descale, call.v_descale))
+    ]
+    out, lse = _exact(*tensors, call)
+    return (out.bfloat16(), lse.float()) if call.return_lse else out.bfloat16()
 
+
+def _backward_plan(x: Any, forward: Any) -> Any:
     def run(forward: Any, do: torch.Tensor, d_lse: torch.Tensor | None) -> Gradients:
-        return models.gradients_of(
-            forward, do, d_lse, window_left=x.window_left, window_right=right, scale=x.scale
-        )
+        mask, scale = _mask_of(x.options(), x.extras()), x.options().scale
+        if x.layout == "bshd":
+            return models.gradients_by_formula(forward, do, d_lse, mask, scale)
+        whole = models.without_packing(forward)
+        d_lse = None if d_lse is None else d_lse[None]
+        return models.with_packing(models.gradients_by_formula(whole, do[None], d_lse, mask, scale))
 
     return SimpleNamespace(run=run)
 
 
 FORMULAS: dict[str, Callable[[Any], Any]] = {
     "gemm": _gemm, "gemm_gated": _gated, "scaled_gemm": _scaled, "grouped_gemm": _grouped, "bsr_gemm": _bsr,
-    "bsr_sddmm": _sampled, "quantize": _quantize, "attention": _attention,
+    "bsr_scaled_gemm": _bsr_scaled, "bsr_sddmm": _sampled, "quantize": _quantize, "attention": _attention,
+    "attention_fp8": _attention_fp8,
 }  # fmt: skip
 
 
@@ -137,6 +177,9 @@ def _cases() -> list[Case]:
     scales = torch.rand(8, 1), torch.rand(1, 12)
     bsr: dict[str, Any] = {"shape": [32, 64]}
     q, k, v = new(2, 4, 4, 8), new(2, 4, 2, 8), new(2, 4, 2, 8)
+    packed = (*(x.flatten(0, 1) for x in (q, k, v)), torch.tensor([0, 3, 8], dtype=torch.int32))
+    long = new(2, 128, 2, 8), new(2, 128, 2, 8), new(2, 128, 2, 8)
+    lists = torch.ones(1, 1, 2).int(), torch.tensor([[[[0, 1], [0, 1]]]]).int()
     return [
         Case("gemm", (new(8, 16), new(16, 12)), op.gemm),
         Case("gemm batch", (new(4, 8, 16), new(16, 12)), op.gemm),
@@ -158,6 +201,40 @@ def _cases() -> list[Case]:
             lambda *x: op.bsr_sddmm(*x, **bsr, block=[16, 16]),
         ),
         Case("attention", (q, k, v), lambda *x: op.attention(*x, causal=True, return_lse=True)),
+        Case(
+            "attention mask", (q, k, v, torch.rand(2, 1, 4, 4) < 0.6),
+            lambda *x: op.attention(*x, return_lse=True),
+        ),
+        Case("attention bias", (q, k, v, new(4, 4, 4)), lambda *x: op.attention(*x, return_lse=True)),
+        Case(
+            "attention sinks", (q, k, v, new(4)),
+            lambda q, k, v, x: op.attention(q, k, v, None, x, causal=True, return_lse=True),
+        ),
+        Case(
+            "attention lists", (*long, *lists),
+            lambda q, k, v, *x: op.attention(
+                q, k, v, None, None, *x, block_q=64, block_k=64, causal=True, return_lse=True
+            ),
+        ),
+        Case(
+            "attention packed", packed,
+            lambda q, k, v, x: op.attention(
+                q, k, v, *[None] * 6, x, x, layout="thd", max_seqlen_q=5, causal=True, return_lse=True
+            ),
+        ),
+        Case(
+            "attention_fp8", (*(fp8(2, 4, heads, 16) for heads in (4, 2, 2)), *torch.rand(3, 2, 2)),
+            lambda *x: op.attention_fp8(*x, causal=True, return_lse=True), False,
+        ),
+        Case(
+            "bsr_scaled_gemm",
+            (*pattern, fp8(*matrix.values.shape), fp8(64, 8), torch.rand(matrix.nnz, 1, 1), torch.rand(1, 8)),
+            lambda *x: op.bsr_scaled_gemm(*x, **bsr), False,
+        ),
+        Case(
+            "scaled_grouped_gemm", (fp8(8, 16), fp8(3, 16, 12), offs, torch.rand(8), torch.rand(3, 12)),
+            op.grouped_gemm, False,
+        ),
         *(
             Case(
                 f"quantize {scaling} {turn}", (new(256, 256),),
@@ -241,12 +318,13 @@ def use_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient, "_plan_of", _backward_plan)
 
 
-def _grid() -> list[tuple[Case, tuple[Placement, ...]]]:
-    return [
-        (case, placements)
-        for case in _cases()
-        for placements in itertools.product(*map(_placements, case.tensors))
-    ]
+def _grid(most: int) -> list[tuple[Case, tuple[Placement, ...]]]:
+    """At most so many placements of the tensors of each case, in a seeded sample."""
+    found, random_of = [], random.Random(22)
+    for case in _cases():
+        placements = list(itertools.product(*map(_placements, case.tensors)))
+        found += [(case, chosen) for chosen in random_of.sample(placements, min(most, len(placements)))]
+    return found
 
 
 def _run(chosen: list[tuple[Case, tuple[Placement, ...]]], rank: Rank) -> None:
@@ -259,12 +337,12 @@ def _run(chosen: list[tuple[Case, tuple[Placement, ...]]], rank: Rank) -> None:
 
 def sample(rank: Rank) -> None:
     """A seeded sample of operators and placements."""
-    _run(random.Random(22).sample(_grid(), 60), rank)
+    _run(_grid(3), rank)
 
 
 def everything(rank: Rank) -> None:
-    """Every operator with every placement of each of its tensors."""
-    _run(_grid(), rank)
+    """Every operator with every placement of each of its tensors, or 400 where there are more."""
+    _run(_grid(400), rank)
 
 
 REPLICATE, PARTIAL = Replicate(), Partial()
@@ -282,6 +360,19 @@ EXACT = [
     ("gemm_gated", (PARTIAL, REPLICATE, REPLICATE), {"reduce_scatter_tensor": 1}, None),
     ("attention", (Shard(0),) * 3, {}, Shard(0)),
     ("attention", (Shard(2),) * 3, {}, Shard(2)),
+    ("attention mask", (Shard(0),) * 4, {}, Shard(0)),
+    ("attention mask", (*(Shard(2),) * 3, REPLICATE), {}, Shard(2)),
+    ("attention bias", (*(Shard(2),) * 3, Shard(0)), {}, Shard(2)),
+    ("attention bias", (*(Shard(0),) * 3, REPLICATE), {}, Shard(0)),
+    ("attention sinks", (*(Shard(2),) * 3, Shard(0)), {}, Shard(2)),
+    ("attention lists", (*(Shard(0),) * 3, REPLICATE, REPLICATE), {}, Shard(0)),
+    ("attention lists", (*(Shard(2),) * 3, REPLICATE, REPLICATE), {}, Shard(2)),
+    ("attention packed", (*(Shard(1),) * 3, REPLICATE), {}, Shard(1)),
+    ("attention_fp8", (*(Shard(2),) * 3, *(Shard(1),) * 3), {}, Shard(2)),
+    ("attention_fp8", (Shard(0),) * 6, {}, Shard(0)),
+    ("bsr_scaled_gemm", (*(REPLICATE,) * 3, Shard(1), REPLICATE, Shard(1)), {}, Shard(1)),
+    ("scaled_grouped_gemm", (REPLICATE, Shard(2), REPLICATE, REPLICATE, Shard(1)), {}, Shard(1)),
+    ("scaled_grouped_gemm", (Shard(1), Shard(1), REPLICATE, REPLICATE, REPLICATE), {}, PARTIAL),
     ("grouped_gemm", (REPLICATE, Shard(2), REPLICATE), {}, Shard(1)),
     ("bsr left", (REPLICATE, REPLICATE, REPLICATE, Shard(0)), {}, Shard(0)),
     ("quantize row no", (Shard(0),), {}, Shard(0)),
@@ -295,6 +386,12 @@ LOCAL_BACKWARD = [
     ("gemm_gated", (REPLICATE, Shard(1), Shard(0)), (PARTIAL, Shard(1), Shard(0))),
     ("attention", (Shard(0),) * 3, (Shard(0),) * 3),
     ("attention", (Shard(2),) * 3, (Shard(2),) * 3),
+    ("attention bias", (*(Shard(2),) * 3, Shard(0)), (*(Shard(2),) * 3, Shard(0))),
+    ("attention bias", (*(Shard(0),) * 3, REPLICATE), (*(Shard(0),) * 3, PARTIAL)),
+    ("attention sinks", (*(Shard(0),) * 3, REPLICATE), (*(Shard(0),) * 3, PARTIAL)),
+    ("attention sinks", (*(Shard(2),) * 3, Shard(0)), (*(Shard(2),) * 3, Shard(0))),
+    ("attention lists", (*(Shard(2),) * 3, REPLICATE, REPLICATE), (Shard(2),) * 3),
+    ("attention packed", (*(Shard(1),) * 3, REPLICATE), (Shard(1),) * 3),
     ("bsr left", (REPLICATE, REPLICATE, REPLICATE, Shard(0)), (PARTIAL, Shard(0))),
 ]
 """Operator, placements, those of the gradients, which need no collective."""

@@ -11,16 +11,13 @@ from tests.distributed.ranks import run_ranks
 ALL = os.environ.get("TEST_ALL_KERNELS") == "1"
 everything = pytest.mark.skipif(not ALL, reason="set TEST_ALL_KERNELS=1")
 RANKS = "tests.distributed.attention_ranks:"
+TORCH_RANKS = "tests.distributed.torch_ranks:"
 
 
 def test_two_ranks():
     cases = ("matrix", "disagreeing", "packed", "masked", "refused_masks", "refused", "killed", "slow")
-    run_ranks(*(RANKS + case for case in cases))
-
-
-def test_behind_the_context_parallelism_of_torch():
-    names = ("context", "plain")
-    run_ranks(*(f"tests.distributed.torch_ranks:{name}" for name in names))
+    behind_torch = ("context", "plain")
+    run_ranks(*(RANKS + case for case in cases), *(TORCH_RANKS + case for case in behind_torch))
 
 
 def test_kernels_in_the_emulator():
