@@ -11,6 +11,7 @@ from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import PLAIN_TYPES, asks_gradients, refuse_forward_mode
 from kernels_dsl.distributed.agreement import agree
 from kernels_dsl.distributed.all_gather import AllGather
+from kernels_dsl.distributed.groups import ranks_of
 from kernels_dsl.distributed.launches import Options
 from kernels_dsl.distributed.listed import (
     MaskedSharing,
@@ -23,7 +24,7 @@ from kernels_dsl.distributed.listed import (
 from kernels_dsl.distributed.packed import batch_of_one, check_starts, starts_of
 from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Sharing
 from kernels_dsl.distributed.ring import Call, Ring
-from kernels_dsl.distributed.sequence import ORDERS, check_local_length, ranks_of
+from kernels_dsl.distributed.sequence import ORDERS, check_local_length
 from kernels_dsl.distributed.ulysses import refuse_heads, ulysses
 from kernels_dsl.ops.attention.arguments import (
     AttentionArguments,
@@ -119,7 +120,12 @@ def context_parallel_attention(
         "method": method, "order": order, "window": tuple(limits), "scale": scale, "softcap": softcap,
         "return_lse": return_lse, "deterministic": deterministic, "cu_seqlens": starts,
     }  # fmt: skip
-    agree(ranks, lambda: {**_form(named), **choices, **(masking.digests() if masking is not None else {})})
+
+    def say() -> dict[str, Any]:
+        lists = {} if masking is None else masking.digests()
+        return {"the call": "context_parallel_attention", **_form(named), **choices, **lists}
+
+    agree(ranks, say)
     q, k, v = (x.resolve_neg() for x in (q, k, v))
     sharing = Sharing(ranks.size, order, Lengths(q.shape[1], k.shape[1]), limits)
     if starts is not None:

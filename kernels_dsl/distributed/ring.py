@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from kernels_dsl.distributed.groups import Ranks
 from kernels_dsl.distributed.launches import KeysValues, Needed, Options
 from kernels_dsl.distributed.parts import Part, Rows, Sharing, states_of
-from kernels_dsl.distributed.sequence import Ranks
 from kernels_dsl.distributed.states import GradientSums, States
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS
 from kernels_dsl.ops.attention.backward import Forward

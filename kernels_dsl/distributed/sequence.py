@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from kernels_dsl.checks import options
+from kernels_dsl.distributed.agreement import agree
+from kernels_dsl.distributed.groups import Ranks, ranks_of
 
 ORDERS = ("contiguous", "zigzag")
 
@@ -26,34 +28,6 @@ class Span(NamedTuple):
     start: int
     length: int
     local: int
-
-
-class Ranks(NamedTuple):
-    """A process group as a rank of it sees it."""
-
-    group: dist.ProcessGroup
-    rank: int
-    size: int
-
-
-def ranks_of(group: Any) -> Ranks:
-    """The ranks of a group, of a device mesh of one dimension, or with None all.
-
-    TypeError for anything else, RuntimeError without `init_process_group`, ValueError on a rank that is not
-    in the group.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group")
-    if isinstance(group, dist.DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(f"group is a mesh of {group.ndim} dimensions, must have 1: take mesh[name]")
-        group = group.get_group()
-    group = dist.group.WORLD if group is None else group
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group does not have this rank: call it on the ranks of the group alone")
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group is a {type(group).__name__}, must be a ProcessGroup, a DeviceMesh or None")
-    return Ranks(group, dist.get_rank(group), dist.get_world_size(group))
 
 
 def chunks_of(rank: int, size: int, order: str) -> list[int]:
@@ -101,12 +75,20 @@ def unshard_sequence(
 ) -> torch.Tensor:
     """The whole sequence, on every rank of `group`, from each one's rows: the inverse of `shard_sequence`.
 
-    An all-gather without a gradient: ValueError where one is asked for.
+    An all-gather without a gradient: ValueError where one is asked for. Ranks that disagree: as in
+    `context_parallel_attention`.
     """
-    ranks, order = ranks_of(group), options.one_of("order", order, ORDERS)
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise ValueError("x requires grad, must not: unshard_sequence has no gradient, detach x")
-    check_local_length("x", x.shape[dim], order)
+    ranks = ranks_of(group)
+    try:
+        options.one_of("order", order, ORDERS)
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError("x requires grad, must not: unshard_sequence has no gradient, detach x")
+        check_local_length("x", x.shape[dim], order)
+    except (TypeError, ValueError) as error:
+        agree(ranks, dict, error)
+        raise
+    form = {"x's shape": tuple(x.shape), "x's dtype": x.dtype, "dim": dim % x.dim(), "order": order}
+    agree(ranks, lambda: {"the call": "unshard_sequence", **form})
     return in_sequence(gathered(x.movedim(dim, 0), ranks), order).movedim(0, dim)
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
@@ -339,6 +340,22 @@ def disagreeing(rank: Rank) -> None:
         wrong = "window has 3 entries" if rank.rank == 0 else "rank 0 of the group has an error: window has 3"
         with pytest.raises(ValueError, match=wrong):
             context_parallel_attention(*_small(), window=(1, 2, 3) if rank.rank == 0 else (1, 2))
+        packed, rows = [x[0] for x in _small()], 8 * rank.size
+        starts = (0, 1, 2, 3, 4, 5 + (rank.rank == last), rows)
+        with pytest.raises(ValueError, match=rf"cu_seqlens\[5\] is 6 on rank {last} of the group, must be 5"):
+            context_parallel_attention(*packed, cu_seqlens=starts)
+        longer = starts[:5] + (6,) * (1 + (rank.rank == last)) + (rows,)
+        with pytest.raises(ValueError, match=rf"the length of cu_seqlens is 8 on rank {last} of the group"):
+            context_parallel_attention(*packed, cu_seqlens=longer)
+        with pytest.raises(ValueError, match=rf"x's shape is \(2, 9\) on rank {last} of the group, must be"):
+            unshard_sequence(torch.ones(2, 8 + (rank.rank == last)))
+        with pytest.raises(
+            ValueError, match=rf"the call is unshard_sequence on rank {last} of the group, must"
+        ):
+            if rank.rank == last:
+                unshard_sequence(torch.ones(2, 8))
+            else:
+                context_parallel_attention(*_small())
         assert context_parallel_attention(*_small()).shape == (1, 8, 2, 16)
 
 
@@ -381,8 +398,6 @@ def killed(rank: Rank) -> None:
 
 def slow(rank: Rank) -> None:
     """A rank that does not come in time is an error too."""
-    from datetime import timedelta
-
     group = dist.new_group(timeout=timedelta(seconds=2))
     with pytest.MonkeyPatch.context() as monkeypatch:
         models.use(monkeypatch)
@@ -394,4 +409,20 @@ def slow(rank: Rank) -> None:
         with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
             context_parallel_attention(*_small(), group)
         assert time.monotonic() - start < 6
+        os._exit(0)
+
+
+def slow_and_checked(rank: Rank) -> None:
+    """The same in checked mode, which says who waited for whom."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    with pytest.MonkeyPatch.context() as monkeypatch, kernels_dsl.checked():
+        models.use(monkeypatch)
+        context_parallel_attention(*_small(), group)
+        if rank.rank:
+            time.sleep(4)
+            os._exit(0)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="rank 0 of the group waited for the arguments of the others"):
+            context_parallel_attention(*_small(), group)
+        assert time.monotonic() - start < 4
         os._exit(0)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from kernels_dsl.distributed import ring
+from kernels_dsl.distributed.groups import Ranks
 from kernels_dsl.distributed.launches import KeysValues, Options
 from kernels_dsl.distributed.parts import Lengths, Limits, PackedSharing, Part, Sharing
-from kernels_dsl.distributed.sequence import ORDERS, Ranks, by_ranks, in_sequence, spans_of
+from kernels_dsl.distributed.sequence import ORDERS, by_ranks, in_sequence, spans_of
 
 WIDTHS = (None, 0, 1, 5, 8, 13, 40)
 LIMITS = [Limits(left, right) for left, right in itertools.product(WIDTHS, WIDTHS)]
