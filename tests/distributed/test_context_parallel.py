@@ -15,17 +15,7 @@ TORCH_RANKS = "tests.distributed.torch_ranks:"
 
 
 def test_two_ranks():
-    cases = (
-        "matrix",
-        "disagreeing",
-        "packed",
-        "masked",
-        "refused_masks",
-        "refused",
-        "killed",
-        "slow",
-        "slow_and_checked",
-    )
+    cases = ("matrix", "disagreeing", "packed", "masked", "refused_masks", "refused", "killed", "slow")
     behind_torch = ("context", "plain")
     run_ranks(*(RANKS + case for case in cases), *(TORCH_RANKS + case for case in behind_torch))
 
