@@ -67,7 +67,8 @@ def _expect(found: Any, expected: Any, label: str) -> None:
     assert torch.equal(found, expected), f"{label}: {(found - expected).abs().max()}"
 
 
-def _part(matrix: BsrTensor, values: torch.Tensor, dim: int, rank: Rank) -> torch.Tensor:
+def part_of(matrix: BsrTensor, values: torch.Tensor, dim: int, rank: Rank) -> torch.Tensor:
+    """A rank's part of the values of a matrix."""
     return shard_bsr(matrix.with_values(values), rank.rank, rank.size, dim).values
 
 
@@ -88,7 +89,7 @@ def pair(rank: Rank) -> None:
         _expect(found, expected, "output")
         _expect(own.grad, x.grad, "gradient of the input")
         for n, (one, part) in enumerate(zip(single, shared)):
-            values = _part(one.weight, one.values.grad, n, rank)
+            values = part_of(one.weight, one.values.grad, n, rank)
             _expect(part.values.grad, values, f"gradient of the values of layer {n}")
             assert part.values.shape[0] < one.values.shape[0]
         bias = single[0].bias.grad.chunk(rank.size)[rank.rank]
@@ -142,7 +143,7 @@ def columns(rank: Rank) -> None:
         )
         assert traffic.forward == {"reduce_scatter_tensor": 1}, traffic
         _expect(found, expected.chunk(rank.size, -1)[rank.rank], "output")
-        _expect(shared.values.grad, _part(single.weight, single.values.grad, 1, rank), "values")
+        _expect(shared.values.grad, part_of(single.weight, single.values.grad, 1, rank), "values")
         _expect(shared.bias.grad, single.bias.grad, "bias")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -252,11 +253,16 @@ def _placements(x: torch.Tensor) -> list[Placement]:
     return [Replicate(), *(Shard(mode) for mode in range(x.dim())), Partial()]
 
 
-def _placed(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    if isinstance(placement, Partial):
-        share = x if x.dtype.itemsize == 1 or not x.is_floating_point() else x / mesh.size()
-        return DTensor.from_local(share.clone(), mesh, [placement], run_check=False)
-    return distribute_tensor(x, mesh, [placement], src_data_rank=None)
+def _placed(x: torch.Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor:
+    """x with a placement for each dimension of the mesh; partial sums of floating point are shares."""
+    partial = [isinstance(placement, Partial) for placement in placements]
+    shares = math.prod(size for size, is_partial in zip(mesh.shape, partial) if is_partial)
+    share = x if x.dtype.itemsize == 1 or not x.is_floating_point() else x / shares
+    whole = [Replicate() if is_partial else placement for placement, is_partial in zip(placements, partial)]
+    local = distribute_tensor(share, mesh, whole, src_data_rank=None).to_local().clone()
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=x.shape, stride=x.contiguous().stride()
+    )
 
 
 def _results(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -291,9 +297,10 @@ def _outcome(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*(x.detach() for x in results), *(_full(x.grad) for x in leaves if x.grad is not None)]
 
 
-def check(case: Case, placements: tuple[Placement, ...], mesh: DeviceMesh) -> bool:
+def check(case: Case, placements: tuple[Any, ...], mesh: DeviceMesh) -> bool:
     """Results and gradients are those of one process, or the call is refused before communication (False)."""
-    tensors = [_placed(x, mesh, p) for x, p in zip(case.tensors, placements)]
+    several = [p if isinstance(p, tuple) else (p,) for p in placements]
+    tensors = [_placed(x, mesh, *p) for x, p in zip(case.tensors, several)]
     label = f"{case.name} {placements}"
     with CommDebugMode() as traffic:
         try:
@@ -343,6 +350,24 @@ def sample(rank: Rank) -> None:
 def everything(rank: Rank) -> None:
     """Every operator with every placement of each of its tensors, or 400 where there are more."""
     _run(_grid(400), rank)
+
+
+def two_dimensions(rank: Rank) -> None:
+    """A sample of placements of every operator's tensors on a mesh of two dimensions."""
+    mesh, random_of = init_device_mesh("cpu", (2, rank.size // 2)), random.Random(23)
+
+    def any_of(placements: list[Placement]) -> Placement:
+        return placements[0] if random_of.random() < 0.7 else random_of.choice(placements)
+
+    def sample(case: Case) -> tuple[tuple[Placement, Placement], ...]:
+        every = map(_placements, case.tensors)
+        return tuple((any_of(placements), any_of(placements)) for placements in every)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_formulas(monkeypatch)
+        for case in _cases():
+            found = [check(case, sample(case), mesh) for _ in range(40)]
+            assert any(found), case.name
 
 
 REPLICATE, PARTIAL = Replicate(), Partial()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_context_parallel import everything
 
 RANKS = "tests.distributed.linear_ranks:"
 
@@ -13,3 +14,8 @@ def test_scaled_linear():
 
 def test_fully_shard():
     run_ranks("tests.distributed.fsdp_ranks:fully_sharded")
+
+
+@everything
+def test_tensor_parallelism_under_fully_shard():
+    run_ranks("tests.distributed.fsdp_ranks:two_dimensional", size=4)

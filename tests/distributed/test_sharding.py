@@ -45,3 +45,9 @@ def test_two_ranks():
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_placement(size):
     run_ranks(RANKS + "everything", size=size, timeout=900)
+
+
+@everything
+@pytest.mark.slow
+def test_a_mesh_of_two_dimensions():
+    run_ranks(RANKS + "two_dimensions", size=4, timeout=900)
