@@ -360,12 +360,19 @@ def _why_not_fp8(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -
 
 
 def _why_not_sm80_loads(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
-    """True where the threads of a CTA can share out the loads of a K tile, and how many each gets."""
+    """Why the threads of a CTA cannot share out a K tile's loads, to memory and from it; None if they can."""
     loads = 0
-    for name, rows, k_major, width in (
-        ("A", config.tile_m, problem.a_k_major, config.copy_bytes_a),
-        ("B", config.tile_n, problem.b_k_major, config.copy_bytes_b),
+    for name, rows, k_major, width, warps in (
+        ("A", config.tile_m, problem.a_k_major, config.copy_bytes_a, config.warps_m),
+        ("B", config.tile_n, problem.b_k_major, config.copy_bytes_b, config.warps_n),
     ):
+        piece = math.gcd(128, rows * problem.ab_bytes) // problem.ab_bytes
+        step = 16 * warps
+        if not k_major and step % piece and piece % step:
+            return (
+                f"{warps} warps read {step} elements of {name} at a time, which lies in pieces of {piece} "
+                "where K is not contiguous: one must be a multiple of the other"
+            )
         vector = max(width, 4) // problem.ab_bytes
         lead, other = (config.tile_k, rows) if k_major else (rows, config.tile_k)
         across = config.threads // math.gcd(lead // vector, config.threads)

@@ -126,6 +126,7 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm80GemmConfig(128, 128, 24, 4, 2, 2), {}, "tile_k is 24"),
         (Sm80GemmConfig(128, 256, 32, 4, 2, 2), {}, "256 accumulator registers"),
         (Sm80GemmConfig(128, 128, 32, 2, 2, 2), {}, "stages is 2"),
+        (Sm80GemmConfig(32, 96, 96, 4, 1, 3), {"b_k_major": False}, "3 warps read 48 elements of B"),
         (Sm80GemmConfig(64, 64, 32, 4, 2, 2), {"a_align": 8}, "copy_bytes_a is 16"),
         (Sm80GemmConfig(64, 64, 32, 40, 2, 2), {}, "bytes of shared memory"),
         (Sm90GemmConfig(192, 208), {}, "WGMMAs of N = 208, at most 192 have enough registers with 3"),

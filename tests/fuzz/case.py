@@ -32,7 +32,8 @@ class Settings:
     device: "cuda", or "cpu" for the emulator. arch: the GPU's architecture; emulated cases draw one. small:
     sizes that the emulator can run in a second or so. plant: a fault of `planted`, for tests of the harness;
     "none" runs its operations without a fault; None runs the library's. graphs: whether calls may be
-    captured. values: whether results are compared with references.
+    captured. threads: whether two threads may call at once. values: whether results are compared with
+    references.
     """
 
     seed: int = 0
@@ -41,6 +42,7 @@ class Settings:
     small: bool = False
     plant: str | None = None
     graphs: bool = True
+    threads: bool = True
     values: bool = True
 
     def as_dict(self) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Draw:
         if self.settings.device == "cpu":
             return Mode.THREADS if self._calls.random() < 0.05 else Mode.PLAIN
         graphs = [Mode.GRAPH] * 2 if graph and self.settings.graphs else []
-        others = [Mode.STREAM, Mode.THREADS, *graphs]
+        threads = [Mode.THREADS] if self.settings.threads else []
+        others = [Mode.STREAM, *threads, *graphs]
         return Mode.PLAIN if self._calls.random() < 0.6 else self._calls.choice(others)
 
     def layout(self, rank: int, *, negate: bool = True, expand: bool = True, steps: bool = True) -> Layout:

@@ -78,8 +78,8 @@ def _why_not_fp8(config: AttentionConfig, call: AttentionCall, by_block: bool) -
     group = call.heads // call.kv_heads
     if config.pack > 1 and (group % config.pack or not call.variant.packable or call.block is not None):
         return f"pack must be a divisor of the {group} query heads of a KV head, and 1 with sinks or blocks"
-    if config.turns_v and (call.packed or config.tile_m > 128):
-        return "turns_v must be False with packed sequences, and where tile_m is above 128"
+    if config.turns_v and (call.packed or config.tile_m > 128 or config.ctas_per_sm > 1):
+        return "turns_v must be False with packed sequences, tile_m above 128, and several CTAs an SM"
     if config.later_v and (call.packed or call.block is not None or config.tile_m != 192):
         return "later_v must be 0 with packed sequences, block lists, and tile_m below 192"
     if config.later_v not in range(LATER_SHARES) or config.later_keys not in (32, 64):

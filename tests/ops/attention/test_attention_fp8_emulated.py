@@ -159,6 +159,10 @@ def test_the_whole_way_from_bf16(seed):
         ({"config": Sm90AttentionConfig(64, 176, 64, 64)}, "tile_n is 176, must be a multiple of 32"),
         ({"config": Sm90AttentionConfig(128, 128, 64, 64, later_v=2)}, "later_v must be 0 with packed"),
         ({"config": Sm90AttentionConfig(192, 128, 64, 64, later_v=8)}, "later_v must be from 0 to 7"),
+        (
+            {"config": Sm90AttentionConfig(64, 128, 64, 64, turns_v=True, ctas_per_sm=2)},
+            "turns_v must be False with packed sequences, tile_m above 128, and several CTAs an SM",
+        ),
     ],
 )
 def test_errors_name_the_argument(change, message):
