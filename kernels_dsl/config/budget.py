@@ -360,7 +360,7 @@ def _why_not_fp8(config: Sm80GemmConfig, problem: GemmProblem, device: Device) -
 
 
 def _why_not_sm80_loads(config: Sm80GemmConfig, problem: GemmProblem) -> str | None:
-    """Why the threads of a CTA cannot share out a K tile's loads, to memory and from it; None if they can."""
+    """The reason why threads cannot share out a K tile's loads, to memory and from it; None if they can."""
     loads = 0
     for name, rows, k_major, width, warps in (
         ("A", config.tile_m, problem.a_k_major, config.copy_bytes_a, config.warps_m),

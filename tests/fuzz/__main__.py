@@ -150,7 +150,7 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, int] | str:
     major, minor = torch.cuda.get_device_capability()
     arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
     # Without the caching allocator, which the sanitizer is run without, nothing can be captured; and it slows
-    # down products in float64 to seconds. Two threads that allocate and copy at once never come back from it.
+    # down products in float64 to seconds. Cases by two threads hung there.
     plain = not options.sanitize
     settings = Settings(seed=options.seed, arch=arch, graphs=plain, threads=plain, values=plain)
     return settings, torch.cuda.device_count()
