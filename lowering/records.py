@@ -48,7 +48,10 @@ def frozen(cls: type[Any] | None = None, /, *, eq: bool = True) -> Any:
 def _frozen(cls: type[Any], eq: bool) -> type[Any]:
     inherits = any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])  # then its base must be frozen
     own = cls.__dict__
-    dataclasses.dataclass(init=False, repr=False, eq=False, frozen=inherits)(cls)
+    if inherits or not _give_fields(cls):
+        dataclasses.dataclass(init=False, repr=False, eq=False, frozen=inherits)(cls)
+    else:
+        cls.__dataclass_params__ = copy.copy(_Plain.__dict__["__dataclass_params__"])  # type: ignore[attr-defined]
     parameters = own["__dataclass_params__"]
     parameters.init = parameters.repr = parameters.frozen = True
     parameters.eq = eq
@@ -68,6 +71,49 @@ def _frozen(cls: type[Any], eq: bool) -> type[Any]:
         cls.__repr__ = _repr  # type: ignore[assignment]
     cls.__setattr__, cls.__delattr__ = _setattr, _delattr  # type: ignore[assignment]
     return cls
+
+
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class _Plain:
+    """A dataclass with one field, whose facts other classes get copies of."""
+
+    field: Any
+
+
+_ORDINARY = _Plain.__dict__["__dataclass_fields__"]["field"]._field_type
+_SPECIAL = ("ClassVar", "InitVar", "KW_ONLY")
+
+
+def _give_fields(cls: type[Any]) -> bool:
+    """Give a class without a base its fields, on which `dataclasses.dataclass` spends most of its time.
+
+    False where that must look: annotations that are no strings or no fields, defaults that may change.
+    """
+    own = cls.__dict__
+    annotations = own.get("__annotations__")
+    if annotations is None or cls.__doc__ is None:
+        return False
+    fields: dict[str, Any] = {}
+    for name, annotation in annotations.items():
+        if not isinstance(annotation, str) or any(word in annotation for word in _SPECIAL):
+            return False
+        default = own.get(name, _MISSING)
+        field = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
+        if field.kw_only is True or type(field.default).__hash__ is None:
+            return False
+        field.name, field.type, field.kw_only = name, annotation, False
+        field._field_type = _ORDINARY  # type: ignore[attr-defined,union-attr]
+        fields[name] = field
+    for name, field in fields.items():
+        if isinstance(own.get(name), dataclasses.Field):
+            if field.default is _MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, field.default)
+    cls.__dataclass_fields__ = fields
+    if "__match_args__" not in own:
+        cls.__match_args__ = tuple(name for name, field in fields.items() if field.init)  # type: ignore[misc]
+    return True
 
 
 def _compile(cls: type[Any], names: list[str]) -> None:
