@@ -14,7 +14,6 @@ A path that passes stays good until this user or root changes it, so it can be o
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,17 +97,17 @@ def check_inside(component: Component, *, directory: bool) -> None:
 
     :raises Untrusted: as `check_folder`.
     """
-    path, mode = shlex.quote(component.path), component.about.st_mode
+    mode = component.about.st_mode
     if stat.S_ISLNK(mode):
-        raise Untrusted(f"{component} is a symbolic link; mend it with: rm {path}")
+        raise Untrusted(f"{component} is a symbolic link; mend it with: rm {_quoted(component)}")
     if not (stat.S_ISDIR(mode) if directory else stat.S_ISREG(mode)):
         kind = "directory" if directory else "regular file"
-        raise Untrusted(f"{component} is not a {kind}; mend it with: rm -r {path}")
+        raise Untrusted(f"{component} is not a {kind}; mend it with: rm -r {_quoted(component)}")
     if component.about.st_uid not in (os.geteuid(), 0):
-        raise Untrusted(f"{_foreign(component)}; mend it with: rm -r {path}")
+        raise Untrusted(f"{_foreign(component)}; mend it with: rm -r {_quoted(component)}")
     if who := _other_writers(component):
         # The content of a file may have been changed already; what a folder holds is checked on its own.
-        command = f"chmod go-w {path}" if directory else f"rm {path}"
+        command = f"chmod go-w {_quoted(component)}" if directory else f"rm {_quoted(component)}"
         raise Untrusted(f"{component} is writable by {who}; mend it with: {command}")
 
 
@@ -157,6 +156,13 @@ def make_folder(folder: Path) -> None:
         place.mkdir(mode=0o700, exist_ok=True)
 
 
+def _quoted(component: Component) -> str:
+    """A component's path for a shell."""
+    import shlex  # for messages alone
+
+    return shlex.quote(component.path)
+
+
 def _check_above(component: Component) -> None:
     owner, mode = component.about.st_uid, component.about.st_mode
     if owner not in (os.geteuid(), 0) and not _is_outer_root(owner):
@@ -166,7 +172,7 @@ def _check_above(component: Component) -> None:
     if who := _other_writers(component):
         raise Untrusted(
             f"{component} is writable by {who}, who can replace what is in it; "
-            f"mend it with: chmod go-w {shlex.quote(component.path)}"
+            f"mend it with: chmod go-w {_quoted(component)}"
         )
 
 

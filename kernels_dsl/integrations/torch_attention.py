@@ -11,8 +11,7 @@ the output and the log-sum-exp alone, so that one may run after the other's forw
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +27,6 @@ from kernels_dsl.ops.attention.arguments import (
     widths_of,
 )
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
-from kernels_dsl.ops.attention.backward import Forward
-from kernels_dsl.ops.attention.gradient import gradients_of
 
 _SDPA = "_scaled_dot_product_flash_attention"
 _SDPA_BACKWARD = "_scaled_dot_product_flash_attention_backward"
@@ -195,9 +192,8 @@ def scaled_dot_product_backward(
     if dropout_p != 0.0:
         raise Declined
     do, q, k, v, own = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-    found = _gradients(
-        Forward(q, k, v, own, logsumexp, NO_EXTRAS), do, AttentionOptions(is_causal, scale=scale)
-    )
+    options = AttentionOptions(is_causal, scale=scale)
+    found = _gradients((q, k, v, own, logsumexp), NO_EXTRAS, do, options)
     return tuple(x.transpose(1, 2) for x in found)
 
 
@@ -232,18 +228,22 @@ def flash_backward(
     if cum_seq_q is not None and cum_seq_k is not None:
         extras = Extras(seqlens=Seqlens(cum_seq_q, cum_seq_k), max_seqlens=MaxSeqlens(max_q))
     options = AttentionOptions(is_causal, _window(window_size_left, window_size_right), scale=scale)
-    return _gradients(Forward(query, key, value, out, logsumexp, extras), grad_out, options)
+    return _gradients((query, key, value, out, logsumexp), extras, grad_out, options)
 
 
 def _gradients(
-    forward: Forward, do: torch.Tensor, options: AttentionOptions
+    saved: Sequence[torch.Tensor], extras: Extras, do: torch.Tensor, options: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v."""
-    *lead, heads, _ = forward.q.shape
-    packed = forward.extras.seqlens is not None
-    if forward.lse.shape != ((heads, *lead) if packed else (lead[0], heads, *lead[1:])):
+    """Gradients of q, k and v. saved: these, the output and the log-sum-exp of the forward pass."""
+    from kernels_dsl.ops.attention.backward import Forward  # imported by those who train
+    from kernels_dsl.ops.attention.gradient import gradients_of
+
+    q, k, v, out, lse = saved
+    *lead, heads, _ = q.shape
+    packed = extras.seqlens is not None
+    if lse.shape != ((heads, *lead) if packed else (lead[0], heads, *lead[1:])):
         raise Declined  # a padded one
-    forward = replace(forward, lse=forward.lse.contiguous())
+    forward = Forward(q, k, v, out, lse.contiguous(), extras)
     with torch.no_grad():
         found = gradients_of(forward, do, layout="thd" if packed else "bshd", **keywords_of(options))
     assert found.q is not None and found.k is not None and found.v is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ MAX_GRID = 65535
 """Heads and sequences of a launch whose grid has a mode for each."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Forward:
     """The arguments and results of the forward pass that a backward pass needs."""
 
@@ -75,7 +75,7 @@ class Needs:
         return self.q or self.kv or self.mask
 
 
-@dataclass(frozen=True)
+@frozen
 class Gradients:
     """Gradients of the loss, each of the shape and dtype of its tensor; None where nobody asks for one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,6 @@ MAX_TILES = (1 << 31) - (1 << 16)
 """Of a launch: kernels count work tiles, and as many more as there are CTAs, in 32 bits."""
 
 
-@dataclass
 class Plan:
     """The launches of calls like one that was seen: `run(q, k, v, out, extras)` gives (o, log-sum-exp or
     None), and with fp8 operands `run((q, k, v, *descales), extras, out)` what the caller gets.
@@ -51,9 +50,13 @@ class Plan:
     the first run, for calls without extras, `out` and log-sum-exp whose tensors fit.
     """
 
-    run: Callable[..., Any]
-    config: AttentionConfig | None
-    bare: Callable[..., torch.Tensor] | None = None
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        config: AttentionConfig | None,
+        bare: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
+        self.run, self.config, self.bare = run, config, bare
 
 
 def build(call: AttentionCall, arguments: AttentionArguments, target: Target) -> Plan:

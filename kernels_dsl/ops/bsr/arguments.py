@@ -25,7 +25,6 @@ from kernels_dsl.ops.gemm.arguments import (
     describe_epilogue,
     result_dtype,
 )
-from kernels_dsl.ops.gemm.grad import refuse_functions
 from kernels_dsl.ops.operation import Arguments, Named
 from kernels_dsl.ops.scaled.arguments import OperandScale, check_scale
 from kernels_dsl.sparse.pattern import Pattern, pattern_of
@@ -148,6 +147,8 @@ class BsrArguments(BsrProductArguments):
         """ValueError where gradients are asked for that do not exist."""
         super().refuse_gradients()
         if asks_gradients((*self.read().values(), self.out)):
+            from kernels_dsl.ops.gemm.grad import refuse_functions
+
             refuse_functions(self.epilogue, self.activation)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.gemm.grad import epilogue_gradients, matched, needed_of, operators_for
-from kernels_dsl.ops.gemm.recorded import record
+from kernels_dsl.ops.gemm.nodes import record
 
 FACTORS = 4  # crow, col, values, dense
 

@@ -17,7 +17,6 @@ from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_te
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.grad import refuse_functions
 from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
 
@@ -100,6 +99,8 @@ class GemmArguments(DenseArguments):
     def refuse_gradients(self) -> None:
         """ValueError where gradients are asked for that do not exist."""
         if asks_gradients((*self.read().values(), self.out)):
+            from kernels_dsl.ops.gemm.grad import refuse_functions
+
             refuse_functions(self.epilogue, self.activation)
 
 

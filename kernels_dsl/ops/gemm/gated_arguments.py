@@ -28,7 +28,7 @@ from kernels_dsl.ops.gemm.arguments import (
 )
 from kernels_dsl.ops.gemm.plan import Plan, build
 from kernels_dsl.ops.gemm.product import ForBackward
-from kernels_dsl.ops.gemm.recorded import GatedGemm, Recorded
+from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Named, Operation
 from lowering.records import frozen
 
@@ -141,6 +141,8 @@ def _follow(plan: Plan, call: GatedArguments) -> torch.Tensor:
 class _Gated(Operation[GatedArguments, Plan]):
     def recorded(self, call: GatedArguments, operator: Callable[[], Any]) -> Recorded:
         """Such calls as nodes of autograd."""
+        from kernels_dsl.ops.gemm.nodes import GatedGemm
+
         refuse_written(call.read().values(), **call.written())
         keywords = {name: getattr(call, name) for name in call.choices}
         return Recorded(GatedGemm, self.plan_of(call), (), keywords, ForBackward, operator)

@@ -11,7 +11,6 @@ import lowering
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.launch import launcher_of
 from kernels_dsl.ops.target import Target
-from lowering.loaded import LoadedCubin
 
 _FOLDER = "kernels_dsl.kernels.gemm"
 FUNCTIONS = {
@@ -23,6 +22,8 @@ FUNCTIONS = {
 
 @lru_cache(maxsize=256)
 def _resident_clusters(kernel: lowering.CompiledKernel, cluster: tuple[int, int], device: int) -> int:
+    from lowering.loaded import LoadedCubin
+
     (facts,) = kernel.launches
     with LoadedCubin(kernel.cubin(), device) as cubin:
         threads = math.prod(extent or 1 for extent in facts.block)

@@ -14,7 +14,7 @@ from kernels_dsl.checks.overlap import ranges_meet, ranges_met
 from kernels_dsl.ops.call_cache import find, refused
 from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmArguments, describe
 from kernels_dsl.ops.gemm.plan import Plan, build
-from kernels_dsl.ops.gemm.recorded import Gemm, Recorded
+from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Operation
 
 Call = TypeVar("Call", bound=DenseArguments)
@@ -81,6 +81,8 @@ class Product(Operation[Call, Plan]):
 class _Gemm(Product[GemmArguments]):
     def recorded(self, call: GemmArguments, operator: Callable[[], Any]) -> Recorded:
         """Such calls as nodes of autograd."""
+        from kernels_dsl.ops.gemm.nodes import Gemm
+
         call.refuse_gradients()
         refuse_written(call.read().values(), out=call.out)
         keywords = {name: getattr(call, name) for name in call.choices}

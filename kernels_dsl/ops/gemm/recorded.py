@@ -1,7 +1,7 @@
-"""Products as nodes of autograd: a repeated call that wants gradients costs a launch and a node.
+"""Plans of products that autograd records: a repeated call that wants gradients costs a launch and a node.
 
 The operator's own way, through PyTorch's dispatcher, costs ten times the host time; torch.compile, modes and
-transforms still take it.
+transforms still take it. The nodes are in `nodes`, which calls without gradients do not import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from kernels_dsl.ops.gemm.arguments import ProductArguments
-from kernels_dsl.ops.gemm.grad import backward, keep_for_backward
 from lowering.records import frozen
 
 _NONE_GIVEN = (None, None, None)
@@ -71,32 +70,3 @@ class RecordedCall(NamedTuple):
     calls: dict[Any, Any]
     alpha: float
     beta: float
-
-
-def record(ctx: Any, call: RecordedCall, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """Computes the product and keeps what its gradients need: the forward function of every node.
-
-    `inputs`: indices, the two factors, c, bias and residual.
-    """
-    recorded, plan = call.recorded, call.recorded.plan
-    keywords = {**recorded.keywords, "alpha": call.alpha, "beta": call.beta}
-    keep_for_backward(ctx, inputs, keywords, len(inputs) - 3, call)
-    *_, left, right, c, bias, residual = inputs
-    operands = None
-    if plan.operands is not None:
-        operands = plan.operands((call.alpha, call.beta, c, bias, residual))
-    return plan.run(left, right, None, operands)
-
-
-class GatedGemm(torch.autograd.Function):
-    """A call of `gemm_gated`."""
-
-    forward = staticmethod(record)
-    backward = staticmethod(backward)
-
-
-class Gemm(torch.autograd.Function):
-    """A call of `gemm`."""
-
-    forward = staticmethod(record)
-    backward = staticmethod(backward)
