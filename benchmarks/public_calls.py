@@ -84,6 +84,11 @@ def _checked(library: Any, given: Inputs) -> Any:
         return library.attention(*given.qkv)
 
 
+def _with_margin(library: Any, given: Inputs) -> Any:
+    with library.sm_margin(8):
+        return library.gemm(given.a, given.b)
+
+
 def _score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return score + score
 
@@ -114,6 +119,7 @@ CALLS: dict[str, Callable[[Any, Inputs], Any]] = {
     "register_torch_attention": lambda lib, x: lib.register_torch_attention(),
     "kernel_function": lambda lib, x: lib.kernel_function(_score),
     "checked": _checked,
+    "sm_margin": _with_margin,
     "BlockLists": lambda lib, x: lib.BlockLists(x.offs, x.offs),
     "quantize": lambda lib, x: lib.quantize(x.a),
     "quantize_supports": lambda lib, x: lib.quantize_supports(x.a),

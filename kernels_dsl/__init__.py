@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.serving.decode import attention_decode as attention_decode
     from kernels_dsl.ops.serving.decode import attention_decode_supports as attention_decode_supports
     from kernels_dsl.ops.serving.merge_states import merge_states as merge_states
+    from kernels_dsl.ops.sm_margin import sm_margin as sm_margin
     from kernels_dsl.sparse.attention_blocks import BlockLists as BlockLists
     from kernels_dsl.sparse.tensor import BsrTensor as BsrTensor
 
@@ -87,6 +88,7 @@ _PUBLIC = {
     "register_transformers_attention": "kernels_dsl.integrations.transformers_attention",
     "kernel_function": "kernels_dsl.ops.attention.functions",
     "checked": "kernels_dsl.ops.checked",
+    "sm_margin": "kernels_dsl.ops.sm_margin",
     "BlockLists": "kernels_dsl.sparse.attention_blocks",
     "quantize": "kernels_dsl.ops.quantize.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize.quantize",

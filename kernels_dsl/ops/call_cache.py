@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from kernels_dsl.ops.sm_margin import BLOCKS, with_margin
+
 MAX_KEYS = 8192  # some hundred bytes each
 _MAX_OF_A_KEY = 4
 _MISALIGNED = "Misaligned Tensor data"
@@ -35,6 +37,8 @@ def find(kept: dict[Any, Any], key: Any, tensors: tuple[Any, ...]) -> Any:
     """
     if _is_compiling() or _forward_ad._current_level >= 0 or _dispatch_modes():
         return None
+    if BLOCKS:
+        key = with_margin(key)
     try:
         alike = kept.get(key, ())
     except TypeError:  # an argument that has no hash: the checks of a first call name it
@@ -50,6 +54,7 @@ def keep(kept: dict[Any, Any], key: Any, tensors: tuple[torch.Tensor, ...], foun
 
     What is found with tensors that require grad is kept for this grad mode alone.
     """
+    key = with_margin(key)
     others = kept.get(key, ())
     if _make_comparison is None or len(others) == _MAX_OF_A_KEY or not _aligned(tensors):
         return
@@ -71,6 +76,7 @@ def refused(kept: dict[Any, Any], key: Any, error: ValueError) -> None:
     addresses are multiples of 16. Raises any other error."""
     if _MISALIGNED not in str(error):
         raise error
+    key = with_margin(key)
     kept[key] = tuple((_and_aligned(same), recorded, found) for same, recorded, found in kept.get(key, ()))
 
 

@@ -26,6 +26,7 @@ from kernels_dsl.checks.eager_path import (
 )
 from kernels_dsl.checks.overlap import check_self_overlap
 from kernels_dsl.ops import call_cache
+from kernels_dsl.ops.sm_margin import with_margin
 from kernels_dsl.ops.target import Target, target_of
 
 SCHEMA_TYPES = {
@@ -216,7 +217,7 @@ class Operation(Generic[Call, Plan]):
 
     def plan_of(self, call: Call) -> Plan:
         """The plan of a call, made where there is none for such calls."""
-        key, plans = call.plan_key(), self.plans_of(call)
+        key, plans = with_margin(call.plan_key()), self.plans_of(call)
         plan: Plan | None = None
         try:
             plan = plans.get(key)

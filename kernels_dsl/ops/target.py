@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
+from kernels_dsl.ops.sm_margin import BLOCKS, without_margin
 from lowering.records import frozen
 
 
@@ -75,11 +76,12 @@ def target_of(tensor: torch.Tensor, name: str = "a") -> Target:
                 f"{name} is on the GPU that lowering.emulator.run(torch_cuda=True) pretends, must be on the "
                 "CPU: kernels_dsl runs emulated on CPU tensors"
             )
-        return _gpu(tensor.get_device())
-    target = _emulated() if tensor.device.type == "cpu" else None
+        target: Target | None = _gpu(tensor.get_device())
+    else:
+        target = _emulated() if tensor.device.type == "cpu" else None
     if target is None:
         raise ValueError(
             f"{name} is on {tensor.device}, must be on a CUDA device (or on the CPU inside "
             "lowering.emulator.run)"
         )
-    return target
+    return replace(target, device=without_margin(target.device)) if BLOCKS else target

@@ -22,6 +22,7 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.backward import BackwardPlan, Forward, Gradients, Needs, described
 from kernels_dsl.ops.attention.functions import function_of
 from kernels_dsl.ops.operators import define, schema_of
+from kernels_dsl.ops.sm_margin import with_margin
 from kernels_dsl.ops.target import target_of
 from lowering.records import frozen
 
@@ -110,7 +111,7 @@ def _settled(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_of(x: BackwardOperands, forward: Forward) -> BackwardPlan:
-    key, target = x.plan_key(), target_of(x.q, "q")
+    key, target = with_margin(x.plan_key()), target_of(x.q, "q")
     plan = _PLANS.get(key)
     if plan is None:
         score_mod, mask_mod = function_of(x.score_mod), function_of(x.mask_mod)

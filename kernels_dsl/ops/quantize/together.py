@@ -13,6 +13,7 @@ from kernels_dsl.ops.quantize.arguments import FORMATS, Scheme, check, check_tar
 from kernels_dsl.ops.quantize.buffers import buffers_of, finished, maker_of
 from kernels_dsl.ops.quantize.kernels import Kernels, three_matrices
 from kernels_dsl.ops.quantize.quantize import quantize
+from kernels_dsl.ops.sm_margin import with_margin
 from kernels_dsl.ops.target import target_of
 
 Pairs = list[tuple[torch.Tensor, ...]]
@@ -25,7 +26,7 @@ def quantize_matrices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair
     tensors = (q, k, v)
     plan = None
     if not needs_dispatcher(tensors):
-        key = tuple(map(signature, tensors))
+        key = with_margin(tuple(map(signature, tensors)))
         plan = _PLANS.get(key)
         if plan is None and key not in _PLANS:
             plan = _plan(tensors)
