@@ -83,6 +83,20 @@ class Device(NamedTuple):
         return torch.cuda.memory_allocated()
 
 
+def start_group(device: Device) -> None:
+    """Starts the group of all ranks; the first one prints how its GPUs are linked."""
+    import torch
+
+    if device.name != "cuda":  # the emulator's: shows that the program runs, times nothing
+        torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+        return
+    torch.cuda.set_device(device.rank)
+    place = torch.device("cuda", device.rank)
+    torch.distributed.init_process_group("nccl", timeout=TIMEOUT, device_id=place)
+    if device.rank == 0:
+        subprocess.run(["nvidia-smi", "topo", "-m"], check=False)
+
+
 class Inputs(NamedTuple):
     """q, k and v as leaves, and the gradient of the output."""
 
@@ -338,14 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     device = Device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", 0)))
-    if device.name == "cuda":
-        torch.cuda.set_device(device.rank)
-        place = torch.device("cuda", device.rank)
-        torch.distributed.init_process_group("nccl", timeout=TIMEOUT, device_id=place)
-        if device.rank == 0:
-            subprocess.run(["nvidia-smi", "topo", "-m"], check=False)
-    else:  # the emulator's: shows that the program runs, times nothing
-        torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+    start_group(device)
     first = torch.distributed.get_rank() == 0
     sizes = {"heads": args.heads, "kv_heads": args.kv_heads, "dim": args.dim}
     verify(Shape(min(CHECKED, *args.lengths), **sizes), device)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
+from kernels_dsl.distributed.exchange import Exchange, Message
 from kernels_dsl.distributed.groups import Ranks
 from kernels_dsl.distributed.launches import KeysValues, Needed, Options
 from kernels_dsl.distributed.parts import Part, Rows, Sharing, states_of
@@ -37,36 +37,6 @@ class Call:
     def count_of_states(self) -> int:
         """The states that this rank's queries get from the keys of all."""
         return sum(len(states_of(self.parts(owner))) for owner in range(self.ranks.size))
-
-
-class Message(NamedTuple):
-    """Tensors for a rank of the group, or from it."""
-
-    peer: int
-    tensors: KeysValues
-
-
-class Exchange:
-    """A message that is sent and one that is received, either of them None, beside what computes."""
-
-    def __init__(self, ranks: Ranks, sent: Message | None, received: Message | None) -> None:
-        operations = []
-        for function, message in ((dist.isend, sent), (dist.irecv, received)):
-            if message is not None:
-                operations += [
-                    dist.P2POp(function, x, group=ranks.group, group_peer=message.peer)
-                    for x in message.tensors
-                ]
-        self._kept = sent  # until it has been sent
-        self.received = received
-        self._works = dist.batch_isend_irecv(operations) if operations else []
-
-    def wait(self) -> KeysValues | None:
-        """Received tensors; the current stream waits for them."""
-        for work in self._works:
-            work.wait()
-        self._kept = None
-        return None if self.received is None else self.received.tensors
 
 
 class Step(NamedTuple):
