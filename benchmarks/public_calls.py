@@ -158,6 +158,7 @@ CALLS: dict[str, Callable[[Any, Inputs], Any]] = {
 NOT_CALLED = {
     "autotune_gemm": "it compiles and times candidates by design",
     "register_transformers_attention": "it imports transformers",
+    "register_transformers_paged_attention": "it imports transformers",
 }
 
 

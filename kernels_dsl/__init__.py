@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.integrations.transformers_attention import (
         register_transformers_attention as register_transformers_attention,
     )
+    from kernels_dsl.integrations.transformers_paged import (
+        register_transformers_paged_attention as register_transformers_paged_attention,
+    )
     from kernels_dsl.nn.bsr_linear import BsrLinear as BsrLinear
     from kernels_dsl.nn.scaled_linear import ScaledLinear as ScaledLinear
     from kernels_dsl.nn.scaled_linear import scaled_linear as scaled_linear
@@ -86,6 +89,7 @@ _PUBLIC = {
     "scaled_dot_product_attention": "kernels_dsl.ops.attention.attention",
     "register_torch_attention": "kernels_dsl.integrations.torch_attention",
     "register_transformers_attention": "kernels_dsl.integrations.transformers_attention",
+    "register_transformers_paged_attention": "kernels_dsl.integrations.transformers_paged",
     "kernel_function": "kernels_dsl.ops.attention.functions",
     "checked": "kernels_dsl.ops.checked",
     "sm_margin": "kernels_dsl.ops.sm_margin",

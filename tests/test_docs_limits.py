@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS_IN_ALL, WORDS_OF_A_PAGE, WORDS_OF_A_PARAGRAPH, CHARACTERS_OF_A_CELL = 24_000, 2_500, 120, 200
+WORDS_IN_ALL, WORDS_OF_A_PAGE, WORDS_OF_A_PARAGRAPH, CHARACTERS_OF_A_CELL = 25_500, 2_500, 120, 200
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
@@ -42,7 +42,7 @@ def cells(text: str) -> Iterator[str]:
             yield from (cell.strip() for cell in line.strip("|").split("|"))
 
 
-LATER = {"decoding.md", "distributed.md", "bring_your_own_kernel.md"}
+LATER = {"decoding.md", "serving.md", "distributed.md", "bring_your_own_kernel.md"}
 """Pages of capabilities that came after the pages were written anew."""
 
 

@@ -53,6 +53,7 @@ ALLOWED = {
         part: (
             part,
             *(f"kernels_dsl.{room}" for room in ("ops", "sparse", "checks", "config", "blocks")),
+            *(["kernels_dsl.flash_attn"] if part == "kernels_dsl.integrations" else []),
             "lowering",
         )
         for part in (

@@ -295,6 +295,7 @@ NO_TENSORS = {
     "Sm80AttentionConfig", "Sm90AttentionConfig", "Sm80GemmConfig", "Sm90GemmConfig", "GemmConfig",
     "Schedule", "LinearEpilogue", "checked", "kernel_function", "register_epilogue",
     "register_torch_attention", "register_transformers_attention",
+    "register_transformers_paged_attention",
 }  # fmt: skip
 """Public names that no tensor is given to."""
 _SUPPORTS = (

@@ -103,10 +103,10 @@ CALLS: dict[str, list[tuple[str, torch.Tensor, Callable[[Any], Any]]]] = {
 }
 # Public names that take no tensors, or whose tensors no kernel of this library multiplies.
 OTHERS = {
-    "autotune_gemm", "register_torch_attention", "register_transformers_attention", "kernel_function",
-    "checked", "sm_margin", "BlockLists", "BsrTensor", "register_epilogue", "GemmConfig", "Schedule",
-    "Sm80AttentionConfig", "Sm90AttentionConfig", "Sm80GemmConfig", "Sm90GemmConfig", "LinearEpilogue",
-    "__version__",
+    "autotune_gemm", "register_torch_attention", "register_transformers_attention",
+    "register_transformers_paged_attention", "kernel_function", "checked", "sm_margin", "BlockLists",
+    "BsrTensor", "register_epilogue", "GemmConfig", "Schedule", "Sm80AttentionConfig", "Sm90AttentionConfig",
+    "Sm80GemmConfig", "Sm90GemmConfig", "LinearEpilogue", "__version__",
 }  # fmt: skip
 
 
