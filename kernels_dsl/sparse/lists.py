@@ -94,7 +94,7 @@ def row_lists(first: torch.Tensor, columns: torch.Tensor, extent: int) -> Lists:
     rows, entries = first.shape[0] - 1, columns.shape[0]
     parts = row_list_parts(rows, entries)
     words = torch.empty(parts.end, dtype=torch.int32, device=columns.device)
-    FUNCTIONS["row_lists"](first, columns, words, heavy=HEAVY_LENGTH)
+    FUNCTIONS["row_lists"](first, columns, words, extent, heavy=HEAVY_LENGTH)
     packed = words[: HEADER + 4 * rows + 2 * entries]
     table = packed[HEADER : HEADER + 4 * rows].view(rows, 4)
     starts = words[parts.first : parts.first + rows + 1]

@@ -1,6 +1,7 @@
 """Patterns of kept blocks, and the lists by block row and block column that products derive, on the GPU.
 
-Everything is torch operations without a wait for the GPU: extents follow from shapes alone. The lists are
+Everything is torch operations without a wait for the GPU: extents follow from shapes alone. Indices are not
+checked, but lists name only blocks that exist, whatever the indices say. The lists are
 kept for as long as the index tensors live in the cache, and found again by their addresses.
 """
 
@@ -48,22 +49,37 @@ class Pattern:
     @cached_property
     def row_of(self) -> torch.Tensor:
         """(nnz,) int32: the block row of each kept block."""
-        rows = torch.arange(self.rows, dtype=torch.int32, device=self.col.device)
-        # The extent is known, so torch need not ask the GPU for it.
-        return torch.repeat_interleave(rows, self.crow.diff(), output_size=self.nnz)
+        entries = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
+        # Not `repeat_interleave`, which fails in a kernel where starts are not those of all blocks.
+        after = torch.searchsorted(self.first, entries, right=True, out_int32=True)
+        return (after - 1).clamp_(0, max(self.rows - 1, 0))
+
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """(rows + 1,) int32: the first entry of each block row, then the end of the last. A start that falls
+        counts as the one before, one outside the entries as the nearest inside."""
+        if self._by_kernel:
+            return self.by_row.first
+        return self.crow.clamp(0, self.nnz).to(torch.int32).cummax(0).values
 
     @cached_property
     def column_of(self) -> torch.Tensor:
-        """(nnz,) int32: the block column of each kept block."""
-        return self.col.to(torch.int32).contiguous()
+        """(nnz,) int32: the block column of each kept block; the nearest one for a column outside."""
+        if self._by_kernel:
+            return self.by_row.across
+        return self.col.clamp(0, max(self.columns - 1, 0)).to(torch.int32).contiguous()
+
+    @property
+    def _by_kernel(self) -> bool:
+        return bool(0 < self.rows <= MOST_ROWS and self.nnz and runs_kernels(self.col.device))
 
     @cached_property
     def by_row(self) -> Lists:
         """Lists of block rows: columns in the order in which they are stored."""
-        if 0 < self.rows <= MOST_ROWS and self.nnz and runs_kernels(self.col.device):
+        if self._by_kernel:
             return row_lists(self.crow, self.col, self.columns)
         kept = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
-        return _lists(self.crow.to(torch.int32).contiguous(), self.column_of, kept, self.columns)
+        return _lists(self.first, self.column_of, kept, self.columns)
 
     @cached_property
     def by_column(self) -> Lists:
@@ -90,7 +106,7 @@ class Pattern:
         return self._chunks[key]
 
     def _make_chunks(self, units: int, group: int, together: int) -> tuple[torch.Tensor, ...]:
-        first, columns, rows = self.crow.to(torch.int32).contiguous(), self.column_of, self.rows
+        first, columns, rows = self.first, self.column_of, self.rows
         kept: tuple[torch.Tensor, ...] = ()
         if together > 1:
             first, columns, *kept_of = merge_neighbours(self.by_row, self.columns, together)

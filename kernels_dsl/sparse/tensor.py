@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from kernels_dsl.checks.eager_path import check_tensor, watched, written_out
 from kernels_dsl.checks.options import integer, real, shown
-from kernels_dsl.sparse.pattern import pattern_of
+from kernels_dsl.sparse.pattern import Pattern, pattern_of
 from lowering.records import frozen
 
 BLOCK_STEP = 16
@@ -32,8 +32,8 @@ class BsrTensor:
 
     Columns of a row may be in any order. Blocks that occur twice in a row are summed in products and in
     `to_dense`, and each gets the gradient. Indices must not be changed in place: what products derive from
-    them is kept with the object. `check()` finds indices that break these rules; without it an index out of
-    range reads or writes memory that is not the matrix'.
+    them is kept with the object. `check()` finds indices that break these rules; without it they give wrong
+    results, but products touch no memory that is not the matrix'.
 
     Raises TypeError or ValueError for shapes and dtypes that do not fit together.
     """
@@ -138,10 +138,8 @@ class BsrTensor:
             raise TypeError(f"values has dtype {self.dtype}, must be torch.bfloat16 or torch.float16")
         rows, columns = self.shape[0] // self.block[0], self.shape[1] // self.block[1]
         lead = self.values.shape[:-3]
-        row = torch.repeat_interleave(
-            torch.arange(rows, device=self.device), self.crow_indices.long().diff(), output_size=self.nnz
-        )
-        cells = row * columns + self.col_indices
+        pattern = Pattern(self.crow_indices, self.col_indices, rows, columns)
+        cells = pattern.row_of.long() * columns + pattern.column_of
         zeros = self.values.new_zeros(*lead, rows * columns, *self.block)
         full = zeros.index_add(len(lead), cells, self.values)
         full = full.unflatten(len(lead), (rows, columns)).transpose(-3, -2)

@@ -48,6 +48,35 @@ def test_the_kernel_makes_the_lists_of_torch(lengths, dtype):
     _assert_same(found, Pattern(first, columns, len(lengths), EXTENT).by_row)
 
 
+NONSENSE = {
+    "starts that fall": ([0, 5, 2, 9, 9, 1], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    "starts outside": ([-7, 3, 99, 4], [1, 2, 3, 4]),
+    "columns outside": ([0, 2, 4], [-1, 40, 2**31 - 1, -(2**31)]),
+    "back and forth": ([0, 9, 0, 9, 0, 9, 0, 9], list(range(9))),
+    "wider than int32": ([0, 2**40 + 1, 2], [2**32 + 3, -(2**40)]),
+}
+
+
+@pytest.mark.parametrize("starts, columns", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_makes_lists_of_blocks_that_exist(starts, columns):
+    wide = max(map(abs, starts + columns)) >= 2**32
+    dtype = torch.int64 if wide else torch.int32
+    first, across = torch.tensor(starts, dtype=dtype), torch.tensor(columns, dtype=dtype)
+    with emulator.run(arch="sm_80"):
+        found = row_lists(first, across, EXTENT)
+    pattern, nnz = Pattern(first, across, len(starts) - 1, EXTENT), len(columns)
+    for name in ("table", "first", "across", "kept"):
+        assert torch.equal(getattr(found, name), getattr(pattern.by_row, name)), name
+    rows = len(starts) - 1
+    for lists, count, extent in ((found, rows, EXTENT), (pattern.by_column, EXTENT, rows)):
+        assert sorted(lists.table[:, 0].tolist()) == list(range(count))
+        begin, end = lists.table[:, 1], lists.table[:, 2]
+        assert ((begin >= 0) & (begin <= end) & (end <= nnz)).all() and (lists.first.diff() >= 0).all()
+        assert int((end - begin).sum()) <= nnz
+        assert ((lists.across >= 0) & (lists.across < extent)).all()
+        assert sorted(lists.kept.tolist()) == list(range(nnz))
+
+
 @pytest.mark.parametrize("units, group", [(1, 0), (2, 0), (2, 4), (3, 32)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_the_kernel_makes_the_chunks_of_torch(lengths, units, group):
@@ -59,7 +88,7 @@ def test_the_kernel_makes_the_chunks_of_torch(lengths, units, group):
 
 
 def test_starts_that_fall_write_within_the_chunks():
-    """Indices are not checked: whatever they say, no memory of others is written."""
+    """Whatever the starts are, no memory of others is written."""
     first = torch.tensor([0, 5, 2, 9, 9, 1], dtype=torch.int32)
     with emulator.run(arch="sm_80"):
         for most in (1, 4, 40):
