@@ -18,6 +18,11 @@ def _layout(call: Call) -> str:
     return {"bshd": "bshd", "bhsd": "bhsd", "thd": "shd"}["thd" if packed else call.options["layout"]]
 
 
+def _paged(call: Call) -> bool:
+    """Keys lie in pages, which have a mode more than packed queries."""
+    return len(call.shape("k")) > len(call.shape("q"))
+
+
 def _modes(layout: str, rows: str, dim: str) -> Modes:
     return tuple({"s": rows, "d": dim}.get(mode, mode) for mode in layout)
 
@@ -26,9 +31,9 @@ def _operands(call: Call) -> dict[str, Modes]:
     """The modes of all tensors of the forward pass, by their names."""
     layout = _layout(call)
     packed = "b" not in layout
-    found = {
-        "q": _modes(layout, "s", "d"), "k": _modes(layout, "t", "d"), "v": _modes(layout, "t", "d"),
-        "sinks": ("h",),
+    of_keys = "pthd" if _paged(call) else _modes(layout, "t", "d")
+    found: dict[str, Modes] = {
+        "q": _modes(layout, "s", "d"), "k": tuple(of_keys), "v": tuple(of_keys), "sinks": ("h",),
     }  # fmt: skip
     for name in call.operands:
         shape = call.shape(name)
@@ -38,6 +43,8 @@ def _operands(call: Call) -> dict[str, Modes]:
             found[name] = broadcast(shape, ("b", "h", "s", "t")[: len(shape)])
         elif name in _SEQLENS:
             found[name] = ("p",) if packed or name != "seqused_k" else ("b",)
+        elif name == "block_table":
+            found[name] = ("p", None)
         elif name.startswith("aux"):
             found[name] = ("f",) * len(shape)
         elif name.endswith("_descale"):
@@ -56,7 +63,7 @@ def _whole(call: Call) -> dict[str, str]:
 def _units(call: Call) -> dict[str, int]:
     """Query heads that ranks cannot divide: those of one key head."""
     place = _layout(call).index("h")
-    kv_heads = call.shape("k")[place]
+    kv_heads = call.shape("k")[2 if _paged(call) else place]
     return {"b": 1, "h": max(call.shape("q")[place] // kv_heads, 1) if kv_heads else 1}
 
 

@@ -103,24 +103,28 @@ def flash_attn_varlen_func(
 ) -> Any:
     """The same of packed sequences, q (Tq, H, D): see `kernels_dsl.attention_varlen`.
 
-    cu_seqlens_q and cu_seqlens_k must be given: batches of padded sequences are not supported. Without
-    `max_seqlen_q` none is taken for longer than all of q. Hints: min_seqlen_k, num_splits, pack_gqa,
-    scheduler_metadata, disable_scheduler_metadata.
+    cu_seqlens_q and cu_seqlens_k must be given: batches of padded sequences are not supported. With
+    page_table, int32 (sequences, n), k and v are a cache of pages, and either cu_seqlens_k or seqused_k gives
+    the lengths. Without `max_seqlen_q` none is taken for longer than all of q. Hints: min_seqlen_k,
+    num_splits, pack_gqa, scheduler_metadata, disable_scheduler_metadata.
     """
     _refuse(
-        qv=qv, seqused_q=seqused_q, gather_kv_indices=gather_kv_indices, page_table=page_table,
+        qv=qv, seqused_q=seqused_q, gather_kv_indices=gather_kv_indices,
         seqlen_k_per_split=seqlen_k_per_split,
         gather_bwd_recompute_p=gather_bwd_recompute_p or None, gather_bwd_token_chunk=gather_bwd_token_chunk,
     )  # fmt: skip
     boolean("deterministic", deterministic)
+    if page_table is not None and cu_seqlens_k is not None:
+        used = check_tensor("cu_seqlens_k", cu_seqlens_k).diff()
+        cu_seqlens_k, seqused_k = None, used if seqused_k is None else seqused_k
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts is None:
+        if starts is None and (name == "cu_seqlens_q" or page_table is None):
             raise ValueError(f"{name} is None, must be given: padded sequences are not supported")
     longest = check_tensor("q", q).shape[0] if max_seqlen_q is None else max_seqlen_q
     options = _options(softmax_scale, causal, window_size, softcap)
     found = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k,  # type: ignore[arg-type]
-        **options, seqused_k=seqused_k, sinks=learnable_sink, score_mod=score_mod,
+        **options, seqused_k=seqused_k, block_table=page_table, sinks=learnable_sink, score_mod=score_mod,
         score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux=_aux(aux_tensors, aux_scalars),
         blocks=_lists(block_sparse_tensors), return_lse=return_lse, deterministic=deterministic,
     )  # fmt: skip

@@ -73,11 +73,14 @@ def flash_attn_varlen_func(
 ) -> Any:
     """The same of packed sequences, q (Tq, H, D): see `kernels_dsl.attention_varlen`.
 
-    block_table must be None: keys in pages are not supported. The log-sum-exp is (H, Tq).
+    block_table: int32 (sequences, n), the pages of each sequence, where k and v are a cache (pages, keys of a
+    page, Hk, D); cu_seqlens_k then gives the lengths alone. Not differentiable. The log-sum-exp is (H, Tq).
     """
     _check(dropout_p, deterministic, return_attn_probs)
+    starts_k: torch.Tensor | None = cu_seqlens_k
+    used: torch.Tensor | None = None
     if block_table is not None:
-        raise ValueError("block_table is given, must be None: keys in pages are not supported")
+        starts_k, used = None, check_tensor("cu_seqlens_k", cu_seqlens_k).diff()
     options = options_of(softmax_scale, causal, window_size, softcap)
     if alibi_slopes is not None:
         slopes = _slopes_of(alibi_slopes, check_tensor("cu_seqlens_q", cu_seqlens_q).shape[0] - 1)
@@ -85,7 +88,7 @@ def flash_attn_varlen_func(
             score_mod=packed_alibi, score_mod_bwd=alibi_bwd, aux=(slopes, cu_seqlens_q, cu_seqlens_k)
         )
     found = attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        q, k, v, cu_seqlens_q, starts_k, max_seqlen_q, max_seqlen_k, seqused_k=used, block_table=block_table,
         return_lse=return_attn_probs, deterministic=deterministic, **options,
     )  # fmt: skip
     return (*found, None) if return_attn_probs else found

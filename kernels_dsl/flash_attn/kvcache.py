@@ -67,9 +67,9 @@ def flash_attn_with_kvcache(
     key. sinks: (H,), as in `kernels_dsl.attention`. num_splits must be 0 or 1: splits have a fixed number of
     keys, and a sequence's result the same bits whatever the batch is, as `kernels_dsl.attention_decode` says.
 
-    Up to 64 rows (queries times query heads of a KV head) go to the kernel for decoding; with more, as in a
-    prefill, pages are gathered into one tensor first. rotary_cos, rotary_sin, cache_leftpad and alibi_slopes
-    must be None.
+    Up to 64 rows (queries times query heads of a KV head) go to the kernel for decoding, more, as in a
+    prefill, to `kernels_dsl.attention_varlen`, for which fp8 pages are gathered and converted first.
+    rotary_cos, rotary_sin, cache_leftpad and alibi_slopes must be None.
 
     Returns (B, Sq, H, D), with `return_softmax_lse` also the log-sum-exp (B, H, Sq). Not differentiable.
     Raises TypeError and ValueError that name the argument; a call that is refused has written nothing.
@@ -203,28 +203,28 @@ def _prefill(
 ) -> Any:
     """Attention of many queries: the caches as packed sequences, each of all that it has room for."""
     batch, rows = q.shape[:2]
-    if table is not None:
-        pages = table.clamp(
-            0, max(caches[0].shape[0] - 1, 0)
-        )  # entries past a sequence's keys may be anything
-        caches = [cache[pages].flatten(1, 2) for cache in caches]
-    elif caches[0].shape[0] != batch:
-        raise ValueError(
-            f"k_cache has {caches[0].shape[0]} sequences, must have q's {batch}, or block_table be given"
-        )
+    numbers = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     scales = [options.pop("k_scale"), options.pop("v_scale")]
     for name, scale in zip(("k_descale", "v_descale"), scales):
         check_cache_scale(name, scale, caches[0].dtype, caches[0].shape[2], batch)
+    if table is None and caches[0].shape[0] != batch:
+        raise ValueError(
+            f"k_cache has {caches[0].shape[0]} sequences, must have q's {batch}, or block_table be given"
+        )
     if caches[0].dtype == FP8:
+        if table is not None:
+            pages = table.clamp(0, max(caches[0].shape[0] - 1, 0))  # those past the keys may be anything
+            caches, table = [cache[pages].flatten(1, 2) for cache in caches], None
         heads = caches[0].shape[2]
         factors = [x if x is None else x.expand(batch, heads)[:, None, :, None] for x in scales]
         caches = [(x.float() if y is None else x.float() * y).to(q.dtype) for x, y in zip(caches, factors)]
-    room = caches[0].shape[1]
-    numbers = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-    packed, keys, values = (x.flatten(0, 1) for x in (q, *caches))
+    room, starts = caches[0].shape[1], None
+    if table is None:
+        starts, caches = numbers * room, [x.flatten(0, 1) for x in caches]
+    keys, values = caches
     found = attention_varlen(
-        packed, keys, values, numbers * rows, numbers * room, rows, room,
-        seqused_k=used, return_lse=return_lse, **options,
+        q.flatten(0, 1), keys, values, numbers * rows, starts, rows,
+        seqused_k=used, block_table=table, return_lse=return_lse, **options,
     )  # fmt: skip
     if not return_lse:
         return found.unflatten(0, (batch, rows))

@@ -25,11 +25,11 @@ def checked(enabled: bool = True) -> Iterator[None]:
     """Calls of `attention` and its relatives in this block check prefix sums and block lists first.
 
     ValueError where prefix sums fall or leave their tensor, a sequence is longer than its `max_seqlen`,
-    `seqused_k` is more than a sequence has or negative, rows of q belong to no sequence and there is no `out`
-    that keeps them, a block list has a count or an index out of range or lists a block twice, or `append_kv`
-    is given a place outside its cache. Each such call waits for the GPU, so it cannot be captured in a CUDA
-    graph. The environment variable KERNELS_DSL_CHECK=1 turns it on for a whole process. It holds for all
-    threads, which follow the block that was entered last.
+    `seqused_k` is more than a sequence has or negative, a page of its keys does not exist, rows of q belong
+    to no sequence and there is no `out` that keeps them, a block list has a count or an index out of range or
+    lists a block twice, or `append_kv` is given a place outside its cache. Each such call waits for the GPU,
+    so it cannot be captured in a CUDA graph. The environment variable KERNELS_DSL_CHECK=1 turns it on for a
+    whole process. It holds for all threads, which follow the block that was entered last.
     """
     cell = [boolean("enabled", enabled)]
     _blocks.append(cell)
@@ -47,8 +47,9 @@ def is_checked() -> bool:
         return _by_environment
 
 
-def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool) -> None:
-    """ValueError for values in `extras` that no kernel must see. `lengths`: rows of q and of k.
+def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool, pages: int = 0) -> None:
+    """ValueError for values in `extras` that no kernel must see. `lengths`: rows of q and of k, or keys that
+    a sequence has room for in pages, of which there are `pages`.
 
     `all_rows`: all of q must belong to a sequence, as those that do not would come out uninitialised.
     """
@@ -56,8 +57,22 @@ def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool) -> No
         _check_seqlens(extras.seqlens, lengths, extras.max_seqlens or MaxSeqlens(0))
         if all_rows:
             _check_all_rows(extras.seqlens.q, lengths[0])
+        if extras.seqlens.table is not None and extras.seqlens.used is not None:
+            check_table(extras.seqlens.used, extras.seqlens.table, lengths[1], pages)
     if extras.blocks is not None:
         extras.blocks.check_indices(lengths[1])
+
+
+def check_table(used: torch.Tensor, table: torch.Tensor, room: int, pages: int) -> None:
+    """ValueError for keys of sequences that have room for `room`, and for their entries in a table of
+    `pages`. Waits for the GPU."""
+    of_host, size = table.tolist(), room // max(table.shape[1], 1)
+    for b, length in enumerate(used.tolist()):
+        if not 0 <= length <= room:
+            raise ValueError(f"seqused_k[{b}] is {length}, must be from 0 to {room}")
+        for n, page in enumerate(of_host[b][: -(-length // size)] if size else ()):
+            if not 0 <= page < pages:
+                raise ValueError(f"block_table[{b}, {n}] is {page}, must be from 0 to {pages - 1}")
 
 
 def _check_all_rows(starts: torch.Tensor, rows: int) -> None:
@@ -72,6 +87,8 @@ def _check_all_rows(starts: torch.Tensor, rows: int) -> None:
 def _check_seqlens(seqlens: Seqlens, lengths: tuple[int, int], longest: MaxSeqlens) -> None:
     keys: list[int] = []
     for letter, starts, length, most in zip("qk", (seqlens.q, seqlens.k), lengths, longest):
+        if starts is None:  # keys lie in pages
+            return
         name = f"cu_seqlens_{letter}"
         values = starts.tolist()
         if values[0] != 0:

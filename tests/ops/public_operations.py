@@ -172,6 +172,15 @@ def _packed(made: dict[str, Any]) -> dict[str, Any]:
     return {**made, **packed, **sequences, "seqused_k": used}
 
 
+def _in_pages() -> dict[str, Any]:
+    used, table = torch.tensor([100], dtype=torch.int32), torch.arange(4, dtype=torch.int32)[None]
+    starts, cache = torch.tensor([0, 128], dtype=torch.int32), _ones(4, 32, 1, 64)
+    return {
+        "q": _ones(128, 2, 64), "k": cache, "v": cache.clone(), "cu_seqlens_q": starts, "max_seqlen_q": 128,
+        "seqused_k": used, "block_table": table,
+    }  # fmt: skip
+
+
 def _attention_fp8() -> dict[str, Any]:
     q, k = _ones(1, 128, 2, 64, dtype=E4M3), _ones(1, 128, 1, 64, dtype=E4M3)
     scales = {f"{name}_descale": torch.ones(1, 2 if name == "q" else 1) for name in "qkv"}
@@ -279,6 +288,7 @@ OPERATIONS: Sequence[Operation] = (
         "attention_varlen", lambda: {**_packed(_attention()), "max_seqlen_k": 128},
         (*_QKV, *_SEQUENCES, "mask", "sinks", *_LISTS, "aux[0]"), ("out",),
     ),
+    Operation("attention_varlen", _in_pages, ("k", "v", "block_table")),
     Operation(
         "scaled_dot_product_attention",
         lambda: {**{name: _ones(1, 2, 128, 64) for name in ("query", "key", "value")},

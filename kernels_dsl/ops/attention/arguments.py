@@ -18,6 +18,7 @@ from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
 from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops.attention.functions import unwrapped
+from kernels_dsl.ops.attention.pages import check_pages
 from kernels_dsl.ops.operation import Arguments, Named
 from kernels_dsl.sparse.attention_blocks import ALIGNMENTS, BlockLists, block_sizes
 from lowering.records import frozen
@@ -41,7 +42,8 @@ UNLIMITED = 1 << 30
 class AttentionCall:
     """A checked call. `batch` and the lengths of a packed call are those of the caller's arguments.
 
-    `longest_q` and `longest_k` are the most queries and keys that a sequence can have.
+    `longest_q` and `longest_k` are the most queries and keys that a sequence can have. `page`: keys of a page
+    where K and V lie in pages, else 0; `k_len` is then what a sequence has room for.
     """
 
     layout: str
@@ -61,6 +63,7 @@ class AttentionCall:
     scale: float
     softcap: float
     block: tuple[int, int] | None
+    page: int
 
     @property
     def packed(self) -> bool:
@@ -80,11 +83,12 @@ class AttentionOptions(NamedTuple):
 
 class Seqlens(NamedTuple):
     """The places of packed sequences: int32 (sequences + 1,) starts in q and in k, and (sequences,) keys that
-    count."""
+    count. With `table` (sequences, pages of one) K and V lie in pages, and `k` is None."""
 
     q: torch.Tensor
-    k: torch.Tensor
+    k: torch.Tensor | None
     used: torch.Tensor | None = None
+    table: torch.Tensor | None = None
 
 
 class MaxSeqlens(NamedTuple):
@@ -112,7 +116,7 @@ class Extras(NamedTuple):
             found.update((f"blocks.{name}", x) for name, x in zip(names, self.blocks.tensors))
         found.update((f"aux[{i}]", x) for i, x in enumerate(self.aux))
         if self.seqlens is not None:
-            found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), self.seqlens))
+            found.update(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table"), self.seqlens))
         return {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
 
     def values(self) -> list[torch.Tensor]:
@@ -128,7 +132,7 @@ class Extras(NamedTuple):
             blocks = (self.blocks.block, *[x is None for x in self.blocks.tensors])
         elif self.blocks is not None:
             blocks = type(self.blocks)
-        seqlens = None if self.seqlens is None else self.seqlens.used is None
+        seqlens = None if self.seqlens is None else tuple([x is None for x in self.seqlens])
         kinds = tuple(map(type, self.aux))
         return type(self.mask), type(self.sinks), blocks, kinds, seqlens, self.max_seqlens
 
@@ -196,9 +200,10 @@ class OperatorArguments(Arguments):
     def extras(self) -> Extras:
         """The tensors beside q, k and v."""
         found = Extras(self.mask, self.sinks, self.blocks, tuple(self.aux or ()))  # a list, or None
-        if self.cu_seqlens_q is not None and self.cu_seqlens_k is not None:
+        table = getattr(self, "block_table", None)  # not every operator has one
+        if self.cu_seqlens_q is not None and not (self.cu_seqlens_k is None and table is None):
             longest = MaxSeqlens(self.max_seqlen_q, None if self.max_seqlen_k < 0 else self.max_seqlen_k)
-            seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k)
+            seqlens = Seqlens(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k, table)
             found = found._replace(seqlens=seqlens, max_seqlens=longest)
         return found if found.values() else NO_EXTRAS
 
@@ -298,7 +303,8 @@ def _check_tensor(
 def _check_shapes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, names: tuple[str, ...]
 ) -> None:
-    batch, rows, heads, dim = MODES[layout]
+    batch, _, heads, _ = MODES[layout]
+    of_keys = MODES["bshd"] if k.dim() > q.dim() else MODES[layout]  # in pages, or as q
     name_q, name_k, name_v = names[:3]
     for name, x in ((name_k, k), (name_v, v)):
         if x.dtype != q.dtype:
@@ -309,22 +315,20 @@ def _check_shapes(
             raise ValueError(
                 f"{name} has a batch of {x.shape[batch]}, must be {q.shape[batch]} like {name_q}'s"
             )
-    if k.shape[dim] != q.shape[dim]:
-        raise ValueError(
-            f"{name_k} has head dimension {k.shape[dim]}, must be {q.shape[dim]} like {name_q}'s"
-        )
-    for extent, mode in (("length", rows), ("number of heads", heads)):
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{name_k} has head dimension {k.shape[-1]}, must be {q.shape[-1]} like {name_q}'s")
+    for extent, mode in (("length", of_keys[1]), ("number of heads", of_keys[2])):
         if v.shape[mode] != k.shape[mode]:
             raise ValueError(
                 f"{name_v} has a {extent} of {v.shape[mode]}, must be {k.shape[mode]} like {name_k}'s"
             )
-    if q.shape[heads] % k.shape[heads] if k.shape[heads] else q.shape[heads]:
+    q_heads, kv_heads = q.shape[heads], k.shape[of_keys[2]]
+    if q_heads % kv_heads if kv_heads else q_heads:
         raise ValueError(
-            f"{name_q} has {q.shape[heads]} heads, must be a multiple of {name_k}'s number of heads, "
-            f"{k.shape[heads]}"
+            f"{name_q} has {q_heads} heads, must be a multiple of {name_k}'s number of heads, {kv_heads}"
         )
     for name, x in ((name_q, q), (name_v, v)):
-        size = x.shape[dim]
+        size = x.shape[-1]
         if not HEAD_DIM_STEP <= size <= MAX_HEAD_DIM or size % HEAD_DIM_STEP:
             raise ValueError(
                 f"{name} has head dimension {size}, must be a multiple of {HEAD_DIM_STEP} up to "
@@ -462,9 +466,10 @@ def _at_most(length: int | None, rows: int) -> int:
 
 def _check_seqlens(seqlens: Seqlens, device: torch.device) -> int:
     """The number of sequences."""
-    cu_q, cu_k, used = seqlens
+    cu_q, cu_k, used, table = seqlens
+    optional = ("seqused_k",) if table is None else ("seqused_k", "cu_seqlens_k")
     for name, x in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k), ("seqused_k", used)):
-        if x is None and name == "seqused_k":
+        if x is None and name in optional:
             continue
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, must be a torch.Tensor")
@@ -472,10 +477,10 @@ def _check_seqlens(seqlens: Seqlens, device: torch.device) -> int:
             raise TypeError(f"{name} is {x.dtype} on {x.device}, must be torch.int32 on {device}")
         if x.dim() != 1 or not (x.is_contiguous() or x.numel() < 2):
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must be contiguous with one mode")
-    if cu_q.numel() < 1 or cu_k.numel() != cu_q.numel():
-        raise ValueError(
-            f"cu_seqlens_k has {cu_k.numel()} elements, must have {max(cu_q.numel(), 1)} like cu_seqlens_q"
-        )
+    if cu_q.numel() < 1 or (cu_k is not None and cu_k.numel() != cu_q.numel()):
+        name, x = ("cu_seqlens_q", cu_q) if cu_k is None else ("cu_seqlens_k", cu_k)
+        like = "or more" if cu_k is None else "like cu_seqlens_q"
+        raise ValueError(f"{name} has {x.numel()} elements, must have {max(cu_q.numel(), 1)} {like}")
     if used is not None and used.numel() != cu_q.numel() - 1:
         raise ValueError(f"seqused_k has {used.numel()} elements, must have {cu_q.numel() - 1}")
     return cu_q.numel() - 1
@@ -501,17 +506,21 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
     )
     causal, window, alignment, scale, softcap = arguments.options
     rank = 3 if layout == "thd" else 4
-    for name, x in zip(names, (q, k, v)):
-        _check_tensor(name, x, rank, dtypes)
+    table = None if extras.seqlens is None else extras.seqlens.table
+    for name, x, modes in zip(names, (q, k, v), (rank, *[rank if table is None else 4] * 2)):
+        _check_tensor(name, x, modes, dtypes)
     _check_shapes(q, k, v, layout, names)
     for name, x in extras.tensors().items():
         check_tensor(names[3] if name == "mask" else name, x)
     options.one_of("alignment", alignment, ALIGNMENTS)
-    batch_mode, rows, head_mode, dim_mode = MODES[layout]
-    heads, dim = q.shape[head_mode], q.shape[dim_mode]
+    batch_mode, rows, head_mode, _ = MODES[layout]
+    heads, dim = q.shape[head_mode], q.shape[-1]
+    k_len, kv_heads = (k.shape[mode] for mode in ((rows, head_mode) if table is None else (1, 2)))
     if layout == "thd":
         assert extras.seqlens is not None
         batch = _check_seqlens(extras.seqlens, q.device)
+        if table is not None:
+            k_len = check_pages(k, v, table, extras.seqlens.k, extras.seqlens.used, batch)
     else:
         assert batch_mode is not None
         batch = q.shape[batch_mode]
@@ -521,7 +530,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
     if 0 < softcap < LEAST_SOFTCAP:
         raise ValueError(f"softcap is {softcap}, must be 0 (none) or at least {LEAST_SOFTCAP}, as float32")
     left, right = window_limits(causal, window)
-    lengths = _lengths(q.shape[rows], k.shape[rows], extras)
+    lengths = _lengths(q.shape[rows], k_len, extras)
     block = None if extras.blocks is None else block_sizes("blocks.block", extras.blocks.block)
     if extras.blocks is not None:
         _check_blocks(extras.blocks, batch, heads, lengths[0], q.device)
@@ -554,9 +563,9 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
         mask_mod=mask_mod,
     )
     return AttentionCall(
-        layout, batch, heads, k.shape[head_mode], q_len=q.shape[rows], k_len=k.shape[rows],
-        longest_q=_at_most(lengths[0], q.shape[rows]), longest_k=_at_most(lengths[1], k.shape[rows]), dim=dim,
-        dim_v=v.shape[dim_mode], dtype=q.dtype, variant=variant, left=left or 0, right=right or 0,
+        layout, batch, heads, kv_heads, q_len=q.shape[rows], k_len=k_len,
+        longest_q=_at_most(lengths[0], q.shape[rows]), longest_k=_at_most(lengths[1], k_len), dim=dim,
+        dim_v=v.shape[-1], dtype=q.dtype, variant=variant, left=left or 0, right=right or 0,
         scale=float(scale), softcap=float(softcap) or 1.0,
-        block=block,
+        block=block, page=0 if table is None else k.shape[1],
     )  # fmt: skip

@@ -190,8 +190,8 @@ def attention_varlen(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
     causal: bool = False,
@@ -200,6 +200,7 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float = 0.0,
     seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     blocks: BlockLists | Any | None = None,
@@ -217,8 +218,15 @@ def attention_varlen(
 
     q: (Tq, H, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv). cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,) rising
     from 0: where each sequence starts. max_seqlen_q: no sequence has more queries (rows beyond, and
-    those behind the last sequence, are not written). max_seqlen_k: none has more keys; needed beside `mask`
-    only. seqused_k: int32 (sequences,), the keys of each that count.
+    those behind the last sequence, are not written); it must be given. max_seqlen_k: none has more keys;
+    needed beside `mask` only. seqused_k: int32 (sequences,), the keys of each that count.
+
+    block_table: int32 (sequences, n), the pages of each sequence; then k and v are a cache of pages, (pages,
+    keys of a page, Hk, D) and (…, Dv), `transpose(1, 2)` of one with heads before keys. cu_seqlens_k must be
+    None, and seqused_k, read by the GPU alone, says how many keys each sequence has: prefills, chunks of them
+    and decoding mix in one call. Entries past a sequence's keys are not used, and keys past its end may hold
+    NaN. Not differentiable.
+
     i, j and b are places within a sequence and its number, for `mask` and `blocks` too, which are padded:
     `mask` broadcasts to (sequences, H, max_seqlen_q, max_seqlen_k), and the lists of `blocks` have
     (sequences or 1, H or 1, query blocks of max_seqlen_q) as their first modes. What they say of places past
@@ -233,11 +241,13 @@ def attention_varlen(
     window = window if window is None else widths_of(window)
     mask_mod, blocks = of_block_mask(blocks, mask_mod, None)
     if type(max_seqlen_q) is not int:
+        if max_seqlen_q is None:
+            raise TypeError("max_seqlen_q is None, must be given: the most queries of a sequence")
         max_seqlen_q = integer("max_seqlen_q", max_seqlen_q)
     if max_seqlen_k is not None and (type(max_seqlen_k) is not int or max_seqlen_k < 0):
         max_seqlen_k = integer("max_seqlen_k", max_seqlen_k, least=0)
     longest = MaxSeqlens(max_seqlen_q, None if mask is None else max_seqlen_k)
-    seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k)
+    seqlens = Seqlens(cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
     extras = Extras(mask, sinks, blocks, aux_of(aux), seqlens, longest)
     options = AttentionOptions(causal, window, alignment, scale, softcap)
     return _other(q, k, v, options, "thd", extras, None, score_mod=score_mod, mask_mod=mask_mod,
@@ -362,7 +372,7 @@ def attention_supports(
     """Says why `attention(q, k, v, **options)` cannot run here; None if it can. Compiles nothing.
 
     layout: "bshd", "bhsd" (as `scaled_dot_product_attention`), or "thd" with `cu_seqlens_q`, `cu_seqlens_k`,
-    `max_seqlen_q` and perhaps `max_seqlen_k` and `seqused_k` (as `attention_varlen`).
+    `max_seqlen_q` and perhaps `max_seqlen_k`, `seqused_k` and `block_table` (as `attention_varlen`).
     """
     try:
         one_of("layout", layout, tuple(MODES))

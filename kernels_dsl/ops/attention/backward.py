@@ -88,6 +88,8 @@ class Gradients:
 
 def why_not_variant(call: AttentionCall) -> str | None:
     """Says why a call of attention has no gradient on any GPU; None where it may have."""
+    if call.page:
+        return "attention has no gradient with block_table: the cache is only read"
     if call.block is not None and (call.block[0] % BLOCK_STEP or call.block[1] % BLOCK_STEP):
         return f"attention has no gradient with blocks of {call.block}, only of multiples of {BLOCK_STEP}"
     if max(call.heads, call.batch) > MAX_GRID:

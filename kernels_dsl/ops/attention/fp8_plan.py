@@ -239,7 +239,7 @@ def _launching(
         out, lse = make_out() if to is None else to.of(out_given), make_lse() if return_lse else None
         last: tuple[Any, ...] = without_extras
         if extras is not NO_EXTRAS:
-            seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
+            seqlens = None if extras.seqlens is None else tuple(extras.seqlens[:3])
             last = (*scalars, seqlens, call.longest_q, *lists_and_sinks(call, extras))
         launch(q, k, v, make_transpose(), out, lse, *descales, *last, *of_persistent())
         if to is not None and out_given is not None:

@@ -91,7 +91,7 @@ _KEPT = (
 """Tensors and results of the forward operator that the backward one takes, before `aux`."""
 _FORWARD = (
     "q", "k", "v", "mask", "sinks", "counts", "indices", "full_counts", "full_indices", "cu_seqlens_q",
-    "cu_seqlens_k", "seqused_k", "aux",
+    "cu_seqlens_k", "seqused_k", "block_table", "aux",
 )  # fmt: skip
 """Tensors of the forward operator."""
 _LEAVES = ("q", "k", "v", "sinks", "mask")
@@ -163,7 +163,7 @@ def gradients_of(
     For callers that record calls themselves, below autograd.
     """
     extras = forward.extras
-    seqlens = extras.seqlens or (None, None, None)
+    seqlens = (None, None, None) if extras.seqlens is None else extras.seqlens[:3]
     longest = longest_of(extras)
     keywords = {**_DEFAULTS, **options, "max_seqlen_q": longest.q, "max_seqlen_k": longest.k}
     results = (forward.q, forward.k, forward.v, forward.out, forward.lse)

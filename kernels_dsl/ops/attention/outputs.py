@@ -17,6 +17,7 @@ from kernels_dsl.checks.eager_path import check_output
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.ops import checked
 from kernels_dsl.ops.attention.arguments import MODES, NO_EXTRAS, AttentionArguments, AttentionCall, Extras
+from kernels_dsl.ops.attention.pages import capacity_of
 from lowering.records import frozen
 
 ROW_ALIGN = 16
@@ -106,7 +107,7 @@ def _itself(out: torch.Tensor) -> torch.Tensor:
 
 
 def is_empty(call: AttentionCall) -> bool:
-    """No query, or no key: no kernel is launched."""
+    """No query, or no key, or no page: no kernel is launched."""
     return 0 in (call.batch, call.heads, call.longest_q, call.longest_k)
 
 
@@ -169,6 +170,8 @@ def check_addresses_and_values(call: AttentionArguments) -> None:
         named = {name: x for name, x in call.read().items() if x is not None}
         overlap.check_overlap(call.out, named, tuple(named))
     if call.extras is not NO_EXTRAS and checked.is_checked():
-        rows = MODES[call.layout][1]
+        rows, seqlens, pages = MODES[call.layout][1], call.extras.seqlens, 0
         lengths = (call.q.shape[rows], call.k.shape[rows])
-        checked.check_values(call.extras, lengths, call.out is None and not call.drops_rows)
+        if seqlens is not None and seqlens.table is not None:
+            lengths, pages = (lengths[0], capacity_of(call.k, seqlens.table)), call.k.shape[0]
+        checked.check_values(call.extras, lengths, call.out is None and not call.drops_rows, pages)

@@ -20,6 +20,7 @@ from kernels_dsl.ops.attention.arguments import (
     AttentionCall,
     Extras,
     MaxSeqlens,
+    Seqlens,
 )
 from kernels_dsl.ops.attention.outputs import (
     Step,
@@ -30,6 +31,7 @@ from kernels_dsl.ops.attention.outputs import (
     prepared_for_tma,
     without_kernel,
 )
+from kernels_dsl.ops.attention.pages import gather_pages
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
@@ -90,13 +92,14 @@ def build(call: AttentionCall, arguments: AttentionArguments, target: Target) ->
         if call.block is not None:
             variant = replace(variant, lists=split_of(config, call.block))
     check_grid(call, chosen)
-    steps = tuple(prepared_for_tma(x) for x in tensors)
+    # Gathered pages fit.
+    steps = tuple(None if call.page and n else prepared_for_tma(x) for n, x in enumerate(tensors))
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
     launch = Launch(FUNCTIONS[family], target, constexprs)
     tail = _Tail(call, launch, chosen)
     make_out = _new_out(call, tensors[0]) if out is None else _given_out(call, out)
     plan = Plan(_run(call, launch, steps, make_out, want_lse, tail), chosen)
-    if steps == (None, None, None) and out is None and not want_lse:
+    if steps == (None, None, None) and out is None and not want_lse and not call.page:
         plan.run = _then_bare(plan, launch, make_out, tail)
     return plan
 
@@ -163,7 +166,7 @@ def kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
         assert longest is not None and longest.k is not None
         mask = mask.expand(call.batch, call.heads, longest.q, longest.k)
     lists, sinks = lists_and_sinks(call, extras)
-    seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
+    seqlens = None if extras.seqlens is None else tuple(extras.seqlens[:3])
     return seqlens, call.longest_q, lists, sinks, mask, extras.aux or None
 
 
@@ -174,6 +177,14 @@ def lists_and_sinks(call: AttentionCall, extras: Extras) -> tuple[Any, Any]:
         lead = (call.batch, call.heads)
         lists = tuple(None if x is None else x.expand(*lead, *x.shape[2:]) for x in extras.blocks.tensors)
     return lists, None if extras.sinks is None else extras.sinks.float().contiguous()
+
+
+def gathered(k: torch.Tensor, v: torch.Tensor, extras: Extras) -> tuple[torch.Tensor, torch.Tensor, Extras]:
+    """A call's pages as packed sequences, of whose keys `seqused_k` count."""
+    seqlens = extras.seqlens
+    assert seqlens is not None and seqlens.table is not None
+    k, v, starts = gather_pages(k, v, seqlens.table)
+    return k, v, extras._replace(seqlens=Seqlens(seqlens.q, starts, seqlens.used))
 
 
 class _Tail:
@@ -247,6 +258,8 @@ def _run(
     kernel: Callable[..., Any] | None = None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        if call.page:
+            k, v, extras = gathered(k, v, extras)
         if prepare_q is not None:
             q = prepare_q(q)
         if prepare_k is not None:

@@ -24,7 +24,7 @@ from kernels_dsl.sparse.attention_blocks import DEFAULT_BLOCK
 from lowering.records import frozen
 
 _NO_LISTS = (None, None, None, None)
-_NO_SEQLENS = (None, None, None)
+_NO_SEQLENS = (None, None, None, None)
 
 
 @frozen(eq=False)

@@ -56,6 +56,7 @@ class Operands(OperatorArguments):
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
     seqused_k: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
     aux: tuple[Any, ...] = ()
     layout: str = "bshd"
     causal: bool = False
@@ -80,8 +81,8 @@ class Operands(OperatorArguments):
 
 _ATTENTION_LACKS = _DESCALES
 _FP8_LACKS = (
-    "mask", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod", "score_mod_bwd",
-    "deterministic",
+    "mask", "block_table", "aux", "layout", "max_seqlen_k", "family", "score_mod", "mask_mod",
+    "score_mod_bwd", "deterministic",
 )  # fmt: skip
 _RESULTS = "-> (Tensor, Tensor)"
 
@@ -173,7 +174,7 @@ def _shared(call: AttentionArguments) -> dict[str, Any]:
         keywords.update(zip(_LISTS, extras.blocks.tensors))
         keywords["block_q"], keywords["block_k"] = extras.blocks.block
     if extras.seqlens is not None:
-        keywords.update(zip(_SEQLENS, extras.seqlens))
+        keywords.update(zip(_SEQLENS, extras.seqlens[:3]))
     keywords["max_seqlen_q"] = longest_of(extras).q
     return keywords
 
@@ -215,6 +216,7 @@ def attention(call: AttentionArguments) -> Any:
     keywords.update(
         layout=call.layout, mask=extras.mask, family=call.family, aux=extras.aux or None,
         max_seqlen_k=longest_of(extras).k,
+        block_table=None if extras.seqlens is None else extras.seqlens.table,
         score_mod=_name("score_mod", call.score_mod), mask_mod=_name("mask_mod", call.mask_mod),
         score_mod_bwd=_name("score_mod_bwd", call.score_mod_bwd), deterministic=call.deterministic,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from kernels_dsl.ops.attention.arguments import (
     widths_of,
 )
 
-PACKED = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q")
+PACKED = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table", "max_seqlen_q")
 """Arguments that packed sequences have beside others."""
 
 
@@ -39,7 +39,7 @@ def parts_of(operation: str, arguments: Mapping[str, Any], names: tuple[str, ...
         picked["window"] = widths_of(picked["window"])
     seqlens = longest = None
     if "cu_seqlens_q" in names:
-        seqlens = Seqlens(*[arguments.get(name) for name in PACKED[:3]])  # type: ignore[arg-type]
+        seqlens = Seqlens(*[arguments.get(name) for name in PACKED[:4]])  # type: ignore[arg-type]
         longest = MaxSeqlens(arguments.get("max_seqlen_q", 0), arguments.get("max_seqlen_k"))
     mask, sinks, blocks = (arguments.get(name) for name in ("mask", "sinks", "blocks"))
     extras = Extras(mask, sinks, blocks, aux_of(arguments.get("aux", ())), seqlens, longest)

@@ -107,6 +107,25 @@ def test_alibi_of_packed_sequences_is_aligned_in_each(packed) -> None:
         torch.testing.assert_close(lse[:, first:last].double(), want_lse[0], atol=1e-4, rtol=1e-4)
 
 
+def test_pages_of_packed_sequences(packed) -> None:
+    """Both names of the table, lengths by prefix sums or by themselves."""
+    q, k, v = packed
+    want = flash_attn.flash_attn_varlen_func(q, k, v, STARTS, STARTS, 70, 70, causal=True)
+    lengths = STARTS.diff()
+    table = torch.tensor([[10 * n + i for i in range(7)] for n in range(len(lengths))], dtype=torch.int32)
+    caches = [x.new_full((10 * len(lengths), 10, *x.shape[1:]), torch.nan) for x in (k, v)]
+    for cache, x in zip(caches, (k, v)):
+        for n, (first, last) in enumerate(zip(STARTS[:-1].tolist(), STARTS[1:].tolist())):
+            cache[10 * n : 10 * n + 10].flatten(0, 1)[: last - first] = x[first:last]
+    got = flash_attn.flash_attn_varlen_func(
+        q, *caches, STARTS, STARTS, 70, 70, causal=True, block_table=table
+    )
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+    pages = {"cu_seqlens_q": STARTS, "max_seqlen_q": 70, "page_table": table, "causal": True}
+    for given in ({"seqused_k": lengths}, {"cu_seqlens_k": STARTS}):
+        assert torch.equal(flash_attn_4.flash_attn_varlen_func(q, *caches, **pages, **given)[0], got)
+
+
 @pytest.mark.parametrize(("window", "side"), [((None, -1), "right"), ((3, -2), "right"), ((-1, 5), "left")])
 def test_flash_attn_4s_window_with_one_negative_side_is_refused(dense, packed, window, side) -> None:
     """To flash-attn-4 it lies beside the diagonal; to `attention` -1 is no limit."""
@@ -166,7 +185,6 @@ REFUSED = {
     "qv": (flash_attn_4.flash_attn_func, {"qv": torch.ones(1)}, "qv is given"),
     "backward function": (flash_attn_4.flash_attn_func, {"score_mod_bwd": len}, "None without score_mod"),
     "padded": (flash_attn_4.flash_attn_varlen_func, {}, "cu_seqlens_q is None, must be given"),
-    "pages": (flash_attn_4.flash_attn_varlen_func, {"page_table": torch.ones(1)}, "page_table is given"),
     "lists": (flash_attn_4.flash_attn_func, {"block_sparse_tensors": 3}, "must have a field mask_block_cnt"),
 }
 
