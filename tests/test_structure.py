@@ -200,7 +200,7 @@ NEW_IN_OPS = re.compile(
     r"attention/(backward|gradient|pages|query_lists|recorded)\.py"
 )
 """Capabilities that came after `MOST_LINES_OF_OPS` was set."""
-MOST_LINES_OF_OPS = 8200
+MOST_LINES_OF_OPS = 8250
 
 
 def test_the_operations_stay_small():

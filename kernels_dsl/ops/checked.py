@@ -14,6 +14,7 @@ import torch
 
 from kernels_dsl.checks.options import boolean
 from kernels_dsl.ops.attention.arguments import Extras, MaxSeqlens, Seqlens
+from kernels_dsl.ops.attention.pages import check_table
 
 _by_environment = os.environ.get("KERNELS_DSL_CHECK", "0") not in ("", "0")
 _blocks: list[list[bool]] = []
@@ -61,18 +62,6 @@ def check_values(extras: Extras, lengths: tuple[int, int], all_rows: bool, pages
             check_table(extras.seqlens.used, extras.seqlens.table, lengths[1], pages)
     if extras.blocks is not None:
         extras.blocks.check_indices(lengths[1])
-
-
-def check_table(used: torch.Tensor, table: torch.Tensor, room: int, pages: int) -> None:
-    """ValueError for keys of sequences that have room for `room`, and for their entries in a table of
-    `pages`. Waits for the GPU."""
-    of_host, size = table.tolist(), room // max(table.shape[1], 1)
-    for b, length in enumerate(used.tolist()):
-        if not 0 <= length <= room:
-            raise ValueError(f"seqused_k[{b}] is {length}, must be from 0 to {room}")
-        for n, page in enumerate(of_host[b][: -(-length // size)] if size else ()):
-            if not 0 <= page < pages:
-                raise ValueError(f"block_table[{b}, {n}] is {page}, must be from 0 to {pages - 1}")
 
 
 def _check_all_rows(starts: torch.Tensor, rows: int) -> None:

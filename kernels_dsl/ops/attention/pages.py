@@ -52,6 +52,18 @@ def check_pages(
     return capacity if k.shape[0] else 0
 
 
+def check_table(used: torch.Tensor, table: torch.Tensor, room: int, pages: int) -> None:
+    """ValueError for keys of sequences that have room for `room`, and for their entries in a table of
+    `pages`. Waits for the GPU."""
+    of_host, size = table.tolist(), room // max(table.shape[1], 1)
+    for b, length in enumerate(used.tolist()):
+        if not 0 <= length <= room:
+            raise ValueError(f"seqused_k[{b}] is {length}, must be from 0 to {room}")
+        for n, page in enumerate(of_host[b][: -(-length // size)] if size else ()):
+            if not 0 <= page < pages:
+                raise ValueError(f"block_table[{b}, {n}] is {page}, must be from 0 to {pages - 1}")
+
+
 class Gathered(NamedTuple):
     """Pages of all sequences as packed tensors, each sequence with all that it has room for."""
 
