@@ -115,13 +115,18 @@ def visit_list(
     row = at.m // tiles
     right, whole = Int32(0), Int32(0)
     if cutlass.const_expr(lists.counts is not None):
-        right = lists.counts[at.batch, at.head, row] * split
+        right = entries_of(lists.counts[at.batch, at.head, row], lists.indices) * split
     if cutlass.const_expr(lists.full_counts is not None):
-        whole = lists.full_counts[at.batch, at.head, row] * split
+        whole = entries_of(lists.full_counts[at.batch, at.head, row], lists.full_indices) * split
     k_len = seq.k_len
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
     return Visit(right, whole, Int32(0), Int32(0), k_len)
+
+
+def entries_of(count: Int32, indices: cute.Tensor) -> Int32:
+    """The count of a list, within what it has room for: nobody has looked at it before."""
+    return cutlass.min(cutlass.max(count, 0), indices.shape[3])
 
 
 @cute.jit
@@ -173,5 +178,6 @@ def block_at(
             block = lists.indices[at.batch, at.head, row, entry]
         else:
             block = lists.full_indices[at.batch, at.head, row, entry - visit.right // split]
-        tile = block * split + within
+        # Blocks after the last key read as zeros, or not at all; those before the first would be read.
+        tile = cutlass.max(block, 0) * split + within
     return tile
