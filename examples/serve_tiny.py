@@ -97,7 +97,7 @@ class Server:
         self.replay = self.captured() if GPU else self.decode
 
     def slots_of(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Where the cache keeps the tokens (T,) at `places` of the sequences of slots `rows`."""
+        """Slots of the cache for the tokens (T,) at `places` of the sequences of slots `rows`."""
         return self.table[rows, places // PAGE] * PAGE + places % PAGE
 
     def admit(self) -> None:
