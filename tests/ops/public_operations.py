@@ -303,7 +303,7 @@ OPERATIONS: Sequence[Operation] = (
 )  # fmt: skip
 NO_TENSORS = {
     "Sm80AttentionConfig", "Sm90AttentionConfig", "Sm80GemmConfig", "Sm90GemmConfig", "GemmConfig",
-    "Schedule", "LinearEpilogue", "checked", "kernel_function", "register_epilogue",
+    "Schedule", "LinearEpilogue", "checked", "sm_margin", "kernel_function", "register_epilogue",
     "register_torch_attention", "register_transformers_attention",
     "register_transformers_paged_attention",
 }  # fmt: skip
