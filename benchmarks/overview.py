@@ -1,12 +1,13 @@
-"""The README's table: each family's rate beside its peers', from the files of results."""
+"""The table of docs/performance.md: each family's rate beside its peers', from the files of results."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine
+from benchmarks import harness, machine, ratio_plot
 from benchmarks.harness import Row
 
 
@@ -30,10 +31,12 @@ LINES = (
     Line("gemm_bf16_ragged", "dense GEMM, ragged sizes", "gemm", "cuBLAS"),
     Line("attention_forward", "attention forward, bf16", "attention", BEST),
     Line("attention_small", "attention, small launches", "attention", BEST),
-    Line("attention_sparse", "windows, block lists, to S = 524288", "attention", "flash-attn-4", "fa4"),
-    Line("bsr_rows", "block-sparse GEMM, blocks 16 to 128", "bsr", "torch's BSR product", "torch"),
+    Line("attention_backward", "attention backward, bf16", "attention", BEST),
+    Line("decode", "decoding from paged caches", "decoding", "FlashAttention-3", "fa3"),
+    Line("attention_sparse", "windows and block lists", "attention", "flash-attn-4", "fa4"),
+    Line("bsr_rows", "block-sparse GEMM", "bsr", "torch's BSR product", "torch"),
     Line("fp8_gemm", "fp8 GEMM, all kinds of scales", "fp8_gemm", "cuBLASLt"),
-    Line("fp8_grouped", "fp8 GEMM of groups", "fp8_gemm", "`torch._scaled_grouped_mm`", "torch"),
+    Line("fp8_grouped", "fp8 grouped GEMM (MoE)", "fp8_gemm", "`torch._scaled_grouped_mm`", "torch"),
     Line("fp8_attention", "fp8 attention", "attention_fp8", "our own in bf16", "ours_bf16"),
 )
 
@@ -57,15 +60,25 @@ class Summary:
         return harness.geomean(ratio for ratio, _ in self.ratios)
 
 
+def _ratios(path: Path, peer: str | None) -> tuple[dict[str, Any], list[tuple[float, str]]]:
+    """The header of a file of results, and the ratio and title of each of its cases that has `peer`."""
+    stored = json.loads(path.read_text())
+    if "ms" in stored["rows"][0]:
+        facts, rows = harness.read(path)
+        named = [(_ratio(row, peer), row.title) for row in rows]
+        return facts, [(ratio, title) for ratio, title in named if ratio is not None]
+    cases = ratio_plot.of_decoding(stored["rows"])
+    return stored["header"], [(case.ratios[peer], case.title) for case in cases if peer in case.ratios]
+
+
 def summaries(folder: Path) -> tuple[list[Summary], list[dict[str, Any]]]:
     """All lines whose suites `folder`, one GPU's results, has, and the headers of their files."""
     found, headers = [], []
     for line in LINES:
         path = folder / f"{line.suite}.json"
         if path.exists():
-            facts, rows = harness.read(path)
-            ratios = [(_ratio(row, line.peer), row.title) for row in rows]
-            found.append(Summary(line, [(ratio, title) for ratio, title in ratios if ratio is not None]))
+            facts, ratios = _ratios(path, line.peer)
+            found.append(Summary(line, ratios))
             headers.append(facts)
     return found, headers
 
@@ -77,11 +90,11 @@ def table(folder: Path) -> str:
     for found in lines:
         least, name = min(found.ratios)
         text.append(
-            f"| [{found.line.what}](docs/{found.line.page}.md) | {found.line.against} "
+            f"| [{found.line.what}]({found.line.page}.md) | {found.line.against} "
             f"| {len(found.ratios)} | {found.mean:.2f} | {least:.2f}, {name} |"
         )
     machines = sorted({machine.short_header(facts) for facts in headers})
     commits = sorted({facts["commit"] for facts in headers})
-    where = f"{'; '.join(machines)}, commits {' and '.join(commits)}"
+    where = f"{'; '.join(machines)}, commits {', '.join(commits)}"
     head = f"Our rate divided by the peer's, all competitors in turns in one run, losses included. {where}."
     return "\n".join([head, "", *text])

@@ -1,58 +1,43 @@
-"""The README's plot: each family's ratios to its peers as dots on a line, as an SVG that follows dark mode.
-
-Written as text: so few marks need no library, and a colour scheme reaches an SVG's own style sheet alone.
-"""
+"""The README's plot: each family's speed in relation to its peers' as dots around a line at 1."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from html import escape
 
+from benchmarks import ratio_plot, svg
 from benchmarks.overview import Summary
+from benchmarks.svg import WIDTH
 
-WIDTH, ROW, TOP, LEFT, RIGHT = 700, 34, 44, 270, 62
-TICKS = (0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
-STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1f2328 }
-.faint { fill: #656d76; font-size: 11px }
-.grid { stroke: #d0d7de } .one { stroke: #1f2328 }
-.case { fill: #0969da; fill-opacity: .3 } .mean { fill: #0969da }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .faint { fill: #8d96a0 } .grid { stroke: #3d444d } .one { stroke: #e6edf3 }
-  .case { fill: #58a6ff } .mean { fill: #58a6ff }
-}
-"""
+ROW, TOP, LEFT, RIGHT = 36, 82, 262, 74
+TICKS = (0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
+AXIS = ratio_plot.Axis(TICKS[0], TICKS[-1], LEFT, WIDTH - RIGHT)
 
 
 def place(ratio: float) -> float:
-    """Horizontal place of a ratio: logarithmic, so that twice and half as fast are as far from 1."""
-    low, high = math.log(TICKS[0]), math.log(TICKS[-1])
-    share = (math.log(min(max(ratio, TICKS[0]), TICKS[-1])) - low) / (high - low)
-    return LEFT + share * (WIDTH - LEFT - RIGHT)
+    """Horizontal place of a ratio, on a logarithmic axis; those outside of it lie at its ends."""
+    return ratio_plot.place(ratio, AXIS)
 
 
 def draw(title: str, lines: Iterable[Summary]) -> str:
-    """The SVG: a line a summary, largest mean first; a faint dot a case, a full one for the mean."""
+    """The SVG: a row a summary, largest mean first; a faint dot a case, a full one for the mean."""
     ordered = sorted(lines, key=lambda found: -found.mean)
     bottom = TOP + ROW * len(ordered)
-    marks = [f'<text x="0" y="16">{escape(title)}</text>']
+    marks = []
     for tick in TICKS:
-        kind = "one" if tick == 1.0 else "grid"
-        x = place(tick)
-        marks.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{bottom}"/>')
-        marks.append(f'<text class="faint" x="{x:.1f}" y="{TOP - 14}" text-anchor="middle">{tick:g}×</text>')
+        one = tick == 1.0
+        marks.append(svg.line(place(tick), TOP - 6, place(tick), bottom, "one" if one else "grid"))
+        words = "as fast" if one else f"{tick:g}×"
+        marks.append(svg.text(place(tick), TOP - 12, words, "small bold" if one else "faint", "middle"))
     for number, found in enumerate(ordered):
         y = TOP + ROW * number + ROW / 2
-        marks.append(f'<text x="{LEFT - 12}" y="{y:.1f}" text-anchor="end">{escape(found.line.what)}</text>')
+        colour = 0 if found.mean >= 0.995 else 1
+        marks.append(svg.text(LEFT - 16, y, found.line.what, "bold", "end"))
         peer = f"to {found.line.against}".replace("`", "")
-        below = f'x="{LEFT - 12}" y="{y + 13:.1f}" text-anchor="end"'
-        marks.append(f'<text class="faint" {below}>{escape(peer)}</text>')
+        marks.append(svg.text(LEFT - 16, y + 14, peer, "faint", "end"))
+        marks.append(svg.line(place(1.0), y + 2, place(found.mean), y + 2, f"stem s{colour}"))
         for ratio, case in found.ratios:
-            dot = f'<circle class="case" cx="{place(ratio):.1f}" cy="{y:.1f}" r="4">'
-            marks.append(f"{dot}<title>{escape(case)}: {ratio:.2f}</title></circle>")
-        marks.append(f'<circle class="mean" cx="{place(found.mean):.1f}" cy="{y:.1f}" r="6"/>')
-        marks.append(f'<text x="{WIDTH - RIGHT + 12}" y="{y + 4:.1f}">{found.mean:.2f}×</text>')
-    body = "\n".join(marks)
-    size = f'width="{WIDTH}" height="{bottom + 8}" viewBox="0 0 {WIDTH} {bottom + 8}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>\n{body}\n</svg>\n'
+            marks.append(svg.dot(place(ratio), y + 2, 4, f"case f{colour}", f"{case}: {ratio:.2f}×"))
+        marks.append(svg.dot(place(found.mean), y + 2, 6.5, f"mean f{colour}"))
+        marks.append(svg.text(WIDTH - 18, y + 7, f"{found.mean:.2f}×", "bold", "end"))
+    subtitle = "Faint dots are cases, full ones geometric means; higher is faster; losses included"
+    return svg.document(title, bottom + 14, marks, subtitle=subtitle)

@@ -3,9 +3,8 @@
     python -m benchmarks.render [--results benchmarks/results] [--docs docs]
 
 Complete tables go to a page a family beside the results, such as benchmarks/results/h200/attention.md, short
-ones (`short_tables`) to docs/, the plots to docs/plots, the overview to the README. Each table goes between
+ones (`short_tables`) to docs/, plots to docs/plots, the overview to docs/performance.md. Each goes between
 `<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays.
-The plot needs matplotlib (the extra `bench`); without it the tables are still written.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine, overview, overview_plot, short_tables
+from benchmarks import density_plot, harness, machine, overview, overview_plot, ratio_plot, short_tables
 from benchmarks.harness import OURS, Row
 from benchmarks.short_tables import cell
 
@@ -74,69 +73,6 @@ def insert(document: str, name: str, table: str) -> str:
     return document.rstrip() + f"\n\n## {name}\n\n{block}\n"
 
 
-def _pyplot() -> Any:
-    """matplotlib.pyplot set up for SVG files; None where it is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("svg")
-    # Text stays text and ids stay the same, so that the file is small and changes only with the data.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernels-dsl"})
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _save(plt: Any, figure: Any, axes: Any, title: str, path: Path) -> None:
-    """Title and legend, and the file."""
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def plot(rows: list[Row], title: str, path: Path) -> bool:
-    """Grouped bars of TFLOPS by case into an SVG; False where matplotlib is missing."""
-    plt = _pyplot()
-    if plt is None:
-        return False
-    names = [OURS, *sorted({peer for row in rows for peer in row.peers})]
-    width = 0.8 / len(names)
-    figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(rows)), 3.6))
-    for position, name in enumerate(names):
-        shift = (position - (len(names) - 1) / 2) * width
-        places = [i + shift for i, row in enumerate(rows) if name in row.ms]
-        axes.bar(places, [row.tflops(name) for row in rows if name in row.ms], width, label=name)
-    axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=30, ha="right", fontsize=8)
-    axes.set_ylabel("TFLOPS")
-    _save(plt, figure, axes, title, path)
-    return True
-
-
-def lines_plot(rows: list[dict[str, Any]], title: str, path: Path) -> bool:
-    """Milliseconds against density, a line a column that ends in "_ms"; False where matplotlib is missing.
-
-    Rows whose name is no percentage are left out.
-    """
-    plt = _pyplot()
-    if plt is None:
-        return False
-    points = [row for row in rows if row["name"].endswith("%")]
-    figure, axes = plt.subplots(figsize=(6.4, 3.6))
-    for column in [key for key in rows[0] if key.endswith("_ms")]:
-        label = column.removesuffix("_ms")
-        style = "--" if label == "dense" else "-"
-        axes.plot(
-            [float(row["name"].rstrip("%")) for row in points], [row[column] for row in points], style,
-            marker=".", label=label if label == "dense" else f"{label}×{label}",
-        )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="density, %", ylabel="ms")
-    _save(plt, figure, axes, title, path)
-    return True
-
-
 def render(results: Path, docs: Path) -> list[str]:
     """Put every suite under `results` into the pages beside it and those of `docs`; says what it did."""
     texts: dict[Path, str] = {}
@@ -151,17 +87,16 @@ def render(results: Path, docs: Path) -> list[str]:
         texts[page] = insert(texts.get(page) or _text_of(page), name, table)
         done.append(f"{name}: {what}")
     texts |= _short(results, docs)
-    readme = docs.parent / "README.md"
+    page = docs / "performance.md"
     for folder in sorted({path.parent for path in results.glob("*/*.json")}):
         name = f"{folder.name} overview"
-        if readme.exists() and f"<!-- table {name} -->" in readme.read_text():
-            texts[readme] = insert(texts.get(readme) or readme.read_text(), name, overview.table(folder))
+        if page.exists() and f"<!-- table {name} -->" in page.read_text():
+            texts[page] = insert(texts.get(page) or page.read_text(), name, overview.table(folder))
             lines, headers = overview.summaries(folder)
-            gpu = headers[0]["gpu"]
-            title = f"Speed beside the peers', {gpu}; a dot a case, full ones their geometric means"
             picture = docs / "plots" / f"{folder.name}_overview.svg"
+            title = f"Speed compared with the fastest peer, one {headers[0]['gpu']}"
             picture.write_text(overview_plot.draw(title, lines))
-            done.append(f"{name}: table and plot of the README")
+            done.append(f"{name}: table of docs/performance.md, plot of the README")
     for page, text in texts.items():
         page.write_text(text)
     return done
@@ -196,19 +131,25 @@ def _short(results: Path, docs: Path) -> dict[Path, str]:
 def _rendered(path: Path, picture: Path, link: str) -> tuple[str, str]:
     """The table of one file of results, its plot drawn to `picture`; and a word on both."""
     stored = json.loads(path.read_text())
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    if "ms" not in stored["rows"][0]:
+    gpu = stored["header"]["gpu"]
+    if "ms" in stored["rows"][0]:
+        facts, rows = harness.read(path)
+        table = rate_table(facts, rows, "M×N×K" if path.stem.startswith("gemm") else "case")
+        cases = ratio_plot.of_rates(rows)
+    else:
         table = plain_table(stored["header"], stored["rows"])
-        if path.stem.endswith("_density"):
-            if lines_plot(stored["rows"], f"{stored['header']['gpu']}, {path.stem}", picture):
-                return f"{table}\n\n![time by density]({link})", "table and plot"
+        cases = ratio_plot.of_decoding(stored["rows"])
+    if path.stem in ratio_plot.PLOTS:
+        words = "speed beside the peers, by case"
+        drawn = ratio_plot.draw(ratio_plot.PLOTS[path.stem], cases, gpu)
+    elif path.stem == "bsr_density":
+        words = "time by density"
+        drawn = density_plot.draw(stored["rows"], "Block-sparse GEMM by density", gpu)
+    else:
         return table, "table"
-    facts, rows = harness.read(path)
-    drawn = plot(rows, f"{facts['gpu']}, {path.stem}", picture)
-    table = rate_table(facts, rows, "M×N×K" if path.stem.startswith("gemm") else "case")
-    if not drawn:
-        return table, "table (no plot: matplotlib is missing)"
-    return f"{table}\n\n![TFLOPS by shape]({link})", "table and plot"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(drawn)
+    return f"{table}\n\n![{words}]({link})", "table and plot"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

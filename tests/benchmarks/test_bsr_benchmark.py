@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import bsr, render
+from benchmarks import bsr, density_plot
 from benchmarks.bsr import Shape
 from benchmarks.harness import OURS
 from lowering import emulator
@@ -57,7 +57,7 @@ def _operands(shape):
         return bsr.operands(shape)
 
 
-def test_crossovers_and_the_plot(tmp_path):
+def test_crossovers_and_the_plot():
     rows = [
         {"name": "10%", "16_ms": 1.0, "32_ms": 0.5, "64_ms": 0.4, "128_ms": 0.3, "dense_ms": 2.0},
         {"name": "50%", "16_ms": 3.0, "32_ms": 2.0, "64_ms": 1.5, "128_ms": 1.0, "dense_ms": 2.0},
@@ -65,5 +65,5 @@ def test_crossovers_and_the_plot(tmp_path):
     found = bsr.crossovers(rows)
     assert found["16_ms"] == pytest.approx(30.0) and found["32_ms"] == pytest.approx(50.0)
     assert found["64_ms"] is None and found["128_ms"] is None
-    if render.lines_plot([*rows, {"name": "crossover", **found}], "title", tmp_path / "plot.svg"):
-        assert "128×128" in (tmp_path / "plot.svg").read_text()
+    drawn = density_plot.draw([*rows, {"name": "crossover", **found}], "title", "GPU")
+    assert "128×128 blocks" in drawn and "crossover" not in drawn and drawn.count("<path") == 5

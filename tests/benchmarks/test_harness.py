@@ -144,30 +144,23 @@ def test_a_page_asks_for_a_short_table(tmp_path):
     assert page.read_text() == text
 
 
-def test_committed_tables_are_those_of_the_committed_results(tmp_path, monkeypatch):
-    """`python -m benchmarks.render` would change no page, and every plot of one is there."""
+def test_committed_pages_and_plots_are_those_of_the_committed_results(tmp_path):
+    """`python -m benchmarks.render` would change nothing: no table, no plot."""
     root = harness.RESULTS.parents[1]
     results = tmp_path / "benchmarks" / "results"
     shutil.copytree(root / "docs", tmp_path / "docs")
     shutil.copytree(harness.RESULTS, results)
-    shutil.copy(root / "README.md", tmp_path)
-    for name in ("plot", "lines_plot"):
-        monkeypatch.setattr(render, name, lambda rows, title, path: path.exists())
+    for plot in (tmp_path / "docs" / "plots").iterdir():
+        plot.unlink()
     assert render.render(results, tmp_path / "docs")
-    pages = [*root.glob("docs/*.md"), *root.glob("benchmarks/results/*/*.md"), root / "README.md"]
-    assert len(pages) > 20
-    for page in pages:
+    render.render(results, tmp_path / "docs")  # a page shows a plot where there is one: now there are all
+    pages = [*root.glob("docs/*.md"), *root.glob("benchmarks/results/*/*.md")]
+    plots = [*root.glob("docs/plots/*.svg")]
+    assert len(pages) > 20 and len(plots) > 20
+    for page in [*pages, *plots]:
         assert (tmp_path / page.relative_to(root)).read_text() == page.read_text(), page.name
-    assert "| cuBLASLt |" in (root / "README.md").read_text()
-
-
-def test_plot_is_a_small_svg_that_does_not_change(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra `bench`")
-    rows = [_row("a", ours=1.0, cublas=2.0), _row("b", ours=1.0)]
-    for name in ("first.svg", "second.svg"):
-        assert render.plot(rows, "title", tmp_path / name)
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-    assert (tmp_path / "first.svg").stat().st_size < 60_000
+    assert len(plots) == len(list((tmp_path / "docs" / "plots").iterdir()))
+    assert "| cuBLASLt |" in (root / "docs" / "performance.md").read_text()
 
 
 def test_folder_names():
