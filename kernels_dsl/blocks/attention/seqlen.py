@@ -1,6 +1,6 @@
 """Position and length of each sequence of a batch: the same for all (dense), or by prefix sums (packed)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -15,10 +15,24 @@ class SeqLens(NamedTuple):
 
     cu_q: cute.Tensor
     """(batch + 1,) prefix sums of query lengths."""
-    cu_k: cute.Tensor
-    """(batch + 1,) prefix sums of key lengths."""
+    cu_k: cute.Tensor | None
+    """(batch + 1,) prefix sums of key lengths; None where keys lie in pages."""
     used_k: cute.Tensor | None
     """(batch,) keys of each sequence that count; None: all."""
+
+
+class Sequences(NamedTuple):
+    """Packed sequences, and the table of their pages; None for what is not there."""
+
+    seqlens: SeqLens | None
+    table: cute.Tensor | None
+
+
+def split_table(seqlens: Any) -> Sequences:
+    """What a host function is given as `seqlens`: the fields of `SeqLens`, perhaps with a table, or None."""
+    if seqlens is None:
+        return Sequences(None, None)
+    return Sequences(SeqLens(*seqlens[:3]), seqlens[3] if len(seqlens) > 3 else None)
 
 
 class SeqInfo(NamedTuple):
@@ -76,6 +90,7 @@ def seq_info(extent: SeqExtent, batch: Int32) -> SeqInfo:
     q_start, k_start, q_len, k_len = Int32(0), Int32(0), extent.q_len, extent.k_len
     if cutlass.const_expr(extent.cu_q is not None):
         q_start, q_len = span_of(extent.cu_q, batch, extent.q_len)
+    if cutlass.const_expr(extent.cu_k is not None):
         k_start, k_len = span_of(extent.cu_k, batch, extent.k_len)
     if cutlass.const_expr(extent.used_k is not None):
         k_len = row_within(extent.used_k[batch], k_len)

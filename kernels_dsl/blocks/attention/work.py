@@ -8,6 +8,7 @@ from cutlass import Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import KeyLists, TileShape, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
+from kernels_dsl.blocks.attention.pages import Pages
 from kernels_dsl.blocks.attention.query_tiles import L2_BYTES, QueryTiles, groups_for_l2
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, SeqLens
 from kernels_dsl.config.attention import AttentionVariant
@@ -65,6 +66,8 @@ class AttentionArguments(NamedTuple):
     counter: cute.Tensor | None = None
     """int32 (1,), 0: that of `tile_queue`. None: a static schedule."""
     descales: Descales | None = None
+    table: cute.Tensor | None = None
+    """int32 (sequences, pages of one) where K and V lie in pages, (keys of a page, D, Hk, pages)."""
 
 
 class Work(NamedTuple):
@@ -82,6 +85,8 @@ class Work(NamedTuple):
     """Columns of the output that exist: a tile may have more."""
     counter: cute.Tensor | None
     descales: Descales | None
+    pages: Pages | None = None
+    """None: K and V are not in pages."""
 
 
 class AttentionSpec(Protocol):
@@ -143,6 +148,10 @@ def describe_work(
         seqlens = arguments.seqlens
         longest, batch = arguments.max_q, cute.size(seqlens.cu_q) - 1
     heads_per_kv = heads // mK.shape[2]
+    pages = None
+    if arguments.table is not None:
+        pages = Pages(arguments.table, cute.fast_divmod_create_divisor_v2(Int32(keys)))
+        keys = keys * arguments.table.shape[1]  # that a sequence has room for
     # As many keys do not fit in any case, and of more the product would leave 32 bits.
     kv_bytes = cutlass.min(keys, L2_BYTES >> 5) * ((spec.dim + spec.dim_v) * spec.dtype.width // 8)
     groups = groups_for_l2(heads * batch, heads_per_kv, kv_bytes)
@@ -151,6 +160,7 @@ def describe_work(
         QueryTiles(cute.ceil_div(longest, spec.tile.queries), heads, Int32(batch), groups, lead),
         SeqExtent(rows, keys, *seqlens), arguments.window, arguments.scores, arguments.lists, arguments.sinks,
         arguments.lse, heads_per_kv, v_dim=v_dim, counter=arguments.counter, descales=arguments.descales,
+        pages=pages,
     )  # fmt: skip
 
 

@@ -162,6 +162,25 @@ def _bytes_if(valid: Boolean) -> Int32:
     return Int32(cutlass.select_(Boolean(valid), Int32(16).ir_value(), Int32(0).ir_value()))
 
 
+def copy_row(
+    tile: RowsTile,
+    dtype: type[cutlass.Numeric],
+    columns: Int32,
+    source: Int64,  # address of the row
+    chunk: Int32,
+    target: Int32,
+    valid: Boolean,
+) -> None:
+    """Starts the copies of this thread's chunks of a row; zeros where not `valid` and past the columns."""
+    for block in range(tile.blocks):
+        column = chunk * VECTOR + block * tile.width
+        inside = valid if block < tile.blocks - 1 else valid & (column < columns)
+        count = Int32(cutlass.select_(Boolean(inside), Int32(16).ir_value(), Int32(0).ir_value()))
+        vector = cute.make_ptr(dtype, source + Int64(column) * 2, cute.AddressSpace.gmem, assumed_align=16)
+        staged = shared_pointer(dtype, target + tile.row_offset(0, block * tile.width), 16)
+        cp_async(staged, vector, 16, count)
+
+
 def rows_loader(tile: RowsTile, tensor: cute.Tensor, threads: int, thread: Int32) -> RowsLoader:
     """The share of thread `thread` of `threads` of the copies from `tensor` (rows, columns)."""
     row, chunk = thread // tile.chunks, thread % tile.chunks

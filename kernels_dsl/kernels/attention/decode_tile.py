@@ -17,7 +17,6 @@ from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin, change
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.splits import Lengths, Splits, splits_of
-from kernels_dsl.blocks.hw.cp_async import cp_async
 from kernels_dsl.blocks.hw.mma_sync import (
     make_tiled_mma,
     mma_k,
@@ -26,8 +25,7 @@ from kernels_dsl.blocks.hw.mma_sync import (
     warp_product,
 )
 from kernels_dsl.blocks.hw.swizzled_rows import (
-    VECTOR,
-    RowsTile,
+    copy_row,
     reader_a,
     reader_b,
     reader_b_transposed,
@@ -152,25 +150,6 @@ def start_queries(spec: Spec, work: DecodeWork, item: Item, site: Site):
             valid = query < work.lengths.q_len
             source = q.iterator.toint() + 2 * at
             copy_row(tile, spec.dtype, work.dim, source, chunk, target, valid)
-
-
-def copy_row(
-    tile: RowsTile,
-    dtype: type[cutlass.Numeric],
-    columns: Int32,
-    source: Int64,  # address of the row
-    chunk: Int32,
-    target: Int32,
-    valid: Boolean,
-) -> None:
-    """Starts the copies of this thread's chunks of a row; zeros where not `valid` and past the columns."""
-    for block in range(tile.blocks):
-        column = chunk * VECTOR + block * tile.width
-        inside = valid if block < tile.blocks - 1 else valid & (column < columns)
-        count = Int32(cutlass.select_(Boolean(inside), Int32(16).ir_value(), Int32(0).ir_value()))
-        vector = cute.make_ptr(dtype, source + Int64(column) * 2, cute.AddressSpace.gmem, assumed_align=16)
-        staged = shared_pointer(dtype, target + tile.row_offset(0, block * tile.width), 16)
-        cp_async(staged, vector, 16, count)
 
 
 @cute.jit

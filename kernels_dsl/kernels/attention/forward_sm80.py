@@ -21,6 +21,8 @@ Variants differ in the key blocks that a tile visits (`blocks.attention.kv_block
 elements of a score tile (`blocks.attention.mask`), as with the SM90 kernel, which shares the blocks.
 """
 
+from dataclasses import replace
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -29,7 +31,7 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks.attention.kv_blocks import KeyLists, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.query_tiles import decode_query_tile
-from kernels_dsl.blocks.attention.seqlen import SeqLens, seq_info
+from kernels_dsl.blocks.attention.seqlen import seq_info, split_table
 from kernels_dsl.blocks.attention.work import (
     LAYOUTS,
     AttentionArguments,
@@ -58,7 +60,7 @@ def attention_sm80(
     softcap: Float32,
     left: Int32,
     right: Int32,
-    seqlens: tuple[cute.Tensor, cute.Tensor, cute.Tensor | None] | None,  # `SeqLens`
+    seqlens: tuple[cute.Tensor | None, ...] | None,  # `SeqLens`, and a table where K and V lie in pages
     max_q: Int32,
     lists: tuple[cute.Tensor | None, ...] | None,  # `KeyLists`
     sinks: cute.Tensor | None,
@@ -70,13 +72,16 @@ def attention_sm80(
     variant: cutlass.Constexpr[AttentionVariant],
 ):
     """Launches the kernel. q, k, v, o: `layout` is a key of `LAYOUTS`; contiguous head dimensions, base and
-    strides multiples of 16 bytes. The others: see `AttentionArguments`, `ScoreOperands`, `Window`.
+    strides multiples of 16 bytes. With a table k and v are (pages, keys of a page, Hk, D). The others: see
+    `AttentionArguments`, `ScoreOperands`, `Window`.
     """
-    operands = Operands(*(rows_first(t, LAYOUTS[layout]) for t in (q, k, v, o)))
+    starts, table = split_table(seqlens)
+    of_keys = LAYOUTS[layout if table is None else "bshd"]
+    modes = (LAYOUTS[layout], of_keys, of_keys, LAYOUTS[layout])
+    operands = Operands(*map(rows_first, (q, k, v, o), modes))
     arguments = AttentionArguments(
         lse, ScoreOperands(scale, softcap, mask, aux), Window(left, right),
-        None if seqlens is None else SeqLens(*seqlens), max_q,
-        None if lists is None else KeyLists(*lists), sinks,
+        starts, max_q, None if lists is None else KeyLists(*lists), sinks, table=table,
     )  # fmt: skip
     launch(operands, arguments, stream, config, variant)
 
@@ -95,6 +100,7 @@ def launch(
     descales = arguments.descales
     by_block = descales is not None and descales.by_block
     spec = make_spec(config, variant, operands.q.element_type, arguments.seqlens is not None, by_block)
+    spec = replace(spec, paged=arguments.table is not None)
     work = describe_work(spec, arguments, operands.q, operands.k, cute.size(operands.o, mode=[1]))
     if spec.fp8:
         q, k, v = (in_pairs(t) for t in (operands.q, operands.k, operands.v))

@@ -28,6 +28,8 @@ class ForwardSpec:
     """Packed sequences."""
     scales_by_block: bool = False
     """Operands are fp8 with factors a block of keys."""
+    paged: bool = False
+    """K and V lie in pages."""
     no_max = False
     linear_exps = 0
     pack = 1

@@ -15,6 +15,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, visit_tile
+from kernels_dsl.blocks.attention.pages import PagedRowsLoader, first_visible, paged_loader
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, change_and_mask, to_operand
 from kernels_dsl.blocks.attention.seqlen import V_STEP, SeqInfo, padded_start
@@ -71,8 +72,8 @@ class Memory(NamedTuple):
 
     base: Int32
     """Address of the CTA's shared memory: Q, two buffers of K, two of V."""
-    load_k: RowsLoader
-    load_v: RowsLoader
+    load_k: RowsLoader | PagedRowsLoader
+    load_v: RowsLoader | PagedRowsLoader
     read_q: MatrixReader
     read_k: MatrixReader
     read_v: MatrixReader
@@ -107,10 +108,17 @@ def work_tile(
     warp_row = warp * spec.warp_rows
     tile = Tile(at, seq, visit, at.m * spec.tile_m + warp_row + lane // 4, lane % 4 * 2)
     mQ, mK, mV, mO = rows_of_tile(spec, operands, at, seq, work)
+    if cutlass.const_expr(spec.paged):
+        first = first_visible(spec.variant, work.window, at.m * spec.tile_m, seq)
+        load_k = paged_loader(spec.k_tile, mK, spec.threads, thread, work.pages, at.batch, first)
+        load_v = paged_loader(spec.v_tile, mV, spec.threads, thread, work.pages, at.batch, first)
+    else:
+        load_k = rows_loader(spec.k_tile, mK, spec.threads, thread)
+        load_v = values_loader(spec, mV, seq, thread)
     memory = Memory(
         base,
-        rows_loader(spec.k_tile, mK, spec.threads, thread),
-        values_loader(spec, mV, seq, thread),
+        load_k,
+        load_v,
         reader_a(spec.q_tile, spec.unit, lane, warp_row),
         reader_b(spec.k_tile, spec.unit, lane),
         reader_b(spec.v_tile, spec.unit, lane)
@@ -134,8 +142,13 @@ def work_tile(
 
 
 def rows_of_tile(spec: ForwardSpec, operands: Operands, at: QueryTile, seq: SeqInfo, work: Work) -> Operands:
-    """Q, K, V, O (rows, dim) of the tile's head and sequence."""
+    """Q, K, V, O (rows, dim) of the tile's head and sequence; K and V in pages (keys of one, dim, pages)."""
     batch = at.batch
+    shared = kv_head(at.head, work.heads_per_kv)
+    if spec.paged:
+        own = (cute.domain_offset((seq.q_start, 0, 0, 0), t)[None, None, at.head, 0] for t in operands[::3])
+        mQ, mO = own
+        return Operands(mQ, operands.k[None, None, shared, None], operands.v[None, None, shared, None], mO)
     if spec.varlen:
         first_value = (seq.k_start, 0, 0, 0)
         if spec.fp8:  # pairs of keys
@@ -147,7 +160,6 @@ def rows_of_tile(spec: ForwardSpec, operands: Operands, at: QueryTile, seq: SeqI
             cute.domain_offset(first_value, operands.v),
             cute.domain_offset((seq.q_start, 0, 0, 0), operands.o),
         )
-    shared = kv_head(at.head, work.heads_per_kv)
     heads = (at.head, shared, shared, at.head)
     return Operands(*(t[None, None, head, batch] for head, t in zip(heads, operands)))
 

@@ -25,6 +25,7 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.outputs import (
     Step,
     destination,
+    is_aligned,
     is_empty,
     lse_shape,
     out_shape,
@@ -92,13 +93,15 @@ def build(call: AttentionCall, arguments: AttentionArguments, target: Target) ->
         if call.block is not None:
             variant = replace(variant, lists=split_of(config, call.block))
     check_grid(call, chosen)
+    gathers = call.page > 0 and not _reads_pages(chosen, tensors)
     # Gathered pages fit.
-    steps = tuple(None if call.page and n else prepared_for_tma(x) for n, x in enumerate(tensors))
+    steps = tuple(None if gathers and n else prepared_for_tma(x) for n, x in enumerate(tensors))
     constexprs = {"layout": call.layout, "config": chosen, "variant": variant}
     launch = Launch(FUNCTIONS[family], target, constexprs)
     tail = _Tail(call, launch, chosen)
     make_out = _new_out(call, tensors[0]) if out is None else _given_out(call, out)
-    plan = Plan(_run(call, launch, steps, make_out, want_lse, tail), chosen)
+    run = _run(call, launch, steps, make_out, want_lse, tail)
+    plan = Plan(_gathering(run) if gathers else run, chosen)
     if steps == (None, None, None) and out is None and not want_lse and not call.page:
         plan.run = _then_bare(plan, launch, make_out, tail)
     return plan
@@ -166,7 +169,9 @@ def kernel_extras(call: AttentionCall, extras: Extras) -> tuple[Any, ...]:
         assert longest is not None and longest.k is not None
         mask = mask.expand(call.batch, call.heads, longest.q, longest.k)
     lists, sinks = lists_and_sinks(call, extras)
-    seqlens = None if extras.seqlens is None else tuple(extras.seqlens[:3])
+    seqlens = None if extras.seqlens is None else tuple(extras.seqlens)
+    if seqlens is not None and seqlens[3] is None:
+        seqlens = seqlens[:3]
     return seqlens, call.longest_q, lists, sinks, mask, extras.aux or None
 
 
@@ -179,12 +184,22 @@ def lists_and_sinks(call: AttentionCall, extras: Extras) -> tuple[Any, Any]:
     return lists, None if extras.sinks is None else extras.sinks.float().contiguous()
 
 
-def gathered(k: torch.Tensor, v: torch.Tensor, extras: Extras) -> tuple[torch.Tensor, torch.Tensor, Extras]:
-    """A call's pages as packed sequences, of whose keys `seqused_k` count."""
-    seqlens = extras.seqlens
-    assert seqlens is not None and seqlens.table is not None
-    k, v, starts = gather_pages(k, v, seqlens.table)
-    return k, v, extras._replace(seqlens=Seqlens(seqlens.q, starts, seqlens.used))
+def _reads_pages(config: AttentionConfig, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """True where a kernel copies K and V from their pages. Others have them gathered, as have caches whose
+    rows are not on 16 bytes: that copies the pages of sequences, not the cache."""
+    return config.family == "sm80" and all(is_aligned(x) for x in tensors[1:])
+
+
+def _gathering(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` on a call's pages as packed sequences, of whose keys `seqused_k` count."""
+
+    def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
+        seqlens = extras.seqlens
+        assert seqlens is not None and seqlens.table is not None
+        k, v, starts = gather_pages(k, v, seqlens.table)
+        return run(q, k, v, out, extras._replace(seqlens=Seqlens(seqlens.q, starts, seqlens.used)))
+
+    return gathered
 
 
 class _Tail:
@@ -258,8 +273,6 @@ def _run(
     kernel: Callable[..., Any] | None = None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, extras: Extras) -> Any:
-        if call.page:
-            k, v, extras = gathered(k, v, extras)
         if prepare_q is not None:
             q = prepare_q(q)
         if prepare_k is not None:

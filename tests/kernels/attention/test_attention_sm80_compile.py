@@ -53,6 +53,7 @@ def _compile(
     variant: AttentionVariant,
     config: Sm80AttentionConfig | None = None,
     packed: bool = False,
+    paged: bool = False,
 ):
     def tensor(heads: int, dim: int) -> torch.Tensor:
         shape = (512, heads, dim) if packed else (2, 256, heads, dim)
@@ -71,6 +72,9 @@ def _compile(
         mask = torch.empty((2, 4, 256, 256), dtype=dtype, device="meta")
     tensors = (tensor(4, dim), tensor(2, dim), tensor(2, dim_v), tensor(4, dim_v), lse)
     seqlens = (ints(3), ints(3), None) if packed else None
+    if paged:
+        caches = (torch.empty((9, 16, 2, x), dtype=torch.bfloat16, device="meta") for x in dims)
+        tensors, seqlens = (tensors[0], *caches, *tensors[3:]), (ints(3), None, ints(2), ints(2, 4))
     chosen = sm80_config(dim, dim_v, variant, DEVICES_BY_ARCH[arch].smem_bytes)
     scalars, rest = (1.0, 1.0, 0, 0), (seqlens, 256, listed, sinks, mask, None)
     layout = "thd" if packed else "bshd"
@@ -96,6 +100,17 @@ def test_chosen_tiles(arch, dims, name):
 
 def test_packed():
     _check(_compile("sm_89", (128, 128), VARIANTS["causal"], packed=True), "sm_89")
+
+
+PAGED = [("sm_89", (64, 64), "causal"), ("sm_80", (128, 128), "window"), ("sm_80", (256, 256), "causal")]
+
+
+@pytest.mark.parametrize(
+    ("arch", "dims", "name"),
+    [(a, d, n) for a in ("sm_80", "sm_89", "sm_90a") for d in DIMS for n in VARIANTS] if ALL else PAGED,
+)
+def test_pages(arch, dims, name):
+    _check(_compile(arch, dims, VARIANTS[name], packed=True, paged=True), arch)
 
 
 @pytest.mark.parametrize("block", [(128, 128), (64, 64)] if ALL else [(128, 128)])

@@ -32,9 +32,9 @@ def test_a_mixed_batch(page, seed, arch):
 
 
 def test_windows_sinks_and_an_output(seed, arch):
-    """Rows of no sequence keep what they held."""
+    """Pages before the window are none; rows of no sequence keep what they held."""
     sinks = torch.randn(4, generator=torch.Generator().manual_seed(seed))
-    case = paged(((1, 130), (20, 150)), 16, seed, dims=(64, 40), dtype=torch.float16)
+    case = paged(((1, 130), (20, 150)), 16, seed, dims=(64, 40), dtype=torch.float16, hidden=48)
     out = torch.full((25, 4, 40), 7.0, dtype=torch.float16)
     longer = case._replace(q=torch.cat([case.q, torch.full_like(case.q[:4], torch.nan)]))
     options = {"causal": True, "window": (60, None), "softcap": 3.0, "sinks": sinks}
