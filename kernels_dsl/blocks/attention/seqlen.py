@@ -1,6 +1,6 @@
 """Position and length of each sequence of a batch: the same for all (dense), or by prefix sums (packed)."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -19,20 +19,6 @@ class SeqLens(NamedTuple):
     """(batch + 1,) prefix sums of key lengths; None where keys lie in pages."""
     used_k: cute.Tensor | None
     """(batch,) keys of each sequence that count; None: all."""
-
-
-class Sequences(NamedTuple):
-    """Packed sequences, and the table of their pages; None for what is not there."""
-
-    seqlens: SeqLens | None
-    table: cute.Tensor | None
-
-
-def split_table(seqlens: Any) -> Sequences:
-    """What a host function is given as `seqlens`: the fields of `SeqLens`, perhaps with a table, or None."""
-    if seqlens is None:
-        return Sequences(None, None)
-    return Sequences(SeqLens(*seqlens[:3]), seqlens[3] if len(seqlens) > 3 else None)
 
 
 class SeqInfo(NamedTuple):

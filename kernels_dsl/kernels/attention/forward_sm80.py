@@ -31,7 +31,7 @@ from cutlass import Float32, Int32
 from kernels_dsl.blocks.attention.kv_blocks import KeyLists, Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.query_tiles import decode_query_tile
-from kernels_dsl.blocks.attention.seqlen import seq_info, split_table
+from kernels_dsl.blocks.attention.seqlen import SeqLens, seq_info
 from kernels_dsl.blocks.attention.work import (
     LAYOUTS,
     AttentionArguments,
@@ -75,7 +75,8 @@ def attention_sm80(
     strides multiples of 16 bytes. With a table k and v are (pages, keys of a page, Hk, D). The others: see
     `AttentionArguments`, `ScoreOperands`, `Window`.
     """
-    starts, table = split_table(seqlens)
+    starts = None if seqlens is None else SeqLens(*seqlens[:3])
+    table = None if seqlens is None or len(seqlens) == 3 else seqlens[3]
     of_keys = LAYOUTS[layout if table is None else "bshd"]
     modes = (LAYOUTS[layout], of_keys, of_keys, LAYOUTS[layout])
     operands = Operands(*map(rows_first, (q, k, v, o), modes))

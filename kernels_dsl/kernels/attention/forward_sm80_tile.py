@@ -41,6 +41,7 @@ from kernels_dsl.blocks.hw.mma_sync import (
 from kernels_dsl.blocks.hw.swizzled_rows import (
     MatrixReader,
     RowsLoader,
+    RowsTile,
     reader_a,
     reader_b,
     reader_b_transposed,
@@ -108,17 +109,14 @@ def work_tile(
     warp_row = warp * spec.warp_rows
     tile = Tile(at, seq, visit, at.m * spec.tile_m + warp_row + lane // 4, lane % 4 * 2)
     mQ, mK, mV, mO = rows_of_tile(spec, operands, at, seq, work)
-    if cutlass.const_expr(spec.paged):
-        first = first_visible(spec.variant, work.window, at.m * spec.tile_m, seq)
-        load_k = paged_loader(spec.k_tile, mK, spec.threads, thread, work.pages, at.batch, first)
-        load_v = paged_loader(spec.v_tile, mV, spec.threads, thread, work.pages, at.batch, first)
-    else:
-        load_k = rows_loader(spec.k_tile, mK, spec.threads, thread)
-        load_v = values_loader(spec, mV, seq, thread)
     memory = Memory(
         base,
-        load_k,
-        load_v,
+        rows_loader(spec.k_tile, mK, spec.threads, thread)
+        if work.pages is None
+        else pages_loader(spec, spec.k_tile, mK, work, at, seq),
+        values_loader(spec, mV, seq, thread)
+        if work.pages is None
+        else pages_loader(spec, spec.v_tile, mV, work, at, seq),
         reader_a(spec.q_tile, spec.unit, lane, warp_row),
         reader_b(spec.k_tile, spec.unit, lane),
         reader_b(spec.v_tile, spec.unit, lane)
@@ -146,8 +144,9 @@ def rows_of_tile(spec: ForwardSpec, operands: Operands, at: QueryTile, seq: SeqI
     batch = at.batch
     shared = kv_head(at.head, work.heads_per_kv)
     if spec.paged:
-        own = (cute.domain_offset((seq.q_start, 0, 0, 0), t)[None, None, at.head, 0] for t in operands[::3])
-        mQ, mO = own
+        first_query = (seq.q_start, 0, 0, 0)
+        mQ = cute.domain_offset(first_query, operands.q)[None, None, at.head, 0]
+        mO = cute.domain_offset(first_query, operands.o)[None, None, at.head, 0]
         return Operands(mQ, operands.k[None, None, shared, None], operands.v[None, None, shared, None], mO)
     if spec.varlen:
         first_value = (seq.k_start, 0, 0, 0)
@@ -162,6 +161,16 @@ def rows_of_tile(spec: ForwardSpec, operands: Operands, at: QueryTile, seq: SeqI
         )
     heads = (at.head, shared, shared, at.head)
     return Operands(*(t[None, None, head, batch] for head, t in zip(heads, operands)))
+
+
+def pages_loader(
+    spec: ForwardSpec, tile: RowsTile, tensor: cute.Tensor, work: Work, at: QueryTile, seq: SeqInfo
+) -> PagedRowsLoader:
+    """The copies of K or V (keys of a page, columns, pages), of none that no query of the tile sees."""
+    assert work.pages is not None
+    first = first_visible(spec.variant, work.window, at.m * spec.tile_m, seq)
+    thread = cute.arch.thread_idx()[0]
+    return paged_loader(tile, tensor, spec.threads, thread, work.pages, at.batch, first)
 
 
 def values_loader(spec: ForwardSpec, mV: cute.Tensor, seq: SeqInfo, thread: Int32) -> RowsLoader:
