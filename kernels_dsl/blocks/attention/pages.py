@@ -22,6 +22,13 @@ class Pages(NamedTuple):
     """Keys of a page."""
 
 
+def page_of(table: cute.Tensor, sequence: Int32, number: Int32, pages: Int32) -> Int32:
+    """Page number `number` of a sequence in a cache of `pages`; the nearest for one outside.
+
+    Nobody has looked at the table before."""
+    return cutlass.max(cutlass.min(table[sequence, number], pages - 1), 0)
+
+
 def first_visible(variant: AttentionVariant, window: Window, first_query: Int32, seq: SeqInfo) -> Int32:
     """The first key that a query from `first_query` on sees; pages before it may be none."""
     if not variant.left:
@@ -48,6 +55,8 @@ class PagedRowsLoader:
     """Bytes from row to row of a page."""
     columns: Int32
     pages: Pages
+    count: Int32
+    """Pages of the cache."""
     sequence: Int32
     first: Int32
     row: Int32
@@ -73,7 +82,7 @@ class PagedRowsLoader:
         """Page and row in it of a key, or of the nearest that counts."""
         nearest = cutlass.max(cutlass.min(cutlass.max(key, self.first), end_row - 1), 0)
         number, place = divmod(nearest, self.pages.size)
-        return self.pages.table[self.sequence, number], place
+        return page_of(self.pages.table, self.sequence, number, self.count), place
 
 
 def paged_loader(
@@ -88,6 +97,6 @@ def paged_loader(
     """The share of thread `thread` of `threads` of the copies from one head of a cache."""
     return PagedRowsLoader(
         tile, threads, tensor.element_type, tensor.iterator.toint(), Int64(tensor.stride[2]) * 2,
-        Int64(tensor.stride[0]) * 2, Int32(tensor.shape[1]), pages, sequence, first,
-        row=thread // tile.chunks, chunk=thread % tile.chunks,
+        Int64(tensor.stride[0]) * 2, Int32(tensor.shape[1]), pages, Int32(tensor.shape[2]),
+        sequence, first, row=thread // tile.chunks, chunk=thread % tile.chunks,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin, change_scores, mask_range
+from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.splits import Lengths, Splits, splits_of
@@ -164,7 +165,7 @@ def find_rows(spec: Spec, work: DecodeWork, item: Item, site: Site, step: Int32,
             page, place = divmod(key, work.page)
             rows.pages[i], rows.places[i] = Int32(0), place
             if (key >= item.first) & (key < item.end):
-                rows.pages[i] = work.table[item.batch, page]
+                rows.pages[i] = page_of(work.table, item.batch, page, work.k.shape[0])
 
 
 def start_block(spec: DecodeSpec, work: DecodeWork, item: Item, site: Site, step: Int32, rows: Rows) -> None:
