@@ -97,6 +97,8 @@ CALLS: dict[str, Callable[[Any, Inputs], Any]] = {
     "gemm": lambda lib, x: lib.gemm(x.a, x.b),
     "gemm_gated": lambda lib, x: lib.gemm_gated(x.a, x.b),
     "gemm_gated_supports": lambda lib, x: lib.gemm_gated_supports(x.a, x.b),
+    "gemm_reduce": lambda lib, x: lib.gemm_reduce(x.a, x.b),
+    "gemm_reduce_supports": lambda lib, x: lib.gemm_reduce_supports(x.a, x.b),
     "supports": lambda lib, x: lib.supports(x.a, x.b),
     "attention": lambda lib, x: lib.attention(*x.qkv),
     "attention_varlen": lambda lib, x: lib.attention_varlen(*x.packed, x.cu_seqlens, x.cu_seqlens, _N),

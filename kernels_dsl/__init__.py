@@ -60,6 +60,8 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.gemm.grouped import grouped_gemm_supports as grouped_gemm_supports
     from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm as scaled_grouped_gemm
     from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm_supports as scaled_grouped_gemm_supports
+    from kernels_dsl.ops.gemm.reduced import gemm_reduce as gemm_reduce
+    from kernels_dsl.ops.gemm.reduced import gemm_reduce_supports as gemm_reduce_supports
     from kernels_dsl.ops.quantize.quantize import quantize as quantize
     from kernels_dsl.ops.quantize.quantize import quantize_supports as quantize_supports
     from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm as scaled_gemm
@@ -79,6 +81,8 @@ _PUBLIC = {
     "autotune_gemm": "kernels_dsl.autotune",
     "gemm_gated": "kernels_dsl.ops.gemm.gated",
     "gemm_gated_supports": "kernels_dsl.ops.gemm.gated",
+    "gemm_reduce": "kernels_dsl.ops.gemm.reduced",
+    "gemm_reduce_supports": "kernels_dsl.ops.gemm.reduced",
     "attention": "kernels_dsl.ops.attention.attention",
     "attention_varlen": "kernels_dsl.ops.attention.attention",
     "attention_fp8": "kernels_dsl.ops.attention.attention_fp8",

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS_IN_ALL, WORDS_OF_A_PAGE, WORDS_OF_A_PARAGRAPH, CHARACTERS_OF_A_CELL = 25_500, 2_500, 120, 200
+WORDS_IN_ALL, WORDS_OF_A_PAGE, WORDS_OF_A_PARAGRAPH, CHARACTERS_OF_A_CELL = 26_000, 2_500, 120, 200
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 
@@ -43,7 +43,7 @@ def cells(text: str) -> Iterator[str]:
 
 
 LATER = {
-    "decoding.md", "serving.md", "distributed.md", "bring_your_own_kernel.md",
+    "decoding.md", "serving.md", "distributed.md", "gemm_reduce.md", "bring_your_own_kernel.md",
     "install.md", "quick_start.md", "tuning.md", "profiling.md",
 }  # fmt: skip
 """Pages of capabilities and of tasks that came after the pages were written anew."""

@@ -27,6 +27,7 @@ ALLOWED = {
         "reference",
         "kernels_dsl.blocks.epilogue.activations",
         "kernels_dsl.blocks.epilogue.gates",
+        "kernels_dsl.blocks.reduce.reductions",
     ),  # which have PyTorch's definition of each
     "lowering": ("lowering",),
     "kernels_dsl.config": ("kernels_dsl.config", "lowering.records"),
@@ -196,11 +197,12 @@ def test_files_are_short():
 
 
 NEW_IN_OPS = re.compile(
-    r"serving/|sm_margin\.py|gemm/(gated\w*|recorded)\.py|"
+    r"serving/|sm_margin\.py|gemm/(gated\w*|reduced\w*|recorded)\.py|"
     r"attention/(backward|gradient|pages|query_lists|recorded)\.py"
 )
 """Capabilities that came after `MOST_LINES_OF_OPS` was set."""
-MOST_LINES_OF_OPS = 8250
+MOST_LINES_OF_OPS = 8270
+"""8,200, and what later capabilities added to the files of the first ones."""
 
 
 def test_the_operations_stay_small():

@@ -20,6 +20,10 @@ MAXIMUM = "max"
 """The same of the one number that the largest magnitude of the result is written to."""
 WRITTEN = "written "
 """Before the modes of a tensor of D's kind that the epilogue writes."""
+PARTIALS = "partials"
+"""`EntryLayout.operand_modes` of the float32 (L, parts, lines) that partial reductions are written to."""
+SPLIT_REDUCTION_TILE = 16
+"""Rows and columns of D of which the second kernel of split-K makes a part of a reduction."""
 SM80_STAGING_PADDING = 8
 """Floats after each row that the SM80 epilogue stages: against bank conflicts."""
 

@@ -37,9 +37,10 @@ _WRITES = "it writes tensors of the caller's, which cannot be placed anew"
 _SERVING = "operations of serving work on the caches of one device"
 WITHOUT_RULES = {
     **dict.fromkeys(
-        ("gemm_out", "gemm_gated_out", "scaled_gemm_out", "grouped_gemm_out", "bsr_gemm_out",
-         "bsr_scaled_gemm_out", "quantize_out"), _WRITES,
+        ("gemm_out", "gemm_gated_out", "gemm_reduce_out", "scaled_gemm_out", "grouped_gemm_out",
+         "bsr_gemm_out", "bsr_scaled_gemm_out", "quantize_out"), _WRITES,
     ),
+    "gemm_reduce": "its reductions would need one over ranks, which addition and maxima do differently",
     **dict.fromkeys(("attention_decode", "merge_states", "append_kv"), _SERVING),
 }  # fmt: skip
 """Operator -> why it takes no DTensors."""

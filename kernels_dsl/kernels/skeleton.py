@@ -49,6 +49,8 @@ class Output(NamedTuple):
     """D itself, where rows are in groups."""
     product: TmaCopy | None = None
     """Stores to the product, where it is kept beside a gated D: as those of D."""
+    partials: cute.Tensor | None = None
+    """Partial reductions (parts, lines, L) that are written beside D."""
 
     @property
     def atoms(self) -> tuple[cute.CopyAtom | None, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -105,10 +105,13 @@ class Operator:
     no_gradient: as in `define`.
     """
 
+    results: ClassVar[str] = "Tensor"
+    """The results in the schema."""
+
     def __init__(self, operation: Operation[Any, Any], no_gradient: str | None = None) -> None:
         self.operation, self.record = operation, operation.record
         schema, outputs = schema_of(self.record), self.record.outputs
-        define(operation.name, f"({schema}) -> Tensor", self._new, self._new_fake, no_gradient)
+        define(operation.name, f"({schema}) -> {self.results}", self._new, self._new_fake, no_gradient)
         texts = ("Tensor(a!) {}", "Tensor(b!)? {}=None")
         if outputs:
             schema += "".join(f", {text.format(name)}" for text, name in zip(texts, outputs))
@@ -124,25 +127,25 @@ class Operator:
                 arguments[name] = _DECODED[name](value)
         return self.record(**arguments)
 
-    def _new(self, *positional: object, **keywords: Any) -> torch.Tensor:
+    def _new(self, *positional: object, **keywords: Any) -> Any:
         return self.operation.run(self.call_of(positional, keywords))
 
     def _out(self, *positional: object, **keywords: Any) -> None:
         self.operation.run(self.call_of(positional, keywords))
 
-    def _new_fake(self, *positional: object, **keywords: Any) -> torch.Tensor:
+    def _new_fake(self, *positional: object, **keywords: Any) -> Any:
         return self.fake(self.call_of(positional, keywords))
 
     def _out_fake(self, *positional: object, **keywords: Any) -> None:
         self.operation.describe(self.call_of(positional, keywords))
 
-    def fake(self, call: Any) -> torch.Tensor:
+    def fake(self, call: Any) -> Any:
         """A tensor like the call's result, not written."""
         described = self.operation.describe(call)
         leading: torch.Tensor = getattr(call, call.leading)
         return leading.new_empty(described.d_shape, dtype=described.d_dtype)
 
-    def __call__(self, call: Any) -> torch.Tensor:
+    def __call__(self, call: Any) -> Any:
         """A call as an operator: for autograd, torch.compile, tensor subclasses, transforms and modes.
 
         TypeError where the schema cannot express an argument, ValueError where gradients are asked for that

@@ -94,6 +94,12 @@ def _gated() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _reduced() -> dict[str, Any]:
+    return {
+        **_gemm(), "reduce": "sum", "dim": -1, "reduced_out": torch.ones(32), "batch_invariant": False,
+    }  # fmt: skip
+
+
 def _own_epilogue(arguments: dict[str, Any]) -> dict[str, Any]:
     """The same call with an epilogue in place of everything else."""
     shape = (arguments["a"].shape[-2], arguments["b"].shape[-1])
@@ -232,6 +238,10 @@ OPERATIONS: Sequence[Operation] = (
     Operation("gemm", _gemm, ("a", "b", *_LINEAR), ("out",)),
     Operation("gemm", lambda: _own_epilogue(_gemm()), ("a", "b", "epilogue_args[0]")),
     Operation("gemm_gated", _gated, ("a", "b", "c", "bias"), ("out", "preact_out")),
+    Operation("gemm_reduce", _reduced, ("a", "b", *_LINEAR), ("out", "reduced_out")),
+    Operation(
+        "gemm_reduce", lambda: {**_own_epilogue(_gemm()), "reduce": "sum"}, ("a", "b", "epilogue_args[0]")
+    ),
     Operation("scaled_gemm", _scaled, ("a", "b", *_SCALES, "scale_result", *_LINEAR), ("amax", "out")),
     Operation("scaled_gemm", lambda: _own_epilogue(_scaled()), ("a", "b", *_SCALES, "epilogue_args[0]")),
     Operation("grouped_gemm", _grouped, ("a", "b", "offs", "bias", "residual"), ("out",)),
@@ -309,8 +319,8 @@ NO_TENSORS = {
 }  # fmt: skip
 """Public names that no tensor is given to."""
 _SUPPORTS = (
-    "supports", "gemm_gated_supports", "scaled_gemm_supports", "grouped_gemm_supports",
-    "scaled_grouped_gemm_supports",
+    "supports", "gemm_gated_supports", "gemm_reduce_supports", "scaled_gemm_supports",
+    "grouped_gemm_supports", "scaled_grouped_gemm_supports",
     "bsr_supports", "bsr_scaled_supports", "quantize_supports", "attention_supports",
     "attention_fp8_supports", "attention_decode_supports",
 )  # fmt: skip

@@ -41,6 +41,10 @@ CALLS: dict[str, list[tuple[str, torch.Tensor, Callable[[Any], Any]]]] = {
         ("b", A, lambda x: kernels_dsl.gemm_gated(A, x)),
         ("preact_out", A.clone(), lambda x: kernels_dsl.gemm_gated(A, A, preact_out=x)),
     ],
+    "gemm_reduce": [
+        ("a", A, lambda x: kernels_dsl.gemm_reduce(x, A)),
+        ("reduced_out", torch.ones(16), lambda x: kernels_dsl.gemm_reduce(A, A, reduced_out=x)),
+    ],
     "grouped_gemm": [("b", B, lambda x: kernels_dsl.grouped_gemm(A, x, OFFS))],
     "scaled_gemm": [
         ("scale_a", ONE, lambda x: kernels_dsl.scaled_gemm(A8, A8.mT, x, ONE)),

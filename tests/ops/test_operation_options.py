@@ -44,16 +44,19 @@ BAD: dict[str, tuple[Any, ...]] = {
     "shape": (5, (64,), (64.0, 64.0), None, (-64, 64), "ab"),
     "transposed": _FLAGS,
     "return_preact": _FLAGS,
+    "reduce": ("mean", 1, None, ["sum"]),
+    "dim": (0, 1, -3, -1.0, True, None, "n"),
 }
 """Values that no operation takes, by the option."""
 PRODUCTS = (
     "gemm", "scaled_gemm", "grouped_gemm", "scaled_grouped_gemm", "bsr_gemm", "bsr_scaled_gemm", "gemm_gated",
+    "gemm_reduce",
 )  # fmt: skip
 OTHERS = ("bsr_sddmm", "BsrTensor", "quantize", "quantize_qkv", "scaled_linear")
 FIRST = {operation.name: operation for operation in reversed(OPERATIONS)}
 SUPPORTS = {
     "gemm": "supports", "gemm_gated": "gemm_gated_supports", "scaled_gemm": "scaled_gemm_supports",
-    "grouped_gemm": "grouped_gemm_supports",
+    "gemm_reduce": "gemm_reduce_supports", "grouped_gemm": "grouped_gemm_supports",
     "scaled_grouped_gemm": "scaled_grouped_gemm_supports", "bsr_gemm": "bsr_supports",
     "bsr_scaled_gemm": "bsr_scaled_supports", "quantize": "quantize_supports",
 }  # fmt: skip

@@ -22,7 +22,9 @@ from kernels_dsl.blocks.epilogue import gated_rows
 from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.epilogue.operands import MAX_VECTOR_BYTES, Operands, apply_epilogue, load_operands
 from kernels_dsl.blocks.hw.mma_sync import MMA_M
+from kernels_dsl.blocks.reduce.lines import Staged, inner_of, reduce_staged, without_partials
 from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
+from kernels_dsl.blocks.reduce.reductions import ReducedEpilogue
 from kernels_dsl.config.gemm import SM80_STAGING_PADDING
 
 
@@ -124,7 +126,8 @@ def store_tile(
     `smem`: shared memory of plan.smem_layout's size, not otherwise in use. Elements beyond D are not written.
     Every thread of the CTA takes part.
     """
-    out = replace(out, operands=running_maxima(out.operands))
+    operands, partials = without_partials(out.epilogue, out.operands)
+    out = replace(out, operands=running_maxima(operands))
     sC = cute.make_tensor(smem, plan.smem_layout)  # (chunk_rows, bN)
     tCsC = tiled_mma.get_slice(tidx).partition_C(sC)  # ((2, 2), slabs, MMA_N)
     # (bM, bN, 1) of (m, n, l)
@@ -140,6 +143,12 @@ def store_tile(
         cute.arch.sync_threads()
         for i in cutlass.range(plan.chunk_slabs, unroll=1):
             _finish_slab(sC_slabs[None, None, i], cD_slabs[None, None, first + i], out, plan, tidx)
+        if const_expr(partials is not None):
+            cute.arch.sync_threads()
+            corner = cD_slabs[0, 0, first]
+            part = corner[0] // plan.chunk_rows if const_expr(out.epilogue.over == "m") else out.coord[1]
+            staged = Staged(sC, corner, out.shape)
+            reduce_staged(out.epilogue, partials, staged, part, plan.threads, tidx)
     publish_maxima(out.operands)
 
 
@@ -147,7 +156,10 @@ def store_tile(
 def _finish_slab(
     sC: cute.Tensor, cD: cute.Tensor, out: OutputTile, plan: cutlass.Constexpr, tidx: Int32
 ) -> None:
-    """Applies the epilogue function to one slab sC (slab_rows, bN) at the coordinates cD, and stores it."""
+    """Applies the epilogue function to one slab sC (slab_rows, bN) at the coordinates cD, and stores it.
+
+    Values that are reduced afterwards take the place of the sums.
+    """
     thr_copy = plan.tiled_copy().get_slice(tidx)
     tDsC = thr_copy.partition_S(sC)  # ((1, V), CPY_M, CPY_N)
     tDcD = thr_copy.partition_D(cD)  # ((1, V), CPY_M, CPY_N)
@@ -162,7 +174,11 @@ def _finish_slab(
         gated_rows.store(z, tDcD, out.epilogue, out.mD, mZ)
     else:
         tDrD = cute.make_rmem_tensor(tDcD.shape, out.mD.element_type)
-        tDrD.store(apply_epilogue(out.epilogue, tDrC.load(), values).to(out.mD.element_type))
+        result = apply_epilogue(inner_of(out.epilogue), tDrC.load(), values)
+        tDrD.store(result.to(out.mD.element_type))
+        if const_expr(isinstance(out.epilogue, ReducedEpilogue)):
+            tDrC.store(result)
+            cute.autovec_copy(tDrC, tDsC)
         store_vectors(tDrD, tDcD, out.mD, plan.vector, out.panels)
 
 

@@ -15,11 +15,19 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
-from kernels_dsl.blocks.epilogue.operands import Operands, apply_epilogue, load_operands, operand_registers
+from kernels_dsl.blocks.epilogue.operands import (
+    GatherPlan,
+    Operands,
+    apply_epilogue,
+    coord_modes,
+    load_operands,
+    operand_registers,
+)
 from kernels_dsl.blocks.epilogue.prefetch import Along, Region, at_piece, early_registers, load_early
 from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer, NamedBarrier, sync_warpgroup
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
+from kernels_dsl.blocks.reduce.lines import WarpgroupReduction
 from kernels_dsl.blocks.reduce.maximum import Coord, publish_maxima, running_maxima
 
 
@@ -121,6 +129,7 @@ def store_tile(
     region: Region,
     write: cutlass.Constexpr,  # write(stage, (m, n, batch)): shared -> global
     fetch: cutlass.Constexpr = None,  # fetch(subtile, sums) brings those of a subtile in place of `acc`
+    reduction: cutlass.Constexpr = None,  # `WarpgroupReduction` of the tile, not with `fetch`
 ):
     """Runs the epilogue of one tile, subtile by subtile; with `fetch` in a loop, whose code is short."""
     plan, consumer = epilogue.plan, epilogue.consumer
@@ -155,13 +164,27 @@ def store_tile(
                 values = loaded[sub]
             else:
                 values = load_operands(operands, tCcD, region.extent)
-            finish(at_piece(values, corner(plan, sub), tCcD), sub, first)
+            values = at_piece(values, corner(plan, sub), tCcD)
+            if cutlass.const_expr(reduction is None):
+                finish(values, sub, first)
+            else:
+                finish(values, sub, first, partial(_reduce_subtile, reduction, plan, tCcD, sub))
     else:
         for sub in cutlass.range(pieces, unroll=1):
             fetch(sub, r_acc)
             first, tCcD = coordinates(sub)
             finish(load_operands(operands, tCcD, region.extent), sub, first)
     publish_maxima(operands)
+    if cutlass.const_expr(reduction is not None):
+        reduction.finish()
+
+
+def _reduce_subtile(
+    reduction: WarpgroupReduction, plan: EpiloguePlan, tCcD: cute.Tensor, sub: int, value: cute.TensorSSA
+) -> None:
+    """Hands the values of subtile `sub` to the reduction."""
+    modes = tuple(mode for mode in coord_modes(tCcD) if mode.size > 1)
+    reduction.see(value, GatherPlan(modes, 1).offsets, tCcD[0], corner(plan, sub))
 
 
 def _finish_subtile(
@@ -172,12 +195,19 @@ def _finish_subtile(
     values: Operands,
     sub: Int32,
     first: Coord,
+    see: Callable[[cute.TensorSSA], None] | None = None,
 ) -> None:
-    """From accumulators of subtile `sub`, a number or an Int32, to the store; `values` of the operands."""
+    """From accumulators of subtile `sub`, a number or an Int32, to the store; `values` of the operands.
+
+    `see` gets the float32 result.
+    """
     plan = epilogue.plan
     tRS_rD = cute.make_rmem_tensor(staging.shape, plan.dtype)
     r_d = cute.make_tensor(tRS_rD.iterator, r_acc.layout)  # the same registers as the MMA sees them
-    r_d.store(apply_epilogue(epilogue.function, r_acc.load(), values).to(plan.dtype))
+    result = apply_epilogue(epilogue.function, r_acc.load(), values)
+    if see is not None:
+        see(result)
+    r_d.store(result.to(plan.dtype))
     stage = sub % plan.stages
     cute.copy(staging.copy, tRS_rD, staging.target[None, None, None, stage])
     store_subtile(plan, write, stage, first, epilogue.consumer)

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from kernels_dsl.blocks.epilogue.operands import Operand
-from kernels_dsl.config.gemm import MAXIMUM, NUMBER, WRITTEN
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER, PARTIALS, WRITTEN
 
 
 def batch_first_view(tensor: cute.Tensor, batch: Int32 | int, swap: bool) -> cute.Tensor:
@@ -31,6 +31,13 @@ def batch_first_view(tensor: cute.Tensor, batch: Int32 | int, swap: bool) -> cut
     return cute.make_tensor(tensor.iterator, layout)
 
 
+def partials_view(tensor: cute.Tensor) -> cute.Tensor:
+    """(L, parts, lines) as (parts, lines, L)."""
+    shape, stride = tensor.shape, tensor.stride
+    layout = cute.make_layout((shape[1], shape[2], shape[0]), stride=(stride[1], stride[2], stride[0]))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
 def epilogue_operand_view(
     operand: Operand | Int64, modes: str, shape: tuple[Int32, Int32, Int32 | int], swap: bool
 ) -> Operand:
@@ -38,11 +45,14 @@ def epilogue_operand_view(
 
     `modes` names the operand's own modes in their order, a subset of "lmn", and "1" for a mode of size 1;
     `shape` is the result's. A scalar, of no modes, is returned as it is. An operand of modes `NUMBER` or
-    `MAXIMUM` is an address; the latter becomes the pointer that `reduce.maximum` takes.
+    `MAXIMUM` is an address; the latter becomes the pointer that `reduce.maximum` takes. `PARTIALS` are
+    (parts, lines, L) whatever the orientation.
     """
     modes = modes.removeprefix(WRITTEN)
     if modes == "":
         return operand
+    if modes == PARTIALS:
+        return partials_view(operand)
     if modes in (NUMBER, MAXIMUM):
         pointer = cute.make_ptr(Float32, operand, cute.AddressSpace.gmem, assumed_align=4)
         if modes == MAXIMUM:

@@ -33,6 +33,7 @@ from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.blocks.mainloop.operand_ring import Layouts
+from kernels_dsl.blocks.reduce.lines import without_partials
 from kernels_dsl.blocks.reduce.partial_sums import SumMemory
 from kernels_dsl.blocks.schedule.groups import GroupedGrid
 from kernels_dsl.blocks.schedule.scheduler import CutTiles, TileGrid, with_divisors
@@ -58,6 +59,7 @@ def gemm_sm90(
     gated, mZ = isinstance(epilogue, GatedEpilogue), None
     if isinstance(epilogue, GatedEpilogue):
         operands, mZ = without_preact(epilogue, operands)
+    operands, partials = without_partials(epilogue, operands)
     spec = make_spec(config, mA, mB, mD, views.promotion, gated)
     a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes
@@ -87,7 +89,7 @@ def gemm_sm90(
         assert isinstance(grid, TileGrid)
         grid = grid._replace(cut=CutTiles(Int32(views.stream_k.tiles), Int32(views.stream_k.share)))
         memory = SumMemory(views.stream_k.counters, views.stream_k.workspace)
-    output = Output(*store, operands, None if views.offsets is None else mD, product)
+    output = Output(*store, operands, None if views.offsets is None else mD, product, partials)
     kernel = gemm_kernel(
         spec, epilogue, mmas, layouts, loads, output, views.scales,
         grid=grid, problem=problem, memory=memory,

@@ -36,7 +36,9 @@ from kernels_dsl.blocks.mainloop.promoted_ring import (
     promoted_loop,
 )
 from kernels_dsl.blocks.mainloop.scale_ring import ScaleLoader, Scales, StagedScales, staged_scales
+from kernels_dsl.blocks.reduce.lines import WarpgroupReduction, inner_of
 from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
+from kernels_dsl.blocks.reduce.reductions import ReducedEpilogue
 from kernels_dsl.blocks.schedule.groups import (
     Group,
     GroupedGrid,
@@ -194,7 +196,8 @@ class GemmRoles:
         consumer = Consumer(group, cute.arch.thread_idx()[0] % WARPGROUP_THREADS)
         share = warpgroup_share(spec, self.mmas.main, sA, sB, consumer)
         tiles = self.tiles(cta, self.k_tiles(), clusters, turns=2 if spec.pingpong else 1)
-        epilogue = epi.Epilogue(spec.epilogue, self.epilogue, self.mmas.epilogue, staging, consumer)
+        function = inner_of(self.epilogue)
+        epilogue = epi.Epilogue(spec.epilogue, function, self.mmas.epilogue, staging, consumer)
         skeleton.consume_tiles(spec, tiles, GemmConsumer(self, tiles, cta, share, epilogue), group)
 
 
@@ -297,6 +300,8 @@ class GemmConsumer:
             self.epilogue, by_rows(acc), output.operands, output.region,
             self.gated_writers(output.region) if gated else self.writer(tile, output.region),
         )  # fmt: skip
+        if cutlass.const_expr(self.roles.output.partials is not None):
+            store = partial(store, reduction=self.reduction(output.region))
         if cutlass.const_expr(self.roles.spec.stream_k):
             whole = output.k.end - output.k.first == self.tiles.k_tiles
             if not whole:
@@ -305,6 +310,14 @@ class GemmConsumer:
                 store()
         else:
             store()
+
+    def reduction(self, region: epi.Region) -> WarpgroupReduction:
+        """Of the tile's rows or columns, beside D."""
+        assert isinstance(self.roles.epilogue, ReducedEpilogue) and self.roles.output.partials is not None
+        return WarpgroupReduction.of_tile(
+            self.roles.epilogue, self.roles.output.partials, region, self.epilogue.plan.tile,
+            self.epilogue.consumer.thread,
+        )  # fmt: skip
 
     def partial_sums(self, tile: Tile) -> PartialSums:
         """This warpgroup's piece of its part of a tile that is cut.

@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, range_constexpr
+from cutlass import Float32, Int32, range_constexpr
 
 from kernels_dsl.blocks.epilogue import gated_rows
 from kernels_dsl.blocks.epilogue.gates import GatedEpilogue
 from kernels_dsl.blocks.epilogue.operands import Operands, apply_epilogue, load_operand, load_operands
 from kernels_dsl.blocks.epilogue.staged_store import output_vector, row_vectors, store_vectors
 from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.reduce.lines import Staged, inner_of, reduce_staged, without_partials
 from kernels_dsl.blocks.reduce.maximum import publish_maxima, running_maxima
+from kernels_dsl.blocks.reduce.reductions import ReducedEpilogue
+from kernels_dsl.config.gemm import SPLIT_REDUCTION_TILE
 
-THREADS = (16, 16)
+THREADS = (SPLIT_REDUCTION_TILE, 16)
 MAX_VECTOR = 8
 
 
@@ -60,6 +63,8 @@ def splitk_reduce(
     vector, columns = output_vector(mD, MAX_VECTOR), mD.shape[1]
     if isinstance(epilogue, GatedEpilogue):
         vector, columns = gated_rows.vector_of(mD, MAX_VECTOR), 2 * columns
+    elif isinstance(epilogue, ReducedEpilogue):
+        vector = SPLIT_REDUCTION_TILE // THREADS[1]
     spec = ReduceSpec(vector, split_k, epilogue, early)
     tile = (THREADS[0], THREADS[1] * spec.vector)
     tiles = Tiles(cute.ceil_div(mD.shape[0], tile[0]), cute.ceil_div(columns, tile[1]))
@@ -100,6 +105,7 @@ def splitk_reduce_kernel(
     if cutlass.const_expr(spec.early):
         cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
     partials = [load_operand(mP, tDcD, shape) for mP in split_views(mW, shape, spec.split_k)]
+    operands, reduced = without_partials(spec.epilogue, operands)
     operands = running_maxima(operands)
     mZ = None
     if cutlass.const_expr(isinstance(spec.epilogue, GatedEpilogue)):
@@ -113,6 +119,26 @@ def splitk_reduce_kernel(
         gated_rows.store(z, tDcD, spec.epilogue, mD, mZ)
     else:
         tDrD = cute.make_rmem_tensor(tDcD.shape, mD.element_type)
-        tDrD.store(apply_epilogue(spec.epilogue, total, values).to(mD.element_type))
+        result = apply_epilogue(inner_of(spec.epilogue), total, values)
+        tDrD.store(result.to(mD.element_type))
         store_vectors(tDrD, tDcD, mD, spec.vector)
+        if cutlass.const_expr(reduced is not None):
+            _reduce_tile(spec.epilogue, reduced, Staged(result, cD[0], shape), tidx)
     publish_maxima(operands)
+
+
+@cute.jit
+def _reduce_tile(
+    epilogue: cutlass.Constexpr, partials: cute.Tensor, tile: cutlass.Constexpr[Staged], tidx: Int32
+):
+    """Reduces the CTA's tile, of which each thread has one element. `tile.values`: that element."""
+    rows, columns = THREADS
+    layout = cute.make_layout(THREADS, stride=(columns + 1, 1))
+    values = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, byte_alignment=16)
+    element = cute.make_rmem_tensor(1, Float32)
+    element.store(tile.values.reshape(1))
+    values[tidx // columns, tidx % columns] = element[0]
+    cute.arch.sync_threads()
+    m, n, _ = tile.origin
+    part = m // rows if cutlass.const_expr(epilogue.over == "m") else n // columns
+    reduce_staged(epilogue, partials, tile._replace(values=values), part, rows * columns, tidx)

@@ -15,6 +15,7 @@ from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.config.promotion import Promotion
+from kernels_dsl.config.reductions import CallReduction
 from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.operation import Arguments, Named
@@ -94,7 +95,7 @@ class GemmArguments(DenseArguments):
     batch_invariant: bool = False
     out: torch.Tensor | None = None
 
-    operands = ("alpha", "beta", "c", "bias", "residual")
+    operands: ClassVar[tuple[str, ...]] = ("alpha", "beta", "c", "bias", "residual")
 
     def refuse_gradients(self) -> None:
         """ValueError where gradients are asked for that do not exist."""
@@ -127,7 +128,8 @@ class GemmCall:
     `groups`: None, or of how many groups of rows a and D consist, each with a matrix of b; the operand before
     all others says where they end, with `GROUP_ENDS` for modes. `batch_invariant`: the order of an element's
     sum depends on neither M, the batch nor any alignment. `gated`: D has N / 2 columns, one for two
-    neighbours of the product."""
+    neighbours of the product. `reduction`: D is reduced too, to float32 numbers, whose place is the
+    last operand."""
 
     m: int
     n: int
@@ -141,6 +143,7 @@ class GemmCall:
     groups: int | None = None
     batch_invariant: bool = False
     gated: bool = False
+    reduction: CallReduction | None = None
 
     @property
     def not_epilogue(self) -> int:

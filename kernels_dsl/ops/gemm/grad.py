@@ -20,6 +20,7 @@ from kernels_dsl.blocks.epilogue.gates import GATES
 from kernels_dsl.checks.eager_path import needs_dispatcher
 
 _FACTORS = 2  # a, b
+Saved = tuple[torch.Tensor | None, ...]
 _AGAIN = ("bias_axis", "alpha", "beta", "family", "batch_invariant")
 """Options with which a product is computed again."""
 
@@ -46,17 +47,17 @@ def refuse_functions(epilogue: Any, activation: str | None) -> None:
 
 
 def keep_for_backward(
-    ctx: Any, inputs: Sequence[Any], keywords: dict[str, Any], factors: int, call: Any = None
+    ctx: Any, inputs: Sequence[Any], keywords: dict[str, Any], factors: int, call: Any = None, own: Saved = ()
 ) -> None:
     """Keeps what gradients need of a call: of an operator, or of a node, whose first argument is `call`.
 
     `inputs`: so many factors, c, bias, residual and the epilogue's arguments. `keywords`: those of the
-    operator. ValueError for a function without a derivative.
+    operator. `own`: tensors to save after all others. ValueError for a function without a derivative.
     """
     refuse_functions(keywords.get("epilogue"), keywords["activation"])
     c, bias, residual = (*inputs[factors:], None, None, None)[:3]  # a gated product has no residual
     again = keywords["activation"] is not None  # the product is computed again
-    ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None)
+    ctx.save_for_backward(*inputs[:factors], c if again else None, bias if again else None, *own)
     ctx.keywords, ctx.call = keywords, call
     ctx.like = [None if x is None else (x.shape, x.dtype) for x in (c, bias, residual)]
 
@@ -147,7 +148,7 @@ def _product(
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of (a, b, c, bias, residual), None for those that are not needed, as many as there were
     arguments."""
-    a, b, c, bias = ctx.saved_tensors
+    a, b, c, bias, *_ = ctx.saved_tensors
     keywords, needed = ctx.keywords, needed_of(ctx, _FACTORS)
     operators = operators_for(ctx, (gradient, a, b, c, bias))
 

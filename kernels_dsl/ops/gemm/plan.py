@@ -38,11 +38,10 @@ _PARTIAL_ALIGN = TMA_ALIGN // 4  # float32 elements
 class Plan:
     """The launches of a call.
 
-    `run(a, b, out, operands)` returns D; with `out` None it allocates D. `operands(values)` makes the
-    epilogue's operands from (alpha, beta, c, bias, residual, *epilogue_args), alpha and beta as floats; None
-    where the epilogue has none. `decision` is
-    None where nothing is launched. `extents`: bytes that out, a, b and the extra
-    arguments span, 0 for one that is not given or no tensor.
+    `run(a, b, out, operands)` returns D, or D and its reduction; with `out` None it allocates D.
+    `operands(values)` makes the epilogue's operands from (alpha, beta, c, bias, residual, *epilogue_args),
+    alpha and beta as floats; None where the epilogue has none. `decision` is None where nothing is launched.
+    `extents`: bytes that out, a, b and the extra arguments span, 0 for one that is not given or no tensor.
     """
 
     run: Run
@@ -51,10 +50,12 @@ class Plan:
     extents: tuple[int, ...]
 
 
-def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
+def build(
+    call: GemmCall, arguments: DenseArguments, target: Target, launch_of: type[Launch] | None = None
+) -> Plan:
     """A plan for calls like this one, of these arguments. Compiles at its first run; launches nothing itself.
 
-    ValueError where a forced `family` or `config` cannot compute the call.
+    `launch_of` makes its launch. ValueError where a forced `family` or `config` cannot compute the call.
     """
     a, b, out, config, family = arguments.a, arguments.b, arguments.out, arguments.config, arguments.family
     spans = (out, a, b, *arguments.operand_values()[2:])
@@ -64,7 +65,7 @@ def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
     if 0 in call.d_shape or call.groups == 0:
         return Plan(_allocating(call, lambda _a, _b, out, _operands: out), None, None, extents)
     if call.k == 0:
-        return replace(_plan_for_empty_k(call, arguments, target), extents=extents)
+        return replace(_plan_for_empty_k(call, arguments, target, launch_of), extents=extents)
     layouts = (matrix_layout(a), matrix_layout(b), _output_layout(call, out))
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
@@ -72,7 +73,7 @@ def build(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
     decision = decide(call, stored_layouts(layouts, arguments), target, config, family)
     prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
     prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
-    launch = _Launch(call, decision, target)
+    launch = (launch_of or Launch)(call, decision, target)
     view_d = _restrided(layouts[2].strides)
     if prepare_a is prepare_b is view_d is None and not staged:
         run = _bare(launch, a.device)
@@ -102,7 +103,9 @@ def _output_layout(call: GemmCall, out: torch.Tensor | None) -> MatrixLayout:
     return matrix_layout(out)
 
 
-def _plan_for_empty_k(call: GemmCall, arguments: DenseArguments, target: Target) -> Plan:
+def _plan_for_empty_k(
+    call: GemmCall, arguments: DenseArguments, target: Target, launch_of: type[Launch] | None
+) -> Plan:
     """K = 0: D is the epilogue of zeros, which the product of operands that hold zeros gives."""
     if arguments.config is not None and arguments.config.split_k > 1:
         reason = f"split_k is {arguments.config.split_k}, must be 1 where K is 0"
@@ -114,7 +117,7 @@ def _plan_for_empty_k(call: GemmCall, arguments: DenseArguments, target: Target)
         return like.new_zeros(shape)
 
     of_zeros = replace(arguments, a=zeros(arguments.a, -1), b=zeros(arguments.b, -2))  # type: ignore[type-var]
-    inner = build(replace(call, k=_EMPTY_K), of_zeros, target)
+    inner = build(replace(call, k=_EMPTY_K), of_zeros, target, launch_of)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: Operands) -> torch.Tensor:
         return inner.run(zeros(a, -1), zeros(b, -2), out, operands)
@@ -122,7 +125,7 @@ def _plan_for_empty_k(call: GemmCall, arguments: DenseArguments, target: Target)
     return Plan(run, inner.operands, inner.decision, inner.extents)
 
 
-class _Launch:
+class Launch:
     """Launches the kernel, or for split-K both kernels, of one plan; compiles them at the first call."""
 
     def __init__(self, call: GemmCall, decision: Decision, target: Target) -> None:
@@ -245,7 +248,7 @@ def preparation(
     return copied
 
 
-def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, view_d: Step | None) -> Run:
+def _prepared(launch: Launch, prepare_a: Step | None, prepare_b: Step | None, view_d: Step | None) -> Run:
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
         launch(
             a if prepare_a is None else prepare_a(a),
@@ -258,7 +261,7 @@ def _prepared(launch: _Launch, prepare_a: Step | None, prepare_b: Step | None, v
     return run
 
 
-def _bare(launch: _Launch, device: torch.device) -> Run:
+def _bare(launch: Launch, device: torch.device) -> Run:
     """The run of a plan that only launches, D allocated where the caller gave none: one frame of Python."""
     kernel: Callable[..., Any] | None = None
     max_ctas = launch.max_ctas

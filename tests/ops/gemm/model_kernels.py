@@ -12,7 +12,9 @@ import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.blocks.epilogue.gates import GATES, GatedEpilogue
-from kernels_dsl.config.gemm import WRITTEN, EntryLayout
+from kernels_dsl.blocks.reduce.reductions import REDUCTIONS, ReducedEpilogue
+from kernels_dsl.config.gemm import PARTIALS, WRITTEN, EntryLayout
+from kernels_dsl.config.reductions import CHUNK
 from kernels_dsl.ops.target import Target
 from lowering.signature import tensor_class
 from reference.gemm import activation_function, round_to_tf32
@@ -60,7 +62,9 @@ class ModelKernels:
             if self._classes(values) != classes:  # as a launch refuses other addresses than it knows
                 raise ValueError("Misaligned Tensor data: another signature than compiled for")
             self.launches.append((name, constexprs))
-            if name == "splitk_reduce":
+            if name == "reduce_parts":
+                self._combine(*values, **constexprs)
+            elif name == "splitk_reduce":
                 self._reduce(*values, **constexprs)
             else:
                 self._gemm(name, *values, **constexprs)
@@ -139,12 +143,35 @@ class ModelKernels:
         if isinstance(epilogue, GatedEpilogue):
             ModelKernels._store_gated(acc, d, operands, epilogue, layout)
             return
+        if isinstance(epilogue, ReducedEpilogue):
+            ModelKernels._store_reduced(acc, d, operands, epilogue, layout)
+            return
         values = tuple(_operand(x, modes, d.shape) for x, modes in zip(operands, layout.operand_modes))
         d.copy_(
             _evaluate(epilogue, acc, values).reshape(d.shape)
             if d.dim() == 2
             else _evaluate(epilogue, acc, values)
         )
+
+    @staticmethod
+    def _store_reduced(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
+        *operands, partials = operands
+        *modes, kept = layout.operand_modes
+        assert kept == PARTIALS and partials.dtype == torch.float32
+        values = tuple(_operand(x, m, d.shape) for x, m in zip(operands, modes))
+        result = _evaluate(epilogue.inner, acc, values)
+        d.copy_(result.reshape(d.shape))
+        dim = -1 if (epilogue.over == "n") != layout.swap else -2
+        row, result = REDUCTIONS[epilogue.reduction], result.expand(-1, *d.shape[-2:])
+        # The first part has all of it: how lines are cut is the kernels' own.
+        partials.fill_(float("-inf") if row.identity is None else row.identity)
+        partials[:, 0] = row.exact(result.float(), dim)
+
+    def _combine(self, partials: torch.Tensor, reduced: torch.Tensor, *, reduction: str) -> None:
+        row = REDUCTIONS[reduction]
+        for j, chunk in enumerate(partials.split(CHUNK, dim=1)):
+            reduced[:, j] = chunk.sum(1) if row.summed else chunk.amax(1)
+        assert reduced.shape[1] == -(-partials.shape[1] // CHUNK)
 
     @staticmethod
     def _store_gated(acc: Any, d: Any, operands: Any, epilogue: Any, layout: EntryLayout) -> None:
