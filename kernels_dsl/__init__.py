@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_dsl._version import __version__
 
 if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
+    from kernels_dsl.advice.advise import advise as advise
     from kernels_dsl.autotune import autotune_gemm as autotune_gemm
     from kernels_dsl.blocks.epilogue.functions import LinearEpilogue as LinearEpilogue
     from kernels_dsl.config.attention import Sm90AttentionConfig as Sm90AttentionConfig
@@ -79,6 +80,7 @@ _PUBLIC = {
     "gemm": "kernels_dsl.ops.gemm.gemm",
     "supports": "kernels_dsl.ops.gemm.gemm",
     "autotune_gemm": "kernels_dsl.autotune",
+    "advise": "kernels_dsl.advice.advise",
     "gemm_gated": "kernels_dsl.ops.gemm.gated",
     "gemm_gated_supports": "kernels_dsl.ops.gemm.gated",
     "gemm_reduce": "kernels_dsl.ops.gemm.reduced",

@@ -13,6 +13,7 @@ import torch
 
 from kernels_dsl.aot.attention import iter_attention
 from kernels_dsl.aot.bsr import iter_bsr
+from kernels_dsl.aot.common import OPS as COMMON_OPS
 from kernels_dsl.aot.common import common_kernels
 from kernels_dsl.aot.fp8 import iter_fp8
 from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
@@ -139,7 +140,7 @@ def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
         yield from _MAKERS[op](arch)
 
 
-def iter_common(arch: str, ops: Sequence[str] = ("gemm", "attention")) -> Iterator[Kernel]:
+def iter_common(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:
     """The kernels that most programs need, see `common`; none for ops without such a list.
 
     ValueError for an unknown op or an architecture without kernels.

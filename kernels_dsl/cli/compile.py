@@ -36,9 +36,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--op", action="append", choices=kernels.OPS, help="may be repeated; default: all")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
-    parser.add_argument(
-        "--common", action="store_true", help="only what most programs need: bf16 and fp16 GEMM, attention"
-    )
+    parser.add_argument("--common", action="store_true", help="only what most programs need of each op")
     parser.add_argument("--jobs", type=int, default=_jobs(), help="processes (%(default)s)")
     parser.add_argument("--bundle", type=Path, help="also write the kernels to this file, to carry elsewhere")
     parser.add_argument("--sign", type=Path, help="an SSH key to sign the bundle with; needs ssh-keygen")
@@ -157,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--jobs is {args.jobs}, must be at least 1")
     if args.sign is not None and args.bundle is None:
         raise UsageError("--sign is for the file that --bundle writes: name one")
-    selection = Selection(args.arch, _ops(args), args.name, args.common)
+    selection = Selection(args.arch, tuple(args.op or kernels.OPS), args.name, args.common)
     chosen = selection.kernels()
     if args.list:
         print("\n".join(kernel.name for kernel in chosen))
@@ -186,18 +184,6 @@ def run(args: argparse.Namespace) -> int:
     if spilling:
         raise CheckFailed(f"{len(spilling)} kernels spill registers: {', '.join(spilling)}")
     return 0
-
-
-def _ops(args: argparse.Namespace) -> tuple[str, ...]:
-    """The ops that are asked for. UsageError: one that has no common kernels, with --common."""
-    from kernels_dsl.aot.common import OPS
-
-    for op in args.op or () if args.common else ():
-        if op not in OPS:
-            raise UsageError(
-                f"--op is {op}, which has no list for --common; those that have: {', '.join(OPS)}"
-            )
-    return tuple(args.op or (OPS if args.common else kernels.OPS))
 
 
 def write_bundle(path: Path, keys: list[str], sign: Path | None) -> None:

@@ -1,7 +1,7 @@
-"""The tuner's record: which configuration was measured to be the fastest for a problem on a device.
+"""Records of what was measured here, and the tuner's: which configuration was the fastest for a problem.
 
-One JSON file, read once and read again when it changed. Writers take a lock and replace the file in one
-step, so that many processes may tune at once and a reader never sees half a record.
+A record is one JSON file, read once and read again when it changed. Writers take a lock and replace the file
+in one step, so that many processes may tune at once and a reader never sees half a record.
 """
 
 from __future__ import annotations
@@ -53,17 +53,52 @@ def problem_key(problem: GemmProblem, device: Device, family: str) -> str:
     return f"{device.name}/{device.sm_count} SMs/{family}/{values}"
 
 
-class TunedRecord:
-    """Measured winners in the file `path`. A file that cannot be read counts as empty."""
+class RecordFile:
+    """Named entries, each a JSON object, in the file `path`. A file that cannot be read counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
-        self._winners: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The entry of a key, None where there is none."""
+        return self._read().get(key)
+
+    def put(self, key: str, entry: dict[str, Any]) -> None:
+        """Write an entry beside the others. OSError where that fails."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self.path.with_suffix(".lock")):
+            entries = {**self._read(), key: entry}
+            _replace(self.path, json.dumps({"format": FORMAT, "winners": entries}, indent=1, sort_keys=True))
+        self._stamp = None
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            status = self.path.stat()
+        except OSError:
+            self._stamp, self._entries = None, {}
+            return self._entries
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp != self._stamp:
+            self._stamp, self._entries = stamp, _parse(self.path)
+        return self._entries
+
+
+class TunedRecord:
+    """Measured winners in the file `path`, a `RecordFile`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
 
     def get(self, problem: GemmProblem, device: Device, family: str) -> GemmConfig | None:
         """The recorded winner, None where nothing was measured."""
-        entry = self._read().get(problem_key(problem, device, family))
+        entry = self._file.get(problem_key(problem, device, family))
         if entry is None:
             return None
         try:
@@ -73,24 +108,8 @@ class TunedRecord:
 
     def put(self, problem: GemmProblem, device: Device, config: GemmConfig, seconds: float) -> None:
         """Record `config` as the fastest of its family, at `seconds` a call. OSError where that fails."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(self.path.with_suffix(".lock")):
-            winners = dict(self._read())
-            key = problem_key(problem, device, config.family)
-            winners[key] = {"config": config_to_json(config), "seconds": seconds}
-            _replace(self.path, json.dumps({"format": FORMAT, "winners": winners}, indent=1, sort_keys=True))
-        self._stamp = None
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        try:
-            status = self.path.stat()
-        except OSError:
-            self._stamp, self._winners = None, {}
-            return self._winners
-        stamp = (status.st_mtime_ns, status.st_ino)
-        if stamp != self._stamp:
-            self._stamp, self._winners = stamp, _parse(self.path)
-        return self._winners
+        entry = {"config": config_to_json(config), "seconds": seconds}
+        self._file.put(problem_key(problem, device, config.family), entry)
 
 
 def _parse(path: Path) -> dict[str, dict[str, Any]]:

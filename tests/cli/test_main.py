@@ -177,9 +177,12 @@ def test_the_forecast_of_a_compile():
     assert compile_command.forecast(3, 8) == "about 2 s with 3 processes and 0 MiB of disk"
 
 
-def test_common_kernels_are_of_some_ops(capsys):
-    assert main(["compile", "--arch", "sm_90a", "--common", "--op", "bsr"]) == 2
-    assert "--op is bsr, which has no list for --common" in capsys.readouterr().err
+@pytest.mark.parametrize("op", ["gemm", "attention", "bsr", "fp8"])
+def test_each_op_has_common_kernels(op, capsys):
+    assert main(["compile", "--arch", "sm_90a", "--common", "--op", op, "--list"]) == 0
+    common = capsys.readouterr().out
+    assert main(["compile", "--arch", "sm_90a", "--op", op, "--list"]) == 0
+    assert 0 < len(common.splitlines()) < len(capsys.readouterr().out.splitlines())
 
 
 def test_compile_names_what_failed_and_builds_the_rest(two_kernels, capsys):

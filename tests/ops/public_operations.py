@@ -327,6 +327,7 @@ _SUPPORTS = (
 ELSEWHERE = {
     "BlockLists": "a record of tensors, which attention is given",
     "autotune_gemm": "calls gemm, on a GPU",
+    "advise": "makes its own operands",
     "BsrLinear": "calls bsr_gemm",
     "ScaledLinear": "calls scaled_linear",
     **dict.fromkeys(_SUPPORTS, "asks what a call would be refused for"),

@@ -110,7 +110,7 @@ OTHERS = {
     "autotune_gemm", "register_torch_attention", "register_transformers_attention",
     "register_transformers_paged_attention", "kernel_function", "checked", "sm_margin", "BlockLists",
     "BsrTensor", "register_epilogue", "GemmConfig", "Schedule", "Sm80AttentionConfig", "Sm90AttentionConfig",
-    "Sm80GemmConfig", "Sm90GemmConfig", "LinearEpilogue", "__version__",
+    "Sm80GemmConfig", "Sm90GemmConfig", "LinearEpilogue", "__version__", "advise",
 }  # fmt: skip
 
 

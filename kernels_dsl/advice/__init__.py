@@ -1,0 +1,1 @@
+"""Advice on which call, format and density is the fastest for a product, as measured."""
