@@ -94,6 +94,17 @@ def _dsl_is_not_patched(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"imported {sorted(found)}, which patch the DSL: run it in a process of its own")
 
 
+@pytest.fixture(autouse=True)
+def _torch_is_imported_once() -> Iterator[None]:
+    """No test drops modules of torch, as pytester does with what a run in this process imported first."""
+    yield
+    from tests.imported_once import dropped_modules
+
+    lost = dropped_modules()
+    if lost:
+        pytest.fail(f"dropped {sorted(lost)} from sys.modules: run what imports them in a process of its own")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     outcome = yield

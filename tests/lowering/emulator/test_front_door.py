@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -253,9 +254,13 @@ def test_a_number_of_schedules_is_a_whole_number(seeds: Any) -> None:
         pass
 
 
-def test_the_pytest_plugin_fails_a_test_with_the_report(pytester: pytest.Pytester) -> None:
+def test_the_pytest_plugin_fails_a_test_with_the_report(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_theirs=PLUGIN_TEST, stranger=STRANGER.read_text())
-    done = pytester.runpytest_inprocess("-p", "lowering.emulator.pytest", "-p", "no:cacheprovider")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    # In this process pytester would drop the modules of torch that the run imports first.
+    done = pytester.runpytest_subprocess("-p", "lowering.emulator.pytest", "-p", "no:cacheprovider")
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(["RACE: *", "*stranger.py:*"])
 
