@@ -131,13 +131,14 @@ def compile_host(
                 with _own_compile():
                     compiled = cute.compile(function, *args, **kwargs, options=wanted)
             object_path = folder / "kernel.o"
-            compiled.export_to_c(str(object_path), function_name=ENTRY)
+            if not for_emulator:  # which runs the host function from its IR
+                compiled.export_to_c(str(object_path), function_name=ENTRY)
         except Exception as error:
             raise CompileError(
                 f"compiling {name!r} for {arch} failed: {type(error).__name__}: {plain(error)}"
             ) from without_colours(error)
         result = Compiled(
-            object=object_path.read_bytes(),
+            object=b"" if for_emulator else object_path.read_bytes(),
             ptx=_text(compiled.__ptx__),
             cubin=_bytes(compiled.__cubin__),
             launches=launch_facts(compiled.ir_module, compiled.function_name),
