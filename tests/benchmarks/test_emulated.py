@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gemm, harness
+from benchmarks import gemm, gemm_fused, harness
 from kernels_dsl.cli import demo_gpu
 from kernels_dsl.measure import Timing
 from lowering import emulator
@@ -35,6 +35,24 @@ def test_a_benchmark_case_is_verified_and_measured(emulated):
     assert row.name == "70x40x96"
     assert row.flops == 2 * 70 * 40 * 96
     assert row.ratio("cublas") == 2.0
+
+
+@pytest.mark.parametrize("suite", gemm_fused.SUITES)
+def test_a_fused_benchmark_case_is_verified_and_measured(emulated, suite):
+    row = harness.run_case(gemm_fused.MAKERS[suite]((70, 48, 96), "bf16", ["cublas"]))
+    assert row.name == "70x48x96"
+    assert row.best_peer == "cublas"
+    assert row.ratio("cublas") == row.ratio("ours_two") == 2.0
+
+
+def test_a_wrong_reduction_fails_its_benchmark(emulated, monkeypatch):
+    import kernels_dsl
+
+    gemm_reduce = kernels_dsl.gemm_reduce
+    wrong = lambda *args, **options: gemm_reduce(*args, **options).reduced.mul_(1.01)  # noqa: E731
+    monkeypatch.setitem(kernels_dsl.__dict__, "gemm_reduce", wrong)
+    with pytest.raises(AssertionError, match="sums"):
+        harness.run_case(gemm_fused.reduced_case((70, 48, 96), "bf16", ["cublas"]))
 
 
 def test_a_wrong_kernel_fails_its_benchmark(emulated, monkeypatch):
