@@ -11,15 +11,15 @@ until it has all counters, from an empty L2 every time; clocks are left alone, s
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import common
+
+from kernels_dsl.profiling import ncu
 
 HITS, ASKED = "lts__t_sector_hit_rate.pct", "lts__t_sectors_op_read.sum"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -64,25 +64,16 @@ def run() -> None:
             torch.cuda.profiler.stop()
 
 
-def find_ncu() -> str:
-    """The path of `ncu`."""
-    found = [shutil.which("ncu")]
-    for place in ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"):
-        found += sorted(map(str, Path("/").glob(place[1:])), reverse=True)
-    here = next((path for path in found if path), None)
-    if here is None:
-        sys.exit("traffic.py: no ncu (Nsight Compute) on the path, in /usr/local/cuda*/bin or /opt/nvidia")
-    return here
-
-
 def profiled() -> str:
     """`run` under ncu; the CSV that it writes."""
+    found = ncu.find_ncu()
+    if found is None:
+        sys.exit(f"traffic.py: no ncu (Nsight Compute) on the path or in {' or '.join(ncu.PLACES)}")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
-        metrics = ",".join((HITS, ASKED, READ, WRITTEN))
-        command = [find_ncu(), "--csv", "--log-file", str(log), "--print-units", "base"]
-        command += ["--clock-control", "none", "--profile-from-start", "off", "--metrics", metrics]
-        done = subprocess.run([*command, sys.executable, __file__, "--run"], check=False)
+        program = [sys.executable, __file__, "--run"]
+        command = ncu.command(found, str(log), program, (HITS, ASKED, READ, WRITTEN))
+        done = subprocess.run(command, check=False)
         text = log.read_text() if log.exists() else ""
     if done.returncode or not text:
         sys.exit(f"traffic.py: ncu ended with {done.returncode}:\n{text}")
@@ -90,18 +81,12 @@ def profiled() -> str:
 
 
 def parse(text: str, kernels: int) -> list[dict[str, float]]:
-    """The counters of each kernel, in the order in which they ran. ncu's own remarks come before the CSV."""
-    table = text[text.find('"ID"') :].splitlines() if '"ID"' in text else []
-    found: dict[int, dict[str, float]] = {}
-    names = {}
-    for line in csv.DictReader(table):
-        number = int(line["ID"])
-        names[number] = line["Kernel Name"]
-        found.setdefault(number, {})[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
+    """The counters of each kernel, in the order in which they ran. ValueError: not `kernels` of them."""
+    found = ncu.counted(text)
     if len(found) != kernels:
-        seen = list(names.values())
+        seen = [kernel.name for kernel in found]
         raise ValueError(f"{kernels} kernels were to be counted, ncu saw {len(found)}: {seen}")
-    return [found[number] for number in sorted(found)]
+    return [kernel.values for kernel in found]
 
 
 def row(values: dict[str, float], least: int) -> list[str]:

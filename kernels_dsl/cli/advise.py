@@ -10,11 +10,10 @@ from typing import Any
 from kernels_dsl.cli.errors import UsageError
 
 
-def extents(text: str, count: int, option: str) -> tuple[int, ...]:
-    """`count` positive numbers that an option's text names, "64x64x64". UsageError where it does not."""
-    if not re.fullmatch(r"\d+(x\d+)*", text) or text.count("x") != count - 1:
-        form = "x".join("MNK" if count == 3 else "RC")
-        raise UsageError(f"{option} is {text!r}, must be {form}, as {'x'.join(['64'] * count)}")
+def extents(text: str, form: str, option: str) -> tuple[int, ...]:
+    """The positive numbers in an option's text, "64x64x64" for the form "MxNxK". UsageError: other text."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or text.count("x") != form.count("x"):
+        raise UsageError(f"{option} is {text!r}, must be {form}, as {re.sub('[A-Z]', '64', form)}")
     return tuple(map(int, text.split("x")))
 
 
@@ -39,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from kernels_dsl.advice.advise import BLOCKS, advise
     from kernels_dsl.advice.calls import DTYPES
 
-    shapes = [extents(text, 3, "--shape") for text in args.shape]
-    blocks = [extents(text, 2, "--block") for text in args.block or ()] or BLOCKS
+    shapes = [extents(text, "MxNxK", "--shape") for text in args.shape]
+    blocks = [extents(text, "RxC", "--block") for text in args.block or ()] or BLOCKS
     found = []
     for m, n, k in shapes:
         try:

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 
 from kernels_dsl._version import __version__
-from kernels_dsl.cli import advise, bench, compile, demo, doctor, inspect, load
+from kernels_dsl.cli import advise, bench, compile, demo, doctor, inspect, load, profile
 from kernels_dsl.cli.errors import CheckFailed, UsageError
 from lowering.errors import LoweringError
 
-_COMMANDS = (demo, doctor, compile, load, inspect, advise, bench)
+_COMMANDS = (demo, doctor, compile, load, inspect, advise, bench, profile)
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as a shell reports it
 
 

@@ -95,7 +95,7 @@ def test_compile_leaves_the_log_as_it_was(two_kernels, monkeypatch):
 
 
 def test_every_command_has_help(capsys):
-    for command in ("demo", "doctor", "compile", "load", "inspect", "bench"):
+    for command in ("demo", "doctor", "compile", "load", "inspect", "advise", "bench", "profile"):
         with pytest.raises(SystemExit) as stopped:
             build_parser().parse_args([command, "--help"])
         assert stopped.value.code == 0
