@@ -47,7 +47,7 @@ class Draw:
             self._calls = random.Random(case_seed("fuzz calls", family, settings.seed, number))
         self._arch_seed = case_seed("fuzz arch", family, settings.seed, block)
         self._values = 0
-        self._family = family
+        self.family = family
 
     def arch(self) -> str:
         """The architecture that the case runs on: the GPU's, or one to emulate."""
@@ -63,7 +63,7 @@ class Draw:
     def value_seed(self) -> int:
         """A new seed for the contents of a tensor."""
         self._values += 1
-        return case_seed("fuzz values", self._family, self.settings.seed, self.number, self._values)
+        return case_seed("fuzz values", self.family, self.settings.seed, self.number, self._values)
 
     def extent(self, pool: Sequence[int], multiple: int = 1, zero: float = 0.03) -> int:
         """An extent from `pool`, rounded up to a multiple; 0 now and then."""

@@ -202,7 +202,7 @@ def _config(draw: Draw) -> GemmConfig | None:
     return config
 
 
-def _extents(draw: Draw, few: bool) -> tuple[int, int, int]:
+def draw_extents(draw: Draw, few: bool) -> tuple[int, int, int]:
     """(M, N, K). Their multiples are the kernel's choices, so that cases of a block share alignments.
 
     few: a block of cases has a few shapes, as the operation chooses a configuration for each.
@@ -244,7 +244,7 @@ def draw_dense(draw: Draw) -> DenseCase:
     # What activations other than relu do to integers is no longer exact: such a kernel gets normal values.
     activation = pick.choice(_ACTIVATIONS) if function is None else None
     exact = exact and activation in (None, "relu")
-    m, n, k = _extents(draw, few=config is None)
+    m, n, k = draw_extents(draw, few=config is None)
     out = draw.layout(rank, negate=False, expand=False) if planted or pick.random() < 0.75 else None
     a, b = draw.layout(rank_a), draw.layout(rank_b)
     shared = rank_a == rank_b and pick.random() < 0.04 and batches[0] == batches[1]
