@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tests.fuzz import attention_configs as configs
-from tests.fuzz import attention_torch
+from tests.fuzz import attention_torch, margin
 from tests.fuzz.attention_dense import draw_dense
+from tests.fuzz.attention_flash import NAMES as FLASH_NAMES
+from tests.fuzz.attention_flash import draw_flash
 from tests.fuzz.attention_gradient import draw_gradient
 from tests.fuzz.attention_gradient_packed import draw_packed_gradient
 from tests.fuzz.attention_huge import draw_huge
@@ -14,8 +16,8 @@ from tests.fuzz.attention_torch import draw_integration
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 
-_PACKED_ODDS = 0.33
-_GRADIENT_ODDS, _PACKED_GRADIENT_ODDS = 0.12, 0.06
+_ODDS = ((draw_packed, 0.33), (draw_gradient, 0.09), (draw_packed_gradient, 0.06), (draw_flash, 0.03))
+"""Of the cases that are not of PyTorch's calls; the others are of dense batches."""
 _INTEGRATION_ODDS = 0.03
 _HUGE_ODDS = 0.002
 _REFUSAL_ODDS = 0.03
@@ -31,14 +33,16 @@ def generate(draw: Draw) -> Case:
         return draw_refusal(draw)
     if draw.settings.device == "cuda" and rare > 1 - _HUGE_ODDS:
         return draw_huge(draw)
-    if kind < _PACKED_ODDS:
-        return draw_packed(draw)
-    if kind < _PACKED_ODDS + _GRADIENT_ODDS:
-        return draw_gradient(draw)
-    if kind < _PACKED_ODDS + _GRADIENT_ODDS + _PACKED_GRADIENT_ODDS:
-        return draw_packed_gradient(draw)
+    return margin.perhaps(draw, _without_refusal(draw, kind))
+
+
+def _without_refusal(draw: Draw, kind: float) -> Case:
     if kind > 1 - _INTEGRATION_ODDS:
         return draw_integration(draw)
+    for make, odds in _ODDS:
+        if kind < odds:
+            return make(draw)
+        kind -= odds
     return draw_dense(draw)
 
 
@@ -49,7 +53,7 @@ def expected_features(settings: Settings) -> list[str]:
     found += ["gradient of attention", "gradient of log-sum-exp", "gradient in free order"]
     found += ["gradient of packed sequences", "packed gradient of log-sum-exp"]
     found += ["gradient with BlockLists", "packed gradient with BlockLists"]
-    found += ["mode plain", *attention_torch.names(settings)]
+    found += [*FLASH_NAMES, "sm_margin", "mode plain", *attention_torch.names(settings)]
     if settings.device == "cuda":
         found += ["mode stream", "mode threads", "mode graph", "beyond 2^31 elements"]
     for family in configs.families(settings.arch):

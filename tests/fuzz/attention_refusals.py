@@ -31,7 +31,7 @@ class Refusal:
     checked: bool = False
 
 
-def _setting(
+def setting(
     name: str, make: Callable[[Arguments], Any], named: str | None = None, checked: bool = False
 ) -> Refusal:
     """Argument `name` becomes what `make` returns."""
@@ -48,7 +48,8 @@ def _lists(rows: int, **changes: Any) -> Callable[[Arguments], BlockLists]:
     return make
 
 
-def _int32(*values: int) -> Callable[[Arguments], torch.Tensor]:
+def int32(*values: int) -> Callable[[Arguments], torch.Tensor]:
+    """Makes an int32 tensor on q's device."""
     return lambda arguments: torch.tensor(values, dtype=torch.int32, device=arguments["q"].device)
 
 
@@ -57,61 +58,61 @@ def _config(pack: int, tile_m: int) -> Callable[[Arguments], Any]:
 
 
 DENSE = {
-    "out is q": _setting("out", lambda a: a["q"]),
-    "out overlaps itself": _setting("out", lambda a: a["q"].new_empty(1).expand(a["q"].shape)),
-    "out of another shape": _setting("out", lambda a: torch.empty_like(a["q"])[:, :-1]),
-    "out that torch negates": _setting("out", lambda a: torch._neg_view(torch.empty_like(a["q"]))),
-    "out of another dtype": _setting("out", lambda a: torch.empty_like(a["q"], dtype=torch.float32)),
-    "q of float32": _setting("q", lambda a: a["q"].float()),
-    "k of another dtype": _setting("k", lambda a: a["k"].to(torch.float16)),
-    "k of another batch": _setting("k", lambda a: a["k"][:1]),
-    "k of another head dimension": _setting("k", lambda a: a["k"][..., :32]),
-    "v of another length": _setting("v", lambda a: a["v"][:, :-1]),
-    "heads that do not divide": _setting("q", lambda a: a["q"][:, :, :3]),
-    "head dimension of 60": _setting("v", lambda a: a["v"][..., :60]),
-    "three modes": _setting("k", lambda a: a["k"][0]),
-    "no scale": _setting("scale", lambda a: 0.0),
-    "a scale that is no number": _setting("scale", lambda a: float("nan")),
-    "softcap below 0": _setting("softcap", lambda a: -1.0),
-    "infinite softcap": _setting("softcap", lambda a: float("inf")),
-    "window below -1": _setting("window", lambda a: (-5, 0)),
-    "window of three": _setting("window", lambda a: (1, 2, 3)),
-    "alignment": _setting("alignment", lambda a: "middle"),
-    "mask of another shape": _setting("mask", lambda a: torch.ones(3, 2, device=a["q"].device)),
-    "mask of integers": _setting("mask", lambda a: torch.ones((), dtype=torch.int32, device=a["q"].device)),
-    "sinks of another shape": _setting("sinks", lambda a: torch.ones(HEADS + 1, device=a["q"].device)),
-    "rows of lists": _setting("blocks", _lists(9)),
-    "blocks of 96": _setting("blocks", _lists(1, block=(128, 96)), named="block"),
-    "index out of range": _setting("blocks", _lists(1, index=7), named="indices", checked=True),
-    "index below 0": _setting("blocks", _lists(1, index=-1), named="indices", checked=True),
-    "count too large": _setting("blocks", _lists(1, count=3), named="counts", checked=True),
-    "no such family": _setting("family", lambda a: "sm70"),
-    "configuration of narrow heads": _setting("config", _config(1, 128)),
-    "tile of 96 rows": _setting("config", _config(2, 96)),
-    "function that is none": _setting("mask_mod", lambda a: 3),
+    "out is q": setting("out", lambda a: a["q"]),
+    "out overlaps itself": setting("out", lambda a: a["q"].new_empty(1).expand(a["q"].shape)),
+    "out of another shape": setting("out", lambda a: torch.empty_like(a["q"])[:, :-1]),
+    "out that torch negates": setting("out", lambda a: torch._neg_view(torch.empty_like(a["q"]))),
+    "out of another dtype": setting("out", lambda a: torch.empty_like(a["q"], dtype=torch.float32)),
+    "q of float32": setting("q", lambda a: a["q"].float()),
+    "k of another dtype": setting("k", lambda a: a["k"].to(torch.float16)),
+    "k of another batch": setting("k", lambda a: a["k"][:1]),
+    "k of another head dimension": setting("k", lambda a: a["k"][..., :32]),
+    "v of another length": setting("v", lambda a: a["v"][:, :-1]),
+    "heads that do not divide": setting("q", lambda a: a["q"][:, :, :3]),
+    "head dimension of 60": setting("v", lambda a: a["v"][..., :60]),
+    "three modes": setting("k", lambda a: a["k"][0]),
+    "no scale": setting("scale", lambda a: 0.0),
+    "a scale that is no number": setting("scale", lambda a: float("nan")),
+    "softcap below 0": setting("softcap", lambda a: -1.0),
+    "infinite softcap": setting("softcap", lambda a: float("inf")),
+    "window below -1": setting("window", lambda a: (-5, 0)),
+    "window of three": setting("window", lambda a: (1, 2, 3)),
+    "alignment": setting("alignment", lambda a: "middle"),
+    "mask of another shape": setting("mask", lambda a: torch.ones(3, 2, device=a["q"].device)),
+    "mask of integers": setting("mask", lambda a: torch.ones((), dtype=torch.int32, device=a["q"].device)),
+    "sinks of another shape": setting("sinks", lambda a: torch.ones(HEADS + 1, device=a["q"].device)),
+    "rows of lists": setting("blocks", _lists(9)),
+    "blocks of 96": setting("blocks", _lists(1, block=(128, 96)), named="block"),
+    "index out of range": setting("blocks", _lists(1, index=7), named="indices", checked=True),
+    "index below 0": setting("blocks", _lists(1, index=-1), named="indices", checked=True),
+    "count too large": setting("blocks", _lists(1, count=3), named="counts", checked=True),
+    "no such family": setting("family", lambda a: "sm70"),
+    "configuration of narrow heads": setting("config", _config(1, 128)),
+    "tile of 96 rows": setting("config", _config(2, 96)),
+    "function that is none": setting("mask_mod", lambda a: 3),
     "aux of booleans": Refusal("aux", lambda a: a.update(mask_mod=near, aux=(a["q"] > 0,))),
 }  # fmt: skip
 PACKED = {
-    "max_seqlen_q below 0": _setting("max_seqlen_q", lambda a: -1),
-    "sums of int64": _setting("cu_seqlens_q", lambda a: a["cu_seqlens_q"].long()),
-    "another number of sums": _setting("cu_seqlens_k", lambda a: a["cu_seqlens_k"][:-1]),
-    "another number of used keys": _setting("seqused_k", _int32(1)),
+    "max_seqlen_q below 0": setting("max_seqlen_q", lambda a: -1),
+    "sums of int64": setting("cu_seqlens_q", lambda a: a["cu_seqlens_q"].long()),
+    "another number of sums": setting("cu_seqlens_k", lambda a: a["cu_seqlens_k"][:-1]),
+    "another number of used keys": setting("seqused_k", int32(1)),
     "a mask without max_seqlen_k": Refusal(
         "max_seqlen_k", lambda a: a.update(mask=torch.ones((), dtype=torch.bool, device=a["q"].device))
     ),
-    "out of four modes": _setting("out", lambda a: a["q"][None].clone()),
-    "sums that fall": _setting("cu_seqlens_q", _int32(0, 4, 3), checked=True),
-    "rows of no sequence without out": _setting("cu_seqlens_q", _int32(0, 4, 6), checked=True),
-    "sums beyond the rows": _setting("cu_seqlens_k", _int32(0, 4, 99), checked=True),
-    "a sequence that is too long": _setting("max_seqlen_q", lambda a: 1, checked=True),
-    "more keys used than there are": _setting("seqused_k", _int32(1, 9), checked=True),
+    "out of four modes": setting("out", lambda a: a["q"][None].clone()),
+    "sums that fall": setting("cu_seqlens_q", int32(0, 4, 3), checked=True),
+    "rows of no sequence without out": setting("cu_seqlens_q", int32(0, 4, 6), checked=True),
+    "sums beyond the rows": setting("cu_seqlens_k", int32(0, 4, 99), checked=True),
+    "a sequence that is too long": setting("max_seqlen_q", lambda a: 1, checked=True),
+    "more keys used than there are": setting("seqused_k", int32(1, 9), checked=True),
 }
 TORCH = {
-    "dropout": _setting("dropout_p", lambda a: 0.1),
+    "dropout": setting("dropout_p", lambda a: 0.1),
     "a mask beside is_causal": Refusal(
         "attn_mask", lambda a: a.update(is_causal=True, attn_mask=torch.ones((), device=a["query"].device))
     ),
-    "heads without enable_gqa": _setting("enable_gqa", lambda a: False, named="key"),
+    "heads without enable_gqa": setting("enable_gqa", lambda a: False, named="key"),
 }
 OPERATIONS = {
     "attention": DENSE,
