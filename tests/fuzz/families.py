@@ -9,7 +9,7 @@ from typing import Any
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 
-FAMILIES = ("gemm", "attention", "fp8", "bsr")
+FAMILIES = ("gemm", "attention", "fp8", "bsr", "serving")
 
 
 def module_of(family: str) -> Any:

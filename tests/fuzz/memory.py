@@ -65,7 +65,7 @@ class MemoryFault(AssertionError):
 class _Block:
     """A buffer with the one view that a call knows. `fill` makes an input's contents, by generation; None for
     an output. `written` says which elements of an output the call must write (bool, of the view's shape); the
-    others must stay. `expected`: what `freeze` saw."""
+    others must stay; with `fill`, of a tensor that it may change. `expected`: what `freeze` saw."""
 
     name: str
     buffer: torch.Tensor
@@ -74,6 +74,11 @@ class _Block:
     fill: Callable[[int], torch.Tensor] | None = None
     written: Callable[[], torch.Tensor] | None = None
     expected: torch.Tensor | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """A call may write elements of it."""
+        return self.fill is None or self.written is not None
 
     def store(self, generation: int) -> None:
         """Write the contents of `generation` into an input."""
@@ -118,15 +123,27 @@ class Arena:
         self._blocks.append(_Block(name, buffer, view, layout, None, written))
         return view
 
+    def changed(
+        self,
+        name: str,
+        fill: Callable[[int], torch.Tensor],
+        written: Callable[[], torch.Tensor],
+        layout: Layout = PLAIN,
+    ) -> torch.Tensor:
+        """A tensor that a call reads, and of which it may write the elements of `written()` alone."""
+        view = self.input(name, fill, layout)
+        self._blocks[-1].written = written
+        return view
+
     def freeze(self) -> None:
         """Remember every byte, for `check`."""
         for block in self._blocks:
             block.expected = block.buffer.clone()
 
     def poison_outputs(self) -> None:
-        """Fill all outputs with poison again, before the call is repeated."""
+        """Fill all outputs with poison again, before the call is repeated, and what it changed as it was."""
         for block in self._blocks:
-            if block.fill is None:
+            if block.may_change:
                 assert block.expected is not None
                 block.buffer.copy_(block.expected)
 
@@ -146,10 +163,11 @@ class Arena:
         """Raise MemoryFault where a call wrote what is not its own, or left elements of outputs unwritten."""
         for block in self._blocks:
             mine = torch.zeros_like(bits(block.buffer), dtype=torch.bool)
-            if block.fill is None and block.view.numel():
+            if block.may_change and block.view.numel():
                 of_view = mine.as_strided(block.view.shape, block.view.stride(), block.view.storage_offset())
                 of_view.copy_(True if block.written is None else block.written().to(self.device))
-                self._check_written(block, of_view)
+                if block.fill is None:
+                    self._check_written(block, of_view)
             self._compare(block, mine)
 
     def _check_written(self, block: _Block, must: torch.Tensor) -> None:

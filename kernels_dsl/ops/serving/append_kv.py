@@ -37,8 +37,8 @@ def append_kv(
     cache_seqlens[b] + s. block_table: int32 (B, n), the pages of each sequence; without it sequence b has
     page b. It is not changed.
 
-    A place outside the cache is not written; inside `kernels_dsl.checked()` it is an error, as are two tokens
-    in one slot, of which either may be kept.
+    A place outside the cache is not written, nor is a sequence with a length below 0; inside
+    `kernels_dsl.checked()` they are errors, as are two tokens in one slot, of which either may be kept.
 
     k_scale, v_scale: with fp8 caches, float32 (), or (H,) for one a head: k / k_scale is stored, rounded to
     nearest even and saturated. None is 1. fp8 needs compute capability 8.9.
