@@ -13,14 +13,37 @@ from tests.fuzz import pool
 from tests.fuzz.case import Outcome, Settings, Status
 from tests.fuzz.draw import Draw, cases_a_kernel
 from tests.fuzz.families import FAMILIES, generate, module_of
+from tests.fuzz.gemm_reduced import draw_reduced
 from tests.fuzz.memory import Arena, Layout, MemoryFault
 from tests.fuzz.planted import FAULTS
+from tests.fuzz.ritual import run_case
+from tests.fuzz.serving_append import draw_append
+from tests.fuzz.serving_decode import draw_decode
+from tests.fuzz.serving_merge import draw_merge
 from tests.fuzz.worker import run_one
 
 QUIET = Settings(device="cpu", small=True, plant="none")
 PLANTED_FAMILIES = ("gemm", "attention")
-IN_PROCESS = tuple(fault for fault in FAULTS if fault not in ("crash", "hang"))
+IN_PROCESS = tuple(fault for fault in FAULTS if fault not in ("dropped_part", "crash", "hang"))
 ENDS = {"crash": "ended with status -11", "hang": "hung"}
+
+OPERATIONS = {
+    "gemm_reduce": (
+        draw_reduced, ("dropped_part", "write_beside", "unwritten", "unequal_repeats", "input_changed"),
+    ),
+    "merge_states": (draw_merge, ("dropped_part", "unequal_repeats", "input_changed")),
+    "attention_decode": (
+        draw_decode, ("dropped_k_tile", "write_beside", "unwritten", "unequal_repeats", "input_changed"),
+    ),
+    "append_kv": (draw_append, ("write_beside", "unwritten")),
+}  # fmt: skip
+"""An operation's cases, and the faults that `planted` has for it."""
+
+
+def _run(operation: str, fault: str, count: int) -> list[Outcome]:
+    settings, draw = _planted(fault), OPERATIONS[operation][0]
+    cases = [draw(Draw(operation, number, settings)) for number in range(count)]
+    return [run_case(number, case, settings) for number, case in enumerate(cases)]
 
 
 def _planted(fault: str) -> Settings:
@@ -41,6 +64,21 @@ def test_a_planted_fault_is_caught(family, fault):
     caught = [x for x in outcomes if x.status is Status.FAILED]
     # Cases in which the fault has no effect pass: empty results, results without out=, runs of one call.
     assert len(caught) >= 8, f"{len(caught)} of {len(outcomes)} cases saw {fault}"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_right_operations_beside_products_and_on_caches_raise_no_alarm(operation):
+    outcomes = _run(operation, "none", 24)
+    assert [x.detail for x in outcomes if x.status is Status.FAILED] == []
+    assert sum(x.status is Status.PASSED for x in outcomes) > 18
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault"), [(name, fault) for name, (_, faults) in OPERATIONS.items() for fault in faults]
+)
+def test_a_fault_planted_in_one_operation_is_caught(operation, fault):
+    caught = [x for x in _run(operation, fault, 16) if x.status is Status.FAILED]
+    assert len(caught) >= 6, f"{len(caught)} of 16 cases saw {fault}"
 
 
 @pytest.mark.parametrize("fault", ENDS)
