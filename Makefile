@@ -16,7 +16,7 @@ help:
 	@echo "make demo     compile the kernels; with a GPU: run, check and time them"
 	@echo "make test     the tests, one process a core; with a GPU: the GPU tests too"
 	@echo "make test-fast  structure, checks of arguments, configurations, lowering: a minute"
-	@echo "make fuzz     two minutes of random calls in the emulator, checked byte by byte"
+	@echo "make fuzz     two and a half minutes of random calls in the emulator, checked byte by byte"
 	@echo "make lint     ruff and mypy"
 	@echo "make docs     the documentation as a site, in build/site; warnings are errors"
 	@echo "make bench    the benchmarks (needs a GPU)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fuzz_gpu.sh OUT [CASES] [SANITIZED] [SECONDS] [PYTHON]: the long run of docs/reliability.md on the GPUs of this machine:
-# CASES (default 10000) of every family, then SANITIZED (500) of each under compute-sanitizer; the four families run
+# CASES (default 10000) of every family, then SANITIZED (500) of each under compute-sanitizer; the families run
 # side by side. SECONDS: at most so long for either half (default 0: until done). In the environment: SEED (0), of which
 # a new one finds what an old one cannot; FIRST, the number of the first case, to go on; FIRST_gemm and so on, for one
 # family. Counts, coverage and failures go to OUT/*.json.
@@ -9,8 +9,8 @@ out=$(realpath -m "${1:?usage: fuzz_gpu.sh OUT [CASES] [SANITIZED] [SECONDS] [PY
 cases=${2:-10000} sanitized=${3:-500} seconds=${4:-0} python=${5:-python3}
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
-families=(gemm attention fp8 bsr)
-declare -A share=([gemm]=2 [attention]=6 [fp8]=5 [bsr]=3) # of sixteen cores, by what their cases take
+families=(gemm attention fp8 bsr serving)
+declare -A share=([gemm]=2 [attention]=5 [fp8]=4 [bsr]=2 [serving]=3) # of sixteen cores, by what their cases take
 status=0
 
 side_by_side() {  # side_by_side NAME CASES [OPTION...]
