@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kernels_dsl.config.problem import Device
 from lowering.records import frozen
 
 MAX_ROWS = 64
-"""Query rows of a KV head: queries times the query heads that share it."""
+"""Query rows of a KV head (queries times the query heads that share it) that a CTA takes together."""
 STEP = 64
 """Splits begin at multiples of this many keys, counted from the first block that a window leaves."""
-SPLITS_WANTED, LONG_SPLIT, MAX_SPLITS = 16, 1024, 128
-DOUBLINGS = 18
+
+
+class Splitting(NamedTuple):
+    """Split of the keys of sequences with up to `rows` query rows a KV head: into 2^wanted_log2 splits
+    of at most `long` keys, longer sequences into at most 2^most_log2."""
+
+    rows: int
+    wanted_log2: int
+    long: int
+    most_log2: int
+
+
+MAX_KEYS = 1 << 30
+"""Of a sequence: sums of two positions stay within 32 bits."""
+ONE_SPLIT = Splitting(MAX_KEYS, 0, MAX_KEYS, 0)
+SPLITTINGS = (
+    Splitting(8, 4, 1024, 7),
+    Splitting(16, 3, 1024, 7),
+    Splitting(64, 2, 2048, 5),
+    Splitting(256, 1, 8192, 3),
+    ONE_SPLIT,
+)
+"""More rows have larger partial results: the splits grow with them."""
+MAX_SPLITS = 128
+DOUBLINGS = 24
 _RESERVED = 1024
 """Bytes of an SM's shared memory that each CTA takes beside its own."""
 _STATS = 1024
@@ -22,29 +47,48 @@ OUTPUT_PAD = 8
 twice as many."""
 
 
-def split_keys(keys: int) -> int:
-    """Keys of a split of a sequence that has `keys` in view: 64 to 1024 for 16 splits, more for at most 128.
+def splitting_of(rows: int) -> Splitting:
+    """The split of sequences with `rows` query rows a KV head."""
+    return next(found for found in SPLITTINGS if rows <= found.rows)
 
-    A function of the sequence's own length, so that the batch beside it has no part in its bits. The device
+
+def split_keys(keys: int, rows: int = 1) -> int:
+    """Keys of a split of a sequence that has `keys` in view, and `rows` query rows a KV head.
+
+    A function of the sequence's own lengths, so that the batch beside it has no part in its bits. The device
     has the same arithmetic (`blocks.attention.splits`).
     """
-    wanted = max(-(-keys // MAX_SPLITS), min(-(-keys // SPLITS_WANTED), LONG_SPLIT))
+    found = splitting_of(rows)
+    wanted = max(-(-keys >> found.most_log2), min(-(-keys >> found.wanted_log2), found.long))
     size = STEP
     for _ in range(DOUBLINGS):
         size = 2 * size if wanted > size else size
     return size
 
 
-def most_splits(keys: int) -> int:
+def most_splits(keys: int, rows: int = 1) -> int:
     """Splits of the sequence of up to `keys` keys that has the most."""
-    return max(1, min(-(-keys // STEP), SPLITS_WANTED), min(-(-keys // LONG_SPLIT), MAX_SPLITS))
+    found = splitting_of(rows)
+    return max(
+        1,
+        min(-(-keys // STEP), 1 << found.wanted_log2),
+        min(-(-keys // found.long), 1 << found.most_log2),
+    )
+
+
+def extra_part_rows(keys: int, pack: int, most_rows: int) -> int:
+    """Rows of partial results that a sequence of up to `keys` keys and `most_rows` query rows of a KV head, a
+    multiple of `pack`, has beyond one for each of its query rows."""
+    rows = [min(found.rows, most_rows) // pack * pack for found in SPLITTINGS]
+    return max(size * (most_splits(keys, size) - 1) for size in rows)
 
 
 @frozen
 class DecodeConfig:
     """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
     `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
-    fp8 caches. `kv_bytes`: of an element of the caches.
+    fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
+    items take.
     """
 
     dim: int
@@ -54,6 +98,7 @@ class DecodeConfig:
     ctas_per_sm: int
     pack: int
     kv_bytes: int = 2
+    tiled: bool = False
 
     @property
     def warps_m(self) -> int:
@@ -97,13 +142,14 @@ class DecodeConfig:
 
 
 def decode_config(dim: int, rows: int, pack: int, device: Device, kv_bytes: int = 2) -> DecodeConfig:
-    """The configuration for up to 64 `rows` of head dimension `dim`: two CTAs an SM where two stages fit.
+    """The configuration for `rows` of head dimension `dim`, 64 of them at a time: two CTAs an SM where two
+    stages fit.
 
     fp8 caches have steps of twice as many keys, as many bytes in flight, where registers allow it.
     """
     step = 64 // kv_bytes
     padded = -(-dim // step) * step
-    tile_m = next(size for size in (16, 32, MAX_ROWS) if rows <= size)
+    tile_m = next(size for size in (16, 32, MAX_ROWS) if rows <= size or size == MAX_ROWS)
     tile_n = (64 if padded <= 128 else 32) * (2 if kv_bytes == 1 and tile_m < MAX_ROWS else 1)
     one = DecodeConfig(padded, tile_m, tile_n, 2, 1, pack, kv_bytes)
     fixed = one.q_bytes + _STATS

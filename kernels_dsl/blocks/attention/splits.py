@@ -1,7 +1,8 @@
 """Splits of the keys of a batch's sequences, found from lengths on the GPU.
 
-The splits of a sequence depend on its own length alone (`config.decode.split_keys`). Work items are counted
-sequence by sequence, in each by splits, in each by KV heads, whose keys are neighbours in memory.
+The splits of a sequence depend on its own lengths alone (`config.decode.split_keys`). Work items are counted
+sequence by sequence, in each by splits, in each by KV heads, whose keys are neighbours in memory, and in each
+by tiles of query rows, which read the same keys.
 """
 
 from typing import NamedTuple
@@ -10,19 +11,43 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from kernels_dsl.blocks.attention.seqlen import row_within
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import DOUBLINGS, LONG_SPLIT, MAX_SPLITS, SPLITS_WANTED, STEP
+from kernels_dsl.config.decode import DOUBLINGS, ONE_SPLIT, SPLITTINGS, STEP, DecodeConfig
 
 LANES = 32
 
 
 class Lengths(NamedTuple):
-    """Lengths of a batch of sequences; `used` (B,) int32, None where all have `capacity` keys."""
+    """Lengths of a batch of sequences."""
 
     batch: Int32
     q_len: Int32
+    """Queries of a sequence; of packed ones the most whose results are wanted."""
     capacity: Int32
+    """The most keys of a sequence."""
     used: cute.Tensor | None
+    """(B,) int32, keys of each sequence; None: `capacity`."""
+    starts: cute.Tensor | None
+    """(B + 1,) int32, packed queries before each sequence; None: all sequences have `q_len`."""
+    tokens: Int32
+    """Queries in all."""
+
+
+class PartRoom(NamedTuple):
+    """Room for the partial results of a sequence: `each` rows for each query row, and `more`."""
+
+    each: Int32
+    more: Int32
+
+
+class Queries(NamedTuple):
+    """The queries of a sequence: how many lie before them, their number, and the query rows of a KV head
+    whose results are wanted."""
+
+    start: Int32
+    length: Int32
+    rows: Int32
 
 
 class Splits(NamedTuple):
@@ -31,6 +56,7 @@ class Splits(NamedTuple):
     No query sees a key before `visible`.
     """
 
+    queries: Queries
     k_len: Int32
     visible: Int32
     begin: Int32
@@ -63,26 +89,63 @@ def length_of(lengths: Lengths, batch: Int32) -> Int32:
 
 
 @cute.jit
+def queries_of(config: cutlass.Constexpr[DecodeConfig], lengths: Lengths, batch: Int32) -> Queries:
+    """The queries of a sequence, within the tensor of packed ones whatever `lengths.starts` holds."""
+    start, length = batch * lengths.q_len, lengths.q_len
+    if cutlass.const_expr(lengths.starts is not None):
+        start = row_within(lengths.starts[batch], lengths.tokens)
+        length = cutlass.max(row_within(lengths.starts[batch + 1], lengths.tokens) - start, Int32(0))
+    return Queries(start, length, cutlass.min(length, lengths.q_len) * config.pack)
+
+
+def tiles_of(config: DecodeConfig, lengths: Lengths, queries: Queries) -> Int32:
+    """Tiles of a KV head's query rows."""
+    if config.tiled:
+        return (queries.rows + config.rows - 1) // config.rows
+    return Int32(1) if lengths.starts is None else cutlass.min(queries.rows, Int32(1))
+
+
+def choose(condition: cutlass.Boolean, yes: Int32 | int, no: Int32 | int) -> Int32:
+    """`yes` where the condition holds, else `no`."""
+    return Int32(cutlass.select_(condition, Int32(yes).ir_value(), Int32(no).ir_value()))
+
+
+@cute.jit
 def splits_of(
-    variant: cutlass.Constexpr[AttentionVariant], lengths: Lengths, batch: Int32, left: Int32
+    config: cutlass.Constexpr[DecodeConfig],
+    variant: cutlass.Constexpr[AttentionVariant],
+    lengths: Lengths,
+    batch: Int32,
+    left: Int32,
 ) -> Splits:
     """The splits of a sequence; none where it has no keys."""
-    k_len = length_of(lengths, batch)
+    k_len, queries = length_of(lengths, batch), queries_of(config, lengths, batch)
     visible = Int32(0)
     if cutlass.const_expr(variant.left):
-        visible = cutlass.max(k_len - lengths.q_len - left, Int32(0))
+        visible = row_within(k_len - queries.length - left, k_len)
     begin = visible // STEP * STEP
-    keys = k_len - begin
-    short = cutlass.min((keys + SPLITS_WANTED - 1) // SPLITS_WANTED, Int32(LONG_SPLIT))
-    wanted = cutlass.max((keys + MAX_SPLITS - 1) // MAX_SPLITS, short)
+    size = split_size(k_len - begin, queries.rows)
+    return Splits(queries, k_len, visible, begin, size, (k_len - begin + size - 1) // size)
+
+
+def split_size(keys: Int32, rows: Int32) -> Int32:
+    """`config.decode.split_keys`."""
+    wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
+    for found in reversed(SPLITTINGS[:-1]):
+        few = rows <= found.rows
+        wanted_log2, long = choose(few, found.wanted_log2, wanted_log2), choose(few, found.long, long)
+        most_log2 = choose(few, found.most_log2, most_log2)
+    short = cutlass.min((keys + (Int32(1) << wanted_log2) - 1) >> wanted_log2, long)
+    wanted = cutlass.max((keys + (Int32(1) << most_log2) - 1) >> most_log2, short)
     size = Int32(STEP)
-    for _ in cutlass.range_constexpr(DOUBLINGS):
-        size = Int32(cutlass.select_(wanted > size, (size + size).ir_value(), size.ir_value()))
-    return Splits(k_len, visible, begin, size, (keys + size - 1) // size)
+    for _ in range(DOUBLINGS):
+        size = choose(wanted > size, size + size, size)
+    return size
 
 
 @cute.jit
 def find_item(
+    config: cutlass.Constexpr[DecodeConfig],
     variant: cutlass.Constexpr[AttentionVariant],
     index: Int32,
     lengths: Lengths,
@@ -98,7 +161,8 @@ def find_item(
     while searching:
         own = Int32(0)
         if block + lane < lengths.batch:
-            own = splits_of(variant, lengths, block + lane, left).count * heads
+            splits = splits_of(config, variant, lengths, block + lane, left)
+            own = splits.count * heads * tiles_of(config, lengths, splits.queries)
         upto = own
         for step in cutlass.range_constexpr(5):
             other = cute.arch.shuffle_sync_up(upto, offset=1 << step, mask_and_clamp=0)
@@ -117,3 +181,27 @@ def find_item(
     uniform = cute.arch.make_warp_uniform
     block, before = uniform(block), uniform(before)
     return Found(uniform(number), index - before - uniform(in_block), Cursor(block, before))
+
+
+@cute.jit
+def sequence_of(lengths: Lengths, token: Int32) -> Int32:
+    """The sequences that end before packed query `token`: the number of its own, `batch` past the last one.
+
+    All lanes of a warp take part, each looks at the end of every n-th sequence of those that are left.
+    """
+    lane = cute.arch.lane_idx()
+    first, left = Int32(0), lengths.batch
+    while left > 0:
+        step = (left + LANES - 1) // LANES
+        last = (lane + 1) * step  # sequences up to the one that this lane looks at
+        ended = cutlass.Boolean(False)
+        if last <= left:
+            ended = lengths.starts[first + last] <= token
+        passed = cute.arch.popc(cute.arch.vote_ballot_sync(ended)) * step
+        first, left = first + passed, cutlass.min(step - 1, left - passed)
+    return cute.arch.make_warp_uniform(first)
+
+
+def first_part(room: PartRoom, queries: Queries, batch: Int32, heads: Int32, pack: int) -> Int32:
+    """Number of the first row of a sequence's partial results, of `heads` KV heads."""
+    return heads * (queries.start * pack * room.each + batch * room.more)

@@ -1,9 +1,9 @@
 """Decoding attention: few query rows, many keys, split over the GPU. O = softmax(scale Q K^T + mask) V.
 
-Work items are (sequence, split of its keys, KV head); the CTAs that fit the GPU take every n-th. An item has
-all query rows of its KV head, of `pack` query heads times the queries. Its result, in float32 with the
-log-sum-exp of its rows, goes to a workspace, where a second kernel merges the splits in their order
-(`decode_merge`). The split depends on a sequence's own length alone, so its bits do not depend on the batch.
+Work items are (sequence, split of its keys, KV head, tile of query rows); the CTAs that fit the GPU take
+every n-th. The query rows of a KV head are `pack` query heads times the queries. An item's result, in float32
+with the log-sum-exp of its rows, goes to a workspace, where a second kernel merges the splits in their order
+(`decode_merge`). The split depends on a sequence's own lengths alone, so its bits do not depend on the batch.
 
     warps   rows / 16 along the queries, the others share the keys of a step; each has a softmax of its own
     step t  wait for block t, barrier | start copies of block t + stages - 1 | scores, softmax, P V of t
@@ -20,7 +20,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.splits import Cursor, Lengths, find_item
+from kernels_dsl.blocks.attention.splits import Cursor, Lengths, PartRoom, find_item
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 from kernels_dsl.config.attention import AttentionVariant
@@ -44,10 +44,14 @@ def attention_decode(
     sinks: cute.Tensor | None,
     k_scale: cute.Tensor | None,
     v_scale: cute.Tensor | None,
+    starts: cute.Tensor | None,
     scale: Float32,
     softcap: Float32,
     left: Int32,
     right: Int32,
+    most_queries: Int32,
+    parts_each: Int32,
+    parts_more: Int32,
     ctas: Int32,
     stream,
     config: cutlass.Constexpr[DecodeConfig],
@@ -55,19 +59,26 @@ def attention_decode(
     early: cutlass.Constexpr[bool],
 ):
     """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
-    Without `table` (B, pages of one) int32 a page is a sequence. parts (B, Hk, splits, rows, padded D) and
-    part_lse (B, Hk, splits, rows): float32, for what is merged. k_scale, v_scale (B, Hk) float32: factors of
-    fp8 caches, None is 1. early: the merge may start early (sm_90).
+    Without `table` (B, pages of one) int32 a page is a sequence. With `starts` (B + 1,) int32 queries are
+    packed: q, out (T, H, D), `most_queries` of a sequence. parts (rows, padded D) and part_lse (rows,):
+    float32, for what is merged, the rows as `splits.PartRoom` says. k_scale, v_scale (B, Hk) float32: factors
+    of fp8 caches, None is 1. early: the merge may start early (sm_90).
     """
-    batch, q_len, heads, dim = q.shape
+    if cutlass.const_expr(starts is not None):
+        q, out, lse = as_one_sequence(q), as_one_sequence(out), as_one_sequence(lse)
+    sequences, q_len, heads, dim = q.shape
     page_size, kv_heads = k.shape[1], k.shape[2]
     dtype = q.element_type if config.kv_bytes == 2 else cutlass.Float16
     spec = DecodeSpec(config, dtype, variant, table is not None, q.element_type)
     capacity = page_size if table is None else table.shape[1] * page_size
-    lengths = Lengths(Int32(batch), Int32(q_len), Int32(capacity), used)
+    batch = sequences if starts is None else starts.shape[0] - 1
+    lengths = Lengths(
+        Int32(batch), most_queries, Int32(capacity), used, starts, Int32(sequences * q_len)
+    )  # fmt: skip
+    room = PartRoom(parts_each, parts_more)
     window = Window(left, right)
     work = DecodeWork(
-        q, k, v, table, parts, part_lse, lengths, window, ScoreOperands(scale, softcap, None, None),
+        q, k, v, table, parts, part_lse, room, lengths, window, ScoreOperands(scale, softcap, None, None),
         k_scale, v_scale,
         kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
     )  # fmt: skip
@@ -81,16 +92,24 @@ def attention_decode(
         stream=stream,
     )
     merge = MergeWork(
-        parts, part_lse, out, lse, sinks, lengths, window,
+        parts, part_lse, room, out, lse, sinks, lengths, window, Int32(kv_heads),
         heads=cute.fast_divmod_create_divisor_v2(Int32(heads)),
         queries=cute.fast_divmod_create_divisor_v2(Int32(q_len)),
     )  # fmt: skip
     merge_kernel(spec, merge, early).launch(
-        grid=(batch * q_len * heads, 1, 1),
+        grid=(sequences * q_len * heads, 1, 1),
         block=(merge_threads(config.dim), 1, 1),
         stream=stream,
         use_pdl=early,
     )
+
+
+def as_one_sequence(x: cute.Tensor | None) -> cute.Tensor | None:
+    """Packed queries, or their log-sum-exps, as those of a dense batch of one."""
+    if x is None:
+        return None
+    layout = cute.make_layout((1, *x.shape), stride=(0, *x.stride))
+    return cute.make_tensor(x.iterator, layout)
 
 
 @entry_name("attention_decode")
@@ -103,9 +122,12 @@ def decode_kernel(spec: Spec, work: DecodeWork, ctas: Int32, early: cutlass.Cons
     base = smem.toint()
     index = cute.arch.block_idx()[0]
     found = find_item(
-        spec.variant, index, work.lengths, work.window.left, work.kv_heads, Cursor(Int32(0), Int32(0))
-    )
+        spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads,
+        Cursor(Int32(0), Int32(0)),
+    )  # fmt: skip
     while found.batch < work.lengths.batch:
         work_item(spec, base, work, found.batch, found.number)
         index = index + ctas
-        found = find_item(spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor)
+        found = find_item(
+            spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor
+        )

@@ -9,16 +9,22 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
-from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, finite_or_zero
-from kernels_dsl.blocks.attention.splits import Lengths, splits_of
+from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, choose, finite_or_zero
+from kernels_dsl.blocks.attention.splits import (
+    Lengths,
+    PartRoom,
+    first_part,
+    sequence_of,
+    splits_of,
+)
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
 from kernels_dsl.config.decode import MAX_SPLITS
 
-from .decode_spec import Spec
+from .decode_spec import DecodeSpec, Spec
 
 VECTOR = 4
 THREADS = 128
@@ -30,13 +36,32 @@ class MergeWork(NamedTuple):
     parts: cute.Tensor
     part_lse: cute.Tensor
     """With base 2."""
+    room: PartRoom
     out: cute.Tensor
     lse: cute.Tensor | None
     sinks: cute.Tensor | None
     lengths: Lengths
     window: Window
+    kv_heads: Int32
     heads: cute.FastDivmodDivisorV2
     queries: cute.FastDivmodDivisorV2
+
+
+class MergeRow(NamedTuple):
+    """A row of the result, and where its partial results lie."""
+
+    sequence: Int32
+    query: Int32
+    head: Int32
+    """The row in `out`."""
+    part: Int32
+    """Number of the first split's row."""
+    step: Int32
+    """Rows from split to split."""
+    splits: Int32
+    """0 where a row has none: its sequence has no keys, or it belongs to no sequence."""
+    spoilt: Float32
+    """NaN for queries past the most that a sequence was said to have, else 0."""
 
 
 def merge_threads(dim: int) -> int:
@@ -58,30 +83,25 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     )
     s_total = allocator.allocate_tensor(Float32, cute.make_layout(groups))
     thread = cute.arch.thread_idx()[0]
-    row_of_batch, head = divmod(cute.arch.block_idx()[0], work.heads)
-    batch, query = divmod(row_of_batch, work.queries)
-    shared = head // spec.config.pack
-    row = query * spec.config.pack + head % spec.config.pack
-    splits = splits_of(spec.variant, work.lengths, batch, work.window.left).count
+    row = find_row(spec, work)
+    head, splits = row.head, row.splits
     if const_expr(early):
         cute.arch.griddepcontrol_wait()
     if thread < splits:
-        s_lse[thread] = work.part_lse[batch, shared, thread, row]
+        s_lse[thread] = work.part_lse[row.part + thread * row.step]
     cute.arch.sync_threads()
     highest = Float32(-math.inf)
     for n in cutlass.range(splits, unroll=4):
         highest = cute.arch.fmax(highest, s_lse[n])
-    sink = Float32(-math.inf)
     if const_expr(work.sinks is not None):
-        sink = Float32(work.sinks[head]) * Float32(LOG2_E)
-        highest = cute.arch.fmax(highest, sink)
+        highest = cute.arch.fmax(highest, sink_of(work, head))
     base = finite_or_zero(highest)
     group, vector = thread // vectors, thread % vectors
-    total = Float32(0.0)
+    total = row.spoilt
     sums = cute.make_rmem_tensor(VECTOR, Float32)
     sums.fill(0.0)
     if group < groups:
-        rows = work.parts[batch, shared, None, row, None]
+        rows = part_rows(spec, work, row)
         for n in cutlass.range(group, splits, groups, unroll=8):
             weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
             values = load_vector(rows, (n, vector * VECTOR), VECTOR)
@@ -99,15 +119,56 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
             for i in range_constexpr(VECTOR):
                 sums[i] = sums[i] + s_sums[g, vector * VECTOR + i]
         if const_expr(work.sinks is not None):
-            total = total + cute.math.exp2(sink - base, fastmath=True)
+            # Read again: kept in a register through the sums, it costs a spill.
+            total = total + cute.math.exp2(sink_of(work, head) - base, fastmath=True)
         if total != Float32(0.0):
             for i in range_constexpr(VECTOR):
                 sums[i] = sums[i] / total
-        target = work.out[batch, query, head, None]
+        target = work.out[row.sequence, row.query, head, None]
         if vector * VECTOR < target.shape[0]:
             found = cute.make_rmem_tensor(VECTOR, target.element_type)
             found.store(sums.load().to(target.element_type))
             cute.autovec_copy(found, vector_at(target, (vector * VECTOR,), VECTOR))
         if const_expr(work.lse is not None):
             if vector == 0:
-                work.lse[batch, head, query] = (base + cute.math.log2(total, fastmath=True)) * Float32(LN_2)
+                lse = (base + cute.math.log2(total, fastmath=True)) * Float32(LN_2)
+                work.lse[row.sequence, head, row.query] = lse
+
+
+def sink_of(work: MergeWork, head: Int32) -> Float32:
+    """The sink of a query head, with base 2."""
+    return Float32(work.sinks[head]) * Float32(LOG2_E)
+
+
+@cute.jit
+def find_row(spec: Spec, work: MergeWork) -> MergeRow:
+    """The row of this CTA."""
+    pack, lengths = spec.config.pack, work.lengths
+    token, head = divmod(cute.arch.block_idx()[0], work.heads)
+    shared = head // pack
+    sequence, query = divmod(token, work.queries)
+    batch, of_sequence = sequence, query
+    if const_expr(lengths.starts is not None):
+        batch = sequence_of(lengths, token)
+        of_sequence = token - lengths.starts[cutlass.min(batch, lengths.batch - 1)]
+    inside = batch < lengths.batch
+    batch = cutlass.min(batch, lengths.batch - 1)
+    found = splits_of(spec.config, spec.variant, lengths, batch, work.window.left)
+    of_head = of_sequence * pack + head % pack
+    part = first_part(work.room, found.queries, batch, work.kv_heads, pack)
+    part = part + shared * found.count * found.queries.rows + of_head
+    splits, spoilt = found.count, Float32(0.0)
+    if const_expr(lengths.starts is not None):
+        inside = inside & (of_sequence >= 0) & (of_sequence < found.queries.length)
+        wanted = of_head < found.queries.rows
+        splits = splits if inside & wanted else Int32(0)
+        spoilt = choose(inside & ~wanted, Float32(math.nan), Float32(0.0))
+    return MergeRow(sequence, query, head, part, found.queries.rows, splits, spoilt)
+
+
+def part_rows(spec: DecodeSpec, work: MergeWork, row: MergeRow) -> cute.Tensor:
+    """The row's partial results (splits, padded D)."""
+    dim = spec.config.dim
+    place = work.parts.iterator.toint() + Int64(row.part) * (dim * 4)
+    first = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
+    return cute.make_tensor(first, cute.make_layout((MAX_SPLITS, dim), stride=(row.step * dim, 1)))

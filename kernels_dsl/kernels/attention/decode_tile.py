@@ -1,4 +1,4 @@
-"""One item of decoding attention: the query rows of a KV head against one split of a sequence's keys.
+"""One item of decoding attention: a tile of query rows of a KV head against one split of a sequence's keys.
 
 Shared memory holds Q, a ring of blocks of K and V, and the warps' row maxima and sums. At the end the warps'
 outputs lie over Q and the ring. See `decode` for the timeline.
@@ -17,7 +17,14 @@ from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin, change
 from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
-from kernels_dsl.blocks.attention.splits import Lengths, Splits, splits_of
+from kernels_dsl.blocks.attention.splits import (
+    Lengths,
+    PartRoom,
+    Splits,
+    first_part,
+    splits_of,
+    tiles_of,
+)
 from kernels_dsl.blocks.hw.mma_sync import (
     make_tiled_mma,
     mma_k,
@@ -27,12 +34,12 @@ from kernels_dsl.blocks.hw.mma_sync import (
 )
 from kernels_dsl.blocks.hw.swizzled_rows import (
     copy_row,
+    opaque,
     reader_a,
     reader_b,
     reader_b_transposed,
     shared_pointer,
 )
-from kernels_dsl.blocks.hw.vectors import vector_at
 from kernels_dsl.config.decode import FACTORS_OFFSET
 
 from . import decode_fp8
@@ -48,6 +55,7 @@ class DecodeWork(NamedTuple):
     table: cute.Tensor | None
     parts: cute.Tensor
     part_lse: cute.Tensor
+    room: PartRoom
     lengths: Lengths
     window: Window
     scores: ScoreOperands
@@ -59,19 +67,22 @@ class DecodeWork(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One split of a sequence's keys, for a KV head."""
+    """One split of a sequence's keys, for a tile of query rows of a KV head."""
 
     batch: Int32
     head: Int32
-    split: Int32
     splits: Splits
+    part: Int32
+    """Number of the tile's first row among the partial results."""
+    row: Int32
+    """The tile's first row; row r is query r // pack of the KV head's query head r % pack."""
+    rows: Int32
+    """Rows of the tile whose results are wanted."""
+    first: Int32
+    """The first key that some query sees."""
     begin: Int32
+    """Beginning of the steps, a multiple of a step's keys from the split's first key."""
     end: Int32
-
-    @property
-    def first(self) -> Int32:
-        """The first key that is read."""
-        return cutlass.max(self.begin, self.splits.visible)
 
 
 class Rows(NamedTuple):
@@ -109,17 +120,39 @@ def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: I
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32)
     site = Site(base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
-    splits = splits_of(spec.variant, work.lengths, batch, work.window.left)
-    split = number // work.kv_heads
-    begin = splits.begin + split * splits.keys
-    item = Item(
-        batch, number - split * work.kv_heads, split, splits, begin,
-        cutlass.min(begin + splits.keys, splits.k_len),
-    )  # fmt: skip
+    item = find_keys(spec, work, batch, number)
     start_queries(spec, work, item, site)
     state = make_state(spec, work)
     attend(spec, work, item, site, state)
     finish(spec, work, item, site, state)
+
+
+@cute.jit
+def find_keys(spec: Spec, work: DecodeWork, batch: Int32, number: Int32) -> Item:
+    """Item `number` of a sequence: its rows, and those of its split's keys that they see."""
+    config, window = spec.config, work.window
+    splits = splits_of(config, spec.variant, work.lengths, batch, window.left)
+    queries, row, of_split = splits.queries, Int32(0), number
+    if cutlass.const_expr(config.tiled):
+        tiles = tiles_of(config, work.lengths, queries)
+        of_split = number // tiles
+        row = (number - of_split * tiles) * config.rows
+    split = of_split // work.kv_heads
+    head = of_split - split * work.kv_heads
+    rows = cutlass.min(queries.rows - row, Int32(config.rows))
+    part = first_part(work.room, queries, batch, work.kv_heads, config.pack)
+    part = part + (head * splits.count + split) * queries.rows + row
+    begin = splits.begin + split * splits.keys
+    end = cutlass.min(begin + splits.keys, splits.k_len)
+    first = cutlass.max(begin, splits.visible)
+    if cutlass.const_expr(config.tiled):
+        shift = splits.k_len - queries.length
+        if cutlass.const_expr(spec.variant.right):
+            end = cutlass.min(end, shift + (row + rows - 1) // config.pack + window.right + 1)
+        if cutlass.const_expr(spec.variant.left):
+            first = cutlass.max(first, shift + row // config.pack - window.left)
+            begin = begin + (first - begin) // config.tile_n * config.tile_n
+    return Item(batch, head, splits, part, row, rows, first, begin, end)
 
 
 def make_state(spec: DecodeSpec, work: DecodeWork) -> State:
@@ -137,20 +170,22 @@ def make_state(spec: DecodeSpec, work: DecodeWork) -> State:
 
 @cute.jit
 def start_queries(spec: Spec, work: DecodeWork, item: Item, site: Site):
-    """Starts the copies of Q's rows: row r is query r // pack of the KV head's query head r % pack."""
+    """Starts the copies of the item's rows of Q."""
     tile, pack = spec.q_tile, spec.config.pack
     rows_at_once = spec.config.threads // tile.chunks
     chunk, q = site.thread % tile.chunks, work.q
+    sequence, before = item.batch, Int32(0)
+    if cutlass.const_expr(work.lengths.starts is not None):
+        sequence, before = Int32(0), item.splits.queries.start
     for first in cutlass.range_constexpr(0, tile.rows, rows_at_once):
         row = site.thread // tile.chunks + first
         if row < tile.rows:
-            query = row // pack
-            at = Int64(item.batch) * q.stride[0] + Int64(query) * q.stride[1]
-            at = at + Int64(item.head * pack + row % pack) * q.stride[2]
+            of_head = item.row + row
+            at = Int64(sequence) * q.stride[0] + Int64(before + of_head // pack) * q.stride[1]
+            at = at + Int64(item.head * pack + of_head % pack) * q.stride[2]
             target = site.base + tile.chunk_offset(row, chunk)
-            valid = query < work.lengths.q_len
             source = q.iterator.toint() + 2 * at
-            copy_row(tile, spec.dtype, work.dim, source, chunk, target, valid)
+            copy_row(tile, spec.dtype, work.dim, source, chunk, target, row < item.rows)
 
 
 @cute.jit
@@ -266,9 +301,9 @@ def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: Stat
             for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
                 view[r, c] = view[r, c] * state.factors[r]
     start = item.begin + step * tile.rows + site.warp_n * keys
-    row = site.warp_m * 16 + site.lane // 4
+    row = item.row + site.warp_m * 16 + site.lane // 4
     origin = ScoreOrigin(row, start + site.lane % 4 * 2, item.head, item.batch)
-    seq = SeqInfo(Int32(0), Int32(0), work.lengths.q_len, item.splits.k_len)
+    seq = SeqInfo(Int32(0), Int32(0), item.splits.queries.length, item.splits.k_len)
     scale_log2 = work.scores.scale * softmax.LOG2_E
     if cutlass.const_expr(spec.variant.changes_scores):
         change_scores(spec.variant, view, origin, seq, work.scores)
@@ -283,14 +318,14 @@ def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: Stat
 
 
 def needs_mask(spec: DecodeSpec, work: DecodeWork, item: Item, start: Int32) -> Boolean:
-    """True where some query does not see all of a warp's keys from `start` on."""
-    shift = item.splits.k_len - work.lengths.q_len
+    """True where some query of the item does not see all of a warp's keys from `start` on."""
+    shift, pack = item.splits.k_len - item.splits.queries.length, spec.config.pack
     safe_end = item.end
     if spec.variant.right:
-        safe_end = cutlass.min(safe_end, shift + work.window.right + 1)
+        safe_end = cutlass.min(safe_end, shift + item.row // pack + work.window.right + 1)
     masked = start + spec.warp_keys > safe_end
     if spec.variant.left:
-        masked = masked | (start < shift + work.lengths.q_len - 1 - work.window.left)
+        masked = masked | (start < shift + (item.row + item.rows - 1) // pack - work.window.left)
     return masked
 
 
@@ -353,7 +388,6 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
             maxima[site.warp_n, row + 8 * r] = state.row_max[r]
             sums[site.warp_n, row + 8 * r] = total
     cute.arch.sync_threads()
-    queries = work.lengths.q_len * config.pack
     out = softmax.rows_and_columns(state.out)
     for r in cutlass.range_constexpr(2):
         highest = maxima[0, row + 8 * r]
@@ -371,9 +405,9 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
         for c in cutlass.range_constexpr(cute.size(out, mode=[1])):
             out[r, c] = softmax.choose(empty, Float32(0.0), out[r, c] * factor)
         lse = highest * scale_log2 + cute.math.log2(total, fastmath=True)
-        if (site.lane % 4 == 0) & (site.warp_n == 0) & (row + 8 * r < queries):
+        if (site.lane % 4 == 0) & (site.warp_n == 0) & (row + 8 * r < item.rows):
             lse = softmax.choose(empty, Float32(-math.inf), lse)
-            work.part_lse[item.batch, item.head, item.split, row + 8 * r] = lse
+            work.part_lse[item.part + row + 8 * r] = lse
     store_outputs(spec, work, item, site, out, row)
 
 
@@ -387,16 +421,18 @@ def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cut
     cute.arch.sync_threads()
     vectors = config.dim // 4
     for i in cutlass.range_constexpr(config.rows * vectors // config.threads):
-        number = site.thread + i * config.threads
+        # Opaque, or the compiler keeps the addresses of all iterations beyond the item, and spills.
+        number = opaque(site.thread) + i * config.threads
         of_row, vector = number // vectors, number % vectors
-        if of_row < work.lengths.q_len * config.pack:
+        if of_row < item.rows:
             total = cute.make_rmem_tensor(4, Float32)
             for n in cutlass.range_constexpr(config.warps_n):
                 place = site.base + (n * of_warp + of_row * spec.pitch + vector * 4) * 4
                 found = cute.make_tensor(shared_pointer(Float32, place, 16), cute.make_layout(4)).load()
                 total.store(found if n == 0 else total.load() + found)
-            target = work.parts[item.batch, item.head, item.split, of_row, None]
-            cute.autovec_copy(total, vector_at(target, (vector * 4,), 4))
+            place = work.parts.iterator.toint() + (Int64(item.part + of_row) * config.dim + vector * 4) * 4
+            target = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
+            cute.autovec_copy(total, cute.make_tensor(target, cute.make_layout(4)))
     cute.arch.sync_threads()
 
 

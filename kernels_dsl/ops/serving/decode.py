@@ -21,6 +21,8 @@ def attention_decode(
     *,
     seqused_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     causal: bool = True,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
@@ -33,8 +35,14 @@ def attention_decode(
 ) -> torch.Tensor | Decoded:
     """softmax(scale q Kᵀ) V of the last Sq queries of each sequence, keys and values in a cache.
 
-    q: (B, Sq, H, D), bf16 or fp16, D a multiple of 8 up to 256, Sq · H / KV heads at most 64. The result is
-    like it; with `return_lse` it is (out, lse), the log-sum-exp (B, H, Sq) float32.
+    q: (B, Sq, H, D), bf16 or fp16, D a multiple of 8 up to 256. The result is like it; with `return_lse` it
+    is (out, lse), the log-sum-exp (B, H, Sq) float32. K and V are read again for each 64 rows of a KV head,
+    Sq · H / KV heads: with many more use `attention`.
+    cu_seqlens_q: int32 (B + 1,), rising from 0: q is (T, H, D), and sequence b has queries cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1], none perhaps. lse is (H, T) then. Queries past the last sequence's get 0, and K and V
+    are read again for each 16 rows.
+    max_seqlen_q: no sequence has more queries, else what is beyond is NaN; None: T. Partial results take less
+    memory where it is small; it has no part in the bits.
     k_cache, v_cache: of q's dtype or float8_e4m3fn, (B, keys, KV heads, D), or with block_table (pages, keys
     of a page, KV heads, D); strides multiples of 16 bytes. Of a cache with heads before keys, give its
     `transpose(1, 2)`.
@@ -47,19 +55,20 @@ def attention_decode(
     causal, window, softcap, sinks, scale: as those of `attention`; the last query lies on the last key.
     A sequence's result has the same bits whatever the batch, the room in the cache and where its pages lie.
 
-    A length is taken as within the cache; inside `kernels_dsl.checked()` one outside is an error, as is such
-    a page. Not differentiable. Raises TypeError and ValueError that name the argument.
+    A length is taken as within the cache, and cu_seqlens_q as within q; inside `kernels_dsl.checked()` one
+    outside is an error, as is such a page. Not differentiable. Raises TypeError and ValueError that name the
+    argument.
     """
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else _pair(window)
-    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks, k_scale, v_scale)
+    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks, k_scale, v_scale, cu_seqlens_q)
     key: Any = None
     present: tuple[Any, ...] = ()
     if type(q) in PLAIN_TYPES and not q.is_nested and not is_checked():
         present = tuple([x for x in (*inputs, out) if x is not None])
-        form = tuple([x is None for x in (seqused_k, block_table, sinks, k_scale, v_scale, out)])
-        key = (q.shape, form, causal, window, softcap, scale, return_lse)
+        form = tuple([x is None for x in (*inputs[3:], out)])
+        key = (q.shape, form, causal, window, softcap, scale, max_seqlen_q, return_lse)
         plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
         if plan is not None and plan.apart(inputs, out):
             try:
@@ -70,7 +79,7 @@ def attention_decode(
     left, right = (None, None) if window is None else window
     call = DecodeArguments(
         *inputs, causal=causal, window_left=left, window_right=right, softcap=softcap, scale=scale,
-        return_lse=return_lse, out=out,
+        max_seqlen_q=max_seqlen_q, return_lse=return_lse, out=out,
     )  # fmt: skip
     decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
     return decoded if return_lse else decoded.out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,13 @@ from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
-from kernels_dsl.config.decode import MAX_ROWS, DecodeConfig, decode_config, most_splits
+from kernels_dsl.config.decode import (
+    MAX_KEYS,
+    DecodeConfig,
+    decode_config,
+    extra_part_rows,
+    most_splits,
+)
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
 from kernels_dsl.ops.attention.outputs import ROW_ALIGN, check_out, is_aligned, prepared_for_tma
@@ -26,12 +34,13 @@ from lowering.records import frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)
-_MOST_KEYS = 1 << 30
-"""Of a sequence: sums of two positions stay within 32 bits."""
+_MOST_PART_ROWS = 1 << 31
+"""Of partial results: their numbers have 32 bits."""
 
 
 class Decoded(NamedTuple):
-    """The output (B, Sq, H, D), and the log-sum-exp of its rows (B, H, Sq) float32 where it is asked for."""
+    """The output (B, Sq, H, D), and the log-sum-exp of its rows (B, H, Sq) float32 where it is asked for. Of
+    packed queries (T, H, D) and (H, T)."""
 
     out: torch.Tensor
     lse: torch.Tensor | None
@@ -49,11 +58,13 @@ class DecodeArguments(Arguments):
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
     causal: bool = True
     window_left: int | None = None
     window_right: int | None = None
     softcap: float = 0.0
     scale: float | None = None
+    max_seqlen_q: int | None = None
     return_lse: bool = False
     out: torch.Tensor | None = None
 
@@ -67,20 +78,23 @@ class DecodeArguments(Arguments):
         """The tensors that a call reads, in the order of the fields."""
         return (
             self.q, self.k_cache, self.v_cache, self.seqused_k, self.block_table, self.sinks, self.k_scale,
-            self.v_scale,
+            self.v_scale, self.cu_seqlens_q,
         )  # fmt: skip
 
 
 @frozen
 class DecodeCall:
-    """A checked call. `capacity`: keys that a sequence has room for."""
+    """A checked call. `tokens`: queries in all; `q_len`: of a sequence, of packed ones the most. `capacity`:
+    keys that a sequence has room for."""
 
     batch: int
+    tokens: int
     q_len: int
     heads: int
     kv_heads: int
     dim: int
     capacity: int
+    packed: bool
     variant: AttentionVariant
     left: int
     right: int
@@ -92,10 +106,36 @@ class DecodeCall:
         """Query heads of a KV head."""
         return self.heads // max(self.kv_heads, 1)
 
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        """Shape of the log-sum-exp."""
+        return (self.heads, self.tokens) if self.packed else (self.batch, self.heads, self.q_len)
+
+    @property
+    def together(self) -> int:
+        """Query rows of a KV head that a CTA takes together, at most. Of packed queries those of one query:
+        the tile has a part in the bits, and must not depend on the other sequences."""
+        return self.pack if self.packed else self.q_len * self.pack
+
+    @property
+    def extra_part_rows(self) -> int:
+        """`config.decode.extra_part_rows` of a sequence."""
+        rows = self.q_len * self.pack
+        if self.packed:
+            return extra_part_rows(self.capacity, self.pack, rows)
+        return rows * (most_splits(self.capacity, rows) - 1)
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of partial results in all."""
+        return self.kv_heads * (self.tokens * self.pack + self.batch * self.extra_part_rows)
+
 
 def describe(call: DecodeArguments) -> DecodeCall:
     """The call as plain data. TypeError or ValueError where an argument is wrong."""
     options.boolean("return_lse", call.return_lse)
+    if call.max_seqlen_q is not None and call.cu_seqlens_q is None:
+        raise ValueError("max_seqlen_q is given, must be None without cu_seqlens_q")
     q = call.q
     for name, x in zip(DecodeArguments.tensors, call.inputs()):
         if x is not None:
@@ -104,20 +144,16 @@ def describe(call: DecodeArguments) -> DecodeCall:
                 raise ValueError(f"{name} is on {x.device}, must be on {q.device}, as q")
     if q.dtype not in DTYPES:
         raise TypeError(f"q is {q.dtype}, must be torch.bfloat16 or torch.float16")
-    if q.dim() != 4:
-        raise ValueError(f"q has shape {tuple(q.shape)}, must be (B, Sq, H, D)")
-    batch, q_len, heads, dim = q.shape
+    starts, form = call.cu_seqlens_q, "(B, Sq, H, D)" if call.cu_seqlens_q is None else "(T, H, D)"
+    if q.dim() != (4 if starts is None else 3):
+        raise ValueError(f"q has shape {tuple(q.shape)}, must be {form}")
+    heads, dim = q.shape[-2:]
     if not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_STEP:
         raise ValueError(
             f"q has head dimension {dim}, must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
         )
+    batch, q_len = q.shape[:2] if starts is None else _packed(call, starts)
     kv_heads = _check_caches(call)
-    rows = q_len * (heads // max(kv_heads, 1))
-    if rows > MAX_ROWS:
-        raise ValueError(
-            f"q has {q_len} queries and {heads} heads, {rows} rows for each of {kv_heads} KV heads, must "
-            f"have at most {MAX_ROWS}: use attention"
-        )
     scale = options.real("scale", 1.0 / math.sqrt(dim) if call.scale is None else call.scale, above=0)
     softcap = options.real("softcap", call.softcap, least=0)
     if 0 < softcap < LEAST_SOFTCAP:
@@ -130,10 +166,29 @@ def describe(call: DecodeArguments) -> DecodeCall:
     for name, factor in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
         check_cache_scale(name, factor, call.k_cache.dtype, kv_heads, batch)
     check_out(call.out, tuple(q.shape), q.dtype, q.device)
-    return DecodeCall(
-        batch, q_len, heads, kv_heads, dim, _capacity(call), variant, left or 0, right or 0, float(scale),
-        float(softcap) or 1.0,
+    tokens = batch * q_len if starts is None else q.shape[0]
+    found = DecodeCall(
+        batch, tokens, q_len, heads, kv_heads, dim, _capacity(call, batch), starts is not None, variant,
+        left or 0, right or 0, float(scale), float(softcap) or 1.0,
     )  # fmt: skip
+    if found.part_rows >= _MOST_PART_ROWS:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and caches have room for {found.capacity} keys a sequence, "
+            f"{found.part_rows} rows of partial results, must have less than {_MOST_PART_ROWS}"
+        )
+    return found
+
+
+def _packed(call: DecodeArguments, starts: torch.Tensor) -> tuple[int, int]:
+    """The number of packed sequences, and the most queries that one has."""
+    if starts.dtype != torch.int32 or starts.dim() != 1 or not starts.shape[0]:
+        raise ValueError(
+            f"cu_seqlens_q is {starts.dtype} {tuple(starts.shape)}, must be torch.int32 (sequences + 1,)"
+        )
+    tokens = call.q.shape[0]
+    if call.max_seqlen_q is None:
+        return starts.shape[0] - 1, tokens
+    return starts.shape[0] - 1, min(options.integer("max_seqlen_q", call.max_seqlen_q, least=0), tokens)
 
 
 def _check_caches(call: DecodeArguments) -> int:
@@ -143,13 +198,14 @@ def _check_caches(call: DecodeArguments) -> int:
         if cache.dtype not in (q.dtype, FP8):
             raise TypeError(f"{name} is {cache.dtype}, must be {q.dtype}, as q, or {FP8}")
         step_wanted = ROW_ALIGN // cache.element_size()
-        if q.shape[3] % step_wanted:
+        if q.shape[-1] % step_wanted:
             raise ValueError(
-                f"q has head dimension {q.shape[3]}, must be a multiple of {step_wanted} with caches of {FP8}"
+                f"q has head dimension {q.shape[-1]}, must be a multiple of {step_wanted} with caches of "
+                f"{FP8}"
             )
-        if cache.dim() != 4 or cache.shape[3] != q.shape[3]:
+        if cache.dim() != 4 or cache.shape[3] != q.shape[-1]:
             raise ValueError(
-                f"{name} has shape {tuple(cache.shape)}, must be (B, keys, KV heads, {q.shape[3]}), or with "
+                f"{name} has shape {tuple(cache.shape)}, must be (B, keys, KV heads, {q.shape[-1]}), or with "
                 "block_table (pages, keys of a page, …); of one with heads before keys, give the "
                 "transpose(1, 2)"
             )
@@ -165,15 +221,15 @@ def _check_caches(call: DecodeArguments) -> int:
         raise ValueError(
             f"v_cache has shape {tuple(call.v_cache.shape)}, must be {tuple(call.k_cache.shape)}, as k_cache"
         )
-    heads, kv_heads = q.shape[2], call.k_cache.shape[2]
+    heads, kv_heads = q.shape[-2], call.k_cache.shape[2]
     if heads % kv_heads if kv_heads else heads:
         raise ValueError(f"q has {heads} heads, must be a multiple of k_cache's, {kv_heads}")
     return kv_heads
 
 
-def _capacity(call: DecodeArguments) -> int:
+def _capacity(call: DecodeArguments, batch: int) -> int:
     """Keys that a sequence has room for; checks lengths and table."""
-    batch, (pages, size) = call.q.shape[0], call.k_cache.shape[:2]
+    pages, size = call.k_cache.shape[:2]
     used, table = call.seqused_k, call.block_table
     if used is not None and (used.dtype != torch.int32 or tuple(used.shape) != (batch,)):
         raise ValueError(f"seqused_k is {used.dtype} {tuple(used.shape)}, must be torch.int32 ({batch},)")
@@ -192,8 +248,8 @@ def _capacity(call: DecodeArguments) -> int:
                 f"block_table is {table.dtype} {tuple(table.shape)}, must be torch.int32 ({batch}, pages)"
             )
         capacity = size * table.shape[1]
-    if capacity > _MOST_KEYS:
-        raise ValueError(f"a sequence has room for {capacity} keys, must have for at most {_MOST_KEYS}")
+    if capacity > MAX_KEYS:
+        raise ValueError(f"a sequence has room for {capacity} keys, must have for at most {MAX_KEYS}")
     return capacity
 
 
@@ -222,8 +278,11 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     extents = tuple(0 if x is None else byte_extent(x) for x in (*call.inputs(), call.out))
     if 0 in (decoded.batch, decoded.q_len, decoded.heads, decoded.capacity, call.k_cache.shape[0]):
         return DecodePlan(_without_keys(decoded, call.return_lse), extents)
-    rows = decoded.q_len * decoded.pack
-    config = decode_config(decoded.dim, rows, decoded.pack, target.device, call.k_cache.element_size())
+    config = decode_config(
+        decoded.dim, decoded.together, decoded.pack, target.device, call.k_cache.element_size()
+    )
+    if decoded.q_len * decoded.pack > config.rows:
+        config = replace(config, tiled=True)
     return DecodePlan(_launching(decoded, config, call, target), extents)
 
 
@@ -231,20 +290,19 @@ def _launching(
     decoded: DecodeCall, config: DecodeConfig, call: DecodeArguments, target: Target
 ) -> Callable[[tuple[Any, ...]], Decoded]:
     device, dtype = call.q.device, call.q.dtype
-    splits = most_splits(decoded.capacity)
-    parts = (decoded.batch, decoded.kv_heads, splits, decoded.q_len * decoded.pack)
     make_parts = allocate.several(
         [
-            allocate.maker((*parts, config.dim), torch.float32, device),
-            allocate.maker(parts, torch.float32, device),
+            allocate.maker((decoded.part_rows, config.dim), torch.float32, device),
+            allocate.maker((decoded.part_rows,), torch.float32, device),
         ]
     )
     make_out = allocate.maker(tuple(call.q.shape), dtype, device)
-    make_lse = allocate.maker((decoded.batch, decoded.heads, decoded.q_len), torch.float32, device)
-    items = decoded.batch * decoded.kv_heads * splits
+    make_lse = allocate.maker(decoded.lse_shape, torch.float32, device)
+    # About as many as there are at most: more CTAs would have none.
+    items = decoded.part_rows // min(config.rows, decoded.together) + decoded.batch * decoded.kv_heads
     scalars = (
-        decoded.scale, decoded.softcap, decoded.left, decoded.right,
-        min(items, target.device.sm_count * config.ctas_per_sm),
+        decoded.scale, decoded.softcap, decoded.left, decoded.right, decoded.q_len, 1,
+        decoded.extra_part_rows, min(items, target.device.sm_count * config.ctas_per_sm),
     )  # fmt: skip
     early = target.device.capability >= (9, 0)
     launch = Launch(FUNCTION, target, {"config": config, "variant": decoded.variant, "early": early})
@@ -254,14 +312,15 @@ def _launching(
     shape = decoded.batch, decoded.kv_heads
 
     def run(tensors: tuple[Any, ...]) -> Decoded:
-        q, k, v, used, table, sinks, k_scale, v_scale, out = tensors
+        q, k, v, used, table, sinks, k_scale, v_scale, starts, out = tensors
         if k_scale is not None or v_scale is not None:
             k_scale, v_scale = (x if x is None else x.expand(shape) for x in (k_scale, v_scale))
         if prepare is not None:
             q = prepare(q)
         written = make_out() if out is None or staged else out
         lse = make_lse() if return_lse else None
-        launch(q, k, v, written, lse, *make_parts(), used, table, sinks, k_scale, v_scale, *scalars)
+        parts = make_parts()
+        launch(q, k, v, written, lse, *parts, used, table, sinks, k_scale, v_scale, starts, *scalars)
         if staged:
             out.copy_(written)
             written = out
@@ -274,12 +333,11 @@ def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[[tuple[Any,
     """The result of a call without rows or keys: 0, with log-sum-exps of -inf or the sinks."""
 
     def run(tensors: tuple[Any, ...]) -> Decoded:
-        q, *_, sinks, _, _, out = tensors
+        q, *_, sinks, _, _, _, out = tensors
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
         if not return_lse:
             return Decoded(out, None)
-        shape = (decoded.batch, decoded.heads, decoded.q_len)
-        lse = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
+        lse = torch.full(decoded.lse_shape, -math.inf, dtype=torch.float32, device=q.device)
         if sinks is not None:
             lse.copy_(sinks.float()[:, None].expand_as(lse))
         return Decoded(out, lse)
@@ -296,7 +354,10 @@ def _follow(plan: DecodePlan, call: DecodeArguments) -> Decoded:
 
 
 def _check_values(call: DecodeArguments) -> None:
-    """ValueError for lengths and pages outside the caches. Waits for the GPU."""
+    """ValueError for lengths and pages outside the caches, and for sequences outside of packed queries. Waits
+    for the GPU."""
+    if call.cu_seqlens_q is not None:
+        _check_starts(call, call.cu_seqlens_q.tolist())
     if call.seqused_k is None:
         return
     (pages, size), table = call.k_cache.shape[:2], call.block_table
@@ -309,6 +370,20 @@ def _check_values(call: DecodeArguments) -> None:
             for n, page in enumerate(of_host[b][: -(-length // size)]):
                 if not 0 <= page < pages:
                     raise ValueError(f"block_table[{b}, {n}] is {page}, must be from 0 to {pages - 1}")
+
+
+def _check_starts(call: DecodeArguments, starts: list[int]) -> None:
+    """ValueError for numbers of packed queries that are not those of sequences of up to `max_seqlen_q`."""
+    tokens, most = call.q.shape[0], call.max_seqlen_q
+    if starts[0] != 0:
+        raise ValueError(f"cu_seqlens_q[0] is {starts[0]}, must be 0")
+    for b, (before, after) in enumerate(pairwise(starts)):
+        if not before <= after <= tokens:
+            raise ValueError(f"cu_seqlens_q[{b + 1}] is {after}, must be from {before} to {tokens}")
+        if most is not None and after - before > most:
+            raise ValueError(
+                f"max_seqlen_q is {most}, must be at least {after - before}, those of sequence {b}"
+            )
 
 
 ATTENTION_DECODE = Operation("attention_decode", DecodeArguments, describe, _build, _follow)

@@ -83,7 +83,7 @@ def _decode(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor
 def _decode_fake(*tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = ATTENTION_DECODE.call_of(**dict(zip(DecodeArguments.tensors, tensors)), **options)
     found = ATTENTION_DECODE.describe(call)
-    shape = (found.batch, found.heads, found.q_len) if call.return_lse else (0,)
+    shape = found.lse_shape if call.return_lse else (0,)
     return call.q.new_empty(call.q.shape), call.q.new_empty(shape, dtype=torch.float32)
 
 

@@ -6,6 +6,7 @@ TEST_ALL_KERNELS=1 takes all head dimensions, rows and variants.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,27 +22,32 @@ VARIANTS = {
 }
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 FEW = [
-    ("sm_90a", 128, 4, "causal", BF16),
-    ("sm_80", 128, 16, "all", BF16),
-    ("sm_86", 256, 64, "all", BF16),
-    ("sm_89", 64, 32, "causal", BF16),
-    ("sm_90a", 128, 4, "causal", E4M3),
-    ("sm_89", 256, 64, "all", E4M3),
+    ("sm_90a", 128, 4, "causal", BF16, False),
+    ("sm_80", 128, 16, "all", BF16, False),
+    ("sm_86", 256, 64, "all", BF16, False),
+    ("sm_89", 64, 32, "causal", BF16, False),
+    ("sm_90a", 128, 4, "causal", E4M3, False),
+    ("sm_89", 256, 64, "all", E4M3, False),
+    ("sm_90a", 128, 4, "all", BF16, True),
+    ("sm_89", 256, 4, "all", E4M3, True),
 ]
 CASES = [
-    (arch, dim, rows, name, cache)
+    (arch, dim, rows, name, cache, packed)
     for cache in (BF16, E4M3)
     for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")[2 if cache is E4M3 else 0 :]
     for dim in (64, 72, 96, 128, 192, 256)
     for rows in (4, 32, 64)
     for name in VARIANTS
+    for packed in (False, True)
 ]
 
 
 @pytest.mark.parametrize(
-    ("arch", "dim", "rows", "name", "kept"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
+    ("arch", "dim", "rows", "name", "kept", "packed"), CASES if os.environ.get("TEST_ALL_KERNELS") else FEW
 )
-def test_compiled(arch, dim, rows, name, kept):
+def test_compiled(arch, dim, rows, name, kept, packed):
+    """Neither kernel spills; of packed queries, rows are those of one query's heads."""
+
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -50,12 +56,15 @@ def test_compiled(arch, dim, rows, name, kept):
     dim = -(-dim // 16) * 16
     config = decode_config(dim, rows, 4, device, kept.itemsize)
     q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim, dtype=kept), torch.int32
+    starts = tensor(3, dtype=ints) if packed else None
+    if packed:
+        q, config = q.flatten(0, 1), replace(config, tiled=True)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
-    parts = tensor(2, 2, 8, rows, config.dim, dtype=torch.float32)
+    parts = tensor(2 * 2 * 8 * rows, config.dim, dtype=torch.float32)
     arguments = (
-        q, cache, cache, q, None, parts, parts[..., 0].contiguous(), tensor(2, dtype=ints),
+        q, cache, cache, q, None, parts, parts[:, 0].contiguous(), tensor(2, dtype=ints),
         tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
-        scale, scale, 1.0, 1.0, 0, 0, 64,
+        scale, scale, starts, 1.0, 1.0, 0, 0, rows // 4, 1, 7 * rows, 64,
     )  # fmt: skip
     kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
     found = {part.entry.removesuffix("_0").removesuffix("_1"): part for part in kernel.resources()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.decode import MAX_SPLITS, most_splits, split_keys
+from kernels_dsl.config.decode import MAX_SPLITS, extra_part_rows, most_splits, split_keys
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.serving.decode_cases import check, paged
@@ -75,13 +76,25 @@ def test_a_sequences_bits_depend_on_itself_alone(seed):
 
 
 def test_splits():
-    """Enough of them at 1024 keys, few enough at 131072, and room for those of any length."""
+    """Enough of them at 1024 keys, few enough at 131072, fewer with more rows, and room for those of any
+    length."""
     assert -(-1024 // split_keys(1024)) == 16 and -(-131072 // split_keys(131072)) == MAX_SPLITS
-    room = 0
-    for keys in (*range(1, 3000), *range(3000, 1 << 20, 997), 1 << 20, 1 << 24):
-        size = split_keys(keys)
-        room = max(room, -(-keys // size))
-        assert size % 64 == 0 and room <= most_splits(keys) <= MAX_SPLITS
+    assert [split_keys(4096, rows) for rows in (4, 16, 64, 256, 257)] == [256, 512, 1024, 2048, 4096]
+    for rows in (1, 16, 64, 256, 257):
+        room = 0
+        for keys in (*range(1, 3000, 7), *range(3000, 1 << 20, 9997), 1 << 20, 1 << 24, 1 << 30):
+            size = split_keys(keys, rows)
+            room = max(room, -(-keys // size))
+            assert size % 64 == 0 and room <= most_splits(keys, rows) <= MAX_SPLITS
+
+
+def test_room_for_partial_results():
+    """Of packed sequences, whatever their numbers of queries."""
+    for keys, pack, most in product((1, 700, 4096, 131072), (1, 4, 12, 100), (1, 3, 40, 500)):
+        more = extra_part_rows(keys, pack, pack * most)
+        for queries in range(1, most + 1):
+            rows = queries * pack
+            assert rows * -(-keys // split_keys(keys, rows)) <= rows + more
 
 
 def _shifted(x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +111,13 @@ def test_errors_name_the_argument(seed):
         ({"v_cache": v[:, :8]}, "v_cache has shape"),
         ({"k_cache": k[..., :1].expand(k.shape)}, "k_cache has strides"),
         ({"k_cache": _shifted(k)}, "k_cache begins at address"),
-        ({"q": q.expand(1, 33, 4, 64)}, "66 rows for each of 2 KV heads, must have at most 64"),
+        ({"max_seqlen_q": 1}, "max_seqlen_q is given, must be None without cu_seqlens_q"),
+        ({"cu_seqlens_q": used}, r"q has shape \(1, 1, 4, 64\), must be \(T, H, D\)"),
+        ({"q": q[0], "cu_seqlens_q": used[None]}, "cu_seqlens_q is torch.int32"),
+        (
+            {"q": q[0], "cu_seqlens_q": table[0, :3]},
+            r"seqused_k is torch.int32 \(1,\), must be torch.int32 \(2,\)",
+        ),
         ({"q": q[:, :, :3]}, "q has 3 heads"),
         ({"seqused_k": None}, "seqused_k is None"),
         ({"seqused_k": used.long()}, "seqused_k is torch.int64"),
