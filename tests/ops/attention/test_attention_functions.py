@@ -109,7 +109,7 @@ def test_numbers_in_aux_are_refused(seed):
 
 def test_opcheck(seed):
     documents = torch.zeros(1, 10, dtype=torch.int32)
-    tensors = (*_tensors(seed, 10), *(None,) * 9, [documents])
+    tensors = (*_tensors(seed, 10), *(None,) * 10, [documents])
     name = kernels_dsl.kernel_function(document_mask).name
     options = {"mask_mod": name, "return_lse": True}
     torch.library.opcheck(torch.ops.kernels_dsl.attention.default, tensors, options)

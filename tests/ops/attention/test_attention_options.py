@@ -98,7 +98,7 @@ OF_PACKED = [
     ({"max_seqlen_q": 8.0}, "max_seqlen_q is 8.0, must be an int"),
     ({"max_seqlen_q": "8"}, "max_seqlen_q is '8', must be an int"),
     ({"max_seqlen_q": True}, "max_seqlen_q is True, must be an int"),
-    ({"max_seqlen_q": None}, "max_seqlen_q is None, must be an int"),
+    ({"max_seqlen_q": None}, "max_seqlen_q is None, must be "),
     ({"max_seqlen_q": torch.tensor(8)}, "max_seqlen_q is a Tensor, must be an int"),
 ]
 OF_MASKS = [
