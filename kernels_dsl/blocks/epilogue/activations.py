@@ -17,12 +17,13 @@ _LOG2_E = math.log2(math.e)
 class Activation(NamedTuple):
     """One activation f.
 
-    traced: f of the DSL's values, accurate to float32. exact: the definition, f of a torch.Tensor in its own
-    dtype. backward: (gradient, z), both float32 -> gradient · f'(z); None: asking for a gradient is an error.
-    says: the documentation's formula of f.
+    traced: f of the DSL's values, accurate to float32. slope: f' of them. exact: the definition, f of a
+    torch.Tensor in its own dtype. backward: (gradient, z), both float32 -> gradient · f'(z); None, as is
+    `slope` then: asking for a gradient is an error. says: the documentation's formula of f.
     """
 
     traced: Callable[[Any], Any]
+    slope: Callable[[Any], Any] | None
     exact: Callable[[Any], Any]
     backward: Callable[[Any, Any], Any] | None
     says: str
@@ -34,6 +35,13 @@ def relu(x: Any) -> Any:
 
     # Comparing with < keeps NaN: the comparison is false, and x itself is chosen.
     return cute.where(x < 0.0, cute.zeros_like(x), x)
+
+
+def relu_slope(x: Any) -> Any:
+    """1 where x > 0, else 0, as PyTorch has it."""
+    import cutlass.cute as cute
+
+    return cute.where(x > 0.0, cute.full_like(x, 1.0), cute.zeros_like(x))
 
 
 def sigmoid(x: Any) -> Any:
@@ -52,12 +60,26 @@ def silu(x: Any) -> Any:
     return x * sigmoid(x)
 
 
+def silu_slope(x: Any) -> Any:
+    """The derivative of `silu`."""
+    share = sigmoid(x)
+    return share + x * (share * (1.0 - share))
+
+
 def gelu(x: Any) -> Any:
     """x * Phi(x) with the error function, elementwise: PyTorch's `gelu(approximate="none")`."""
     import cutlass.cute as cute
 
     half_x = x * 0.5
     return half_x + half_x * cute.math.erf(x * math.sqrt(0.5))
+
+
+def gelu_slope(x: Any) -> Any:
+    """The derivative of `gelu`: Phi(x) + x phi(x)."""
+    import cutlass.cute as cute
+
+    density = cute.math.exp2(x * x * (-0.5 * _LOG2_E), fastmath=True) * (1.0 / math.sqrt(2.0 * math.pi))
+    return cute.math.erf(x * math.sqrt(0.5)) * 0.5 + 0.5 + x * density
 
 
 def gelu_tanh(x: Any) -> Any:
@@ -67,6 +89,14 @@ def gelu_tanh(x: Any) -> Any:
     """
     two_u = x * (x * x * (2.0 * math.sqrt(2.0 / math.pi) * 0.044715) + 2.0 * math.sqrt(2.0 / math.pi))
     return x * sigmoid(two_u)
+
+
+def gelu_tanh_slope(x: Any) -> Any:
+    """The derivative of `gelu_tanh`."""
+    outer, inner = 2.0 * math.sqrt(2.0 / math.pi), 2.0 * math.sqrt(2.0 / math.pi) * 0.044715
+    square = x * x
+    share = sigmoid(x * (square * inner + outer))
+    return share + x * (share * (1.0 - share)) * (square * (3.0 * inner) + outer)
 
 
 def _of_torch(name: str, **options: Any) -> Callable[[Any], Any]:
@@ -98,16 +128,19 @@ def _relu_backward(gradient: Any, z: Any) -> Any:
 
 
 ACTIVATIONS = {
-    "relu": Activation(relu, _of_torch("relu"), _relu_backward, "max(z, 0)"),
+    "relu": Activation(relu, relu_slope, _of_torch("relu"), _relu_backward, "max(z, 0)"),
     "gelu": Activation(
-        gelu, _of_torch("gelu"), _backward_of_torch("gelu_backward"), "z · Φ(z), by the error function"
+        gelu, gelu_slope, _of_torch("gelu"), _backward_of_torch("gelu_backward"),
+        "z · Φ(z), by the error function",
     ),
     "gelu_tanh": Activation(
-        gelu_tanh, _of_torch("gelu", approximate="tanh"),
+        gelu_tanh, gelu_tanh_slope, _of_torch("gelu", approximate="tanh"),
         _backward_of_torch("gelu_backward", approximate="tanh"),
         "the same by tanh, as PyTorch's `approximate=\"tanh\"`",
     ),
-    "silu": Activation(silu, _of_torch("silu"), _backward_of_torch("silu_backward"), "z / (1 + exp(-z))"),
+    "silu": Activation(
+        silu, silu_slope, _of_torch("silu"), _backward_of_torch("silu_backward"), "z / (1 + exp(-z))"
+    ),
 }  # fmt: skip
 
 

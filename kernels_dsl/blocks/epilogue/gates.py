@@ -28,12 +28,14 @@ class Gate(NamedTuple):
     """One gated activation f.
 
     traced: f of the DSL's values. exact: the definition, f of torch.Tensors in their own dtype. partials:
-    (gradient, gate, up), all float32 -> `Gradients`. says: the documentation's formula of f.
+    (gradient, gate, up), all float32 -> `Gradients`, by PyTorch's operations. traced_partials: the same of
+    the DSL's values. says: the documentation's formula of f.
     """
 
     traced: Callable[[Any, Any], Any]
     exact: Callable[[Any, Any], Any]
     partials: Callable[[Any, Any, Any], Gradients]
+    traced_partials: Callable[[Any, Any, Any], Gradients]
     says: str
 
     def of_pairs(self, z: Any) -> Any:
@@ -56,12 +58,13 @@ def _pairs(z: Any) -> tuple[Any, Any]:
 def _by_activation(name: str, says: str) -> Gate:
     """activation(gate) * up."""
     row = ACTIVATIONS[name]
-    derivative = row.backward
-    assert derivative is not None
+    derivative, slope = row.backward, row.slope
+    assert derivative is not None and slope is not None
     return Gate(
         lambda gate, up: row.traced(gate) * up,
         lambda gate, up: row.exact(gate) * up,
         lambda gradient, gate, up: Gradients(derivative(gradient * up, gate), gradient * row.exact(gate)),
+        lambda gradient, gate, up: Gradients(gradient * up * slope(gate), gradient * row.traced(gate)),
         says,
     )
 
@@ -92,6 +95,21 @@ def _oai_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
     )
 
 
+def _oai_traced_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
+    import cutlass.cute as cute
+
+    # As in `_oai`, NaN stays; 1 at the limits themselves, and 0 for an up of NaN, as `_oai_partials` has it.
+    low = cute.where(gate > _OAI_LIMIT, cute.full_like(gate, _OAI_LIMIT), gate)
+    middle = cute.where(up > _OAI_LIMIT, cute.full_like(up, _OAI_LIMIT), up)
+    middle = cute.where(middle < -_OAI_LIMIT, cute.full_like(up, -_OAI_LIMIT), middle)
+    share = sigmoid(low * _OAI_ALPHA)
+    slope = share * (low * (1.0 - share) * _OAI_ALPHA + 1.0)
+    of_gate, of_up = gradient * (middle + 1.0) * slope, gradient * low * share
+    zero = cute.zeros_like(gradient)
+    of_up = cute.where(up <= _OAI_LIMIT, of_up, zero)
+    return Gradients(cute.where(gate > _OAI_LIMIT, zero, of_gate), cute.where(up >= -_OAI_LIMIT, of_up, zero))
+
+
 def _glu(gate: Any, up: Any) -> Any:
     return sigmoid(gate) * up
 
@@ -101,14 +119,22 @@ def _glu_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
     return Gradients(gradient * up * share * (1.0 - share), gradient * share)
 
 
+def _glu_traced_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
+    share = sigmoid(gate)
+    return Gradients(gradient * up * share * (1.0 - share), gradient * share)
+
+
 GATES = {
     "swiglu": _by_activation("silu", "silu(gate) · up"),
     "geglu": _by_activation("gelu", "gelu(gate) · up, by the error function"),
     "geglu_tanh": _by_activation("gelu_tanh", "gelu_tanh(gate) · up"),
     "reglu": _by_activation("relu", "max(gate, 0) · up"),
-    "glu": Gate(_glu, lambda gate, up: gate.sigmoid() * up, _glu_partials, "up / (1 + exp(-gate))"),
+    "glu": Gate(
+        _glu, lambda gate, up: gate.sigmoid() * up, _glu_partials, _glu_traced_partials,
+        "up / (1 + exp(-gate))",
+    ),
     "swiglu_oai": Gate(
-        _oai, _oai_exact, _oai_partials,
+        _oai, _oai_exact, _oai_partials, _oai_traced_partials,
         "g / (1 + exp(-1.702 g)) · (u + 1), g = min(gate, 7), u = up between -7 and 7, as in gpt-oss",
     ),
 }  # fmt: skip

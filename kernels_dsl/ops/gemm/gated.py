@@ -56,7 +56,8 @@ def gemm_gated(
     of any strides without overlap. No gradients with these, nor with `out`.
 
     Returns (M, N / 2) or (L, M, N / 2), with return_preact or preact_out a pair `out`, `preact`.
-    Differentiable in a, b, c and bias; the backward pass computes z again. Raises TypeError and ValueError
+    Differentiable in a, b, c and bias: a call that wants gradients keeps z for them, in the result's dtype;
+    under torch.compile and the like the backward pass computes it again. Raises TypeError and ValueError
     before any launch, naming the argument; `gemm_gated_supports` gives the same reasons as text.
     """
     if return_preact.__class__ is not bool:

@@ -13,6 +13,7 @@ from kernels_dsl.blocks.epilogue.gates import GATES, GatedEpilogue
 from kernels_dsl.checks import options, overlap
 from kernels_dsl.checks.eager_path import check_output, refuse_written
 from kernels_dsl.config.gemm import WRITTEN
+from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import (
     DenseArguments,
@@ -26,8 +27,8 @@ from kernels_dsl.ops.gemm.arguments import (
     extents_of,
     result_dtype,
 )
+from kernels_dsl.ops.gemm.gate_gradient import GatedForBackward
 from kernels_dsl.ops.gemm.plan import Plan, build
-from kernels_dsl.ops.gemm.product import ForBackward
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Named, Operation
 from lowering.records import frozen
@@ -145,7 +146,10 @@ class _Gated(Operation[GatedArguments, Plan]):
 
         refuse_written(call.read().values(), **call.written())
         keywords = {name: getattr(call, name) for name in call.choices}
-        return Recorded(GatedGemm, self.plan_of(call), (), keywords, ForBackward, operator)
+        dtype = result_dtype(call.out, call.out_dtype, call.a.dtype)
+        make = allocate.maker(product_shape(call.a, call.b), dtype, call.a.device)
+        plan = self.plan_of(replace(call, preact_out=make()))
+        return Recorded(GatedGemm, plan, (), keywords, GatedForBackward, operator, make)
 
 
 GATED_GEMM = _Gated("gemm_gated", GatedArguments, describe, build, _follow)

@@ -4,13 +4,15 @@ With z = alpha · A B + beta · C + bias, D = f(z) + R, or f of z's pairs of col
 
     dR = G,  dz = G · f'(z),  dA = alpha · dz Bᵀ,  dB = alpha · Aᵀ dz,  dC = beta · dz,  dbias = Σ dz
 
-z is not kept from the forward pass, which would store it for inference-sized savings only: where f needs it,
-the product is computed again, in float32.
+Of an activation, z is not kept from the forward pass: the product is computed again, in float32. A gate's z
+is kept, rounded as D is, by calls past the dispatcher, whose kernel stores it beside D; an operator's is
+computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,10 +93,14 @@ class EpilogueGradients(NamedTuple):
 
 
 def epilogue_gradients(
-    ctx: Any, gradient: torch.Tensor, needed: Sequence[bool], product: Callable[[], torch.Tensor]
+    ctx: Any,
+    gradient: torch.Tensor,
+    needed: Sequence[bool],
+    product: Callable[[], torch.Tensor],
+    through: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> EpilogueGradients:
     """Gradients through the epilogue. `needed`: of each factor, of c, bias and residual. `product`: computes
-    z again, in float32."""
+    z again, in float32. `through`: from the gradient of D to that of z, where z was kept."""
     *factors, needs_c, needs_bias, needs_residual = needed
     keywords, (like_c, like_bias, like_residual) = ctx.keywords, ctx.like
     d_c = d_bias = d_residual = None
@@ -105,7 +111,7 @@ def epilogue_gradients(
     if keywords["activation"] is not None and (any(factors) or needs_c or needs_bias):
         backward = derivative_of(keywords["activation"])
         assert backward is not None
-        d_z = backward(gradient.float(), product())
+        d_z = backward(gradient.float(), product()) if through is None else through(gradient)
     if needs_c:
         shape, dtype = like_c
         d_c = (d_z * keywords["beta"]).sum_to_size(shape).to(dtype)
@@ -148,7 +154,7 @@ def _product(
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of (a, b, c, bias, residual), None for those that are not needed, as many as there were
     arguments."""
-    a, b, c, bias, *_ = ctx.saved_tensors
+    a, b, c, bias, *kept = ctx.saved_tensors
     keywords, needed = ctx.keywords, needed_of(ctx, _FACTORS)
     operators = operators_for(ctx, (gradient, a, b, c, bias))
 
@@ -157,7 +163,12 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         found: torch.Tensor = operators.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
         return found
 
-    through = epilogue_gradients(ctx, gradient, needed, product)
+    of_gate = getattr(operators, "gate_gradient", None) if kept else None  # none of the dispatcher's
+    if of_gate is None:
+        through = epilogue_gradients(ctx, gradient, needed, product)
+    else:
+        of_kept = partial(of_gate, z=kept[0], activation=keywords["activation"], dtype=a.dtype)
+        through = epilogue_gradients(ctx, gradient, needed, product, of_kept)
     operand = through.d_z.to(a.dtype) if any(needed[:2]) else None
     d_a = d_b = None
     if needed[0]:

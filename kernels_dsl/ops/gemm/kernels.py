@@ -17,6 +17,7 @@ FUNCTIONS = {
     "sm90": lowering.jit(f"{_FOLDER}.entry_sm90:gemm_sm90_entry", name="gemm_sm90"),
     "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:gemm_sm80_entry", name="gemm_sm80"),
     "splitk_reduce": lowering.jit(f"{_FOLDER}.entry_splitk:splitk_reduce_entry", name="splitk_reduce"),
+    "gate_gradient": lowering.jit(f"{_FOLDER}.gate_gradient:gate_gradient", name="gate_gradient"),
     "reduce_parts": lowering.jit(f"{_FOLDER}.entry_parts:reduce_parts_entry", name="reduce_parts"),
 }
 

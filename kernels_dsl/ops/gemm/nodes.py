@@ -17,11 +17,12 @@ def record(ctx: Any, call: RecordedCall, *inputs: torch.Tensor | None) -> torch.
     """
     recorded, plan = call.recorded, call.recorded.plan
     keywords = {**recorded.keywords, "alpha": call.alpha, "beta": call.beta}
-    keep_for_backward(ctx, inputs, keywords, len(inputs) - 3, call)
+    kept = () if recorded.kept is None else (recorded.kept(),)
+    keep_for_backward(ctx, inputs, keywords, len(inputs) - 3, call, kept)
     *_, left, right, c, bias, residual = inputs
     operands = None
     if plan.operands is not None:
-        operands = plan.operands((call.alpha, call.beta, c, bias, residual))
+        operands = plan.operands((call.alpha, call.beta, c, bias, residual, *kept))
     return plan.run(left, right, None, operands)
 
 

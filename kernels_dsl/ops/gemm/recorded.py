@@ -33,7 +33,8 @@ class Recorded:
 
     `node`: class of the node. `indices`: the operator's arguments before the factors. `keywords`: those of
     the operator, alpha and beta apart. `products`: makes the products of the backward pass, by the operators'
-    names, of the call cache that they use. `operator`: registers the operators.
+    names, of the call cache that they use. `operator`: registers the operators. `kept`: makes the place of
+    the product itself, the plan's last operand, where the backward pass has it from the forward pass.
     """
 
     node: type[torch.autograd.Function]
@@ -42,6 +43,7 @@ class Recorded:
     keywords: dict[str, Any]
     products: Callable[[dict[Any, Any]], Any]
     operator: Callable[[], Any]
+    kept: Callable[[], torch.Tensor] | None = None
 
     def run(
         self,

@@ -64,6 +64,8 @@ class ModelKernels:
             self.launches.append((name, constexprs))
             if name == "reduce_parts":
                 self._combine(*values, **constexprs)
+            elif name == "gate_gradient":
+                self._gate_gradient(*values, **constexprs)
             elif name == "splitk_reduce":
                 self._reduce(*values, **constexprs)
             else:
@@ -78,6 +80,12 @@ class ModelKernels:
             values = arg if isinstance(arg, tuple) else (arg,)
             found.append([tensor_class("x", x) if isinstance(x, torch.Tensor) else type(x) for x in values])
         return found
+
+    @staticmethod
+    def _gate_gradient(gradient: Any, z: Any, d_z: Any, *, activation: str, vector: int, early: bool) -> None:
+        assert gradient.is_contiguous() and 2 * gradient.numel() == z.numel() == d_z.numel()
+        assert all(tensor_class("x", x).align == 16 for x in (gradient, z, d_z))
+        d_z.copy_(GATES[activation].backward(gradient.float(), z.float()))
 
     def _gemm(
         self, name: str, a: Any, b: Any, d: Any, operands: Any, max_ctas: int, *, config: Any, epilogue: Any,
