@@ -27,7 +27,7 @@ from kernels_dsl.ops.gemm.arguments import (
     extents_of,
     result_dtype,
 )
-from kernels_dsl.ops.gemm.gate_gradient import GatedForBackward
+from kernels_dsl.ops.gemm.gated_gradient import GatedForBackward
 from kernels_dsl.ops.gemm.plan import Plan, build
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.operation import Named, Operation

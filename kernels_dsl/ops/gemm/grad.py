@@ -4,9 +4,8 @@ With z = alpha · A B + beta · C + bias, D = f(z) + R, or f of z's pairs of col
 
     dR = G,  dz = G · f'(z),  dA = alpha · dz Bᵀ,  dB = alpha · Aᵀ dz,  dC = beta · dz,  dbias = Σ dz
 
-Of an activation, z is not kept from the forward pass: the product is computed again, in float32. A gate's z
-is kept, rounded as D is, by calls past the dispatcher, whose kernel stores it beside D; an operator's is
-computed again.
+For an activation's gradient z is computed again, in float32. A gate's z is kept, rounded as D is, by calls
+past the dispatcher: their kernel stores it beside D.
 """
 
 from __future__ import annotations
@@ -163,12 +162,10 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         found: torch.Tensor = operators.gemm(a, b, c, bias, **again, out_dtype=torch.float32)
         return found
 
-    of_gate = getattr(operators, "gate_gradient", None) if kept else None  # none of the dispatcher's
-    if of_gate is None:
-        through = epilogue_gradients(ctx, gradient, needed, product)
-    else:
-        of_kept = partial(of_gate, z=kept[0], activation=keywords["activation"], dtype=a.dtype)
-        through = epilogue_gradients(ctx, gradient, needed, product, of_kept)
+    of_kept = getattr(operators, "gate_gradient", None) if kept else None  # none of the dispatcher's
+    if of_kept is not None:
+        of_kept = partial(of_kept, z=kept[0], activation=keywords["activation"], dtype=a.dtype)
+    through = epilogue_gradients(ctx, gradient, needed, product, of_kept)
     operand = through.d_z.to(a.dtype) if any(needed[:2]) else None
     d_a = d_b = None
     if needed[0]:

@@ -95,9 +95,9 @@ def test_second_derivatives(model_kernels) -> None:
         first = torch.autograd.grad((result * weight.to(result.dtype)).sum(), (x, y), create_graph=True)
         return sum(g.square().sum() for g in first)  # type: ignore[return-value]
 
-    found = torch.autograd.grad(penalty(a, b, kernels_dsl.gemm_gated(a, b)), (a, b))
+    found = torch.autograd.grad(penalty(a, b, kernels_dsl.gemm_gated(a, b, activation="glu")), (a, b))
     x, y = (leaf.detach().double().requires_grad_() for leaf in (a, b))
-    right = GATES["swiglu"].of_pairs(x @ y)
+    right = GATES["glu"].of_pairs(x @ y)
     for got, want in zip(found, torch.autograd.grad(penalty(x, y, right), (x, y))):
         scale = want.abs().max()
         torch.testing.assert_close(got.double() / scale, want / scale, atol=3e-2, rtol=0)
@@ -113,7 +113,8 @@ def test_compiled(model_kernels) -> None:
     block(a, b).sum().backward()
     got, a.grad = a.grad, None
     (kernels_dsl.gemm_gated(a, b) * 2).sum().backward()
-    torch.testing.assert_close(got, a.grad, atol=2e-2, rtol=2e-2)  # of a z that is not rounded
+    difference = (got - a.grad).abs().max()
+    assert difference <= 2e-2 * a.grad.abs().max()  # of a z that is not rounded
     with torch.no_grad():
         compiled = torch.compile(kernels_dsl.gemm_gated, backend="aot_eager", fullgraph=True)
         found, expected = (f(a, b, return_preact=True) for f in (compiled, kernels_dsl.gemm_gated))

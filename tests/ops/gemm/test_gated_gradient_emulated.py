@@ -7,7 +7,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.blocks.epilogue.gates import GATES
-from kernels_dsl.ops.gemm.gate_gradient import gate_gradient
+from kernels_dsl.ops.gemm.gated_gradient import gate_gradient
 from lowering import emulator
 from reference import tolerance
 from reference.inputs import normal
