@@ -8,6 +8,7 @@ from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 from tests.fuzz.serving_append import PLACES, draw_append
 from tests.fuzz.serving_decode import draw_decode
+from tests.fuzz.serving_huge import draw_huge
 from tests.fuzz.serving_kvcache import TABLES, draw_kvcache
 from tests.fuzz.serving_merge import draw_merge
 from tests.fuzz.serving_packed import draw_paged
@@ -17,10 +18,13 @@ from tests.fuzz.serving_refusals import draw_refusal
 _ODDS = ((draw_append, 0.2), (draw_merge, 0.15), (draw_paged, 0.2), (draw_kvcache, 0.15), (draw_decode, 1.0))
 
 _REFUSAL_ODDS = 0.05
+_HUGE_EVERY = 400
 
 
 def generate(draw: Draw) -> Case:
     """A case: mostly attention to caches; some calls that must be refused."""
+    if draw.settings.device == "cuda" and draw.number % _HUGE_EVERY == _HUGE_EVERY - 1:
+        return draw_huge(draw)
     kind = draw.kernel.random()
     if draw.data.random() < _REFUSAL_ODDS:
         return draw_refusal(draw)
@@ -46,5 +50,5 @@ def expected_features(settings: Settings) -> list[str]:
     found += ["length 0", "table of nonsense", "places outside", "states without keys", "same bits alone"]
     found += ["new keys", "lengths as a number", "many queries", "keys hidden by a window"]
     if settings.device == "cuda":
-        found += ["mode stream", "mode threads", "mode graph"]
+        found += ["mode stream", "mode threads", "mode graph", "cache beyond 2^31 elements"]
     return found + [f"pages of family {family}" for family in (None, *families(settings.arch))]

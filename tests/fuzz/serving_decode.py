@@ -137,17 +137,25 @@ class DecodeCase:
 
     def _alone(
         self, operations: Operations, q: torch.Tensor, cached: Cached, options: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """The result of one sequence, on a cache that has its keys alone."""
-        b = self.alone
+        b, size = self.alone, self.sequences.page
         assert b is not None
-        k, v = (x.contiguous()[None] for x in cached.raw(b, cached.lengths()[b]))
-        own = {name: x for name, x in options.items() if name not in ("seqused_k", "block_table")}
+        own = dict(options)
+        length = cached.lengths()[b]
+        k, v = (x.contiguous()[None] for x in cached.raw(b, length))
+        if size:  # in pages of its own
+            count = -(-length // size)
+            k, v = (_in_pages(x[0], count, size) for x in (k, v))
+            own["block_table"] = torch.arange(count, dtype=torch.int32, device=q.device)[None]
+        own["seqused_k"] = torch.tensor([length], dtype=torch.int32, device=q.device)
         for name in ("k_scale", "v_scale"):
             if name in own and own[name].dim() == 2:
                 own[name] = own[name][b : b + 1]
-        out, lse = operations.attention_decode(q[b : b + 1].clone(), k, v, **own, return_lse=True)
-        return out, lse
+        found = operations.attention_decode(
+            q[b : b + 1].clone(), k, v, **own, return_lse=self.return_lse
+        )  # fmt: skip
+        return tuple(found) if self.return_lse else (found,)
 
     def _check(
         self, found: tuple[torch.Tensor, ...], q: torch.Tensor, cached: Cached, sinks: torch.Tensor | None
@@ -155,9 +163,9 @@ class DecodeCase:
         out, lse = found[0], found[1] if self.return_lse else None
         assert out.shape == q.shape and out.dtype == q.dtype
         if self.alone is not None:
-            b, (own, own_lse) = self.alone, found[-2:]
-            assert same_bits(out[b : b + 1], own), f"sequence {b} has other bits alone"
-            assert lse is None or same_bits(lse[b : b + 1], own_lse), f"log-sum-exp {b} has other bits alone"
+            b, count = self.alone, len(found) // 2
+            for x, y in zip(found[:count], found[count:]):
+                assert same_bits(x[b : b + 1], y), f"sequence {b} has other bits alone"
         q, rules = q.resolve_neg(), self.scores.masking(sinks)
         for b, length in enumerate(cached.lengths()):
             pair = cached.exact(b, length)
@@ -167,6 +175,13 @@ class DecodeCase:
                 contents.check(out[b : b + 1], own_lse, rows, rules, self.scores.scale)
             except AssertionError as error:
                 raise AssertionError(f"sequence {b} of {length} keys") from error
+
+
+def _in_pages(rows: torch.Tensor, count: int, size: int) -> torch.Tensor:
+    """Keys or values (n, heads, D) as pages (count, size, heads, D)."""
+    pages_of = rows.new_zeros((count, size, *rows.shape[1:]))
+    pages_of.view(count * size, *rows.shape[1:])[: rows.shape[0]] = rows
+    return pages_of
 
 
 def draw_scores(draw: Draw) -> Scores:
