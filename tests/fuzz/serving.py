@@ -8,6 +8,7 @@ from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
 from tests.fuzz.serving_append import PLACES, draw_append
 from tests.fuzz.serving_decode import draw_decode
+from tests.fuzz.serving_decode_packed import draw_packed_decode
 from tests.fuzz.serving_huge import draw_huge
 from tests.fuzz.serving_kvcache import TABLES, draw_kvcache
 from tests.fuzz.serving_merge import draw_merge
@@ -15,8 +16,10 @@ from tests.fuzz.serving_packed import draw_paged
 from tests.fuzz.serving_pages import SCALES
 from tests.fuzz.serving_refusals import draw_refusal
 
-_ODDS = ((draw_append, 0.2), (draw_merge, 0.15), (draw_paged, 0.2), (draw_kvcache, 0.15), (draw_decode, 1.0))
-
+_ODDS = (
+    (draw_append, 0.2), (draw_merge, 0.15), (draw_paged, 0.2), (draw_kvcache, 0.15),
+    (draw_packed_decode, 0.1), (draw_decode, 1.0),
+)  # fmt: skip
 _REFUSAL_ODDS = 0.05
 _HUGE_EVERY = 400
 
@@ -48,6 +51,7 @@ def expected_features(settings: Settings) -> list[str]:
     found += [f"pages by {name}" for name in TABLES] + [f"append by {name}" for name in PLACES]
     found += [f"k_scale {name}" for name in SCALES] + ["decode from pages", "decode from slots"]
     found += ["length 0", "table of nonsense", "places outside", "states without keys", "same bits alone"]
+    found += ["attention_decode cu_seqlens_q", "max_seqlen_q", "packed without queries"]
     found += ["new keys", "lengths as a number", "many queries", "keys hidden by a window"]
     if settings.device == "cuda":
         found += ["mode stream", "mode threads", "mode graph", "cache beyond 2^31 elements"]

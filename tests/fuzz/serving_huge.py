@@ -24,8 +24,8 @@ _SCORES = Scores(True, None, None, 0.0, None, None)
 
 @dataclass(frozen=True)
 class HugeCase:
-    """One sequence of `length` keys, of which `append_kv` writes the last and `attention_decode` reads all, in
-    two pages that are the first and the last of a cache."""
+    """One sequence of `length` keys, in the last and the first page of a cache: `append_kv` writes the last
+    key, `attention_decode` reads all."""
 
     draw: Draw = field(repr=False)
     length: int

@@ -46,6 +46,15 @@ def _checked(name: str, *values: int, shape: tuple[int, ...] = (-1,)) -> Refusal
     return setting(name, lambda a: make({"q": a["v_cache"]}).view(shape), checked=True)
 
 
+def _packed(make: Callable[[Arguments], torch.Tensor], checked: bool = False) -> Refusal:
+    """Packed queries that start where `make` says."""
+    return Refusal("cu_seqlens_q", lambda a: a.update(q=a["q"].flatten(0, 1), cu_seqlens_q=make(a)), checked)
+
+
+def _starts(*values: int, checked: bool = False) -> Refusal:
+    return _packed(lambda a: int32(*values)({"q": a["v_cache"]}), checked)
+
+
 def _odd_address(a: Arguments) -> torch.Tensor:
     cache = a["v_cache"]
     return cache.new_empty(cache.numel() + 1)[1:].view(cache.shape)
@@ -72,7 +81,15 @@ CACHES = {
 DECODE = CACHES | {
     "q of float32": _as("q", torch.float32),
     "q of three modes": setting("q", lambda a: a["q"][0]),
-    "q of 66 rows": setting("q", lambda a: a["q"][:, :1].expand(-1, 33, -1, -1)),
+    "packed q without starts": setting("q", lambda a: a["q"].flatten(0, 1)),
+    "starts of int64": _packed(lambda a: torch.tensor([0, 2, 4], device=a["v_cache"].device)),
+    "no starts": _packed(lambda a: torch.empty(0, dtype=INT32, device=a["v_cache"].device)),
+    "a longest without starts": setting("max_seqlen_q", lambda a: 1),
+    "a longest below 0": Refusal(
+        "max_seqlen_q", lambda a: (_starts(0, 2, 4).change(a), a.update(max_seqlen_q=-1))
+    ),
+    "starts beyond q": _starts(0, 2, 9, checked=True),
+    "starts that fall": _starts(0, 3, 1, checked=True),
     "heads that do not divide": setting("q", lambda a: a["q"][:, :, :3]),
     "a head dimension of 60": setting("q", lambda a: a["q"][..., :60]),
     "odd strides": setting("k_cache", _odd_strides),
