@@ -20,6 +20,7 @@ from pathlib import Path
 
 from lowering import reach, sources, trust
 from lowering.errors import Untrusted
+from lowering.locks import fcntl
 from lowering.store import Store
 
 log = logging.getLogger("lowering")
@@ -144,6 +145,8 @@ def refusal() -> str | None:
     It is looked at each time, which takes a system call for each component of the path.
     """
     folder = dir()
+    if fcntl is None:
+        return f"the kernel cache {folder} is not used: this system has no file locks (Python's fcntl)"
     try:
         try:
             trust.check_folder(folder)

@@ -6,7 +6,6 @@ killed. So what is old and not locked is nobody's: `sweep` removes it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from lowering import trust
 from lowering.errors import LoweringError, Untrusted
+from lowering.locks import fcntl
 
 PREFIX = "kernels-dsl-"
 # Between making a file and locking it a process may be stopped for a while.
@@ -35,6 +35,10 @@ def folder() -> Iterator[Path]:
 
     :raises LoweringError: if there is no place where nobody else can exchange its files.
     """
+    if fcntl is None:  # Windows, where a user's temporary folder is its own
+        with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+            yield Path(name)
+        return
     above = _place()
     if above not in _swept:
         _swept.add(above)
@@ -120,6 +124,8 @@ def _remove_stale(path: Path, seconds: float) -> None:
 
 def _try_lock(descriptor: int) -> bool:
     """Lock an open file or folder; False where somebody else has it, or the file system has no locks."""
+    if fcntl is None:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

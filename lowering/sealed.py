@@ -6,13 +6,13 @@ even this process. The dynamic loader maps that file.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import logging
 import os
 from typing import Any
 
 from lowering import scratch
+from lowering.locks import fcntl
 
 log = logging.getLogger("lowering")
 
@@ -55,6 +55,8 @@ def sealed_copy(data: bytes, name: str) -> int:
 
     :raises OSError: where the system has no such files.
     """
+    if fcntl is None:
+        raise OSError("this system has no sealed files")
     descriptor = os.memfd_create(f"kernels-dsl-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         waiting = memoryview(data)

@@ -14,7 +14,6 @@ makes processes that start together compile once. What is read must be this user
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 
 from lowering import scratch, trust
 from lowering.errors import DamagedEntry
+from lowering.locks import fcntl
 from lowering.records import frozen
 
 log = logging.getLogger("lowering")
@@ -247,6 +247,8 @@ class Store:
 
     def _locked(self, key: str, name: str) -> _Lock | None:
         """The lock of a kernel, once it is held or was waited for too long; None where there can be none."""
+        if fcntl is None:
+            return None
         # One of 4096 files: a folder that does not grow. Two kernels that share one wait for each other.
         path = self.folder / "locks" / key[:3]
         while True:

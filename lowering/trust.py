@@ -103,7 +103,7 @@ def check_inside(component: Component, *, directory: bool) -> None:
     if not (stat.S_ISDIR(mode) if directory else stat.S_ISREG(mode)):
         kind = "directory" if directory else "regular file"
         raise Untrusted(f"{component} is not a {kind}; mend it with: rm -r {_quoted(component)}")
-    if component.about.st_uid not in (os.geteuid(), 0):
+    if component.about.st_uid not in (_own_id(), 0):
         raise Untrusted(f"{_foreign(component)}; mend it with: rm -r {_quoted(component)}")
     if who := _other_writers(component):
         # The content of a file may have been changed already; what a folder holds is checked on its own.
@@ -165,7 +165,7 @@ def _quoted(component: Component) -> str:
 
 def _check_above(component: Component) -> None:
     owner, mode = component.about.st_uid, component.about.st_mode
-    if owner not in (os.geteuid(), 0) and not _is_outer_root(owner):
+    if owner not in (_own_id(), 0) and not _is_outer_root(owner):
         raise Untrusted(f"{_foreign(component)}, who can replace what is in it; choose another place")
     if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
         return  # a link's mode means nothing; a sticky directory keeps what is this user's
@@ -174,6 +174,13 @@ def _check_above(component: Component) -> None:
             f"{component} is writable by {who}, who can replace what is in it; "
             f"mend it with: chmod go-w {_quoted(component)}"
         )
+
+
+def _own_id() -> int:
+    """This user's number. Untrusted where there is none, as on Windows, whose files say no owner here."""
+    if not hasattr(os, "geteuid"):
+        raise Untrusted("this system has no owners of files that can be checked")
+    return os.geteuid()
 
 
 def _foreign(component: Component) -> str:

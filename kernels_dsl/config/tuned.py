@@ -7,7 +7,6 @@ in one step, so that many processes may tune at once and a reader never sees hal
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
@@ -128,6 +127,11 @@ def _parse(path: Path) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: the file is replaced whole, and of two writers at once the last one wins
+        yield
+        return
     with open(path, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back
