@@ -46,6 +46,26 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("KERNELS_DSL_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "kernels"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        type=int,
+        metavar="SEED",
+        help="of each long test run a part of its cases, chosen by the seed (see tests/sampling.py)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--sample")
+    if seed is None:
+        return
+    from tests import sampling
+
+    kept = sampling.chosen([item.nodeid for item in items], sampling.long_functions(), seed)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, missing in (("gpu", _missing_gpu), ("sm90", _missing_hopper)):
         if item.get_closest_marker(marker) is not None:
