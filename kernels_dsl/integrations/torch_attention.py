@@ -4,9 +4,10 @@
     torch.nn.attention.activate_flash_attention_impl(name)       # and restore_flash_attention_impl()
 
 Once activated, what PyTorch gives to its FlashAttention backend (`scaled_dot_product_attention` where that
-backend is chosen, `torch.nn.attention.varlen.varlen_attn`) runs here, forward and backward. What this
-attention does not do (dropout, paged keys, another GPU) still runs PyTorch's kernels. Either's gradients need
-the output and the log-sum-exp alone, so that one may run after the other's forward pass.
+backend is chosen, `torch.nn.attention.varlen.varlen_attn`) runs here, forward and backward, keys in pages
+included where its version has them (`block_table`, as 2.13). What this attention does not do (dropout,
+another GPU) still runs PyTorch's kernels. Either's gradients need the output and the log-sum-exp alone, so
+that one may run after the other's forward pass.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _SDPA = "_scaled_dot_product_flash_attention"
 _SDPA_BACKWARD = "_scaled_dot_product_flash_attention_backward"
 _FLASH = "_flash_attention_forward"
 _FLASH_BACKWARD = "_flash_attention_backward"
+_FLASH_INTO = "_flash_attention_forward_no_dropout_inplace"
 Original = Callable[..., Any]
 
 
@@ -75,7 +77,8 @@ def activate() -> Handle:
 def _activated(key: str) -> Handle:
     library = torch.library.Library("aten", "IMPL", key)
     for name, function in _FUNCTIONS.items():
-        library.impl(name, _or_original(name, function), with_keyset=True)
+        if hasattr(torch.ops.aten, name):  # not in every version
+            library.impl(name, _or_original(name, function), with_keyset=True)
     return Handle(library)
 
 
@@ -147,22 +150,59 @@ def flash_forward(
     alibi_slopes: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """`aten::_flash_attention_forward`: (B, S, H, D), or packed (T, H, D) with `cum_seq_q`, `cum_seq_k`."""
-    del num_splits  # how to split is a hint
-    packed = cum_seq_q is not None and cum_seq_k is not None
-    others = alibi_slopes is not None or block_table is not None
-    if dropout_p != 0.0 or return_debug_mask or others or (seqused_k is not None and not packed):
+    """`aten::_flash_attention_forward`: (B, S, H, D), or packed (T, H, D) with `cum_seq_q`, `cum_seq_k`.
+
+    With `block_table` key and value are pages (pages, keys of a page, Hk, D), and `seqused_k` says how many
+    keys each sequence has. num_splits: 1 asks for bits of a sequence that do not depend on the others; other
+    numbers are hints. out: what to write to, from `flash_forward_into`.
+    """
+    packed = cum_seq_q is not None and (cum_seq_k is not None or block_table is not None)
+    paged = seqused_k is not None or block_table is not None
+    if dropout_p != 0.0 or return_debug_mask or alibi_slopes is not None or (paged and not packed):
         raise Declined
     window = _window(window_size_left, window_size_right)
-    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "window": window, "return_lse": True}
+    options: dict[str, Any] = {
+        "causal": is_causal, "scale": scale, "window": window, "return_lse": True, "out": out,
+    }  # fmt: skip
     with torch.no_grad():
-        if packed:
+        if block_table is not None:
+            from kernels_dsl.ops.serving.paged_attention import paged_attention  # few programs need it
+
+            assert cum_seq_q is not None
+            result, lse = paged_attention(
+                query, key, value, cu_seqlens_q=cum_seq_q, max_seqlen_q=max_q, seqused_k=seqused_k,
+                block_table=block_table, batch_invariant=num_splits == 1, **options,
+            )  # fmt: skip
+        elif packed:
             lengths: tuple[Any, ...] = (cum_seq_q, cum_seq_k, max_q, max_k)
-            out, lse = attention_varlen(query, key, value, *lengths, seqused_k=seqused_k, **options)
+            result, lse = attention_varlen(query, key, value, *lengths, seqused_k=seqused_k, **options)
         else:
-            out, lse = attention(query, key, value, **options)
-    return (out, lse, *_auxiliary(query))
+            result, lse = attention(query, key, value, **options)
+    return (result, lse, *_auxiliary(query))
+
+
+def flash_forward_into(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    **options: Any,
+) -> torch.Tensor:
+    """`aten::_flash_attention_forward_no_dropout_inplace`: `flash_forward` into `out`; the log-sum-exp."""
+    _, lse, *_ = flash_forward(
+        query, key, value, cum_seq_q, cum_seq_k, max_q=max_q, max_k=max_k, dropout_p=dropout_p,
+        is_causal=is_causal, return_debug_mask=return_debug_mask, out=out, **options,
+    )  # fmt: skip
+    return lse
 
 
 def _window(left: int | None, right: int | None) -> tuple[int | None, ...] | None:
@@ -255,5 +295,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     _SDPA_BACKWARD: scaled_dot_product_backward,
     _FLASH: flash_forward,
     _FLASH_BACKWARD: flash_backward,
+    _FLASH_INTO: flash_forward_into,
 }
 """Operator of PyTorch -> what runs in its place."""
