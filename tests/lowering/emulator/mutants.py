@@ -50,6 +50,7 @@ class Verdict:
     beside: bool = False
     text: str = ""
     source: str = ""
+    reports: tuple[str, ...] = ()
 
 
 class _Ran(NamedTuple):
@@ -57,6 +58,7 @@ class _Ran(NamedTuple):
     places: tuple[Place, ...]
     same: bool
     steps: int
+    reports: tuple[str, ...] = ()
 
 
 class Bench:
@@ -84,7 +86,7 @@ class Bench:
         errors = [r for r in (*session.reports, *(failed or ())) if r.severity is Severity.ERROR]
         kinds = {r.kind.name for r in errors} or ({"error"} if failed is not None else set())
         same = failed is None and schedules.difference(self.memory, self.after or self.before) is None
-        return _Ran(frozenset(kinds), tuple(p for r in errors for p in r.places), same, session.steps)
+        return _Ran(frozenset(kinds), tuple(p for r in errors for p in r.places), same, session.steps, tuple(map(str, errors)))
 
     def run(self, text: str, seed: int = 0) -> _Ran:
         """The launch with PTX `text` in place of its own."""
@@ -106,7 +108,7 @@ class Bench:
         ran = self.run(text)
         if ran.kinds:
             beside = any(_beside(place, mutant.line + 1, stack) for place in ran.places)
-            return Verdict(mutant, "found", tuple(sorted(ran.kinds)), beside, shown, source)
+            return Verdict(mutant, "found", tuple(sorted(ran.kinds)), beside, shown, source, ran.reports)
         if Kind.TRAP.name not in self.run(mutant.trapped(self.ptx)).kinds:
             return Verdict(mutant, "not run", text=shown, source=source)
         again = self.run(text, seed=1)
