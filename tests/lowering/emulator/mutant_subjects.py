@@ -42,7 +42,9 @@ def _gemm(config: Sm80GemmConfig | Sm90GemmConfig, m: int, n: int, k: int) -> to
 
 def _attention(scale: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 192 * scale, 1, 64, generator=generator).to(torch.bfloat16) for _ in range(3))
+    heads = 1 if scale == 1 else 2  # more tiles than CTAs, short ones next to long ones
+    shape = (heads, 192 * scale, heads, 64)
+    q, k, v = (torch.randn(shape, generator=generator).to(torch.bfloat16) for _ in range(3))
     return kernels_dsl.attention(q, k, v, causal=True)
 
 
