@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import fast, peers
+from . import fast, peers, suspects
 from .lanes import note_read, note_write
 from .memory import Fault
 from .ordering import order_of
@@ -91,9 +91,12 @@ def note_unwritten(
     """
     missing = cta.shadow.unwritten(index)
     if missing is not None:
-        cta.early_reads.setdefault(
-            (ins.line, agent), (missing, lambda: m.report(Kind.UNINITIALISED, text, w, ins, address=missing))
-        )
+
+        def tell() -> None:
+            look_at = suspects.unwritten(m, w, ins, cta, missing)
+            m.report(Kind.UNINITIALISED, text, w, ins, address=missing, look_at=look_at)
+
+        cta.early_reads.setdefault((ins.line, agent), (missing, tell))
 
 
 def check_write(

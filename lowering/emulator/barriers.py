@@ -29,6 +29,13 @@ class SecondWait(NamedTuple):
     clock: int  # of the warp at the second wait
 
 
+class Use(NamedTuple):
+    """An instruction that used an mbarrier, and the warps that executed it."""
+
+    ins: Instruction
+    warps: set[Warp]
+
+
 class MBarrier:
     """An mbarrier object of shared memory at ``offset`` of CTA ``cta``.
 
@@ -50,6 +57,14 @@ class MBarrier:
         self.waited_twice: dict[int, SecondWait] = {}
         self.made: Instruction | None = None  # mbarrier.init
         self.tally: dict[Warp, Arrivals] = {}
+        self.uses: dict[int, Use] = {}  # by PTX line
+
+    def note(self, ins: Instruction, warp: Warp) -> None:
+        """Remember who used the barrier where, for reports."""
+        use = self.uses.get(ins.line)
+        if use is None:
+            use = self.uses[ins.line] = Use(ins, set())
+        use.warps.add(warp)
 
     def arrive(self, clocks: Handover, count: int, who: str) -> bool:
         """Count ``count`` arrivals. Returns whether more arrived than the phase expects."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access, ordering, peers, sync
+from . import access, ordering, peers, suspects, sync
 from .barriers import MBarrier
 from .machine import Machine
 from .memory import Fault
@@ -240,7 +240,7 @@ def _note_load(
     if not m.check:
         return
     peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
-    m.names.note_copy(index.start if isinstance(index, slice) else int(index[0]), barrier.offset)
+    m.names.note_copy(index.start if isinstance(index, slice) else int(index[0]), barrier.offset, ins)
     unfenced = cta.shadow.unfenced(index, w.fc)
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False, ins)
     if conflict is not None:
@@ -254,6 +254,7 @@ def _note_load(
             ins,
             address=unfenced.offset,
             other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
+            look_at=suspects.unfenced(m, w, ins, cta, unfenced),
         )
 
 
@@ -338,6 +339,7 @@ def _note_source(m: Machine, w: Warp, ins: Instruction, index: Array | slice, ag
             ins,
             address=unfenced.offset,
             other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
+            look_at=suspects.unfenced(m, w, ins, cta, unfenced),
         )
 
 

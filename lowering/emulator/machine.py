@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from . import arrivals, call_stacks, peers, roles, taint
+from . import arrivals, call_stacks, history, peers, roles, suspects, taint
 from .call_stacks import CallStack
 from .global_shadow import GlobalShadow
 from .hints import HINTS
@@ -24,7 +24,7 @@ from .names import Names
 from .ordering import Cell, Mark
 from .program import EXIT, Program, Step
 from .ptx import Instruction, Kernel, Symbol
-from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine
+from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine, Suspect, first_lines
 from .shadow import AgentKind, Conflict
 from .state import BLOCK, SHARED_BASE, Cluster, Cta, Frame, Launch, Warp
 from .stats import Stats
@@ -67,6 +67,7 @@ class Machine:
         self._lay_out()
         self.uses_wgmma = any(i.root == "wgmma" for i in kernel.instructions)
         self.program = Program(kernel, handlers, self.symbol_value, single=watch is not None)
+        history.keep(self.program)
         self.names = Names(self)
         self.params = np.frombuffer(launch.params.ljust(4096, b"\0"), np.uint8)
         self.step = 0
@@ -136,6 +137,10 @@ class Machine:
         """``producer``, ``consumer 0``… or nothing."""
         return roles.role(warp)
 
+    def ctas(self) -> list[Cta]:
+        """The CTAs that run."""
+        return [cta for cluster in self.clusters for cta in cluster.ctas]
+
     def place(self, who: str, ins: Instruction | None) -> Place | None:
         """The other side of a race; None where its instruction is not known."""
         if ins is None:
@@ -154,8 +159,16 @@ class Machine:
         lanes: Array | None = None,
         warning: bool = False,
         other: Place | None = None,
+        look_at: Iterable[Suspect] | None = None,
     ) -> None:
-        """Add a finding at ``ins`` of ``warp``; ``other``: the other side of a race."""
+        """Add a finding at ``ins`` of ``warp``.
+
+        ``other``: the other side of a race. ``look_at``: lines that are suspect, consumed only for the first
+        finding of its kind at this line; None: what the warp did before.
+        """
+        if look_at is None and warp is not None and ins is not None:
+            look_at = suspects.before(self, warp, ins)
+        known = self.log.knows(kind, self.kernel.name, ins.line if ins else 0, warning)
         where = (
             "" if lanes is None or lanes.all() else "lanes " + ",".join(str(i) for i in np.flatnonzero(lanes))
         )
@@ -181,6 +194,7 @@ class Machine:
                 if warp and address is not None and space == "shared"
                 else "",
                 role=self.role(warp) if warp else "",
+                suspects=() if known or look_at is None else first_lines(look_at),
             )
         )
 
@@ -212,6 +226,7 @@ class Machine:
             address=conflict.offset,
             warning=same,
             other=self.place(f"{other} by {agent.name}", conflict.ins),
+            look_at=suspects.race(self, warp, ins, cta, conflict),
         )
 
     # Scheduling
@@ -402,6 +417,7 @@ class Machine:
                 "nothing promises that the CTA's shared memory stays as it is until they have read it",
                 warp,
                 stores.last,
+                look_at=suspects.stores_left(self, warp, stores.last),
             )
         peers.note_end(self, warp)
         settle_after_exit(self, warp)
@@ -437,6 +453,7 @@ class Machine:
                     warp,
                     None,
                     address=barrier.offset,
+                    look_at=suspects.counts(self, barrier),
                 )
             elif arrived:
                 self.report(
@@ -447,6 +464,7 @@ class Machine:
                     warp,
                     None,
                     address=barrier.offset,
+                    look_at=suspects.counts(self, barrier),
                 )
 
     def _stalled(self) -> None:
@@ -490,6 +508,7 @@ class Machine:
             f"{len(waiting)} warps wait and nothing can wake them:\n" + "\n".join(lines + self._tables()),
             first,
             at,
+            look_at=suspects.deadlock(self, waiting),
         )
         self._name_events()
         raise EmulatorError(f"deadlock in kernel {self.kernel.name}", tuple(self.log.reports))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access, taint
+from . import access, suspects, taint
 from .machine import Machine
 from .ptx import Imm, Instruction, Vector, registers
 from .reports import EmulatorError, Kind
@@ -193,6 +193,7 @@ def _check_operands(
                 ins,
                 address=unfenced.offset,
                 other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
+                look_at=suspects.unfenced(m, w, ins, cta, unfenced),
             )
 
 

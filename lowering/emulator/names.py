@@ -15,6 +15,7 @@ from . import call_stacks
 if TYPE_CHECKING:
     from .call_stacks import CallStack
     from .machine import Machine
+    from .ptx import Instruction
     from .state import Cta
 
 _BARRIER = re.compile(r"\bmbarrier (0x[0-9a-f]+)")
@@ -35,6 +36,7 @@ class Names:
         self.machine = machine
         self.buffers = self._lay_out()
         self.filled: dict[Buffer, int] = {}  # an mbarrier that copies into the buffer complete on
+        self.copies: dict[Buffer, dict[int, Instruction]] = {}  # into the buffer, by PTX line
         self.known: dict[int, str] = {}  # of mbarriers in clusters that have ended
 
     def _lay_out(self) -> list[Buffer]:
@@ -52,11 +54,17 @@ class Names:
             at += made.size
         return found if at <= self.machine.launch.smem else []
 
-    def note_copy(self, offset: int, barrier: int) -> None:
+    def note_copy(self, offset: int, barrier: int, ins: Instruction) -> None:
         """A bulk copy into ``offset`` completes on ``barrier``."""
         buffer = self._buffer(offset)
         if buffer is not None:
             self.filled.setdefault(buffer, barrier)
+            self.copies.setdefault(buffer, {})[ins.line] = ins
+
+    def copies_into(self, offset: int) -> list[Instruction]:
+        """The bulk copies so far into the buffer of a shared address."""
+        buffer = self._buffer(offset)
+        return list(self.copies.get(buffer, {}).values()) if buffer is not None else []
 
     def _buffer(self, offset: int) -> Buffer | None:
         return next((b for b in self.buffers if b.start <= offset < b.end), None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from . import suspects
 from .clocks import FINISHED, NOTHING, Handover, Known, fenced, join_known, through_proxy
 from .global_shadow import Access, Clash
 from .lanes import note_read, note_write
@@ -263,20 +264,26 @@ def _report(m: Machine, w: Warp, access: Access, verb: str, clash: Clash | None,
             f"{verb} of {place}, which the launch before this one {'wrote' if clash.wrote else 'read'}: with "
             "programmatic dependent launch it may still run, and griddepcontrol.wait is missing"
         )
-        m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global")
+        look_at = suspects.global_race(m, w, access.ins, None)
+        m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global", look_at=look_at)
         return
     kind = "atomic access" if other.strong and clash.wrote else "write" if clash.wrote else "read"
     where = m.source(other.ins) or f"PTX line {other.ins.line}"
     side = m.place(f"{kind} by {other.who.name}", other.ins)
     text = f"{verb} of {place}, does not wait for the {kind} by {other.who.name} at {where}"
+    look_at = suspects.global_race(m, w, access.ins, other)
     if clash.proxy:
         text = f"{verb} of {place}, written by {other.who.name} at {where}, with no fence.proxy.async between"
         m.report(
-            Kind.MISSING_PROXY_FENCE, text, w, access.ins, address=clash.address, space="global", other=side
-        )
+            Kind.MISSING_PROXY_FENCE, text, w, access.ins, address=clash.address, space="global", other=side,
+            look_at=look_at,
+        )  # fmt: skip
         return
     if same:
         text += "; both write the same value"
     elif other.seen(w):
         text += "; a later value of it was seen, but with relaxed order: this needs a release and an acquire"
-    m.report(Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same, other=side)
+    m.report(
+        Kind.RACE, text, w, access.ins, address=clash.address, space="global", warning=same, other=side,
+        look_at=look_at,
+    )  # fmt: skip

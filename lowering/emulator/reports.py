@@ -8,10 +8,18 @@ raised where execution cannot go on, and at the end of a launch whose findings w
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
+
+from . import statements
+
+MOST_LINES = 6
+"""A report, and the findings of a launch together, name no more lines to look at than these."""
+OWN_LINES = 4  # of them that are of the first finding
 
 
 class Severity(enum.Enum):
@@ -89,6 +97,67 @@ class Place:
         }
 
 
+class Span(NamedTuple):
+    """Lines of the PTX."""
+
+    first: int
+    last: int
+
+
+NOWHERE = Span(0, 0)
+
+
+class Suspect(NamedTuple):
+    """A line to look at, or the lines of one function up to ``until``, and why."""
+
+    what: str
+    place: Place
+    until: int = 0
+    span: Span = NOWHERE  # its instructions are between these lines of the PTX
+
+    def lines(self) -> set[tuple]:
+        """Names for its lines, equal where they are the same; a statement over several lines is one."""
+        if not self.place.stack:
+            return {("PTX", self.place.ptx_line)}
+        first, outer = self.place.stack[0], self.place.stack[1:]
+        low = statements.number(first.path, first.line)
+        high = statements.number(first.path, max(first.line, self.until))
+        return {(first.path, line, outer) for line in range(low, high + 1)}
+
+    def __str__(self) -> str:
+        place = self.place
+        if not place.stack:
+            return f"PTX line {place.ptx_line}: {self.what}"
+        first, outer = place.stack[0], place.stack[1:]
+        where = f"{first.path}:{first.line}" + (f" to {self.until}" if self.until else "")
+        calls = "".join(f" < {os.path.basename(line.path)}:{line.line}" for line in outer)
+        return f"{where}{calls}: {self.what}"
+
+
+def first_lines(suspects: Iterable[Suspect]) -> tuple[Suspect, ...]:
+    """The first of them that are not named yet, as many as make `MOST_LINES` lines."""
+    found: list[Suspect] = []
+    named: set[tuple] = set()
+    for suspect in suspects:
+        lines = suspect.lines()
+        if not lines <= named and len(lines | named) <= MOST_LINES:
+            found.append(suspect)
+            named |= lines
+        if len(named) == MOST_LINES:
+            break
+    return tuple(found)
+
+
+def where_to_look(reports: Sequence[Report]) -> tuple[Suspect, ...]:
+    """Lines that the findings of a launch make suspect, likeliest first.
+
+    The first finding is the closest to the cause as a rule, so most are its own; then those of each in turn.
+    """
+    own = [suspect for report in reports[:1] for suspect in report.suspects[:OWN_LINES]]
+    rounds = zip_longest(*(report.suspects for report in reports))
+    return first_lines([*own, *(suspect for each in rounds for suspect in each if suspect is not None)])
+
+
 @dataclass(frozen=True)
 class Report:
     """One finding.
@@ -115,6 +184,7 @@ class Report:
     buffer: str = ""  # of `address`: "b stage 2, byte 128"; row and column of a tensor
     hint: str = ""  # what usually mends it
     role: str = ""  # of the warp: producer, consumer 0…
+    suspects: tuple[Suspect, ...] = ()  # lines to look at, likeliest first
 
     @property
     def severity(self) -> Severity:
@@ -147,6 +217,7 @@ class Report:
             "address": self.address,
             "buffer": self.buffer,
             "hint": self.hint,
+            "suspects": [{"what": s.what, "until": s.until, **s.place.as_dict()} for s in self.suspects],
         }
 
     def __str__(self) -> str:
@@ -163,6 +234,8 @@ class Report:
         lines += _called(self.stack)
         if self.other is not None:
             lines += str(self.other).split("\n")
+        if self.suspects:
+            lines += ["  look at:", *(f"    {suspect}" for suspect in self.suspects)]
         if self.hint:
             lines.append(f"  usually missing or wrong: {self.hint}")
         return "\n".join(lines)
@@ -211,6 +284,10 @@ class ReportLog:
     limit: int = 100
     reports: list[Report] = field(default_factory=list)
     counts: dict[tuple, int] = field(default_factory=dict)
+
+    def knows(self, kind: Kind, kernel: str, ptx_line: int, warning: bool) -> bool:
+        """True if this line has made a finding of this kind."""
+        return (kind, kernel, ptx_line, warning) in self.counts
 
     def add(self, report: Report) -> None:
         """Keep ``report`` unless the same line already made one of the same kind."""

@@ -14,7 +14,7 @@ from .capture import DeviceFacts, HostCode, HostFunction, host_function, launche
 from .engine import execute
 from .global_shadow import GlobalShadow
 from .memory import GlobalMemory, extent
-from .reports import EmulatorError, Kind, Report, ReportLog
+from .reports import EmulatorError, Kind, Report, ReportLog, where_to_look
 from .state import Launch
 from .stats import Stats
 from .timeline import Timeline
@@ -159,7 +159,10 @@ class Session:
                     schedules.restore(memory, before)
         new = [report for report in self.reports[known:] if not report.warning]
         if self.raise_on_report and new:
-            raise EmulatorError("\n".join(str(r) for r in new), tuple(new))
+            texts = [str(report) for report in new]
+            if len(new) > 1:
+                texts += ["look first at:", *(f"  {suspect}" for suspect in where_to_look(new))]
+            raise EmulatorError("\n".join(texts), tuple(new))
 
     def _execute_once(self, module: ptx.Module, launch: Launch, memory: GlobalMemory, seed: int) -> None:
         kept = seed == self.seed

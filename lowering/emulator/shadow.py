@@ -71,12 +71,13 @@ class Domain:
 
 
 class Conflict(NamedTuple):
-    """The other side of a race: its agent, whether it wrote, the first byte, and the instruction if known."""
+    """The other side of a race: its agent, whether it wrote, the first byte, the instruction, the clock."""
 
     agent: Agent
     wrote: bool
     offset: int
     ins: Instruction | None = None
+    clock: int = 0
 
 
 class Touch(NamedTuple):
@@ -193,7 +194,8 @@ class Shadow:
             if late is not None:
                 offset = self._offset(index, late)
                 other = self._instruction(reader, int(mark[offset]), False, offset)
-                conflict = Conflict(self.domain.agents[reader], False, offset, other)
+                at = int(mark[offset])
+                conflict = Conflict(self.domain.agents[reader], False, offset, other, at)
                 break
         self._note(index, agent, clock, True, ins)
         if compiled is not None:
@@ -208,8 +210,9 @@ class Shadow:
 
     def _conflict(self, index: Array | slice, bad: Array, writer: Array) -> Conflict:
         agent, offset = int(writer.reshape(-1)[int(np.argmax(bad))]), self._offset(index, bad)
-        other = self._instruction(agent, int(self.written_at[offset]), True, offset)
-        return Conflict(self.domain.agents[agent], True, offset, other)
+        clock = int(self.written_at[offset])
+        other = self._instruction(agent, clock, True, offset)
+        return Conflict(self.domain.agents[agent], True, offset, other, clock)
 
     @staticmethod
     def _offset(index: Array | slice, bad: Array) -> int:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import taint
+from . import suspects, taint
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .clocks import NOTHING, Collected, Handover, Known, fenced, join_known
 from .global_shadow import Access
+from .history import BLOCK as BLOCK
+from .history import Past
 from .lanes import LaneLog
 from .ordering import Orders
 from .peers import Use
@@ -34,7 +36,6 @@ RANK_SHIFT = 24  # shared::cluster addresses: the CTA's rank above bit 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 _DTYPE = {name: np.dtype(dtype) for name, dtype in DTYPE.items()}
 _CLASS_DTYPE = {name: np.dtype(dtype) for name, dtype in CLASS_DTYPE.items()}
-BLOCK = object()  # result of a handler: the warp waits, the instruction runs again when it is woken
 
 
 @dataclass
@@ -105,6 +106,8 @@ class Warp:
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()
         self.did: set[str] = set()  # what tells its role, see roles.py
+        self.past: list[Past] = []  # see history.py
+        self.began: int | None = None  # clock at which the instruction that it waits in began
         self.taint = taint.at_entry(self)  # registers that hold undefined values
         self.wgmma_fenced = False
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
@@ -222,7 +225,10 @@ class Warp:
         step = self.machine.program.steps[self.frames[-1].pc]
         ins = step.instructions[min(position, len(step.instructions) - 1)]
         what = "operand A is overwritten" if write else "the accumulator is read"
-        self.machine.report(Kind.PENDING_REGISTER, f"{what} before wgmma.wait_group", self, ins)
+        look_at = suspects.registers(self.machine, self, ins, register)
+        self.machine.report(
+            Kind.PENDING_REGISTER, f"{what} before wgmma.wait_group", self, ins, look_at=look_at
+        )
 
     def exit_lanes(self, mask: Array) -> None:
         """End the lanes of ``mask``."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, arrivals, ordering, peers
+from . import access, arrivals, ordering, peers, suspects
 from .barriers import MBarrier, NamedBarrier, SecondWait
 from .clocks import Handover
 from .ptx import Address, Instruction, Sink
@@ -169,8 +169,10 @@ def find(m: Machine, w: Warp, ins: Instruction, address: int, copies: bool = Fal
             w,
             ins,
             address=offset,
+            look_at=suspects.uninitialised_barrier(m, w, ins, w.cta, offset),
         )
         return None
+    barrier.note(ins, w)
     if m.check:
         _check_initialised(m, w, ins, barrier, copies)
     return barrier
@@ -195,7 +197,8 @@ def _check_initialised(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier,
         )
     else:
         return
-    m.report(Kind.BARRIER_STATE, what + text, w, ins, address=barrier.offset)
+    look_at = suspects.initialisation(m, w, ins, barrier)
+    m.report(Kind.BARRIER_STATE, what + text, w, ins, address=barrier.offset, look_at=look_at)
 
 
 def fence_init(w: Warp) -> None:
@@ -293,6 +296,7 @@ def count_arrivals(
             w,
             ins,
             address=barrier.offset,
+            look_at=suspects.counts(m, barrier),
         )
     w.state["released"] = m.step
     complete(m, barrier)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import random
 import re
 import time
@@ -24,9 +25,9 @@ from unittest import mock
 import torch
 
 from lowering import emulator
-from lowering.emulator import Kind, Severity, call_stacks, ptx, schedules
+from lowering.emulator import Kind, Severity, call_stacks, ptx, schedules, statements
 from lowering.emulator.memory import GlobalMemory
-from lowering.emulator.reports import Place, Report, SourceLine
+from lowering.emulator.reports import Place, Report, SourceLine, Suspect, where_to_look
 from lowering.emulator.session import Session
 from lowering.emulator.state import Launch
 from tests.lowering.emulator.faults import FAULTS, Mutant
@@ -34,20 +35,27 @@ from tests.lowering.emulator.mutant_subjects import SUBJECTS
 
 STEPS = 8
 """A mutant may take so many times the steps of the kernel as it is."""
+INSIDE = 2
+"""A line that a report names counts for what happens within so many calls from it."""
+SHOWN = 4
+"""Reports of a mutant whose text is kept."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The emulator's word on one mutant.
 
-    `outcome`: found; found by seed 1; else, by the result, wrong result or silent; not run. `beside`: a
-    report names the mutated line or the one beside it, in the PTX or in the source.
+    `outcome`: found; found by seed 1; else, by the result, wrong result or silent; not run. `beside`: an
+    access that a report names stands at the mutated line or the one beside it, in the PTX or in the source.
+    `named`: so does one of the `lines` that the findings name together to be looked at.
     """
 
     mutant: Mutant
     outcome: str
     kinds: tuple[str, ...] = ()
     beside: bool = False
+    named: bool = False
+    lines: int = 0
     text: str = ""
     source: str = ""
     reports: tuple[str, ...] = ()
@@ -58,7 +66,7 @@ class _Ran(NamedTuple):
     places: tuple[Place, ...]
     same: bool
     steps: int
-    reports: tuple[str, ...] = ()
+    reports: tuple[Report, ...] = ()
 
 
 class Bench:
@@ -86,7 +94,9 @@ class Bench:
         errors = [r for r in (*session.reports, *(failed or ())) if r.severity is Severity.ERROR]
         kinds = {r.kind.name for r in errors} or ({"error"} if failed is not None else set())
         same = failed is None and schedules.difference(self.memory, self.after or self.before) is None
-        return _Ran(frozenset(kinds), tuple(p for r in errors for p in r.places), same, session.steps, tuple(map(str, errors)))
+        return _Ran(
+            frozenset(kinds), tuple(p for r in errors for p in r.places), same, session.steps, tuple(errors)
+        )
 
     def run(self, text: str, seed: int = 0) -> _Ran:
         """The launch with PTX `text` in place of its own."""
@@ -108,7 +118,12 @@ class Bench:
         ran = self.run(text)
         if ran.kinds:
             beside = any(_beside(place, mutant.line + 1, stack) for place in ran.places)
-            return Verdict(mutant, "found", tuple(sorted(ran.kinds)), beside, shown, source, ran.reports)
+            look = where_to_look(ran.reports)
+            named = any(_named(suspect, mutant.line + 1, stack, shown) for suspect in look)
+            texts = (*(f"look at {suspect}" for suspect in look), *map(str, ran.reports[:SHOWN]))
+            lines = len(set().union(*(suspect.lines() for suspect in look)))
+            kinds = tuple(sorted(ran.kinds))
+            return Verdict(mutant, "found", kinds, beside, named, lines, shown, source, texts)
         if Kind.TRAP.name not in self.run(mutant.trapped(self.ptx)).kinds:
             return Verdict(mutant, "not run", text=shown, source=source)
         again = self.run(text, seed=1)
@@ -130,14 +145,44 @@ class Bench:
 def _beside(place: Place, line: int, stack: tuple[SourceLine, ...]) -> bool:
     """True for the PTX line or the one beside it, and for neighbours in the source.
 
-    From the kernel's own line inwards, stacks of neighbours part at lines of one function that differ by one.
+    From the kernel's own line inwards, stacks of neighbours part at one statement of a function and the next.
+    One of them may go on inwards, by no more than `INSIDE` calls.
     """
-    if abs(place.ptx_line - line) <= 1:
+    if place.ptx_line and abs(place.ptx_line - line) <= 1:
         return True
-    for one, other in zip(reversed(place.stack), reversed(stack)):
-        if (one.path, one.line) != (other.path, other.line):
-            return one.path == other.path and abs(one.line - other.line) <= 1
-    return bool(place.stack and stack)
+    return bool(place.stack and stack) and _near(place.stack, stack, place.stack[0].line)
+
+
+def _near(named: tuple[SourceLine, ...], mutated: tuple[SourceLine, ...], until: int) -> bool:
+    """Whether a stack is beside another, whose innermost function is named up to line `until`."""
+    depth = 0
+    one, other = named[::-1], mutated[::-1]
+    while depth < min(len(one), len(other)) - 1 and one[depth][:2] == other[depth][:2]:
+        depth += 1
+    path, low = one[depth][:2]
+    high = until if depth == len(one) - 1 else low
+    if path != other[depth].path or len(other) - 1 - depth > INSIDE or len(one) - 1 - depth > INSIDE:
+        return False
+    first, mine, last = (statements.number(path, at) for at in (low, other[depth].line, high))
+    return first - 1 <= mine <= last + 1
+
+
+def _named(suspect: Suspect, line: int, stack: tuple[SourceLine, ...], text: str) -> bool:
+    """The same of lines to look at, which may be several."""
+    if _beside(suspect.place, line, stack):
+        return True
+    if suspect.span.first < line < suspect.span.last and _lost(suspect, stack, text):
+        return True
+    return bool(suspect.until and stack) and _near(suspect.place.stack, stack, suspect.until)
+
+
+def _lost(suspect: Suspect, stack: tuple[SourceLine, ...], text: str) -> bool:
+    """True for a ``wgmma.fence`` whose line the compiler lost, where the lines to look at call it."""
+    if not text.startswith("wgmma.fence") or len(stack) != 1 or not suspect.place.stack:
+        return False
+    first = suspect.place.stack[0]
+    lines = range(first.line, max(first.line, suspect.until) + 1)
+    return any("fence(" in linecache.getline(first.path, line) for line in lines)
 
 
 def visit(name: str, work: Callable[[Bench], None], scale: int = 1) -> None:
@@ -197,8 +242,9 @@ def campaign(bench: Bench, asked: argparse.Namespace) -> list[Verdict]:
         verdicts.append(bench.judge(mutant))
         spent, last = time.monotonic() - start, verdicts[-1]
         run = sum(verdict.outcome != "not run" for verdict in verdicts)
+        where = " beside" * last.beside + " named" * last.named
         print(
-            f"{run} of {asked.count}, {spent:.0f} s: {last.outcome}{' beside' * last.beside}: "
+            f"{run} of {asked.count}, {spent:.0f} s: {last.outcome}{where}: "
             f"line {mutant.line + 1}, {mutant.fault} {', '.join(last.kinds)}",
             flush=True,
         )
@@ -231,7 +277,11 @@ def main() -> None:
     table = Counter((v.mutant.fault, v.outcome) for v in verdicts)
     for fault in FAULTS:
         print(f"{fault}: " + ", ".join(f"{n} {o}" for (f, o), n in sorted(table.items()) if f == fault))
-    print(f"in all: {dict(Counter(v.outcome for v in verdicts))}, beside: {sum(v.beside for v in verdicts)}")
+    counts = sorted(v.lines for v in verdicts if v.outcome == "found")
+    named = (
+        f"named: {sum(v.named for v in verdicts)}, lines named: {counts[len(counts) // 2]}" if counts else ""
+    )
+    print(f"in all: {dict(Counter(v.outcome for v in verdicts))}, {named}")
 
 
 if __name__ == "__main__":
