@@ -22,7 +22,7 @@ from .hints import HINTS
 from .memory import GlobalMemory
 from .names import Names
 from .ordering import Cell, Mark
-from .program import EXIT, Program, Step
+from .program import EXIT, READ, Program, Step
 from .ptx import Instruction, Kernel, Symbol
 from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine, Suspect, first_lines
 from .shadow import AgentKind, Conflict
@@ -524,7 +524,9 @@ class Machine:
 
 def _mark(warp: Warp, step: Step) -> None:
     for target, source in step.flow:
-        if source == -1 or source in warp.dirty:
+        if source == READ:
+            warp.read.add(target)
+        elif source == -1 or source in warp.dirty:
             warp.dirty.add(target)
         else:
             warp.dirty.discard(target)

@@ -62,6 +62,7 @@ def wgmma_fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``wgmma.fence``: orders earlier register writes before later WGMMAs."""
     w.wgmma_fenced = True
     w.dirty.clear()
+    w.read.clear()
 
 
 def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
@@ -128,20 +129,22 @@ def _group_of(group: Warpgroup, number: int) -> _Group:
 
 
 def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
-    if w.wgmma_fenced and not w.dirty:
+    if w.wgmma_fenced and not w.dirty and not w.read:
         return
-    used = set(registers(ins.operands[0])) | (
-        set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set()
-    )
+    accumulators = set(registers(ins.operands[0]))
+    read = accumulators & w.read
+    used = accumulators | (set(registers(ins.operands[1])) if isinstance(ins.operands[1], Vector) else set())
     changed = sorted(used & w.dirty)
-    if changed or not w.wgmma_fenced:
-        what = (
-            "no wgmma.fence came before the first wgmma"
-            if not w.wgmma_fenced
-            else f"{len(changed)} registers changed"
-        )
+    if changed or read or not w.wgmma_fenced:
+        if not w.wgmma_fenced:
+            what = "no wgmma.fence came before the first wgmma"
+        elif changed:
+            what = f"{len(changed)} registers changed"
+        else:
+            what = f"{len(read)} accumulators are overwritten that threads have read since the last one"
         m.report(Kind.MISSING_WGMMA_FENCE, what, w, ins)
         w.dirty.difference_update(used)
+        w.read.difference_update(read)
         w.wgmma_fenced = True
 
 

@@ -29,6 +29,9 @@ NO_EFFECT = {
 }
 
 
+READ = -3
+
+
 @dataclass
 class Step:
     """One step. ``kind``: "alu" (compiled instructions), "op" (a handler), "bra", "exit"."""
@@ -41,7 +44,7 @@ class Step:
     writes: tuple = ()  # operations: registers written
     used: frozenset = frozenset()  # registers of arithmetic
     role: str = ""  # what it says of a warp's role
-    flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA
+    flow: tuple = ()  # (destination, source or -1 for arithmetic) of registers that reach WGMMA; (read, READ)
     variants: dict = field(default_factory=dict)
 
     @cached_property
@@ -61,11 +64,14 @@ class Program:
         self.translator = Translator(kernel, self.names)
         self.of_line: dict[str, list[Instruction]] = {}  # of compiled functions, by their file names
         self.operand_a, relevant = _wgmma_registers(kernel)
+        accumulators = {
+            r for ins in kernel.instructions if ins.has("mma_async") for r in registers(ins.operands[0])
+        }
         self.steps = _split(kernel, handlers, single)
         self.unset = read_before_written(self.steps)
         for step in self.steps:
             with reading(step.first):
-                step.flow = tuple(_flow(step, relevant))
+                step.flow = (*_reads(step, accumulators), *_flow(step, relevant))
             if step.kind == "alu":
                 operands = [o for ins in step.instructions for o in (*ins.operands, ins.pred)]
                 step.used = frozenset(r for o in operands for r in registers(o))
@@ -165,6 +171,15 @@ def _wgmma_registers(kernel: Kernel) -> tuple[set[int], set[int]]:
         relevant |= new
         changed = bool(new)
     return operand_a, relevant
+
+
+def _reads(step: Step, accumulators: set[int]) -> list[tuple[int, int]]:
+    """Accumulators that a step reads. Moves are the compiler's, and may be none on the GPU."""
+    out = []
+    for ins in step.instructions:
+        if ins.root not in ("wgmma", "mov", "bra"):
+            out += [(r, READ) for o in ins.operands[1:] for r in registers(o) if r in accumulators]
+    return list(dict.fromkeys(out))
 
 
 def _flow(step: Step, relevant: set[int]) -> list[tuple[int, int]]:

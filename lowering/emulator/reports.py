@@ -234,8 +234,10 @@ class Report:
         lines += _called(self.stack)
         if self.other is not None:
             lines += str(self.other).split("\n")
-        if self.suspects:
-            lines += ["  look at:", *(f"    {suspect}" for suspect in self.suspects)]
+        shown = {place.ptx_line for place in self.places}
+        others = [s for s in self.suspects if s.until or s.place.ptx_line not in shown]
+        if others:
+            lines += ["  look at:", *(f"    {suspect}" for suspect in others)]
         if self.hint:
             lines.append(f"  usually missing or wrong: {self.hint}")
         return "\n".join(lines)

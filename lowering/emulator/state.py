@@ -104,7 +104,8 @@ class Warp:
         self.group: Warpgroup | None = None
         self.pending: dict[int, Array] = {}
         self.pending_a: dict[int, int] = {}
-        self.dirty: set[int] = set()
+        self.dirty: set[int] = set()  # registers of WGMMA that were written since its last fence
+        self.read: set[int] = set()  # accumulators that were read since
         self.did: set[str] = set()  # what tells its role, see roles.py
         self.past: list[Past] = []  # see history.py
         self.began: int | None = None  # clock at which the instruction that it waits in began

@@ -47,6 +47,15 @@ class Case:
     also: frozenset = frozenset()  # what the same bug leads to in other schedules
 
 
+READ_AND_AGAIN = """
+add.f32 %r30, %r20, %r21;
+// fence
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r20, %r21, %r22, %r23}, %rd12, %rd13, %p5, 1, 1, 0, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+"""
+
+
 def _wgmma(
     before: str = "wgmma.fence.sync.aligned;", fence: str = FENCE, between: str = "", after: str = ""
 ) -> str:
@@ -217,6 +226,12 @@ CASES = {
         Kind.MISSING_WGMMA_FENCE,
         _wgmma(before="wgmma.fence.sync.aligned;\nadd.f32 %r20, %r21, %r22;"),
         _wgmma(before="add.f32 %r20, %r21, %r22;\nwgmma.fence.sync.aligned;"),
+        WG,
+    ),
+    "accumulator read, then overwritten with no wgmma.fence between": Case(
+        Kind.MISSING_WGMMA_FENCE,
+        _wgmma(after=READ_AND_AGAIN),
+        _wgmma(after=READ_AND_AGAIN.replace("// fence", "wgmma.fence.sync.aligned;")),
         WG,
     ),
     "too many arrivals": Case(

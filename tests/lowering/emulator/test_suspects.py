@@ -37,7 +37,7 @@ def named(body: str, kind: Kind, block: int = 64) -> list[str]:
     except EmulatorError as error:
         reports = list(error.reports)
     report = next(r for r in reports if r.kind is kind)
-    assert 0 < len(report.suspects) <= MOST_LINES and len(str(report).split("look at:")) == 2
+    assert 0 < len(report.suspects) <= MOST_LINES and str(report).count("look at:") == 1
     return [suspect.place.ptx_text for suspect in report.suspects]
 
 
