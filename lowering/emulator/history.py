@@ -1,4 +1,4 @@
-"""What each warp did to synchronise, latest last: where to look when some of it is missing or wrong."""
+"""Each warp's history of synchronising, latest last: where to look when some of it is missing or wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Past(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def what_of(parts: tuple[str, ...]) -> frozenset[str]:
-    """What an opcode does for the order of accesses; nothing for most."""
+    """Kinds of what an opcode does for the order of accesses; none for most."""
     root, second = parts[0], parts[1] if len(parts) > 1 else ""
     if root in ("bar", "barrier") and "cluster" not in parts:
         return frozenset((RELEASE,) if "arrive" in parts else () if "warp" in parts else (ACQUIRE, RELEASE))
@@ -92,7 +92,7 @@ def last(w: Warp, *kinds: str, family: str = "") -> Instruction | None:
 
 
 def since(w: Warp, clock: int) -> Iterator[Instruction]:
-    """What it executed from the release on that ended this clock: accesses at the clock came before."""
+    """Instructions from the release on that ended this clock: accesses at the clock came before."""
     known = iter(w.past)
     for past in known:
         if past.clock > clock or (past.clock == clock and RELEASE in what_of(past.ins.parts)):
@@ -103,7 +103,7 @@ def since(w: Warp, clock: int) -> Iterator[Instruction]:
 
 
 def after(w: Warp, ins: Instruction) -> list[Instruction]:
-    """What the warp executed after the latest ``ins``; nothing where it did not execute that."""
+    """Instructions after the latest ``ins``; none where the warp did not execute that."""
     found: list[Instruction] = []
     for past in reversed(w.past):
         if past.ins is ins:

@@ -103,7 +103,7 @@ def _known(m: Machine, ins: Instruction, near: Instruction) -> bool:
 
 
 def before(m: Machine, w: Warp, ins: Instruction) -> Suspects:
-    """What may be missing just before ``ins``: the statements since the warp's last synchronisation."""
+    """Places for what is missing just before ``ins``: statements since the last synchronisation."""
     past = [
         p.ins
         for p in w.past[-NEAR:]
@@ -119,7 +119,7 @@ def before(m: Machine, w: Warp, ins: Instruction) -> Suspects:
 
 
 def _ending(m: Machine, ins: Instruction, later: Iterable[Instruction]) -> Suspects:
-    """What should have ended an access by ``ins``, among what its warp did later."""
+    """Candidates for what should have ended an access by ``ins``, among what its warp did later."""
     found: list[Instruction] = []
     for other, _ in zip(later, range(NEAR), strict=False):
         if not SYNCHRONISES.isdisjoint(history.what_of(other.parts)) and _known(m, other, ins):
@@ -154,7 +154,7 @@ def _owner(cta: Cta, agent: int) -> Warp | None:
 
 
 def _after_access(m: Machine, cta: Cta, agent: int, clock: int, ins: Instruction | None) -> Suspects:
-    """What should have ended an agent's access by ``ins`` at its clock."""
+    """Candidates for what should have ended an agent's access by ``ins`` at its clock."""
     owner = _owner(cta, agent)
     if owner is None or ins is None:
         return
@@ -165,7 +165,7 @@ def _after_access(m: Machine, cta: Cta, agent: int, clock: int, ins: Instruction
 
 
 def _waits(m: Machine, w: Warp, barrier: MBarrier) -> Suspects:
-    """Where this warp, or else any, waits for a barrier."""
+    """Places where this warp, or else any, waits for a barrier."""
     ring = list(_ring(m, barrier))
     lines = {
         use.ins.line for b in ring for use in b.uses.values() if ACQUIRE in history.what_of(use.ins.parts)
@@ -281,7 +281,7 @@ def _ring(m: Machine, barrier: MBarrier) -> Iterator[MBarrier]:
 
 
 def _uses(m: Machine, barriers: Iterable[MBarrier], kind: str, what: str, part: str = "") -> Suspects:
-    """Where barriers were used, ``part``: in the opcode."""
+    """Places where barriers were used, ``part``: in the opcode."""
     for barrier in barriers:
         for use in barrier.uses.values():
             if kind in history.what_of(use.ins.parts) and part in use.ins.opcode:
@@ -289,7 +289,7 @@ def _uses(m: Machine, barriers: Iterable[MBarrier], kind: str, what: str, part: 
 
 
 def _expects(m: Machine, barriers: list[MBarrier]) -> Suspects:
-    """Where bytes are announced, and the copies that complete on the barrier."""
+    """Places where bytes are announced, and the copies that complete on the barrier."""
     yield from _uses(m, barriers, RELEASE, "where its bytes are announced", "expect_tx")
     yield from _uses(m, barriers, FENCE, "where its bytes are announced", "expect_tx")
     for barrier in barriers:
@@ -398,7 +398,7 @@ def _lacking(m: Machine, barrier: MBarrier) -> Suspects:
 
 
 def _partners(m: Machine, barrier: MBarrier) -> Suspects:
-    """Where the arrival belongs that nobody made: after the waits for what the waiting warp completes.
+    """Places for the arrival that nobody made: after the waits for what the waiting warp completes.
 
     A producer waits for a stage to be empty, and fills it; who waits for it to be full gives it back.
     """

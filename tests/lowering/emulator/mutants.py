@@ -154,7 +154,7 @@ def _beside(place: Place, line: int, stack: tuple[SourceLine, ...]) -> bool:
 
 
 def _near(named: tuple[SourceLine, ...], mutated: tuple[SourceLine, ...], until: int) -> bool:
-    """Whether a stack is beside another, whose innermost function is named up to line `until`."""
+    """True for a stack beside another, whose innermost function is named up to line `until`."""
     depth = 0
     one, other = named[::-1], mutated[::-1]
     while depth < min(len(one), len(other)) - 1 and one[depth][:2] == other[depth][:2]:
