@@ -80,15 +80,21 @@ class GradientCase:
         return self.operation == "gemm_reduce"
 
     def _gradients(
-        self, result: Callable[[dict[str, Any]], Any], given: dict[str, Any], received: list[torch.Tensor]
+        self,
+        result: Callable[[dict[str, Any]], Any],
+        given: dict[str, Any],
+        received: list[torch.Tensor],
+        unused: bool = False,
     ) -> tuple[torch.Tensor, ...]:
+        """The gradients. unused: a tensor that has no part, such as c with a beta of 0, has zeros."""
         tensors = dict(given)
         for name in self._leaves(given):
             tensors[name] = given[name].detach().requires_grad_()
         found = result(tensors)
         found = found if isinstance(found, tuple) else (found,)
         leaves = [tensors[name] for name in self._leaves(given)]
-        return torch.autograd.grad(found, leaves, [x.to(y.dtype) for x, y in zip(received, found)])
+        given_back = [x.to(y.dtype) for x, y in zip(received, found)]
+        return torch.autograd.grad(found, leaves, given_back, materialize_grads=unused)
 
     def _leaves(self, given: dict[str, Any]) -> list[str]:
         """The tensors that have a gradient; a's, where none of those asked for is there."""
@@ -99,8 +105,8 @@ class GradientCase:
     ) -> None:
         given = {"a": operands.a.resolve_neg(), "b": operands.b.resolve_neg(), **operands.options}
         wide = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-        exact = self._gradients(self._by(reference.gemm), wide, [x.double() for x in received])
-        like = self._gradients(self._by(self._same_dtype), given, received)
+        exact = self._gradients(self._by(reference.gemm), wide, [x.double() for x in received], unused=True)
+        like = self._gradients(self._by(self._same_dtype), given, received, unused=True)
         for name, x, y, z in zip(self._leaves(given), found, exact, like):
             assert x.shape == given[name].shape and x.dtype == given[name].dtype
             tolerance.check(x, y, z, ulps=4.0, case=f"gradient of {name}")

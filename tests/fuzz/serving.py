@@ -50,7 +50,14 @@ def expected_features(settings: Settings) -> list[str]:
     ]
     found += [f"pages by {name}" for name in TABLES] + [f"append by {name}" for name in PLACES]
     found += [f"k_scale {name}" for name in SCALES] + ["decode from pages", "decode from slots"]
-    found += ["length 0", "table of nonsense", "places outside", "states without keys", "same bits alone"]
+    found += [
+        "length 0",
+        "table of nonsense",
+        "strided tables",
+        "places outside",
+        "states without keys",
+        "same bits alone",
+    ]
     found += ["attention_decode cu_seqlens_q", "max_seqlen_q", "packed without queries"]
     found += ["new keys", "lengths as a number", "many queries", "keys hidden by a window"]
     if settings.device == "cuda":

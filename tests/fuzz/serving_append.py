@@ -126,7 +126,7 @@ class AppendCase:
                 padded = torch.cat([order, torch.full((count - len(order),), -1)])
                 return wild(padded.view(self.tokens), generation).to(self.index)
 
-            return {"slot_mapping": arena.input("slot_mapping", mapping)}
+            return {"slot_mapping": arena.input("slot_mapping", mapping, self.form.index)}
         (batch, new), (count, size) = self.tokens, self.cache
         each = count // max(batch, 1) if self.places == "table" else 1
 
@@ -139,9 +139,11 @@ class AppendCase:
             order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + 5 + generation))
             return wild(order[: batch * each].view(batch, each), generation + 2).to(torch.int32)
 
-        found = {"cache_seqlens": arena.input("cache_seqlens", lengths)}
+        found = {"cache_seqlens": arena.input("cache_seqlens", lengths, self.form.index)}
         return (
-            {**found, "block_table": arena.input("block_table", table)} if self.places == "table" else found
+            {**found, "block_table": arena.input("block_table", table, self.form.index)}
+            if self.places == "table"
+            else found
         )
 
     def _slots(self, given: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -76,7 +76,7 @@ class PackedDecodeCase:
             order = self.queries if generation == 0 else self.queries[::-1]
             return torch.tensor(list(accumulate(order, initial=0)), dtype=torch.int32)
 
-        cu_q = arena.input("cu_seqlens_q", starts)
+        cu_q = arena.input("cu_seqlens_q", starts, self.form.index)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out)
         options = {**cached.keywords(), **self.scores.keywords(), "sinks": sinks}
         options["return_lse"] = self.return_lse

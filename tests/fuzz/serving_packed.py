@@ -86,7 +86,7 @@ class PagedCase:
             mask[: self.rows] = True
             return mask
 
-        cu_q = arena.input("cu_seqlens_q", starts)
+        cu_q = arena.input("cu_seqlens_q", starts, self.form.index)
         given = masks.give(self.options, sizes, arena, seeds)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out, written)
         options = {**given.keywords(), "seqused_k": cached.used, "block_table": cached.table}

@@ -11,7 +11,7 @@ import torch
 
 from reference.inputs import case_seed, normal
 from tests.fuzz.draw import Draw
-from tests.fuzz.memory import Arena, Layout
+from tests.fuzz.memory import PLAIN, Arena, Layout
 
 E4M3 = torch.float8_e4m3fn
 DTYPES = (torch.bfloat16, torch.float16)
@@ -115,7 +115,8 @@ class Sequences:
 class CacheForm:
     """Dtypes and memory of caches. `order`: "nhd", or "hnd" where heads come before keys. `turns`: keys and
     values take turns in one tensor, page by page. `gap`: bytes of poison after each row, a multiple of 16.
-    `scale_k`, `scale_v`: of `SCALES`. `powers`: scales are powers of 2."""
+    `scale_k`, `scale_v`: of `SCALES`. `powers`: scales are powers of 2. `index`: the layout of
+    tables, lengths and scales, in the order of their modes."""
 
     heads: int
     dim: int
@@ -126,11 +127,13 @@ class CacheForm:
     scale_k: str
     scale_v: str
     powers: bool
+    index: Layout
 
     @property
     def features(self) -> list[str]:
         """For coverage."""
         names = ["fp8 cache", f"k_scale {self.scale_k}"] if self.dtype == E4M3 else ["16-bit cache"]
+        names += ["strided tables"] if self.index != PLAIN else []
         return names + [f"order {self.order}"] + (["keys and values in turn"] if self.turns else [])
 
     def layout(self, own: bool) -> Layout:
@@ -239,9 +242,9 @@ def lay_out(
         )
     table = None
     if sequences.page:
-        table = arena.input("block_table", lambda g: sequences.table(g, unseen(g)))
+        table = arena.input("block_table", lambda g: sequences.table(g, unseen(g)), form.index)
     full = table is None and not appended and all(n == sequences.room for n in sequences.lengths)
-    used = None if full else arena.input("seqused_k", lambda g: sequences.used(g) - appended)
+    used = None if full else arena.input("seqused_k", lambda g: sequences.used(g) - appended, form.index)
     scales = [
         scale_of(arena, name, kind, len(sequences.lengths), form, seeds)
         for name, kind in (("k_scale", form.scale_k), ("v_scale", form.scale_v))
@@ -265,7 +268,7 @@ def scale_of(
             return torch.exp2(torch.randint(-2, 2, shape, generator=picks).float())
         return torch.rand(shape, generator=picks) + 0.25
 
-    return arena.input(name, make)
+    return arena.input(name, make, form.index)
 
 
 def draw_sequences(draw: Draw, least: int = 0, wild: float = 0.12) -> Sequences:
@@ -300,6 +303,7 @@ def draw_form(draw: Draw, dtype: torch.dtype, fp8: float = 0.4) -> CacheForm:
         data.choice((1, 1, 2)) if draw.settings.small else data.choice((1, 1, 2, 4, 8)), dim,
         E4M3 if quantised else dtype, pick.choice(("nhd", "nhd", "hnd")), pick.random() < 0.25,
         pick.choice((0, 0, 0, 16, 32)), pick.choice(SCALES), pick.choice(SCALES), pick.random() < 0.5,
+        pick.choice((PLAIN, PLAIN, Layout(gap=3, offset=1), Layout(step=2))),
     )  # fmt: skip
 
 
