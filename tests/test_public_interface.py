@@ -27,7 +27,7 @@ LISTED = Path(__file__).with_name("public_interface.txt")
 # Modules of lowering that users call by name, as `lowering.cache.clear()`.
 MODULES = ("arch", "bundle", "cache", "emulator", "inspect", "recording")
 # Other packages' functions under their names.
-FLASH_ATTN = ("kernels_dsl.flash_attn", "kernels_dsl.flash_attn.cute")
+OTHERS_NAMES = ("kernels_dsl.flash_attn", "kernels_dsl.flash_attn.cute", "kernels_dsl.flashinfer")
 DISTRIBUTED = ("kernels_dsl.distributed",)
 # Names that the documentation imports from elsewhere than kernels_dsl and lowering.
 DOCUMENTED = {
@@ -105,7 +105,7 @@ def names() -> Iterator[str]:
     """Public names with their signatures."""
     modules = [
         "kernels_dsl",
-        *FLASH_ATTN,
+        *OTHERS_NAMES,
         *DISTRIBUTED,
         "lowering",
         *(f"lowering.{name}" for name in MODULES),

@@ -62,6 +62,7 @@ ALLOWED = {
             "kernels_dsl.aot",
             "kernels_dsl.integrations",
             "kernels_dsl.flash_attn",
+            "kernels_dsl.flashinfer",
         )
     },
     "kernels_dsl": ("kernels_dsl", "lowering", "benchmarks"),
@@ -264,7 +265,9 @@ SEVERAL = {
 them. Numbers may only fall."""
 
 
-NAMED_ARGUMENTS = ("kernels", "blocks", "checks", "sparse", "ops", "nn", "aot", "integrations", "flash_attn")
+NAMED_ARGUMENTS = (
+    "kernels", "blocks", "checks", "sparse", "ops", "nn", "aot", "integrations", "flash_attn", "flashinfer",
+)  # fmt: skip
 """Parts of `kernels_dsl` that are held to it."""
 
 
