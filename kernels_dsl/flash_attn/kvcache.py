@@ -224,7 +224,8 @@ def _prefill(
     keys, values = caches
     found = attention_varlen(
         q.flatten(0, 1), keys, values, numbers * rows, starts, rows,
-        seqused_k=used, block_table=table, return_lse=return_lse, **options,
+        seqused_k=None if used is None else used.contiguous(), block_table=table, return_lse=return_lse,
+        **options,
     )  # fmt: skip
     if not return_lse:
         return found.unflatten(0, (batch, rows))

@@ -17,7 +17,7 @@ from tests.fuzz.attention_options import Extents, Given, Options, Part
 from tests.fuzz.attention_packed import NAMES
 from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw
-from tests.fuzz.memory import Arena, Layout
+from tests.fuzz.memory import PLAIN, Arena, Layout
 from tests.fuzz.planted import Operations
 from tests.fuzz.serving_pages import Cached, CacheForm, Sequences
 
@@ -86,7 +86,7 @@ class PagedCase:
             mask[: self.rows] = True
             return mask
 
-        cu_q = arena.input("cu_seqlens_q", starts, self.form.index)
+        cu_q = arena.input("cu_seqlens_q", starts)
         given = masks.give(self.options, sizes, arena, seeds)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out, written)
         options = {**given.keywords(), "seqused_k": cached.used, "block_table": cached.table}
@@ -159,6 +159,8 @@ def draw_paged(draw: Draw) -> PagedCase:
     pick = draw.kernel
     dtype = pick.choice(pages.DTYPES)
     form = pages.draw_form(draw, dtype, fp8=0.0)
+    if form.index.step > 1:  # lengths must be contiguous
+        form = replace(form, index=PLAIN)
     sequences = pages.draw_sequences(draw)
     if not sequences.page:
         page = draw.data.choice(pages.PAGES)

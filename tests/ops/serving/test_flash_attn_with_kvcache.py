@@ -54,6 +54,19 @@ def test_many_queries(seed):
     check(case, found, Masking(right=0, softcap=3.0, sinks=sinks))
 
 
+@pytest.mark.parametrize("queries", [2, 40])
+def test_lengths_that_are_a_column(queries, seed):
+    """Contiguous or not is not the caller's concern, whichever kernel takes the call."""
+    case = paged((40, 17), 16, seed, queries=queries)
+    column = torch.stack([case.seqused_k, case.seqused_k * 0], 1)[:, 0]
+    with emulator.run(arch="sm_90a"):
+        found = flash_attn_with_kvcache(
+            case.q, case.k_cache, case.v_cache, cache_seqlens=column, block_table=case.block_table,
+            return_softmax_lse=True,
+        )  # fmt: skip
+    check(case, found, Masking())
+
+
 def test_caches_without_pages(seed):
     """The cache of each sequence by its number, one length for all; few queries and many."""
     for queries in (1, 40):
