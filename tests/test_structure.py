@@ -63,6 +63,7 @@ ALLOWED = {
             "kernels_dsl.integrations",
             "kernels_dsl.flash_attn",
             "kernels_dsl.flashinfer",
+            "kernels_dsl.vllm_backend",
         )
     },
     "kernels_dsl": ("kernels_dsl", "lowering", "benchmarks"),
@@ -267,6 +268,7 @@ them. Numbers may only fall."""
 
 NAMED_ARGUMENTS = (
     "kernels", "blocks", "checks", "sparse", "ops", "nn", "aot", "integrations", "flash_attn", "flashinfer",
+    "vllm_backend",
 )  # fmt: skip
 """Parts of `kernels_dsl` that are held to it."""
 
