@@ -35,6 +35,9 @@ SPLITTINGS = (
 )
 """More rows have larger partial results: the splits grow with them."""
 MAX_SPLITS = 128
+FIXED_SPLIT = 512
+"""Keys of a split where splits have the same borders whatever the lengths."""
+MAX_FIXED_SPLITS = 2048
 DOUBLINGS = 24
 _RESERVED = 1024
 """Bytes of an SM's shared memory that each CTA takes beside its own."""
@@ -88,7 +91,7 @@ class DecodeConfig:
     """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
     `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
     fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
-    items take.
+    items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key.
     """
 
     dim: int
@@ -99,6 +102,12 @@ class DecodeConfig:
     pack: int
     kv_bytes: int = 2
     tiled: bool = False
+    fixed: bool = False
+
+    @property
+    def most_splits(self) -> int:
+        """Splits of a sequence, at most."""
+        return MAX_FIXED_SPLITS if self.fixed else MAX_SPLITS
 
     @property
     def warps_m(self) -> int:

@@ -57,6 +57,7 @@ def expected_features(settings: Settings) -> list[str]:
         "places outside",
         "states without keys",
         "same bits alone",
+        "decode_equals_prefill",
     ]
     found += ["attention_decode cu_seqlens_q", "max_seqlen_q", "packed without queries"]
     found += ["new keys", "lengths as a number", "many queries", "keys hidden by a window"]

@@ -20,13 +20,14 @@ from tests.fuzz.planted import Operations
 from tests.fuzz.serving_pages import Cached, CacheForm, Sequences
 
 NAMES = ("q", "k_cache", "v_cache", "seqused_k", "block_table", "window", "softcap", "sinks", "k_scale",
-         "v_scale", "scale", "out")  # fmt: skip
+         "v_scale", "scale", "decode_equals_prefill", "out")  # fmt: skip
 _MOST_SMALL_KEYS = 400
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Options of a call beside its tensors. `sinks`: their dtype, None for none."""
+    """Options of a call beside its tensors. `sinks`: their dtype, None for none. `fixed`: queries have the
+    same bits alone and among others."""
 
     causal: bool
     left: int | None
@@ -34,10 +35,13 @@ class Scores:
     softcap: float
     scale: float | None
     sinks: torch.dtype | None
+    fixed: bool = False
 
     def keywords(self) -> dict[str, Any]:
         """Arguments that are no tensors."""
         found: dict[str, Any] = {"causal": self.causal, "softcap": self.softcap, "scale": self.scale}
+        if self.fixed:
+            found["decode_equals_prefill"] = True
         if (self.left, self.right) != (None, None):
             found["window"] = (self.left, self.right)
         return found
@@ -50,7 +54,8 @@ class Scores:
 @dataclass(frozen=True)
 class DecodeCase:
     """One call. `hide`: keys before every query's window hold NaN, and their pages are none. `alone`: one
-    sequence is decoded again by itself, on a copy of its keys, and must have the same bits."""
+    sequence is decoded again by itself, on a copy of its keys, and must have the same bits; with
+    `scores.fixed` its last query alone."""
 
     draw: Draw = field(repr=False)
     sequences: Sequences
@@ -79,6 +84,7 @@ class DecodeCase:
         names += ["keys hidden by a window"] if self._hidden() is not None else []
         names += ["same bits alone"] if self.alone is not None else []
         names += ["sinks"] if self.scores.sinks else []
+        names += ["decode_equals_prefill"] if self.scores.fixed else []
         return tuple(names + (["log-sum-exp"] if self.return_lse else []))
 
     @property
@@ -111,6 +117,11 @@ class DecodeCase:
             else lambda: operations.attention_decode_supports(q, cached.k, cached.v, **whole),
         )
 
+    @property
+    def _again(self) -> slice:
+        """Queries of the sequence that is decoded again."""
+        return slice(-1, None) if self.scores.fixed else slice(None)
+
     def _hidden(self) -> tuple[int, ...] | None:
         """Keys at the start of each sequence that no query sees."""
         if not self.hide or self.scores.left is None or self.sequences.wild or not self.sequences.page:
@@ -136,7 +147,7 @@ class DecodeCase:
     def _alone(
         self, operations: Operations, q: torch.Tensor, cached: Cached, options: dict[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        """The result of one sequence, on a cache that has its keys alone."""
+        """The result of one sequence or of its last query, on a cache that has its keys alone."""
         b, size = self.alone, self.sequences.page
         assert b is not None
         own = dict(options)
@@ -151,7 +162,7 @@ class DecodeCase:
             if name in own and own[name].dim() == 2:
                 own[name] = own[name][b : b + 1]
         found = operations.attention_decode(
-            q[b : b + 1].clone(), k, v, **own, return_lse=self.return_lse
+            q[b : b + 1, self._again].clone(), k, v, **own, return_lse=self.return_lse
         )  # fmt: skip
         return tuple(found) if self.return_lse else (found,)
 
@@ -162,8 +173,10 @@ class DecodeCase:
         assert out.shape == q.shape and out.dtype == q.dtype
         if self.alone is not None:
             b, count = self.alone, len(found) // 2
-            for x, y in zip(found[:count], found[count:]):
-                assert same_bits(x[b : b + 1], y), f"sequence {b} has other bits alone"
+            own = [x[b : b + 1] for x in found[:count]]
+            own = [own[0][:, self._again], *(x[:, :, self._again] for x in own[1:])]
+            for x, y in zip(own, found[count:]):
+                assert same_bits(x, y), f"sequence {b} has other bits alone"
         q, rules = q.resolve_neg(), self.scores.masking(sinks)
         for b, length in enumerate(cached.lengths()):
             pair = cached.exact(b, length)
@@ -191,6 +204,7 @@ def draw_scores(draw: Draw) -> Scores:
         causal, data.choice(widths) if left else None, data.choice(widths) if right else None,
         data.choice((2.0, 30.0)) if pick.random() < 0.2 else 0.0, data.choice((None, None, 0.3, 0.01)),
         draw.often(None, torch.float32, torch.bfloat16, torch.float16, odds=0.8),
+        fixed=causal and pick.random() < 0.2,
     )  # fmt: skip
 
 

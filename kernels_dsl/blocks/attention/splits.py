@@ -13,7 +13,14 @@ from cutlass import Int32
 
 from kernels_dsl.blocks.attention.seqlen import row_within
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import DOUBLINGS, ONE_SPLIT, SPLITTINGS, STEP, DecodeConfig
+from kernels_dsl.config.decode import (
+    DOUBLINGS,
+    FIXED_SPLIT,
+    ONE_SPLIT,
+    SPLITTINGS,
+    STEP,
+    DecodeConfig,
+)
 
 LANES = 32
 
@@ -123,8 +130,11 @@ def splits_of(
     visible = Int32(0)
     if cutlass.const_expr(variant.left):
         visible = row_within(k_len - queries.length - left, k_len)
-    begin = visible // STEP * STEP
-    size = split_size(k_len - begin, queries.rows)
+    if cutlass.const_expr(config.fixed):
+        begin, size = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT)
+    else:
+        begin = visible // STEP * STEP
+        size = split_size(k_len - begin, queries.rows)
     return Splits(queries, k_len, visible, begin, size, (k_len - begin + size - 1) // size)
 
 

@@ -22,7 +22,7 @@ from kernels_dsl.blocks.attention.splits import (
 )
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
-from kernels_dsl.config.decode import MAX_SPLITS
+from kernels_dsl.config.decode import FIXED_SPLIT
 
 from .decode_spec import DecodeSpec, Spec
 
@@ -58,6 +58,8 @@ class MergeRow(NamedTuple):
     """Number of the first split's row."""
     step: Int32
     """Rows from split to split."""
+    first: Int32
+    """Number of the first split among those from a sequence's first key on, where splits are fixed."""
     splits: Int32
     """0 where a row has none: its sequence has no keys, or it belongs to no sequence."""
     spoilt: Float32
@@ -77,7 +79,7 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     vectors = spec.config.dim // VECTOR
     groups = THREADS // vectors
     allocator = cutlass.memory.SmemAllocator()
-    s_lse = allocator.allocate_tensor(Float32, cute.make_layout(MAX_SPLITS))
+    s_lse = allocator.allocate_tensor(Float32, cute.make_layout(spec.config.most_splits))
     s_sums = allocator.allocate_tensor(
         Float32, cute.make_layout((groups, vectors * VECTOR), stride=(vectors * VECTOR, 1))
     )
@@ -87,7 +89,10 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     head, splits = row.head, row.splits
     if const_expr(early):
         cute.arch.griddepcontrol_wait()
-    if thread < splits:
+    if const_expr(spec.config.fixed):
+        for n in cutlass.range(thread, splits, THREADS, unroll=1):
+            s_lse[n] = work.part_lse[row.part + n * row.step]
+    elif thread < splits:
         s_lse[thread] = work.part_lse[row.part + thread * row.step]
     cute.arch.sync_threads()
     highest = Float32(-math.inf)
@@ -101,8 +106,10 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     sums = cute.make_rmem_tensor(VECTOR, Float32)
     sums.fill(0.0)
     if group < groups:
-        rows = part_rows(spec, work, row)
-        for n in cutlass.range(group, splits, groups, unroll=8):
+        rows, begin = part_rows(spec, work, row), group
+        if const_expr(spec.config.fixed):  # a split's group must not depend on the first one in view
+            begin = (group + groups - row.first % groups) % groups
+        for n in cutlass.range(begin, splits, groups, unroll=8):
             weight = cute.math.exp2(s_lse[n] - base, fastmath=True)
             values = load_vector(rows, (n, vector * VECTOR), VECTOR)
             total = total + weight
@@ -163,7 +170,9 @@ def find_row(spec: Spec, work: MergeWork) -> MergeRow:
         wanted = of_head < found.queries.rows
         splits = splits if inside & wanted else Int32(0)
         spoilt = choose(inside & ~wanted, Float32(math.nan), Float32(0.0))
-    return MergeRow(sequence, query, head, part, found.queries.rows, splits, spoilt)
+    return MergeRow(
+        sequence, query, head, part, found.queries.rows, found.begin // FIXED_SPLIT, splits, spoilt
+    )  # fmt: skip
 
 
 def part_rows(spec: DecodeSpec, work: MergeWork, row: MergeRow) -> cute.Tensor:
@@ -171,4 +180,5 @@ def part_rows(spec: DecodeSpec, work: MergeWork, row: MergeRow) -> cute.Tensor:
     dim = spec.config.dim
     place = work.parts.iterator.toint() + Int64(row.part) * (dim * 4)
     first = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
-    return cute.make_tensor(first, cute.make_layout((MAX_SPLITS, dim), stride=(row.step * dim, 1)))
+    layout = cute.make_layout((spec.config.most_splits, dim), stride=(row.step * dim, 1))
+    return cute.make_tensor(first, layout)

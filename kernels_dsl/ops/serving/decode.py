@@ -30,6 +30,7 @@ def attention_decode(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
+    decode_equals_prefill: bool = False,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Decoded:
@@ -54,6 +55,9 @@ def attention_decode(
 
     causal, window, softcap, sinks, scale: as those of `attention`; the last query lies on the last key.
     A sequence's result has the same bits whatever the batch, the room in the cache and where its pages lie.
+    decode_equals_prefill: a query's result has the same bits, too, however many queries of its sequence come
+    with it and whatever keys follow its own: tokens that were decoded one by one can be scored again
+    together. Needs causal=True. Partial results take memory for each 512 keys of room, for each query.
 
     A length is taken as within the cache, and cu_seqlens_q as within q; inside `kernels_dsl.checked()` one
     outside is an error, as is such a page. Not differentiable. Raises TypeError and ValueError that name the
@@ -68,7 +72,9 @@ def attention_decode(
     if type(q) in PLAIN_TYPES and not q.is_nested and not is_checked():
         present = tuple([x for x in (*inputs, out) if x is not None])
         form = tuple([x is None for x in (*inputs[3:], out)])
-        key = (q.shape, form, causal, window, softcap, scale, max_seqlen_q, return_lse)
+        key = (
+            q.shape, form, causal, window, softcap, scale, max_seqlen_q, decode_equals_prefill, return_lse,
+        )  # fmt: skip
         plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
         if plan is not None and plan.apart(inputs, out):
             try:
@@ -79,7 +85,8 @@ def attention_decode(
     left, right = (None, None) if window is None else window
     call = DecodeArguments(
         *inputs, causal=causal, window_left=left, window_right=right, softcap=softcap, scale=scale,
-        max_seqlen_q=max_seqlen_q, return_lse=return_lse, out=out,
+        max_seqlen_q=max_seqlen_q, decode_equals_prefill=decode_equals_prefill, return_lse=return_lse,
+        out=out,
     )  # fmt: skip
     decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
     return decoded if return_lse else decoded.out

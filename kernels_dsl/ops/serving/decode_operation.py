@@ -16,6 +16,8 @@ from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.checks.overlap import byte_extent, check_alone, ranges_meet
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.config.decode import (
+    FIXED_SPLIT,
+    MAX_FIXED_SPLITS,
     MAX_KEYS,
     DecodeConfig,
     decode_config,
@@ -65,6 +67,7 @@ class DecodeArguments(Arguments):
     softcap: float = 0.0
     scale: float | None = None
     max_seqlen_q: int | None = None
+    decode_equals_prefill: bool = False
     return_lse: bool = False
     out: torch.Tensor | None = None
 
@@ -95,6 +98,7 @@ class DecodeCall:
     dim: int
     capacity: int
     packed: bool
+    fixed: bool
     variant: AttentionVariant
     left: int
     right: int
@@ -113,14 +117,21 @@ class DecodeCall:
 
     @property
     def together(self) -> int:
-        """Query rows of a KV head that a CTA takes together, at most. Of packed queries those of one query:
-        the tile has a part in the bits, and must not depend on the other sequences."""
-        return self.pack if self.packed else self.q_len * self.pack
+        """Query rows of a KV head that a CTA takes together, at most. The tile has a part in the bits: of
+        packed queries, and where splits are fixed, it must not depend on the number of queries."""
+        return self.pack if self.packed or self.fixed else self.q_len * self.pack
+
+    @property
+    def parts_each(self) -> int:
+        """Rows of partial results that each query row has for itself."""
+        return -(-self.capacity // FIXED_SPLIT) if self.fixed else 1
 
     @property
     def extra_part_rows(self) -> int:
         """`config.decode.extra_part_rows` of a sequence."""
         rows = self.q_len * self.pack
+        if self.fixed:
+            return 0
         if self.packed:
             return extra_part_rows(self.capacity, self.pack, rows)
         return rows * (most_splits(self.capacity, rows) - 1)
@@ -128,12 +139,14 @@ class DecodeCall:
     @property
     def part_rows(self) -> int:
         """Rows of partial results in all."""
-        return self.kv_heads * (self.tokens * self.pack + self.batch * self.extra_part_rows)
+        each = self.tokens * self.pack * self.parts_each
+        return self.kv_heads * (each + self.batch * self.extra_part_rows)
 
 
 def describe(call: DecodeArguments) -> DecodeCall:
     """The call as plain data. TypeError or ValueError where an argument is wrong."""
     options.boolean("return_lse", call.return_lse)
+    options.boolean("decode_equals_prefill", call.decode_equals_prefill)
     if call.max_seqlen_q is not None and call.cu_seqlens_q is None:
         raise ValueError("max_seqlen_q is given, must be None without cu_seqlens_q")
     q = call.q
@@ -168,15 +181,31 @@ def describe(call: DecodeArguments) -> DecodeCall:
     check_out(call.out, tuple(q.shape), q.dtype, q.device)
     tokens = batch * q_len if starts is None else q.shape[0]
     found = DecodeCall(
-        batch, tokens, q_len, heads, kv_heads, dim, _capacity(call, batch), starts is not None, variant,
-        left or 0, right or 0, float(scale), float(softcap) or 1.0,
+        batch, tokens, q_len, heads, kv_heads, dim, _capacity(call, batch), starts is not None,
+        call.decode_equals_prefill, variant, left or 0, right or 0, float(scale), float(softcap) or 1.0,
     )  # fmt: skip
+    if found.fixed:
+        _check_fixed(call, right, found.capacity)
     if found.part_rows >= _MOST_PART_ROWS:
         raise ValueError(
             f"q has shape {tuple(q.shape)} and caches have room for {found.capacity} keys a sequence, "
             f"{found.part_rows} rows of partial results, must have less than {_MOST_PART_ROWS}"
         )
     return found
+
+
+def _check_fixed(call: DecodeArguments, right: int | None, capacity: int) -> None:
+    """ValueError where results would depend on keys after a query's own, or there are too many splits."""
+    if right != 0:
+        raise ValueError(
+            f"decode_equals_prefill is True, must be False with causal {call.causal} and a right width "
+            f"of {call.window_right}, by which queries see keys after their own"
+        )
+    if capacity > FIXED_SPLIT * MAX_FIXED_SPLITS:
+        raise ValueError(
+            f"a sequence has room for {capacity} keys, must have for at most "
+            f"{FIXED_SPLIT * MAX_FIXED_SPLITS} with decode_equals_prefill"
+        )
 
 
 def _packed(call: DecodeArguments, starts: torch.Tensor) -> tuple[int, int]:
@@ -281,8 +310,9 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     config = decode_config(
         decoded.dim, decoded.together, decoded.pack, target.device, call.k_cache.element_size()
     )
-    if decoded.q_len * decoded.pack > config.rows:
-        config = replace(config, tiled=True)
+    # Where splits are fixed one kernel serves all numbers of queries.
+    tiled = decoded.fixed or decoded.q_len * decoded.pack > config.rows
+    config = replace(config, tiled=tiled, fixed=decoded.fixed)
     return DecodePlan(_launching(decoded, config, call, target), extents)
 
 
@@ -301,7 +331,7 @@ def _launching(
     # About as many as there are at most: more CTAs would have none.
     items = decoded.part_rows // min(config.rows, decoded.together) + decoded.batch * decoded.kv_heads
     scalars = (
-        decoded.scale, decoded.softcap, decoded.left, decoded.right, decoded.q_len, 1,
+        decoded.scale, decoded.softcap, decoded.left, decoded.right, decoded.q_len, decoded.parts_each,
         decoded.extra_part_rows, min(items, target.device.sm_count * config.ctas_per_sm),
     )  # fmt: skip
     early = target.device.capability >= (9, 0)

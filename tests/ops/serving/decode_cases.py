@@ -79,6 +79,19 @@ def check(case: Paged, found: tuple[torch.Tensor, torch.Tensor], masking: Maskin
         torch.testing.assert_close(lse[b : b + 1].double(), wanted_lse, rtol=1e-5, atol=1e-5)
 
 
+def check_packed(
+    case: Paged, starts: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor], masking: Masking
+) -> None:
+    """Compares with float64, sequence by sequence, as `check`."""
+    out, lse = found
+    ulp = torch.finfo(out.dtype).eps
+    for b, (k, v) in enumerate(case.whole):
+        own = slice(int(starts[b]), int(starts[b + 1]))
+        wanted, wanted_lse = attention(case.q[None, own], k[None], v[None], masking)
+        torch.testing.assert_close(out[None, own].double(), wanted, rtol=2 * ulp, atol=2 * ulp)
+        torch.testing.assert_close(lse[None, :, own].double(), wanted_lse, rtol=1e-5, atol=1e-5)
+
+
 class Scales(NamedTuple):
     """Scales of fp8 caches."""
 

@@ -9,6 +9,7 @@ import kernels_dsl
 from reference.attention import Masking
 from reference.buffers import check_output, poisoned
 from tests.ops.serving.decode_cases import NO_PAGE, Paged, check, paged
+from tests.ops.serving.rescored_cases import with_queries
 
 pytestmark = pytest.mark.gpu
 CAUSAL = Masking(right=0)
@@ -66,6 +67,19 @@ def test_dense_caches_of_heads_before_keys(seed):
     whole = [(k[b, :n], v[b, :n]) for b, n in enumerate(used.tolist())]
     case = Paged(q, k, v, used, torch.empty(0), whole)
     check(case, case.decode(block_table=None), CAUSAL)
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, (4, 2)), (128, (32, 4)), (256, (4, 1))])
+@pytest.mark.parametrize("left", [None, 2600])
+def test_a_query_has_the_same_bits_alone_and_among_others(dim, heads, left, seed):
+    """With `decode_equals_prefill`, at the borders of splits and of tiles of rows."""
+    case = paged((4111, 900), 16, seed, heads=heads, dim=dim).cuda()
+    rescored = with_queries(case, (200, 70), (0, 1, 15, 16, 184, 185, 199), seed)
+    options = {"decode_equals_prefill": True, "window": None if left is None else (left, 0)}
+    found = rescored.of_steps(rescored.together(**options))
+    assert found.same(rescored.one_by_one(**options))
+    assert found.same(rescored.one_by_one(packed=False, **options))
+    assert found.same(rescored.in_chunks(77, **options))
 
 
 def test_a_long_sequence_beside_short_ones(seed):

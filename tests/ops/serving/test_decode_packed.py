@@ -10,9 +10,9 @@ import torch
 
 import kernels_dsl
 from lowering import emulator
-from reference.attention import Masking, attention
+from reference.attention import Masking
 from reference.buffers import check_output, poisoned
-from tests.ops.serving.decode_cases import Paged, paged
+from tests.ops.serving.decode_cases import Paged, check_packed, paged
 
 CAUSAL = Masking(right=0)
 
@@ -23,19 +23,6 @@ def packed(case: Paged, queries: tuple[int, ...], spare: int = 0) -> tuple[Paged
     generator = torch.Generator().manual_seed(len(queries))
     q = torch.randn((sum(queries) + spare, heads, dim), generator=generator).to(case.q.dtype)
     return case._replace(q=q), torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
-
-
-def check_packed(
-    case: Paged, starts: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor], masking: Masking
-) -> None:
-    """Compares with float64, sequence by sequence, as `decode_cases.check`."""
-    out, lse = found
-    ulp = torch.finfo(out.dtype).eps
-    for b, (k, v) in enumerate(case.whole):
-        own = slice(int(starts[b]), int(starts[b + 1]))
-        wanted, wanted_lse = attention(case.q[None, own], k[None], v[None], masking)
-        torch.testing.assert_close(out[None, own].double(), wanted, rtol=2 * ulp, atol=2 * ulp)
-        torch.testing.assert_close(lse[None, :, own].double(), wanted_lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -78,6 +65,20 @@ def test_bits_do_not_depend_on_the_others(seed):
     with emulator.run(arch="sm_90a", sms=1):
         beside, one = many.decode(cu_seqlens_q=starts), alone.decode()
     assert torch.equal(beside[0][:1], one[0][0]) and torch.equal(beside[1][:, :1], one[1][0])
+
+
+def test_all_rows_are_written_at_any_lengths(seed):
+    """One query a sequence and several splits, where FlashAttention-2 wrote the first sequence alone (PyTorch
+    #194167). Then lengths change in place, as under a CUDA graph."""
+    case, starts = packed(paged((256, 130), 16, seed), (1, 1))
+    out = torch.full_like(case.q, math.nan)
+    with emulator.run(arch="sm_80", sms=2):
+        check_packed(case, starts, case.decode(cu_seqlens_q=starts, out=out), CAUSAL)
+        starts.copy_(torch.tensor([0, 2, 2]))
+        case.seqused_k.copy_(torch.tensor([70, 1]))
+        shorter = [(k[:n], v[:n]) for n, (k, v) in zip((70, 1), case.whole)]
+        found = case.decode(cu_seqlens_q=starts, out=out.fill_(math.nan))
+        check_packed(case._replace(whole=shorter), starts, found, CAUSAL)
 
 
 def test_more_queries_than_announced(seed):
