@@ -19,16 +19,31 @@ import traffic
 
 README = Path(__file__).resolve().parent / "README.md"
 RESULTS = README.parent / "results" / "h200"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
+LADDER = {
+    "01": "layouts, who holds what, predicates, compiling at the first call",
+    "02": "TMA descriptor, mbarrier: one thread moves a tile",
+    "03": "a ring of stages, full and empty barriers, phases",
+    "04": "producer and consumer warps, arrive counts, setmaxnreg",
+    "05": "WGMMA: swizzle, descriptors, fence – commit – wait, accumulators",
+    "06": "K loop, grid, edges: a whole GEMM",
+    "07": "3 + 4 + 5 together: the ring feeds two consumer warpgroups",
+    "08": "tile scheduler, rasterisation, clusters with multicast",
+    "09": "TMA store, ping-pong, a function fused into the epilogue",
+    "10": "attention: online softmax between two WGMMAs, P in registers",
+    "11": "visit only the needed key blocks: causal, window, packed, lists",
+    "12": "block-sparse GEMM: an index-driven producer, sorted rows",
+    "a1": "the GEMM without Hopper: cp.async, ldmatrix, mma.sync",
+}
 DENSE = "cuBLAS, dense"  # the baseline of step 12's tables
 SHOWN = {"12": "8192³, 32 of 64 blocks kept"}  # titles for the overview; of other steps the first table
 NO_LIBRARY = ("cp.async", "separate kernels")
 
 
 def overview(folder: Path) -> list[str]:
-    """Each step's best row in one of its tables, beside the best one of an earlier step and of a library."""
-    head = "| step | measured | | × earlier step | × library | row |"
-    lines = ["", head, "|---|---|--:|--:|--:|---|"]
+    """The ladder: what a step adds, and its best row beside an earlier step's and a library's."""
+    head = "| step | what it adds | measured | | × earlier step | × library |"
+    lines = ["", head, "|---|---|---|--:|--:|--:|"]
     for path in sorted(folder.glob("*.json")):
         tables = json.loads(path.read_text())["tables"]
         title = SHOWN.get(path.stem, tables[0]["title"])
@@ -37,12 +52,14 @@ def overview(folder: Path) -> list[str]:
         own = [name for name in table.microseconds if re.match(rf"{label}\b", name)]
         earlier = [name for name in table.microseconds if name.startswith("step") and name not in own]
         library = [name for name in table.microseconds if name not in (*own, *earlier, *NO_LIBRARY)]
-        if own:
-            best = max(own, key=table.rate)
-            gain, ratio = (_against(table, best, names) for names in (earlier, library))
-            config = best.removeprefix(label).lstrip(", ")
-            rate = f"{table.rate(best):.0f} {table.unit}"
-            lines.append(f"| {label} | {table.title} | {rate} | {gain} | {ratio} | {config} |")
+        if not own:  # step 5 is compared with itself
+            own, library = library, []
+        best = max(own, key=table.rate)
+        gain, ratio = (_against(table, best, names) for names in (earlier, library))
+        rate = f"{table.rate(best):.0f} {table.unit}"
+        where = next(common.FOLDER.glob(f"{path.stem}_*.py")).name
+        adds = LADDER[path.stem]
+        lines.append(f"| [{label}]({where}) | {adds} | {table.title} | {rate} | {gain} | {ratio} |")
     return lines
 
 
@@ -84,17 +101,14 @@ def against_dense(tables: list[dict]) -> list[str]:
     return lines
 
 
-def render(folder: Path) -> list[str]:
-    """Markdown lines: the machine, the summary, then the tables and remarks of each step."""
-    lines: list[str] = []
+def render(folder: Path) -> dict[str, list[str]]:
+    """Markdown lines by their place in the README: the ladder, and each step's tables and remarks."""
+    made: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text())
-        if not lines:
-            lines += machine(run["machine"]) + overview(folder)
-        step = next(common.FOLDER.glob(f"{path.stem}_*.py"))
-        lines += ["", f"### {step.name}", "", f"Source: [{step.name}]({step.name})."]
-        if path.stem == "10":
-            lines += attention_summary(folder)
+        if not made:
+            made["ladder"] = machine(run["machine"]) + overview(folder)
+        lines = attention_summary(folder) if path.stem == "10" else []
         lines += against_dense(run["tables"])
         for stored in run["tables"]:
             if stored["baseline"] != DENSE:
@@ -103,7 +117,8 @@ def render(folder: Path) -> list[str]:
             lines += traffic.lines(table)
         for remark in run["remarks"]:
             lines += ["", remark]
-    return lines
+        made[path.stem] = [*lines, ""]
+    return made
 
 
 def machine(facts: dict) -> list[str]:
@@ -116,10 +131,13 @@ def machine(facts: dict) -> list[str]:
     return [", ".join([*known, versions]) + f"; commit {facts['commit']}."]
 
 
-def with_tables(text: str, lines: list[str]) -> str:
-    """The README with `lines` between the marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1]
+def with_tables(text: str, made: dict[str, list[str]]) -> str:
+    """The README with the lines of each place between its marks."""
+    for name, lines in made.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}" + rest.split(end)[1]
+    return text
 
 
 def main(folder: Path | None) -> None:

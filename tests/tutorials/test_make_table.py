@@ -35,7 +35,8 @@ def test_overview_names_what_a_step_is_compared_with(tmp_path):
     rows = {"step_7": 2.0, "step_1": 9.0, "step_6": 4.0, "step_7,_slow": 3.0, "cp.async": 0.5, "mine": 2.5}
     (tmp_path / "07.json").write_text(json.dumps({"tables": [_table("T", "mine", **rows)]}))
     line = make_table.overview(tmp_path)[-1]
-    assert line == "| step 7 | T | 2000 TFLOPS | 2.00, step 6 | 1.25, mine |  |"
+    link = "[step 7](07_gemm_warp_specialized.py)"
+    assert line == f"| {link} | {make_table.LADDER['07']} | T | 2000 TFLOPS | 2.00, step 6 | 1.25, mine |"
 
 
 def test_committed_tables_are_those_of_the_committed_files():
@@ -45,8 +46,18 @@ def test_committed_tables_are_those_of_the_committed_files():
     assert make_table.with_tables(text, make_table.render(make_table.RESULTS)) == text
 
 
-def _contents(folder) -> list[str]:
-    return [path.read_text() for path in sorted(folder.iterdir())]
+def test_a_step_without_a_peer_is_its_own_best_row(tmp_path):
+    import json
+
+    import make_table
+
+    rows = {"narrow": 4.0, "wide": 2.0}
+    (tmp_path / "05.json").write_text(json.dumps({"tables": [_table("T", "wide", **rows)]}))
+    assert make_table.overview(tmp_path)[-1].endswith("| T | 2000 TFLOPS |  |  |")
+
+
+def _contents(folder) -> dict[str, list[str]]:
+    return {path.stem: [path.read_text()] for path in sorted(folder.iterdir())}
 
 
 def test_files_of_a_partial_run_replace_theirs_alone(tmp_path, monkeypatch):
@@ -60,7 +71,14 @@ def test_files_of_a_partial_run_replace_theirs_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(make_table, "RESULTS", results)
     monkeypatch.setattr(make_table, "README", tmp_path / "README.md")
     monkeypatch.setattr(make_table, "render", _contents)
-    make_table.README.write_text(f"head\n{make_table.BEGIN}\nold\n{make_table.END}\ntail\n")
+
+    def page(*texts: str) -> str:
+        marked = "\nprose\n".join(
+            f"{make_table.BEGIN.format(name)}\n{text}\n{make_table.END.format(name)}"
+            for name, text in zip(("01", "08"), texts)
+        )
+        return f"head\n{marked}\ntail\n"
+
+    make_table.README.write_text(page("old", "old"))
     make_table.main(run)
-    written = f"head\n{make_table.BEGIN}\nresults 01\nrun 08\n{make_table.END}\ntail\n"
-    assert make_table.README.read_text() == written
+    assert make_table.README.read_text() == page("results 01", "run 08")
