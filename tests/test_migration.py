@@ -125,4 +125,5 @@ def test_the_example_gives_what_pytorch_does(section):
 
 
 def test_every_section_has_a_case():
-    assert list(EXAMPLES) == list(CASES)
+    """That of FlashInfer names a page, whose example is tested with its interface."""
+    assert [section for section in EXAMPLES if section != "FlashInfer"] == list(CASES)

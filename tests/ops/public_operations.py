@@ -234,6 +234,14 @@ def _attention_decode() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _attention_decode_packed() -> dict[str, Any]:
+    arguments = _attention_decode()
+    del arguments["sinks"]
+    ends = torch.tensor([0, 1, 4], dtype=torch.int32)
+    packed = {"q": _ones(4, 4, 64), "cu_seqlens_q": ends, "max_seqlen_q": 3, "out": _ones(4, 4, 64)}
+    return {**arguments, **packed}
+
+
 OPERATIONS: Sequence[Operation] = (
     Operation("gemm", _gemm, ("a", "b", *_LINEAR), ("out",)),
     Operation("gemm", lambda: _own_epilogue(_gemm()), ("a", "b", "epilogue_args[0]")),
@@ -288,6 +296,7 @@ OPERATIONS: Sequence[Operation] = (
         "merge_states", lambda: {"out": _ones(2, 3, 2, 16), "lse": torch.ones(2, 3, 2)}, ("out", "lse")
     ),
     Operation("attention_decode", _attention_decode, tuple(_attention_decode())[:8], ("out",)),
+    Operation("attention_decode", _attention_decode_packed, ("q", "cu_seqlens_q"), ("out",)),
     Operation(
         "scaled_linear", lambda: {"x": _ones(32, 64), "weight": _ones(48, 64), "bias": _ones(48)},
         ("x", "weight", "bias"),
