@@ -190,7 +190,7 @@ def _slopes_of(slopes: Any, batch: int) -> torch.Tensor:
 
 def alibi(score: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any, shift: Any) -> Any:
     """The score minus slope · |i + shift - j|."""
-    from kernels_dsl.blocks.attention.softmax import choose
+    from kernels_dsl.blocks.hw.dsl import choose
 
     distance = i + shift - j
     return score - slopes[b, h] * choose(distance >= 0, distance, -distance)

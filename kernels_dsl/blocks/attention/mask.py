@@ -16,7 +16,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
-from kernels_dsl.blocks.attention.softmax import choose
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.blocks.hw.user_functions import call_of_score
 from kernels_dsl.config.attention import AttentionVariant
 

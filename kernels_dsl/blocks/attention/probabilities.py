@@ -24,6 +24,7 @@ from kernels_dsl.blocks.attention.mask import (
 )
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.blocks.hw.swizzled_rows import opaque
 from kernels_dsl.config.attention import AttentionVariant
 
@@ -156,4 +157,4 @@ def bend(probs: cute.Tensor, slopes: cute.Tensor) -> None:
     for c in range(cute.size(probs, mode=[1])):
         for r in range(cute.size(probs, mode=[0])):
             none = Float32(0.0)
-            probs[r, c] = softmax.choose(probs[r, c] == none, none, probs[r, c] * slopes[c, r])
+            probs[r, c] = choose(probs[r, c] == none, none, probs[r, c] * slopes[c, r])

@@ -23,6 +23,7 @@ from kernels_dsl.blocks.attention.mask import (
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.work import AttentionSpec, Work
+from kernels_dsl.blocks.hw.dsl import choose
 
 
 class Tile(NamedTuple):
@@ -115,7 +116,7 @@ def mask_tail(
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
                 keep = origin.column + column_offset(c) < k_len
-                view[r, c] = softmax.choose(keep, view[r, c], HIDDEN)
+                view[r, c] = choose(keep, view[r, c], HIDDEN)
 
 
 def to_operand(scores: cute.Tensor, operand: cute.Tensor) -> None:

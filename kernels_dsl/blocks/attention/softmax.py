@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.hw.dsl import inline_ptx
+from kernels_dsl.blocks.hw.dsl import choose, inline_ptx
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -46,11 +46,6 @@ def quad_max(value: Float32) -> Float32:
 def quad_sum(value: Float32) -> Float32:
     """Sum over the four lanes that share a row."""
     return cute.arch.warp_reduction_sum(value, threads_in_group=4)
-
-
-def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
-    """`yes` where the condition holds, else `no`: a select, never a branch."""
-    return Float32(cutlass.select_(condition, Float32(yes).ir_value(), Float32(no).ir_value()))
 
 
 def finite_or_zero(value: Float32) -> Float32:

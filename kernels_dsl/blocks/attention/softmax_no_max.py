@@ -24,7 +24,7 @@ from cutlass import Boolean, Float32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.hw.dsl import inline_ptx
+from kernels_dsl.blocks.hw.dsl import choose, inline_ptx
 
 Pack = Callable[[int, cute.Tensor], None]
 """`pack(i, values)` takes the probabilities (2, COLUMNS) of columns 4 i … 4 i + 3 of both rows."""
@@ -68,7 +68,7 @@ def first_step(
         largest = softmax.quad_max(total)
         reference[r] = _raised_reference(highest, largest, scale_log2, masked)
         factor = cute.math.exp2((highest - reference[r]) * scale_log2 + Float32(SUM_LOG2), fastmath=True)
-        factor = softmax.choose(largest > Float32(0.0), factor, Float32(0.0))
+        factor = choose(largest > Float32(0.0), factor, Float32(0.0))
         for c in columns:
             scores[r, c] = scores[r, c] * factor
         row_sum[r] = total * factor
@@ -182,11 +182,11 @@ def _raised_reference(
     if masked is not False:
         least = Float32(MASKED_LOG2)
         if masked is not True:
-            least = softmax.choose(masked, least, Float32(0.0))
+            least = choose(masked, least, Float32(0.0))
         powers = cute.arch.fmax(powers, least)
     # With hardly any scale all weights are alike, and the quotient would be infinite.
     raised = highest + powers * cute.arch.rcp_approx(scale_log2)
-    return softmax.choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)
+    return choose(scale_log2 > Float32(SMALLEST_SCALE), raised, highest)
 
 
 @dsl_user_op

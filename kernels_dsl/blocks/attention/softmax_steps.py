@@ -25,6 +25,7 @@ from kernels_dsl.blocks.attention.score_tile import (
     scale_of_scores,
 )
 from kernels_dsl.blocks.attention.work import AttentionSpec, Work, kv_head
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.config.attention import DESCALE_KEYS
 
 FP8_OFFSET = 8.0
@@ -132,7 +133,7 @@ def start_rows(spec: SoftmaxSpec, rows: Rows, tile: Tile, work: Work) -> None:
     if not spec.variant.sinks:
         return
     logit = Float32(work.sinks[tile.at.head]) * softmax.LOG2_E / scale_of_scores(spec, work)
-    once = softmax.choose(tile.column == 0, Float32(2.0 ** probability_offset(spec)), Float32(0.0))
+    once = choose(tile.column == 0, Float32(2.0 ** probability_offset(spec)), Float32(0.0))
     for r in range(cute.size(rows.row_max)):
         rows.row_max[r], rows.row_sum[r] = logit, once
 

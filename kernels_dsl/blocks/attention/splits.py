@@ -5,6 +5,7 @@ sequence by sequence, in each by splits, in each by KV heads, whose keys are nei
 by tiles of query rows, which read the same keys.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
@@ -12,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from kernels_dsl.blocks.attention.seqlen import row_within
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import (
     DOUBLINGS,
@@ -112,11 +114,6 @@ def tiles_of(config: DecodeConfig, lengths: Lengths, queries: Queries) -> Int32:
     return Int32(1) if lengths.starts is None else cutlass.min(queries.rows, Int32(1))
 
 
-def choose(condition: cutlass.Boolean, yes: Int32 | int, no: Int32 | int) -> Int32:
-    """`yes` where the condition holds, else `no`."""
-    return Int32(cutlass.select_(condition, Int32(yes).ir_value(), Int32(no).ir_value()))
-
-
 @cute.jit
 def splits_of(
     config: cutlass.Constexpr[DecodeConfig],
@@ -142,14 +139,14 @@ def split_size(keys: Int32, rows: Int32) -> Int32:
     """`config.decode.split_keys`."""
     wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
     for found in reversed(SPLITTINGS[:-1]):
-        few = rows <= found.rows
-        wanted_log2, long = choose(few, found.wanted_log2, wanted_log2), choose(few, found.long, long)
-        most_log2 = choose(few, found.most_log2, most_log2)
+        pick = partial(choose, rows <= found.rows, kind=Int32)
+        wanted_log2, long = pick(found.wanted_log2, wanted_log2), pick(found.long, long)
+        most_log2 = pick(found.most_log2, most_log2)
     short = cutlass.min((keys + (Int32(1) << wanted_log2) - 1) >> wanted_log2, long)
     wanted = cutlass.max((keys + (Int32(1) << most_log2) - 1) >> most_log2, short)
     size = Int32(STEP)
     for _ in range(DOUBLINGS):
-        size = choose(wanted > size, size + size, size)
+        size = choose(wanted > size, size + size, size, Int32)
     return size
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cutlass
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
@@ -20,6 +20,11 @@ def entry_name(name: str) -> Callable[[Any], Any]:
         return kernel
 
     return rename
+
+
+def choose(condition: cutlass.Boolean, yes: Any, no: Any, kind: type[cutlass.Numeric] = Float32) -> Any:
+    """`yes` where the condition holds, else `no`, as a `kind`: a select, never a branch."""
+    return kind(cutlass.select_(condition, kind(yes).ir_value(), kind(no).ir_value()))
 
 
 def inline_ptx(

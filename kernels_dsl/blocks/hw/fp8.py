@@ -14,17 +14,12 @@ from cutlass import Float32, Int16, Int32, const_expr, range_constexpr
 from cutlass._mlir.dialects import math as mlir_math
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.hw.dsl import inline_ptx
+from kernels_dsl.blocks.hw.dsl import choose, inline_ptx
 from kernels_dsl.config.quantize import FORMATS, SMALLEST_SCALE
 
 DTYPES = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 _PAIRS = {cutlass.BFloat16: ("bf16x2", 0x7F80), cutlass.Float16: ("f16x2", 0x7C00)}
 """16-bit dtype -> the PTX type of two of them in a register, and the bits of infinity."""
-
-
-def choose(condition: cutlass.Boolean, yes: Float32, no: Float32) -> Float32:
-    """`yes` if the condition holds, else `no`: a select, never a branch."""
-    return Float32(cutlass.select_(condition, Float32(yes).ir_value(), Float32(no).ir_value()))
 
 
 def magnitude(value: Float32) -> Float32:

@@ -13,9 +13,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.seqlen import SeqExtent, seq_info
-from kernels_dsl.blocks.attention.softmax import LOG2_E, choose
+from kernels_dsl.blocks.attention.softmax import LOG2_E
 from kernels_dsl.blocks.attention.work import LAYOUTS, rows_first
-from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.dsl import choose, entry_name
 
 from .backward_work import VECTOR, RowTiles, Sums, query_grid
 

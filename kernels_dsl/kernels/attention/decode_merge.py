@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
-from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, choose, finite_or_zero
+from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, finite_or_zero
 from kernels_dsl.blocks.attention.splits import (
     Lengths,
     PartRoom,
@@ -20,7 +20,7 @@ from kernels_dsl.blocks.attention.splits import (
     sequence_of,
     splits_of,
 )
-from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.dsl import choose, entry_name
 from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
 from kernels_dsl.config.decode import FIXED_SPLIT
 

@@ -25,6 +25,7 @@ from kernels_dsl.blocks.attention.splits import (
     splits_of,
     tiles_of,
 )
+from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.blocks.hw.mma_sync import (
     make_tiled_mma,
     mma_k,
@@ -403,10 +404,10 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
         if cutlass.const_expr(work.v_scale is not None):
             factor = factor * work.v_scale[item.batch, item.head]
         for c in cutlass.range_constexpr(cute.size(out, mode=[1])):
-            out[r, c] = softmax.choose(empty, Float32(0.0), out[r, c] * factor)
+            out[r, c] = choose(empty, Float32(0.0), out[r, c] * factor)
         lse = highest * scale_log2 + cute.math.log2(total, fastmath=True)
         if (site.lane % 4 == 0) & (site.warp_n == 0) & (row + 8 * r < item.rows):
-            lse = softmax.choose(empty, Float32(-math.inf), lse)
+            lse = choose(empty, Float32(-math.inf), lse)
             work.part_lse[item.part + row + 8 * r] = lse
     store_outputs(spec, work, item, site, out, row)
 

@@ -14,8 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.attention.softmax import choose
-from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.dsl import choose, entry_name
 from kernels_dsl.config.lists import WARPS, TopkSpec
 
 from .totals import Warps, total

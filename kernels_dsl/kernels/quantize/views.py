@@ -8,7 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, range_constexpr
 
-from kernels_dsl.blocks.hw.fp8 import choose, halves, largest_finite, largest_finite_pairs, pair_max, widened
+from kernels_dsl.blocks.hw.dsl import choose
+from kernels_dsl.blocks.hw.fp8 import halves, largest_finite, largest_finite_pairs, pair_max, widened
 from kernels_dsl.config.quantize import MAXIMA_ALIGN, THREADS, TILE, VECTOR, TileQuantization
 
 LANES = TILE // VECTOR

@@ -13,8 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, range_constexpr
 
-from kernels_dsl.blocks.hw.dsl import entry_name
-from kernels_dsl.blocks.hw.fp8 import choose
+from kernels_dsl.blocks.hw.dsl import choose, entry_name
 from kernels_dsl.blocks.hw.vectors import load_vector, vector_at
 
 THREADS = 128
