@@ -69,13 +69,17 @@ def _by_activation(name: str, says: str) -> Gate:
     )
 
 
-def _oai(gate: Any, up: Any) -> Any:
+def _oai_limited(gate: Any, up: Any) -> tuple[Any, Any]:
+    """gate up to the limit, up within both. Comparisons that are false keep NaN."""
     import cutlass.cute as cute
 
-    # Comparisons that are false keep NaN.
     gate = cute.where(gate > _OAI_LIMIT, cute.full_like(gate, _OAI_LIMIT), gate)
     up = cute.where(up > _OAI_LIMIT, cute.full_like(up, _OAI_LIMIT), up)
-    up = cute.where(up < -_OAI_LIMIT, cute.full_like(up, -_OAI_LIMIT), up)
+    return gate, cute.where(up < -_OAI_LIMIT, cute.full_like(up, -_OAI_LIMIT), up)
+
+
+def _oai(gate: Any, up: Any) -> Any:
+    gate, up = _oai_limited(gate, up)
     return gate * sigmoid(gate * _OAI_ALPHA) * (up + 1.0)
 
 
@@ -98,10 +102,8 @@ def _oai_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
 def _oai_traced_partials(gradient: Any, gate: Any, up: Any) -> Gradients:
     import cutlass.cute as cute
 
-    # As in `_oai`, NaN stays; 1 at the limits themselves, and 0 for an up of NaN, as `_oai_partials` has it.
-    low = cute.where(gate > _OAI_LIMIT, cute.full_like(gate, _OAI_LIMIT), gate)
-    middle = cute.where(up > _OAI_LIMIT, cute.full_like(up, _OAI_LIMIT), up)
-    middle = cute.where(middle < -_OAI_LIMIT, cute.full_like(up, -_OAI_LIMIT), middle)
+    # 1 at the limits themselves, and 0 for an up of NaN, as `_oai_partials` has it.
+    low, middle = _oai_limited(gate, up)
     share = sigmoid(low * _OAI_ALPHA)
     slope = share * (low * (1.0 - share) * _OAI_ALPHA + 1.0)
     of_gate, of_up = gradient * (middle + 1.0) * slope, gradient * low * share

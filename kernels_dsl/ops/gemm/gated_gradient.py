@@ -63,37 +63,30 @@ def _follow(plan: Plan, call: GateGradientArguments) -> torch.Tensor:
     return plan(call.gradient, call.z)
 
 
-_OPERATION = Operation("gate_gradient", GateGradientArguments, lambda _call: None, _build, _follow)
+GATE_GRADIENT = Operation("gate_gradient", GateGradientArguments, lambda _call: None, _build, _follow)
 
 
 def gate_gradient(
-    calls: dict[Any, Any], gradient: torch.Tensor, z: torch.Tensor, activation: str, dtype: torch.dtype
+    gradient: torch.Tensor, z: torch.Tensor, activation: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """The gradient of z (…, N), of `dtype`, from that of the gated result, (…, N / 2) of any strides.
 
-    z: dense, at an address that is a multiple of 16, as a forward pass allocates it. calls: the call cache.
-    By one kernel, or by PyTorch's operations for what it cannot count.
+    z: dense, at an address that is a multiple of 16, as a forward pass allocates it. By one kernel, or by
+    PyTorch's operations for what it cannot count.
     """
     if z.numel() > _MOST:
         return GATES[activation].backward(gradient.float(), z.float()).to(dtype)
-    key = ("gate gradient", z.shape, activation, dtype)
-    plan = call_cache.find(calls, key, (gradient, z))
+    key = (z.shape, activation, dtype)
+    plan = call_cache.find(GATE_GRADIENT.calls, key, (gradient, z))
     if plan is not None:
         found: torch.Tensor = plan(gradient, z)
         return found
     call = GateGradientArguments(gradient, z, activation, dtype)
-    plan = _OPERATION.new_plan(call)
-    first: torch.Tensor = plan(gradient, z)
-    if not _OPERATION.target_of(call).emulated:
-        call_cache.keep(calls, key, (gradient, z), plan)
+    first: torch.Tensor = GATE_GRADIENT.first_below(call, key, (gradient, z))
     return first
 
 
 class GatedForBackward(ForBackward):
     """The products of the backward pass of `gemm_gated`, and what comes before them."""
 
-    def gate_gradient(
-        self, gradient: torch.Tensor, z: torch.Tensor, activation: str, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """As the function."""
-        return gate_gradient(self.calls, gradient, z, activation, dtype)
+    gate_gradient = staticmethod(gate_gradient)

@@ -93,7 +93,7 @@ class ForBackward:
     """Products of a backward pass that nothing watches, by the operator's name. `calls`: their call cache."""
 
     def __init__(self, calls: dict[Any, Any]) -> None:
-        self.calls = calls
+        self._calls = calls
 
     def gemm(
         self,
@@ -116,7 +116,7 @@ class ForBackward:
         key = (a.shape, b.shape, "for backward", one, zero, bias_axis, out_dtype, family, batch_invariant)
         key = (*key, *map(type, extras))
         tensors = (a, b, *tensors_among(extras))
-        result = repeated(self.calls, key, tensors, None, alpha, beta, extras)
+        result = repeated(self._calls, key, tensors, None, alpha, beta, extras)
         if result is not None:
             return result
         call = GemmArguments(
