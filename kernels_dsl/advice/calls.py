@@ -13,6 +13,7 @@ import torch
 
 from kernels_dsl.advice.records import Block, Question, block_text
 from kernels_dsl.measure import Call
+from kernels_dsl.nn.scaled_linear import RECIPES
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_supports
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm, bsr_scaled_supports
 from kernels_dsl.ops.gemm.gemm import gemm, supports
@@ -23,8 +24,6 @@ from kernels_dsl.sparse.tensor import BsrTensor
 DENSITIES = (0.05, 0.1, 0.25, 0.5, 1.0)
 """Densities between which a crossover is interpolated."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x128", "128x128")}
-"""Scales of fp8 products -> those of a and of w, as `quantize` says it."""
 OURS, TORCH = "gemm(a, w.t())", "torch.mm(a, w.t())"
 
 
@@ -78,7 +77,7 @@ def dense_group(question: Question, device: str) -> Group:
     if (reason := supports(a, w.t())) is not None:
         raise ValueError(f"advise has nothing to measure: {reason}")
     group = Group(_dense_calls(a, w), {}, [])
-    for recipe, (of_a, of_w) in _RECIPES.items():
+    for recipe, (of_a, of_w) in RECIPES.items():
         reason = quantize_supports(a, scaling=of_a) or quantize_supports(w, scaling=of_w)
         if reason is None:
             reason = _add_scaled(group, recipe, a, w)
@@ -89,7 +88,7 @@ def dense_group(question: Question, device: str) -> Group:
 
 def _add_scaled(group: Group, recipe: str, a: torch.Tensor, w: torch.Tensor) -> str | None:
     """Add an fp8 product and the quantisation of a before it; returns the reason where it cannot run."""
-    of_a, of_w = _RECIPES[recipe]
+    of_a, of_w = RECIPES[recipe]
     made, of_weight = quantize(a, scaling=of_a), quantize(w, scaling=of_w)
     scale_w = of_weight[1].mT if of_weight[1].dim() == 2 else of_weight[1]
     fast, out = recipe != "block", a.new_empty(a.shape[0], w.shape[0])

@@ -136,10 +136,6 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             q, paged_kv_cache, scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=sinks
         )
 
-    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Caches, **options: Any) -> Any:
-        """`run` with `return_lse`."""
-        return self.run(q, paged_kv_cache, return_lse=True, **options)
-
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """`BatchDecodeWithPagedKVCacheWrapper` with `use_cuda_graph`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,6 +138,8 @@ class PageLists:
 class Wrapper:
     """Base of the wrappers: the tables of a plan, which stay in place for CUDA graphs, and the call."""
 
+    run: Callable[..., Any]
+
     def __init__(
         self, workspace: torch.Tensor, kv_layout: str, use_cuda_graph: bool, backend: str, jit_args: Any
     ) -> None:
@@ -167,6 +169,10 @@ class Wrapper:
         for name, value in arguments.items():
             if value is not None and value != planned[name]:
                 raise ValueError(f"{name} is {value}, must be {planned[name]}, as planned")
+
+    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Caches, **options: Any) -> Any:
+        """`run` with `return_lse`."""
+        return self.run(q, paged_kv_cache, return_lse=True, **options)
 
     def end_forward(self) -> None:
         """Nothing, as in FlashInfer."""

@@ -177,7 +177,3 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             q, paged_kv_cache, scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=sinks,
             form=LseForm(lse_base, lse_layout),
         )  # fmt: skip
-
-    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Caches, **options: Any) -> Any:
-        """`run` with `return_lse`."""
-        return self.run(q, paged_kv_cache, return_lse=True, **options)

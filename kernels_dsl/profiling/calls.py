@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels_dsl.advice.calls import DTYPES
+from kernels_dsl.nn.scaled_linear import RECIPES
 from kernels_dsl.ops.attention.attention import attention, attention_supports
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_supports
 from kernels_dsl.ops.gemm.gemm import gemm, supports
@@ -15,10 +17,6 @@ from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm, scaled_gemm_supports
 from kernels_dsl.profiling.roofline import Work
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SCALES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x128", "128x128")}
-"""Scales of an fp8 product -> those of a and of w, as `quantize` says it."""
 
 
 @frozen
@@ -86,7 +84,7 @@ def _bsr(asked: Asked, device: str) -> Prepared:
 
 def _fp8(asked: Asked, device: str) -> Prepared:
     a, w = _factors(asked, device)
-    of_a, of_w = SCALES[asked.scales]
+    of_a, of_w = RECIPES[asked.scales]
     (small_a, scale_a), (small_w, scale_w) = quantize(a, scaling=of_a), quantize(w, scaling=of_w)
     factors = small_a, small_w.mT, scale_a, scale_w.mT if scale_w.dim() == 2 else scale_w
     out, fast = a.new_empty(a.shape[0], w.shape[0]), asked.scales != "block"
