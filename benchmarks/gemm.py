@@ -194,22 +194,20 @@ def run(suites: Sequence[str], dtype: str, peers: Sequence[str], options: Option
         harness.write(f"gemm_{dtype}_first_call", machine.header(), rows, results)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of `python -m benchmarks.gemm`; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gemm", description="Dense GEMM against its peers."
-    )
-    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: all")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+def parsed(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, suites: Sequence[str], dtypes: Sequence[str]
+) -> argparse.Namespace:
+    """The arguments of a benchmark of products, `suite` and `peers` as lists. Ends the program where they are
+    wrong, or there is no GPU."""
+    parser.add_argument("--suite", action="append", choices=suites, help="may be repeated; default: all")
+    parser.add_argument("--dtype", choices=dtypes, default="bf16")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: %(default)s")
     parser.add_argument("--rounds", type=int, default=30, help="timed calls of each (default %(default)s)")
-    parser.add_argument(
-        "--cold", action="store_true", help="rotate inputs, so that each call finds a cold L2"
-    )
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
-    peers = [peer for peer in args.peers.split(",") if peer]
-    unknown = sorted(set(peers) - set(PEERS))
+    args.suite = args.suite or list(suites)
+    args.peers = [peer for peer in args.peers.split(",") if peer]
+    unknown = sorted(set(args.peers) - set(PEERS))
     if unknown:
         parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PEERS)}")
     if args.rounds < 1:
@@ -218,7 +216,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU")
-    run(args.suite or SUITES, args.dtype, peers, Options(args.rounds, args.results, args.cold))
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `python -m benchmarks.gemm`; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gemm", description="Dense GEMM against its peers."
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="rotate inputs, so that each call finds a cold L2"
+    )
+    args = parsed(parser, argv, SUITES, sorted(DTYPES))
+    run(args.suite, args.dtype, args.peers, Options(args.rounds, args.results, args.cold))
     return 0
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import gemm, harness
-from benchmarks.gemm import PEERS, QUACK_CONFIGS
+from benchmarks.gemm import QUACK_CONFIGS
 from benchmarks.harness import OURS, Case
+from kernels_dsl.blocks.epilogue.gates import GATES
 from kernels_dsl.measure import Call
 from reference import gated, reduced, tolerance
 
@@ -33,6 +33,7 @@ SHAPES = (
 )
 """M, N, K: layers of models with 7 to 70 billion parameters, N both halves of a gated layer."""
 SUITES = ("gated", "reduce")
+_GATE = GATES["swiglu"]
 
 
 def _quack(name: str, arguments: tuple[Any, ...], extra: dict[str, Any]) -> dict[str, Call]:
@@ -55,13 +56,6 @@ def _quack(name: str, arguments: tuple[Any, ...], extra: dict[str, Any]) -> dict
     return calls
 
 
-def _gate(z: Any) -> Any:
-    """silu(gate) * up of alternating columns, by PyTorch's operations."""
-    import torch
-
-    return torch.nn.functional.silu(z[:, ::2]) * z[:, 1::2]
-
-
 def _sums_of_squares(d: Any) -> Any:
     return d.float().square().sum(-1)
 
@@ -77,10 +71,10 @@ def gated_case(shape: tuple[int, int, int], dtype: str, peers: Sequence[str]) ->
     out = torch.empty(shape[0], shape[1] // 2, dtype=a.dtype, device=a.device)
     calls: dict[str, Call] = {
         OURS: lambda _set: kernels_dsl.gemm_gated(a, weight, out=out),
-        f"{OURS}_two": lambda _set: _gate(kernels_dsl.gemm(a, weight)),
+        f"{OURS}_two": lambda _set: _GATE.of_pairs(kernels_dsl.gemm(a, weight)),
     }
     if "cublas" in peers:
-        calls["cublas"] = lambda _set: _gate(torch.mm(a, weight))
+        calls["cublas"] = lambda _set: _GATE.of_pairs(torch.mm(a, weight))
     if "quack" in peers:
         wanted = {"activation": "swiglu", "store_preact": False, "postact_out": torch.empty_like(out)}
         calls.update(_quack("gemm_gated", (a, weight), wanted))
@@ -153,24 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gemm_fused", description="Fused epilogues against their peers."
     )
-    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated; default: both")
-    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: %(default)s")
-    parser.add_argument("--rounds", type=int, default=30, help="timed calls of each (default %(default)s)")
-    parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
-    args = parser.parse_args(argv)
-    peers = [peer for peer in args.peers.split(",") if peer]
-    unknown = sorted(set(peers) - set(PEERS))
-    if unknown:
-        parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PEERS)}")
-    if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}, must be at least 1")
-    import torch
-
-    if not torch.cuda.is_available():
-        parser.error("needs an NVIDIA GPU")
-    for suite in args.suite or SUITES:
-        rows = cases(suite, args.dtype, peers)
+    args = gemm.parsed(parser, argv, SUITES, ("bf16", "fp16"))
+    for suite in args.suite:
+        rows = cases(suite, args.dtype, args.peers)
         harness.run_suite(f"gemm_{args.dtype}_{suite}", rows, rounds=args.rounds, results=args.results)
     return 0
 
