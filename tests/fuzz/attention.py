@@ -11,10 +11,11 @@ from tests.fuzz.attention_gradient import draw_gradient
 from tests.fuzz.attention_gradient_packed import draw_packed_gradient
 from tests.fuzz.attention_huge import draw_huge
 from tests.fuzz.attention_packed import draw_packed
-from tests.fuzz.attention_refusals import draw_refusal
+from tests.fuzz.attention_refusals import AttentionRefusalCase
 from tests.fuzz.attention_torch import draw_integration
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
+from tests.fuzz.refusals import draw_refusal
 
 _ODDS = ((draw_packed, 0.33), (draw_gradient, 0.09), (draw_packed_gradient, 0.06), (draw_flash, 0.03))
 """Of the cases that are not of PyTorch's calls; the others are of dense batches."""
@@ -30,7 +31,7 @@ def generate(draw: Draw) -> Case:
         return draw_dense(draw)
     rare = draw.data.random()
     if rare < _REFUSAL_ODDS:
-        return draw_refusal(draw)
+        return draw_refusal(AttentionRefusalCase, draw)
     if draw.settings.device == "cuda" and rare > 1 - _HUGE_ODDS:
         return draw_huge(draw)
     return margin.perhaps(draw, _without_refusal(draw, kind))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,31 +10,13 @@ import torch
 import kernels_dsl
 from kernels_dsl.sparse.attention_blocks import BlockLists
 from tests.fuzz.attention_functions import near
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Settings
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
-from tests.fuzz.planted import Operations
+from tests.fuzz.refusals import Arguments, Refusal, RefusalCase, int32, setting
 from tests.fuzz.values import filler
 
 HEADS, KV_HEADS = 4, 2
-Arguments = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A change of a good call's arguments. named: what the error must name. checked: values are wrong, which
-    `kernels_dsl.checked` alone sees."""
-
-    named: str
-    change: Callable[[Arguments], Any]
-    checked: bool = False
-
-
-def setting(
-    name: str, make: Callable[[Arguments], Any], named: str | None = None, checked: bool = False
-) -> Refusal:
-    """Argument `name` becomes what `make` returns."""
-    return Refusal(named or name, lambda arguments: arguments.update({name: make(arguments)}), checked)
 
 
 def _lists(rows: int, **changes: Any) -> Callable[[Arguments], BlockLists]:
@@ -46,11 +27,6 @@ def _lists(rows: int, **changes: Any) -> Callable[[Arguments], BlockLists]:
         return BlockLists(counts, indices, block=changes.get("block", (128, 128)))
 
     return make
-
-
-def int32(*values: int) -> Callable[[Arguments], torch.Tensor]:
-    """Makes an int32 tensor on q's device."""
-    return lambda arguments: torch.tensor(values, dtype=torch.int32, device=arguments["q"].device)
 
 
 def _config(pack: int, tile_m: int) -> Callable[[Arguments], Any]:
@@ -121,34 +97,10 @@ OPERATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class RefusalCase:
-    """A call of `operation` with a change of its table."""
+class AttentionRefusalCase(RefusalCase):
+    """One of attention."""
 
-    draw: Draw = field(repr=False)
-    operation: str
-    change: str
-    mode: Mode = Mode.PLAIN
-
-    def __str__(self) -> str:
-        return f"{self.operation}, refused: {self.change}"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """For coverage: refused calls do not count."""
-        return (str(self),)
-
-    def build(self, arena: Arena, settings: Settings) -> Call:
-        """The call on tensors in `arena`."""
-        refusal, operations = OPERATIONS[self.operation][self.change], Operations(settings)
-        arguments = self._arguments(arena, settings)
-        refusal.change(arguments)
-
-        def run() -> tuple[torch.Tensor, ...]:
-            with kernels_dsl.checked(refusal.checked):
-                return (getattr(operations, self.operation)(**arguments),)
-
-        return Call(run, check=lambda _: None, arguments=(refusal.named,), must_refuse=refusal.named)
+    tables = OPERATIONS
 
     def _arguments(self, arena: Arena, settings: Settings) -> Arguments:
         """Those of a call that would be fine."""
@@ -171,10 +123,3 @@ class RefusalCase:
             return {"q": q, "k": k, "v": tensor("v", tuple(k.shape)) if v is None else v}
         q, k = tensor("query", (2, HEADS, 5, 64)), tensor("key", (2, KV_HEADS, 9, 64))
         return {"query": q, "key": k, "value": tensor("value", tuple(k.shape)), "enable_gqa": True}
-
-
-def draw_refusal(draw: Draw) -> RefusalCase:
-    """A call that must be refused."""
-    changes = [(operation, change) for operation, table in OPERATIONS.items() for change in table]
-    operation, change = draw.data.choice(changes)
-    return RefusalCase(draw, operation, change)

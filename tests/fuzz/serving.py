@@ -6,6 +6,7 @@ from tests.fuzz import margin
 from tests.fuzz.attention_configs import families
 from tests.fuzz.case import Case, Settings
 from tests.fuzz.draw import Draw
+from tests.fuzz.refusals import draw_refusal
 from tests.fuzz.serving_append import PLACES, draw_append
 from tests.fuzz.serving_decode import draw_decode
 from tests.fuzz.serving_decode_packed import draw_packed_decode
@@ -14,7 +15,7 @@ from tests.fuzz.serving_kvcache import TABLES, draw_kvcache
 from tests.fuzz.serving_merge import draw_merge
 from tests.fuzz.serving_packed import draw_paged
 from tests.fuzz.serving_pages import SCALES
-from tests.fuzz.serving_refusals import draw_refusal
+from tests.fuzz.serving_refusals import ServingRefusalCase
 
 _ODDS = (
     (draw_append, 0.2), (draw_merge, 0.15), (draw_paged, 0.2), (draw_kvcache, 0.15),
@@ -30,7 +31,7 @@ def generate(draw: Draw) -> Case:
         return draw_huge(draw)
     kind = draw.kernel.random()
     if draw.data.random() < _REFUSAL_ODDS:
-        return draw_refusal(draw)
+        return draw_refusal(ServingRefusalCase, draw)
     for make, odds in _ODDS:
         if kind < odds:
             return margin.perhaps(draw, make(draw))

@@ -46,6 +46,13 @@ class Scores:
             found["window"] = (self.left, self.right)
         return found
 
+    def draw_sinks(self, arena: Arena, heads: int, seeds: Draw, device: str) -> torch.Tensor | None:
+        """Sinks of so many heads, where there are some."""
+        if self.sinks is None:
+            return None
+        kind, seed = self.sinks, seeds.value_seed()
+        return arena.input("sinks", lambda g: normal((heads,), kind, seed=seed + g, device=device))
+
     def masking(self, sinks: torch.Tensor | None) -> Masking:
         """The reference's."""
         return Masking(self.left, 0 if self.causal else self.right, softcap=self.softcap, sinks=sinks)
@@ -99,12 +106,7 @@ class DecodeCase:
         shape = (len(self.sequences.lengths), self.queries, self.heads, self.form.dim)
         seed, dtype = seeds.value_seed(), self.dtype
         q = arena.input("q", lambda g: normal(shape, dtype, seed=seed + g, device=settings.device), self.q)
-        sinks = None
-        if self.scores.sinks is not None:
-            kind, heads, of_sinks = self.scores.sinks, self.heads, seeds.value_seed()
-            sinks = arena.input(
-                "sinks", lambda g: normal((heads,), kind, seed=of_sinks + g, device=settings.device)
-            )
+        sinks = self.scores.draw_sinks(arena, self.heads, seeds, settings.device)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out)
         options = {**cached.keywords(), **self.scores.keywords(), "sinks": sinks}
         whole = {**options, "out": out, "return_lse": self.return_lse}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,16 +67,8 @@ class PackedDecodeCase:
         cached = pages.lay_out(arena, self.sequences, self.form, seeds)
         shape, seed = (sum(self.queries) + self.after, heads, self.form.dim), seeds.value_seed()
         q = arena.input("q", lambda g: normal(shape, self.dtype, seed=seed + g, device=device), self.q)
-        sinks = None
-        if self.scores.sinks is not None:
-            kind, of_sinks = self.scores.sinks, seeds.value_seed()
-            sinks = arena.input("sinks", lambda g: normal((heads,), kind, seed=of_sinks + g, device=device))
-
-        def starts(generation: int) -> torch.Tensor:
-            order = self.queries if generation == 0 else self.queries[::-1]
-            return torch.tensor(list(accumulate(order, initial=0)), dtype=torch.int32)
-
-        cu_q = arena.input("cu_seqlens_q", starts, self.form.index)
+        sinks = self.scores.draw_sinks(arena, heads, seeds, device)
+        cu_q = arena.input("cu_seqlens_q", partial(pages.starts_of, self.queries), self.form.index)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out)
         options = {**cached.keywords(), **self.scores.keywords(), "sinks": sinks}
         options["return_lse"] = self.return_lse

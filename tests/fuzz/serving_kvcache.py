@@ -70,10 +70,8 @@ class KvCacheCase:
                 name, lambda g: normal(shape, self.dtype, seed=seed + g, device=device), layout
             )
 
-        q, sinks = rows("q", self.queries, heads, self.q), None
-        if self.scores.sinks is not None:
-            kind, seed = self.scores.sinks, seeds.value_seed()
-            sinks = arena.input("sinks", lambda g: normal((heads,), kind, seed=seed + g, device=device))
+        q = rows("q", self.queries, heads, self.q)
+        sinks = self.scores.draw_sinks(arena, heads, seeds, device)
         options = self._options(cached, sinks)
         new = None
         if self.new:

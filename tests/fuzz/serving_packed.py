@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from functools import partial
 
 import torch
 
@@ -77,16 +77,12 @@ class PagedCase:
         shape, seed = (self.rows + self.after, sizes.heads, sizes.dim), seeds.value_seed()
         q = arena.input("q", lambda g: normal(shape, self.dtype, seed=seed + g, device=device), self.q)
 
-        def starts(generation: int) -> torch.Tensor:
-            order = self.queries if generation == 0 else self.queries[::-1]
-            return torch.tensor(list(accumulate(order, initial=0)), dtype=torch.int32)
-
         def written() -> torch.Tensor:
             mask = torch.zeros(shape, dtype=torch.bool)
             mask[: self.rows] = True
             return mask
 
-        cu_q = arena.input("cu_seqlens_q", starts)
+        cu_q = arena.input("cu_seqlens_q", partial(pages.starts_of, self.queries))
         given = masks.give(self.options, sizes, arena, seeds)
         out = None if self.out is None else arena.output("out", shape, self.dtype, self.out, written)
         options = {**given.keywords(), "seqused_k": cached.used, "block_table": cached.table}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -269,6 +270,12 @@ def scale_of(
         return torch.rand(shape, generator=picks) + 0.25
 
     return arena.input(name, make, form.index)
+
+
+def starts_of(queries: tuple[int, ...], generation: int) -> torch.Tensor:
+    """The starts of packed sequences with so many queries, int32; in generation 1 in reverse."""
+    order = queries if generation == 0 else queries[::-1]
+    return torch.tensor(list(accumulate(order, initial=0)), dtype=torch.int32)
 
 
 def draw_sequences(draw: Draw, least: int = 0, wild: float = 0.12) -> Sequences:

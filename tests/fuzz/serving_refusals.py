@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-import kernels_dsl
 from kernels_dsl import flash_attn
-from tests.fuzz.attention_refusals import Arguments, Refusal, int32, setting
-from tests.fuzz.case import Call, Mode, Settings
+from tests.fuzz.case import Settings
 from tests.fuzz.draw import Draw
 from tests.fuzz.memory import Arena
-from tests.fuzz.planted import Operations
+from tests.fuzz.refusals import Arguments, Refusal, RefusalCase, int32, setting
 from tests.fuzz.values import filler
 
 BATCH, PAGES, PAGE, HEADS, KV_HEADS, DIM = 2, 6, 16, 4, 2, 64
@@ -178,36 +175,13 @@ OPERATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class RefusalCase:
-    """A call of `operation` with a change of its table."""
+class ServingRefusalCase(RefusalCase):
+    """One on caches."""
 
-    draw: Draw = field(repr=False)
-    operation: str
-    change: str
-    mode: Mode = Mode.PLAIN
+    tables = OPERATIONS
 
-    def __str__(self) -> str:
-        return f"{self.operation}, refused: {self.change}"
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """For coverage: refused calls do not count."""
-        return (str(self),)
-
-    def build(self, arena: Arena, settings: Settings) -> Call:
-        """The call on tensors in `arena`."""
-        refusal = OPERATIONS[self.operation][self.change]
-        arguments = self._arguments(arena, settings)
-        refusal.change(arguments)
-        owner: Any = flash_attn if self.operation in flash_attn.__all__ else Operations(settings)
-
-        def run() -> tuple[torch.Tensor, ...]:
-            with kernels_dsl.checked(refusal.checked):
-                getattr(owner, self.operation)(**arguments)
-            return ()
-
-        return Call(run, check=lambda _: None, arguments=(refusal.named,), must_refuse=refusal.named)
+    def _owner(self, settings: Settings) -> Any:
+        return flash_attn if self.operation in flash_attn.__all__ else super()._owner(settings)
 
     def _arguments(self, arena: Arena, settings: Settings) -> Arguments:
         """Those of a call that would be fine."""
@@ -237,10 +211,3 @@ class RefusalCase:
         if self.operation == "attention_decode":
             return {**q, "seqused_k": lengths}
         return {**q, **new, "cache_seqlens": lengths}
-
-
-def draw_refusal(draw: Draw) -> RefusalCase:
-    """A call that must be refused."""
-    changes = [(operation, change) for operation, table in OPERATIONS.items() for change in table]
-    operation, change = draw.data.choice(changes)
-    return RefusalCase(draw, operation, change)

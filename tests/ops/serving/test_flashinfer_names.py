@@ -12,7 +12,6 @@ from kernels_dsl.flashinfer import (
     BatchPrefillWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
 )
-from kernels_dsl.ops.serving import paged_attention as choice
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.paged_cases import Paged as Prompts
@@ -36,16 +35,6 @@ def _natural(found: tuple[torch.Tensor, torch.Tensor], batch: int) -> tuple[torc
     """(B, Sq, H, D) and (B, H, Sq) of natural logarithms, of FlashInfer's rows."""
     out, lse = found
     return out.unflatten(0, (batch, -1)), lse.unflatten(0, (batch, -1)).transpose(1, 2) * math.log(2)
-
-
-@pytest.fixture
-def kernels(monkeypatch) -> list[str]:
-    """The names of the operations that `BatchPrefillWithPagedKVCacheWrapper` called."""
-    called: list[str] = []
-    for name in ("attention_decode", "attention_varlen"):
-        inner = getattr(choice, name)
-        monkeypatch.setattr(choice, name, lambda *a, _n=name, _f=inner, **o: called.append(_n) or _f(*a, **o))
-    return called
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

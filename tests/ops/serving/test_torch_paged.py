@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kernels_dsl.integrations import torch_attention
-from kernels_dsl.ops.serving import paged_attention as choice
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.paged_cases import paged
@@ -26,16 +25,6 @@ def on_the_cpu():
     handle = torch_attention._activated("CPU")
     yield
     handle.remove()
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """The names of the operations that were called."""
-    called: list[str] = []
-    for name in ("attention_decode", "attention_varlen"):
-        inner = getattr(choice, name)
-        monkeypatch.setattr(choice, name, lambda *a, _n=name, _f=inner, **o: called.append(_n) or _f(*a, **o))
-    return called
 
 
 def _arguments(case):

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from kernels_dsl import vllm_backend
-from kernels_dsl.ops.serving import paged_attention as choice
 from lowering import emulator
 from reference.attention import Masking, attention
 from tests.ops.serving import vllm_stand_in as stand_in
@@ -39,16 +38,6 @@ def _with_stand_in(monkeypatch, **options) -> ModuleType:
 def backend(monkeypatch) -> ModuleType:
     """The backend's module, on the stand-in for vLLM's base modules."""
     return _with_stand_in(monkeypatch)
-
-
-@pytest.fixture
-def kernels(monkeypatch) -> list[str]:
-    """The names of the operations that were called."""
-    called: list[str] = []
-    for name in ("attention_decode", "attention_varlen"):
-        inner = getattr(choice, name)
-        monkeypatch.setattr(choice, name, lambda *a, _n=name, _f=inner, **o: called.append(_n) or _f(*a, **o))
-    return called
 
 
 class Step:
