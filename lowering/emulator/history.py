@@ -16,7 +16,7 @@ BLOCK = object()  # result of a handler: the warp waits, the instruction runs ag
 HISTORY = 256  # synchronising instructions that are remembered of a warp, at least
 ACQUIRE, RELEASE, FENCE, ISSUE, COMMIT, DRAIN = "acquire", "release", "fence", "issue", "commit", "drain"
 """A wait; an arrival; a fence; asynchronous work begun, put in a group, and its group waited for."""
-SYNCHRONISES = frozenset((ACQUIRE, RELEASE, FENCE, COMMIT, DRAIN))
+_SYNCHRONISES = frozenset((ACQUIRE, RELEASE, FENCE, COMMIT, DRAIN))
 
 
 class Past(NamedTuple):
@@ -54,6 +54,16 @@ def what_of(parts: tuple[str, ...]) -> frozenset[str]:
         kinds = (ACQUIRE,) if root == "ld" else (RELEASE,) if root in ("st", "red") else (ACQUIRE, RELEASE)
         return frozenset(kinds if strong else ())
     return frozenset()
+
+
+def does(ins: Instruction, kind: str) -> bool:
+    """True for an instruction of this kind."""
+    return kind in what_of(ins.parts)
+
+
+def synchronises(ins: Instruction) -> bool:
+    """True for what orders accesses, which the mere issue of asynchronous work does not."""
+    return not _SYNCHRONISES.isdisjoint(what_of(ins.parts))
 
 
 def keep(program: Program) -> None:
@@ -95,7 +105,7 @@ def since(w: Warp, clock: int) -> Iterator[Instruction]:
     """Instructions from the release on that ended this clock: accesses at the clock came before."""
     known = iter(w.past)
     for past in known:
-        if past.clock > clock or (past.clock == clock and RELEASE in what_of(past.ins.parts)):
+        if past.clock > clock or (past.clock == clock and does(past.ins, RELEASE)):
             yield past.ins
             break
     for past in known:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import history, statements
-from .history import ACQUIRE, COMMIT, DRAIN, FENCE, ISSUE, RELEASE, SYNCHRONISES
+from .history import ACQUIRE, COMMIT, DRAIN, FENCE, ISSUE, RELEASE, does, synchronises
 from .ptx import registers as operand_registers
 from .reports import Place, SourceLine, Span, Suspect
 from .shadow import AgentKind, Conflict
@@ -104,11 +104,7 @@ def _known(m: Machine, ins: Instruction, near: Instruction) -> bool:
 
 def before(m: Machine, w: Warp, ins: Instruction) -> Suspects:
     """Places for what is missing just before ``ins``: statements since the last synchronisation."""
-    past = [
-        p.ins
-        for p in w.past[-NEAR:]
-        if not SYNCHRONISES.isdisjoint(history.what_of(p.ins.parts)) and _known(m, p.ins, ins)
-    ][-2:]
+    past = [p.ins for p in w.past[-NEAR:] if synchronises(p.ins) and _known(m, p.ins, ins)][-2:]
     if past:
         yield from _statements(m, "between the last synchronisation and this side", past[-1], ins, True)
         yield from _at(m, "this warp's last synchronisation before it", past[-1])
@@ -122,12 +118,12 @@ def _ending(m: Machine, ins: Instruction, later: Iterable[Instruction]) -> Suspe
     """Candidates for what should have ended an access by ``ins``, among what its warp did later."""
     found: list[Instruction] = []
     for other, _ in zip(later, range(NEAR), strict=False):
-        if not SYNCHRONISES.isdisjoint(history.what_of(other.parts)) and _known(m, other, ins):
+        if synchronises(other) and _known(m, other, ins):
             found.append(other)
-            if RELEASE in history.what_of(other.parts):
+            if does(other, RELEASE):
                 break
-    drain = next((i for i in found if DRAIN in history.what_of(i.parts)), None)
-    commit = next((i for i in found if COMMIT in history.what_of(i.parts)), None)
+    drain = next((i for i in found if does(i, DRAIN)), None)
+    commit = next((i for i in found if does(i, COMMIT)), None)
     yield from _at(m, "the wait for the other side", drain)
     if found:
         yield from _statements(m, "between the other side and what synchronises next", ins, found[0], False)
@@ -167,9 +163,7 @@ def _after_access(m: Machine, cta: Cta, agent: int, clock: int, ins: Instruction
 def _waits(m: Machine, w: Warp, barrier: MBarrier) -> Suspects:
     """Places where this warp, or else any, waits for a barrier."""
     ring = list(_ring(m, barrier))
-    lines = {
-        use.ins.line for b in ring for use in b.uses.values() if ACQUIRE in history.what_of(use.ins.parts)
-    }
+    lines = {use.ins.line for b in ring for use in b.uses.values() if does(use.ins, ACQUIRE)}
     mine = next((past.ins for past in reversed(w.past) if past.ins.line in lines), None)
     if mine is not None:
         yield from _at(m, "this warp's last wait for that barrier", mine)
@@ -237,18 +231,18 @@ def _flags(m: Machine, cta: Cta) -> Suspects:
 
 def registers(m: Machine, w: Warp, ins: Instruction, register: int) -> Suspects:
     """Of a register that a WGMMA still uses."""
-    products = [p.ins for p in w.past if p.ins.root == "wgmma" and ISSUE in history.what_of(p.ins.parts)]
+    products = [p.ins for p in w.past if p.ins.root == "wgmma" and does(p.ins, ISSUE)]
     named = [i for i in products if register in operand_registers(i.operands[0])]
     issued = (named or products)[-1] if products else None
     if issued is not None:
         later = history.after(w, issued)
-        drain = next((i for i in later if DRAIN in history.what_of(i.parts)), None)
-        commit = next((i for i in later if COMMIT in history.what_of(i.parts) or i is drain), None)
+        drain = next((i for i in later if does(i, DRAIN)), None)
+        commit = next((i for i in later if does(i, COMMIT) or i is drain), None)
         yield from _at(m, "the wait after this WGMMA", drain)
         yield from _at(m, "the WGMMA", issued)
         for start in (issued, commit, drain):
             if start is not None:
-                next_ones = (i for i in history.after(w, start) if ISSUE not in history.what_of(i.parts))
+                next_ones = (i for i in history.after(w, start) if not does(i, ISSUE))
                 yield from _statements(m, "after this WGMMA", start, next(next_ones, ins), False)
         yield from _at(m, "the commit after this WGMMA", commit)
     yield from _at(m, "the last wgmma.wait_group", history.last(w, DRAIN, family="wgmma"))
@@ -284,7 +278,7 @@ def _uses(m: Machine, barriers: Iterable[MBarrier], kind: str, what: str, part: 
     """Places where barriers were used, ``part``: in the opcode."""
     for barrier in barriers:
         for use in barrier.uses.values():
-            if kind in history.what_of(use.ins.parts) and part in use.ins.opcode:
+            if does(use.ins, kind) and part in use.ins.opcode:
                 yield from _at(m, what, use.ins)
 
 
@@ -314,10 +308,6 @@ def counts(m: Machine, barrier: MBarrier) -> Suspects:
         yield from _expects(m, ring)
     yield from _initialised(m, barrier)
     yield from _uses(m, ring, RELEASE, "an arrival on it")
-    yield from _waits_of(m, ring)
-
-
-def _waits_of(m: Machine, ring: list[MBarrier]) -> Suspects:
     yield from _uses(m, ring, ACQUIRE, "where it is waited for")
 
 
@@ -338,7 +328,7 @@ def _setup(m: Machine) -> list[Instruction]:
     """The kernel's last initialisation of an mbarrier, and what synchronises next in the text."""
     all_of = m.kernel.instructions
     at = max((n for n, i in enumerate(all_of) if i.parts[:2] == ("mbarrier", "init")), default=len(all_of))
-    later = (i for i in all_of[at + 1 :] if not SYNCHRONISES.isdisjoint(history.what_of(i.parts)))
+    later = (i for i in all_of[at + 1 :] if synchronises(i))
     return [*all_of[at : at + 1], *itertools.islice(later, 1)]
 
 
@@ -347,9 +337,7 @@ def initialisation(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier) -> 
     owner = _owner(barrier.cta, barrier.init_by)
     made = [p.ins for p in owner.past if p.ins.parts[:2] == ("mbarrier", "init")] if owner is not None else []
     if owner is not None and made:
-        later = [
-            i for i in history.after(owner, made[-1]) if not SYNCHRONISES.isdisjoint(history.what_of(i.parts))
-        ]
+        later = [i for i in history.after(owner, made[-1]) if synchronises(i)]
         if later:
             yield from _at(m, "what synchronises after the initialisations", later[0])
             yield from _statements(m, "before that, after the initialisations", made[-1], later[0], True)
@@ -407,12 +395,12 @@ def _partners(m: Machine, barrier: MBarrier) -> Suspects:
         for other in barrier.cta.mbarriers.values()
         if other is not barrier
         and any(
-            not use.warps.isdisjoint(barrier.waiters) and RELEASE in history.what_of(use.ins.parts)
+            not use.warps.isdisjoint(barrier.waiters) and does(use.ins, RELEASE)
             for use in other.uses.values()
         )
     ]
     for other in filled:
-        waits = {use.ins.line for use in other.uses.values() if ACQUIRE in history.what_of(use.ins.parts)}
+        waits = {use.ins.line for use in other.uses.values() if does(use.ins, ACQUIRE)}
         seen: set[int] = set()
         missing = [w for w in _waiting_for(other) if not _arrived(barrier, w)]
         for warp in missing or _waiting_for(other):
@@ -421,10 +409,8 @@ def _partners(m: Machine, barrier: MBarrier) -> Suspects:
             if at is None or done[at].line in seen:
                 continue
             seen.add(done[at].line)
-            later = [i for i in done[at + 1 :] if not SYNCHRONISES.isdisjoint(history.what_of(i.parts))]
-            drained = [
-                n for n, i in enumerate(later) if DRAIN in history.what_of(i.parts) and i.root == "wgmma"
-            ]
+            later = [i for i in done[at + 1 :] if synchronises(i)]
+            drained = [n for n, i in enumerate(later) if does(i, DRAIN) and i.root == "wgmma"]
             start, rest = (done[at], later) if not drained else (later[drained[-1]], later[drained[-1] + 1 :])
             yield from _at(m, "after this wait an arrival belongs", start)
             yield from _at(m, "after this wait an arrival belongs", done[at])
@@ -435,7 +421,7 @@ def _partners(m: Machine, barrier: MBarrier) -> Suspects:
 
 def _waiting_for(barrier: MBarrier) -> list[Warp]:
     """The warps that waited for a barrier, in order."""
-    found = {w for u in barrier.uses.values() if ACQUIRE in history.what_of(u.ins.parts) for w in u.warps}
+    found = {w for u in barrier.uses.values() if does(u.ins, ACQUIRE) for w in u.warps}
     return sorted(found, key=lambda w: (w.cta.linear, w.number))
 
 
