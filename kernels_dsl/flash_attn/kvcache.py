@@ -109,7 +109,7 @@ def flash_attn_with_kvcache(
     if table is not None and used is None:
         used = _lengths(table.shape[-1] * k_cache.shape[1], q.shape[0], q.device)
     rows = q.shape[1] * (q.shape[2] // max(k_cache.shape[2], 1))
-    if rows <= MAX_ROWS:
+    if rows <= MAX_ROWS or k_cache.dtype == FP8:  # of which it alone reads the bytes as they are
         return attention_decode(
             q, k_cache, v_cache, seqused_k=used, block_table=table, return_lse=return_softmax_lse, **options
         )
@@ -204,20 +204,13 @@ def _prefill(
     """Attention of many queries: the caches as packed sequences, each of all that it has room for."""
     batch, rows = q.shape[:2]
     numbers = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-    scales = [options.pop("k_scale"), options.pop("v_scale")]
-    for name, scale in zip(("k_descale", "v_descale"), scales):
-        check_cache_scale(name, scale, caches[0].dtype, caches[0].shape[2], batch)
+    for name in ("k", "v"):
+        scale = options.pop(f"{name}_scale")
+        check_cache_scale(f"{name}_descale", scale, caches[0].dtype, caches[0].shape[2], batch)
     if table is None and caches[0].shape[0] != batch:
         raise ValueError(
             f"k_cache has {caches[0].shape[0]} sequences, must have q's {batch}, or block_table be given"
         )
-    if caches[0].dtype == FP8:
-        if table is not None:
-            pages = table.clamp(0, max(caches[0].shape[0] - 1, 0))  # those past the keys may be anything
-            caches, table = [cache[pages].flatten(1, 2) for cache in caches], None
-        heads = caches[0].shape[2]
-        factors = [x if x is None else x.expand(batch, heads)[:, None, :, None] for x in scales]
-        caches = [(x.float() if y is None else x.float() * y).to(q.dtype) for x, y in zip(caches, factors)]
     room, starts = caches[0].shape[1], None
     if table is None:
         starts, caches = numbers * room, [x.flatten(0, 1) for x in caches]

@@ -21,6 +21,8 @@ STAGES = 4
 """Items in flight to the warps of a cluster."""
 BYTES = 16
 """Of one item."""
+NEVER = -(1 << 31)
+"""No item has it as its first word."""
 QUEUE_WORDS = 2 * STAGES + STAGES * BYTES // 8
 """8-byte words of shared memory, mbarriers and items."""
 
@@ -109,14 +111,22 @@ def send(
 def receive(
     queue: ItemQueue, state: pipeline.PipelineState, cluster_size: cutlass.Constexpr
 ) -> tuple[Int32, Int32, Int32, Int32]:
-    """The next item's words, the same in all lanes. Every receiving warp calls it for every item."""
+    """The next item's words, the same in all lanes. Every receiving warp calls it for every item.
+
+    An arrive at another CTA's barrier has the scope of this CTA unless it says more, so it may overtake the
+    load before it where shared memory is busy, and the leader would overwrite the slot too early. Scope
+    `cluster` costs two MEMBARs; here the arrive depends on what was loaded.
+    """
     cute.arch.mbarrier_wait(queue.full + state.index, state.phase)
     slot = cute.make_rmem_tensor(BYTES // 4, Int32)
     cute.autovec_copy(queue.slots[None, state.index], slot)
     words = tuple(cute.arch.make_warp_uniform(slot[i]) for i in range(BYTES // 4))
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(queue.empty + state.index, Int32(0) if cluster_size > 1 else None)
+        if cutlass.const_expr(cluster_size == 1):
+            cute.arch.mbarrier_arrive(queue.empty + state.index)
+        elif slot[0] != NEVER:
+            cute.arch.mbarrier_arrive(queue.empty + state.index, Int32(0))
     return words
 
 

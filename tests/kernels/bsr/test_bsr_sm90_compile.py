@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import takewhile
+
 import pytest
 import torch
 
@@ -35,6 +38,21 @@ def test_instructions_and_spills(block: tuple[int, int], by_column: bool, left: 
     assert bool(entry.count("STSM.16.MT88")) == (constexprs["config"].sparse_on_m == left)
     # memcheck reports remote stores in a cluster of one CTA
     assert bool(entry.count("STAS")) == (constexprs["config"].cluster != (1, 1))
+
+
+def test_a_slot_of_the_queue_is_given_back_after_it_was_read() -> None:
+    """A remote arrive does not wait for loads before it: it must depend on what they bring.
+
+    `test_many_short_lists_with_plain_stores` showed on a GPU what happens else.
+    """
+    _, function, args, constexprs = bsr_kernel(BsrKind((128, 128), "bf16", False, False), "sm_90a")
+    assert constexprs["config"].cluster != (1, 1)
+    lines = function.compile(*args, arch="sm_90a", **constexprs).sass().splitlines()
+    loads = [(i, found[1]) for i, line in enumerate(lines) if (found := re.search(r"LDS\.128 (R\d+),", line))]
+    assert len(loads) >= 3  # the peer's producer; consumers, the first item and later ones
+    for start, register in loads:
+        between = takewhile(lambda line: "SYNCS.ARRIVE" not in line, lines[start + 1 :])
+        assert any(re.search(rf"\b{register}\b", line) for line in between), lines[start]
 
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -11,6 +11,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.integrations import torch_attention as attention_torch
 from kernels_dsl.integrations import transformers_attention as attention_transformers
+from kernels_dsl.ops.attention import gradient
 from lowering import emulator
 from reference.attention import Masking
 from tests.ops.attention.attention_cases import check_close, inputs
@@ -157,10 +158,8 @@ def test_torch_on_the_gpu(registered, seed, monkeypatch):
             out = sdpa(*leaves, is_causal=True, dropout_p=dropout)
         return out, torch.autograd.grad(out.float().square().sum(), leaves)
 
-    inner_backward = attention_torch.gradients_of
-    monkeypatch.setattr(
-        attention_torch, "gradients_of", lambda *a, **o: calls.append(2) or inner_backward(*a, **o)
-    )
+    inner_backward = gradient.gradients_of
+    monkeypatch.setattr(gradient, "gradients_of", lambda *a, **o: calls.append(2) or inner_backward(*a, **o))
     expected, gradients = run()
     torch.nn.attention.activate_flash_attention_impl(registered)
     found, own_gradients = run()

@@ -15,6 +15,7 @@ import torch
 from kernels_dsl.measure import host_us
 from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
 from kernels_dsl.sparse.tensor import BsrTensor
 from reference.bsr import random_bsr
 from tests.ops.bsr import bsr_cases
@@ -266,3 +267,24 @@ def test_host_time(record_property) -> None:
     microseconds = host_us(lambda: bsr_gemm(sparse, b, out=out))
     record_property("host_us", microseconds)
     assert microseconds < 15
+
+
+@pytest.mark.sm90
+def test_many_short_lists_with_plain_stores() -> None:
+    """Items come as fast as clusters can pass them on, while stores keep shared memory busy: warps of a
+    warpgroup took different items, as a slot was overwritten before all had read it."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator, device="cuda").float()
+
+    values = integers(2, 3, 256, 512).to(torch.float8_e4m3fn)
+    crow, col = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 3], [0, 1, 2]))
+    matrix = BsrTensor(crow, col, values, (256, 1536))
+    x, ones = integers(2, 4096, 256).to(torch.float8_e5m2), torch.ones(2, 3, device="cuda")
+    whole = values.float().transpose(1, 2).reshape(2, 256, 1536)
+    expected = (x.float() @ whole).bfloat16()
+    for _ in range(10):
+        out = torch.full((4096, 1536, 2), torch.nan, device="cuda", dtype=torch.bfloat16).permute(2, 0, 1)
+        bsr_scaled_gemm(x, matrix, torch.ones((), device="cuda"), ones, out=out, family="sm90")
+        assert torch.equal(out, expected)

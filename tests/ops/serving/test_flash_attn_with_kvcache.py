@@ -7,7 +7,8 @@ import torch
 
 from kernels_dsl.flash_attn import flash_attn_with_kvcache
 from lowering import emulator
-from reference.attention import Masking
+from reference import tolerance
+from reference.attention import Masking, attention
 from tests.ops.serving.decode_cases import Paged, check, paged
 
 NEW = 3
@@ -52,6 +53,23 @@ def test_many_queries(seed):
             block_table=case.block_table, causal=True, softcap=3.0, sinks=sinks, return_softmax_lse=True,
         )  # fmt: skip
     check(case, found, Masking(right=0, softcap=3.0, sinks=sinks))
+
+
+def test_many_queries_of_an_fp8_cache(seed):
+    """Keys are not rounded once more with their scale: the log-sum-exp is as exact as with few queries."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 80, 2, 32, generator=generator).bfloat16()
+    k, v = (torch.randn(1, 120, 2, 32, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    scale = torch.tensor([[1.9, 0.7]])
+    with emulator.run(arch="sm_90a"):
+        out, lse = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=120, k_descale=scale, v_descale=scale, return_softmax_lse=True
+        )
+    exact = [x.double() * scale[..., None].double() for x in (k, v)]
+    expected, expected_lse = attention(q, *exact, Masking())
+    peer, _ = attention(q, *exact, Masking(), dtype=torch.bfloat16)
+    tolerance.check(out, expected, peer)
+    assert float((lse - expected_lse).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("queries", [2, 40])
