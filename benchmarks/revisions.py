@@ -66,7 +66,8 @@ class Version:
     """The process of one version of the project."""
 
     def __init__(self, tree: Path, suite: Suite, clock: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tree), *others)))}
         command = [sys.executable, str(WORKER), *suite, clock]
         self.tree = tree
         self.process = subprocess.Popen(
