@@ -45,7 +45,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
 driver=$(driver_major)
 constraints=()
-extras=test,bench,docs,hf,emulator-fast,strangers
+extras=test,bench,docs,hf,notebooks,emulator-fast,strangers
 if [[ -z $driver ]]; then
   echo "make_venv: no NVIDIA GPU found: torch's CPU build, kernels are compiled but not run"
   # A torch that was asked for is another one than the constraint's.
@@ -64,7 +64,7 @@ if [[ -z $driver ]]; then
   "${pip[@]}" ${constraints[@]+"${constraints[@]}"} ${index[@]+"${index[@]}"} "$torch"
 elif ((driver >= 580)); then
   echo "make_venv: NVIDIA driver $driver: CUDA 13"
-  extras=test,bench,docs,hf,emulator-fast,strangers,cu13
+  extras=test,bench,docs,hf,notebooks,emulator-fast,strangers,cu13
 else
   echo "make_venv: NVIDIA driver $driver: CUDA 12"
   # The ordinary index has torch for CUDA 13, which needs driver 580; cuda-python likewise.
