@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -53,6 +54,15 @@ class Shape:
         return products * self.heads * self.dim * causal_pairs(self.length)
 
 
+class Wanted(NamedTuple):
+    """What takes part: our methods, peers as a backend and a way of exchange ("cudnn/allgather"), and whether
+    one GPU computes the whole sequence too."""
+
+    methods: Sequence[str]
+    peers: Sequence[str]
+    one_gpu: bool
+
+
 class Device(NamedTuple):
     """The device of this rank."""
 
@@ -76,6 +86,7 @@ class Device(NamedTuple):
         """Bytes that are allocated now, from which on the peak counts."""
         import torch
 
+        gc.collect()  # graphs of the call before
         if self.name == "cpu":
             return 0
         torch.cuda.empty_cache()
@@ -185,15 +196,20 @@ def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: De
     return Contender(shard(inputs, "zigzag"), forward, around)
 
 
-def contenders(inputs: Inputs, shape: Shape, peers: Sequence[str], device: Device) -> dict[str, Contender]:
-    """All by name. A peer is a backend and a way of exchange: "cudnn/allgather"."""
-    made = {
-        OURS: ours(inputs, "ring", "zigzag"),
-        "ours_all_gather": ours(inputs, "all_gather", "zigzag"),
-        "ours_ulysses": ours(inputs, "ulysses", "contiguous"),
-        ONE_GPU: one_gpu(inputs),
-    }
-    for peer in peers:
+METHODS = {
+    "ring": (OURS, "zigzag"),
+    "all_gather": ("ours_all_gather", "zigzag"),
+    "ulysses": ("ours_ulysses", "contiguous"),
+}
+"""Our methods: name of the contender, order of the rows."""
+
+
+def contenders(inputs: Inputs, shape: Shape, wanted: Wanted, device: Device) -> dict[str, Contender]:
+    """All by name."""
+    made = {name: ours(inputs, key, order) for key, (name, order) in METHODS.items() if key in wanted.methods}
+    if wanted.one_gpu:
+        made[ONE_GPU] = one_gpu(inputs)
+    for peer in wanted.peers:
         backend, _, rotation = peer.partition("/")
         made[f"torch_{backend}/{rotation}"] = torchs(inputs, shape, backend, rotation, device)
     return made
@@ -287,10 +303,10 @@ def traced(contender: Contender, device: Device) -> dict[str, float]:
     }
 
 
-def measure(shape: Shape, peers: Sequence[str], rounds: int, device: Device) -> list[Row]:
+def measure(shape: Shape, wanted: Wanted, rounds: int, device: Device) -> list[Row]:
     """A row for each pass. A peer that does not run is left out, with its reason."""
     inputs = whole(shape, device)
-    running = contenders(inputs, shape, peers, device)
+    running = contenders(inputs, shape, wanted, device)
     times: dict[str, list[dict[str, float]]] = {name: [] for name in running}
     notes: list[str] = []
     for number in range(rounds + 1):  # the first is not counted
@@ -310,7 +326,7 @@ def measure(shape: Shape, peers: Sequence[str], rounds: int, device: Device) -> 
                 notes.append(f"{name} {(device.peak() - before) / 2**30:.2f} GiB")
             else:
                 times[name].append(seconds)
-    if device.name != "cpu":
+    if device.name != "cpu" and OURS in running:
         trace = traced(running[OURS], device)
         notes.append("ring: " + ", ".join(f"{name} {value:.2f}" for name, value in trace.items()))
     rows = []
@@ -327,8 +343,8 @@ def say(row: Row) -> None:
     """Prints a row: time, rate of all GPUs together, and the ratio to one GPU."""
     print(row.title)
     for name, ms in row.ms.items():
-        rate, ratio = row.tflops(name), row.ms[ONE_GPU] / ms
-        print(f"  {name:24} {ms:9.2f} ms {rate:8.1f} TFLOPS  x{ratio:.3f} of one GPU", flush=True)
+        ratio = f"  x{row.ms[ONE_GPU] / ms:.3f} of one GPU" if ONE_GPU in row.ms else ""
+        print(f"  {name:24} {ms:9.2f} ms {row.tflops(name):8.1f} TFLOPS{ratio}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -347,6 +363,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="*",
         default=["flash/allgather", "flash/alltoall", "cudnn/allgather", "cudnn/alltoall"],
     )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="of ours (all)")
+    parser.add_argument("--no-one-gpu", action="store_true", help="without the whole sequence on one GPU")
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     import torch
@@ -356,9 +374,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = torch.distributed.get_rank() == 0
     sizes = {"heads": args.heads, "kv_heads": args.kv_heads, "dim": args.dim}
     verify(Shape(min(CHECKED, *args.lengths), **sizes), device)
+    wanted = Wanted(args.methods, args.peers, not args.no_one_gpu)
     rows: list[Row] = []
     for length in args.lengths:
-        rows += measure(Shape(length, **sizes), args.peers, args.rounds, device)
+        rows += measure(Shape(length, **sizes), wanted, args.rounds, device)
         if first:
             for row in rows[-2:]:
                 say(row)
