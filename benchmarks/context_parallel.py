@@ -55,7 +55,7 @@ class Shape:
 
 
 class Wanted(NamedTuple):
-    """What takes part: our methods, peers as a backend and a way of exchange ("cudnn/allgather"), and whether
+    """Contenders: our methods, peers as a backend and a way of exchange ("cudnn/allgather"), and whether
     one GPU computes the whole sequence too."""
 
     methods: Sequence[str]

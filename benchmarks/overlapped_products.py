@@ -5,8 +5,9 @@
 A row is a layer of a Llama of 70 billion parameters under tensor and sequence parallelism: an all-gather
 before the column-wise products, a reduce-scatter after the row-wise ones. A time is the slowest rank's,
 forward alone.
-`torch_plain` waits for the collective, `ours_plain` too, with our GEMM; `torch_symmetric` is what asynchronous
-tensor parallelism of torch.compile runs; `product` is our GEMM without any communication.
+`ours` and `torch_plain` are one collective and one product; `ours_overlap_8` has a product for each rank
+and leaves 8 SMs; `torch_symmetric` is what asynchronous tensor parallelism of torch.compile runs;
+`product` is our GEMM without any communication.
 """
 
 from __future__ import annotations
@@ -85,28 +86,24 @@ def contenders(layer: Layer, given: Operands, size: int) -> dict[str, Callable[[
     x, weight = given.x, given.weight.mT
     assert dist.group.WORLD is not None
     name, symmetric = dist.group.WORLD.group_name, torch.ops.symm_mem
-    made: dict[str, Callable[[], Any]] = {}
+    call = partial(all_gather_gemm, x, weight)
+    if layer.scatters:
+        call = partial(gemm_reduce_scatter, x, weight, partial_dtype=torch.bfloat16)
+    made: dict[str, Callable[[], Any]] = {OURS: call}
     for margin in MARGINS:
-        label = OURS if margin == MARGINS[0] else f"{OURS}_margin_{margin}"
-        if layer.scatters:
-            made[label] = partial(
-                gemm_reduce_scatter, x, weight, partial_dtype=torch.bfloat16, sm_margin=margin
-            )
-        else:
-            made[label] = partial(all_gather_gemm, x, weight, sm_margin=margin)
+        options = {"overlap": True, "sm_margin": margin}
+        made[f"{OURS}_overlap_{margin}"] = partial(call, **options)
     rows, whole = x.new_empty(layer.m // size, layer.n), x.new_empty(layer.m, layer.k)
 
-    def reduce_scatter(product: Callable[..., Any]) -> Any:
-        dist.reduce_scatter_tensor(rows, product(x, weight))
+    def reduce_scatter() -> Any:
+        dist.reduce_scatter_tensor(rows, torch.mm(x, weight))
         return rows
 
-    def all_gather(product: Callable[..., Any]) -> Any:
+    def all_gather() -> Any:
         dist.all_gather_into_tensor(whole, x)
-        return product(whole, weight)
+        return torch.mm(whole, weight)
 
-    plain = reduce_scatter if layer.scatters else all_gather
-    made[f"{OURS}_plain"] = partial(plain, kernels_dsl.gemm)
-    made["torch_plain"] = partial(plain, torch.mm)
+    made["torch_plain"] = reduce_scatter if layer.scatters else all_gather
     if layer.scatters:
         made["torch_symmetric"] = lambda: symmetric.fused_matmul_reduce_scatter(x, weight, "sum", 0, name)
     else:

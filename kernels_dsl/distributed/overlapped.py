@@ -1,8 +1,8 @@
-"""Products beside the communication that they need: all-gather before, reduce-scatter after.
+"""Products with the communication that they need: all-gather before, reduce-scatter after.
 
-The two halves of a layer under tensor and sequence parallelism. Each rank sends its rows, or its share of
-another's sum, straight to the rank that needs them, while the product of the rows at hand runs: of n steps
-n - 1 communicate. The gradient of either is the other, and each weight's gradient is summed over the steps.
+The two halves of a layer under tensor and sequence parallelism. One collective and one product; or, with
+`overlap`, each rank sends its rows, or its share of another's sum, straight to the rank that needs them,
+while the product of the rows at hand runs: of n steps n - 1 communicate. The gradient of either is the other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor, refuse_forward_mode
-from kernels_dsl.checks.options import integer
+from kernels_dsl.checks.options import boolean, integer
 from kernels_dsl.distributed.agreement import agree
 from kernels_dsl.distributed.exchange import Exchange, Message
 from kernels_dsl.distributed.groups import Ranks, ranks_of
@@ -25,22 +26,24 @@ PARTIAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def all_gather_gemm(
-    x: torch.Tensor, weight: torch.Tensor, group: Any = None, *, sm_margin: int = 0
+    x: torch.Tensor, weight: torch.Tensor, group: Any = None, *, overlap: bool = False, sm_margin: int = 0
 ) -> torch.Tensor:
     """(rows of all ranks, in their order) @ weight, of which each rank has the rows x.
 
     x: (M / ranks, K), of the same shape on all ranks. weight: (K, N), this rank's own, such as its columns of
     a column-wise layer: a linear layer's weight is given as `weight.mT`. group: a process group, a device
-    mesh of one dimension, or None for all ranks. sm_margin: SMs that products leave to communication.
+    mesh of one dimension, or None for all ranks. overlap: rows travel while those at hand are multiplied, as
+    many products as ranks; on two H100s slower than one collective and one product. sm_margin: SMs that
+    products leave to communication.
 
-    Returns (M, N). Equal to `gemm` of the gathered rows, bit for bit where its tiles are those of so many
-    rows (`batch_invariant`). Differentiable: x's gradient is summed over the ranks in float32, in a fixed
-    order.
+    Returns (M, N), `gemm` of the gathered rows; with `overlap` bit for bit where its tiles are those of so
+    many rows (`batch_invariant`). Differentiable: x's gradient is summed over the ranks in float32, in a
+    fixed order.
 
     TypeError and ValueError before any communication. Ranks that disagree: as in
     `context_parallel_attention`.
     """
-    call = _call("all_gather_gemm", (x, weight), group, torch.float32, sm_margin)
+    call = _call("all_gather_gemm", (x, weight), group, torch.float32, overlap, sm_margin)
     return _AllGatherGemm.apply(call, x, weight)
 
 
@@ -50,6 +53,7 @@ def gemm_reduce_scatter(
     group: Any = None,
     *,
     partial_dtype: torch.dtype = torch.float32,
+    overlap: bool = False,
     sm_margin: int = 0,
 ) -> torch.Tensor:
     """This rank's rows of the sum of x @ weight over the ranks.
@@ -63,7 +67,7 @@ def gemm_reduce_scatter(
     Differentiable. Until it returns a rank holds the shares that it sends and those that it gets: twice M · N
     numbers of partial_dtype.
     """
-    call = _call("gemm_reduce_scatter", (x, weight), group, partial_dtype, sm_margin)
+    call = _call("gemm_reduce_scatter", (x, weight), group, partial_dtype, overlap, sm_margin)
     return _GemmReduceScatter.apply(call, x, weight)
 
 
@@ -73,24 +77,26 @@ class _Call:
 
     ranks: Ranks
     partial_dtype: torch.dtype
+    overlap: bool
     sm_margin: int
 
 
 class _Shard(NamedTuple):
-    """Rows of a rank: whose they are, and their place among all."""
+    """Rows, and their place among those of all ranks."""
 
-    owner: int
     rows: torch.Tensor
     place: slice
 
 
-def _call(name: str, tensors: tuple[Any, Any], group: Any, partial_dtype: Any, sm_margin: Any) -> _Call:
+def _call(
+    name: str, tensors: tuple[Any, Any], group: Any, partial_dtype: Any, overlap: Any, sm_margin: Any
+) -> _Call:
     """The checked call. All ranks learn of an error of one's."""
     if torch.compiler.is_compiling():
         raise RuntimeError(f"{name} runs outside torch.compile only: wrap the call in torch.compiler.disable")
     ranks, (x, weight) = ranks_of(group), tensors
     try:
-        sm_margin = integer("sm_margin", sm_margin, least=0)
+        overlap, sm_margin = boolean("overlap", overlap), integer("sm_margin", sm_margin, least=0)
         if partial_dtype not in PARTIAL_DTYPES:
             known = ", ".join(map(str, PARTIAL_DTYPES))
             raise TypeError(f"partial_dtype is {partial_dtype!r}, must be one of {known}")
@@ -99,11 +105,12 @@ def _call(name: str, tensors: tuple[Any, Any], group: Any, partial_dtype: Any, s
         agree(ranks, dict, error)
         raise
     said: dict[str, Any] = {"the call": name, "x's shape": tuple(x.shape), "x's dtype": x.dtype}
+    said["overlap"] = overlap
     said["x.requires_grad, weight.requires_grad"] = _asks(x, weight)
     if name == "gemm_reduce_scatter":
         said |= {"weight's shape": tuple(weight.shape), "partial_dtype": partial_dtype}
     agree(ranks, lambda: said)
-    return _Call(ranks, partial_dtype, sm_margin)
+    return _Call(ranks, partial_dtype, overlap, sm_margin)
 
 
 def _asks(*tensors: torch.Tensor) -> tuple[bool, ...]:
@@ -128,15 +135,21 @@ def _check(name: str, x: Any, weight: Any, ranks: Ranks) -> None:
 
 
 def _shards(call: _Call, own: torch.Tensor) -> Iterator[_Shard]:
-    """Each rank's rows, this rank's first; those of the next step travel while a step computes."""
-    (_, rank, size), own = call.ranks, own.contiguous()
+    """All ranks' rows at once; with overlap each rank's, this rank's first: those of the next step travel
+    while a step computes."""
+    (group, rank, size), own = call.ranks, own.contiguous()
+    if not call.overlap:
+        whole = own.new_empty(size * len(own), own.shape[1])
+        dist.all_gather_into_tensor(whole, own, group=group)
+        yield _Shard(whole, slice(None))
+        return
 
     def begin(step: int) -> Exchange:
         sent = Message((rank + step) % size, (own,))
         return Exchange(call.ranks, sent, Message((rank - step) % size, (torch.empty_like(own),)))
 
     def shard(owner: int, rows: torch.Tensor) -> _Shard:
-        return _Shard(owner, rows, slice(owner * len(own), (owner + 1) * len(own)))
+        return _Shard(rows, slice(owner * len(own), (owner + 1) * len(own)))
 
     coming = begin(1) if size > 1 else None
     yield shard(rank, own)
@@ -157,7 +170,23 @@ def _gathered(call: _Call, own: torch.Tensor, weight: torch.Tensor) -> torch.Ten
 
 
 def _scattered(call: _Call, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of the sum over the ranks: its own share, then those that arrive, step by step."""
+    """This rank's rows of the sum over the ranks: its own share, then those of the ranks before it."""
+    if call.overlap:
+        return _scattered_in_steps(call, x, weight)
+    group, rank, size = call.ranks
+    with margin_of(call.sm_margin):
+        shares = gemm(x, weight, out_dtype=call.partial_dtype)
+    found = torch.empty_like(shares)
+    dist.all_to_all_single(found, shares, group=group)
+    by_rank = found.unflatten(0, (size, -1))
+    total = by_rank[rank].to(torch.float32, copy=True)
+    for step in range(1, size):
+        total += by_rank[(rank - step) % size]
+    return total.to(x.dtype)
+
+
+def _scattered_in_steps(call: _Call, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same, of a product for each rank: its share travels while the next one is computed."""
     _, rank, size = call.ranks
     rows, sending = x.shape[0] // size, []
     with margin_of(call.sm_margin):

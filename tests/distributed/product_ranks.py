@@ -83,10 +83,12 @@ def formulas(rank: Rank) -> None:
         for name in CALLS:
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 check(name, rank, dtype)
+                check(name, rank, dtype, overlap=True)
             check(name, rank, sm_margin=8)
             for asked in (0, 1):
                 _one_gradient(name, rank, asked)
-        check("gemm_reduce_scatter", rank, partial_dtype=torch.bfloat16)
+        for overlap in (False, True):
+            check("gemm_reduce_scatter", rank, partial_dtype=torch.bfloat16, overlap=overlap)
         _strided(rank)
 
 
@@ -115,6 +117,7 @@ def refused(rank: Rank) -> None:
         (all_gather_gemm, (x, weight.half()), {}, "x @ weight: b "),
         (all_gather_gemm, (x, weight[:8]), {}, "x @ weight: "),
         (all_gather_gemm, (x, weight), {"sm_margin": -1}, "sm_margin is -1"),
+        (all_gather_gemm, (x, weight), {"overlap": 2}, "overlap is 2"),
         (gemm_reduce_scatter, (x[:7], weight), {}, "x has 7 rows, must be a multiple of 2"),
         (gemm_reduce_scatter, (x, weight), {"partial_dtype": torch.int8}, "partial_dtype is torch.int8"),
         (gemm_reduce_scatter, (x, weight), {"group": 3}, "group is a int"),
@@ -134,3 +137,4 @@ def emulated(rank: Rank) -> None:
     """The products themselves, forward and backward."""
     for name in CALLS:
         check(name, rank)
+        check(name, rank, overlap=True)

@@ -22,7 +22,7 @@ FUNCTION = lowering.jit("kernels_dsl.kernels.serving.merge_states:merge_states",
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_MODES = 5
 _MOST = 2**31 - 1
-"""Elements of a result: threads have numbers of 32 bits."""
+"""Elements of a result that a launch makes: threads have numbers of 32 bits."""
 
 
 class Merged(NamedTuple):
@@ -68,8 +68,11 @@ def _described(call: MergeArguments) -> torch.dtype:
         raise ValueError(f"lse has shape {tuple(lse.shape)}, must be {tuple(out.shape[:-1])}, out's but Dv")
     if lse.device != out.device:
         raise ValueError(f"lse is on {lse.device}, must be on {out.device}")
-    if out.shape[1:].numel() > _MOST:
-        raise ValueError(f"out has shape {tuple(out.shape)}, must have at most {_MOST} elements a state")
+    if out.shape[1:].numel() // max(1, *out.shape[1:-1]) > _MOST:
+        raise ValueError(
+            f"out has shape {tuple(out.shape)}, must have at most {_MOST} elements a state beside its "
+            "largest mode"
+        )
     if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in DTYPES):
         raise TypeError(
             f"out_dtype is {shown(dtype)}, must be torch.bfloat16, torch.float16 or torch.float32"
@@ -95,12 +98,23 @@ def _build(dtype: torch.dtype, call: MergeArguments, target: Target) -> Plan:
     )  # fmt: skip
     missing = _MAX_MODES - call.out.dim()
 
-    def run(out: torch.Tensor, lse: torch.Tensor) -> Merged:
-        merged = Merged(*make())
+    def merge(out: torch.Tensor, lse: torch.Tensor, merged: Merged) -> None:
         args = (out, lse, *merged)
         if missing:
             args = tuple([_with_modes(x, n == 0 or n == 1, missing) for n, x in enumerate(args)])
         launch(*args)
+
+    mode = max(range(len(shape) - 1), key=lambda mode: shape[mode])
+    step = max(_MOST // (math.prod(shape) // shape[mode]), 1)
+
+    def run(out: torch.Tensor, lse: torch.Tensor) -> Merged:
+        merged = Merged(*make())
+        if step >= shape[mode]:
+            merge(out, lse, merged)
+            return merged
+        states = zip(out.split(step, mode + 1), lse.split(step, mode + 1))
+        for state, part in zip(states, zip(*(x.split(step, mode) for x in merged))):
+            merge(*state, Merged(*part))
         return merged
 
     return run

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kernels_dsl
+from kernels_dsl.ops.serving import merge_operation
 from lowering import emulator
 from tests.ops.serving.merge_cases import States, check, random_states
 
@@ -22,6 +23,22 @@ def test_shapes_strides_and_dtypes(arch, seed):
         check(random_states((5, 3, 7), torch.float32, seed), torch.bfloat16)
         out, lse = random_states((2, 5, 3, 32), torch.bfloat16, seed)
         check(States(out.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0), lse.mT.contiguous().mT))
+
+
+def test_more_elements_than_a_launch_makes(seed, monkeypatch):
+    """As a rank of two has at a million queries: in parts along the largest mode."""
+    parts = []
+    monkeypatch.setattr(merge_operation, "_MOST", 1000)
+    inner = merge_operation.Launch.__call__
+    monkeypatch.setattr(
+        merge_operation.Launch, "__call__", lambda self, *args: parts.append(1) or inner(self, *args)
+    )
+    with emulator.run(arch="sm_90a"):
+        check(random_states((3, 2, 51, 4, 16), torch.bfloat16, seed))
+        assert len(parts) == 8  # of 7 rows each
+        check(random_states((2, 130, 2, 8), torch.bfloat16, seed), torch.float32)
+        with pytest.raises(ValueError, match=r"out has shape .* beside its largest mode"):
+            kernels_dsl.merge_states(torch.ones(2, 9, 9, 100, 16), torch.ones(2, 9, 9, 100))
 
 
 def test_a_rows_bits_depend_on_its_states_alone(seed):
