@@ -10,6 +10,8 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,16 +154,29 @@ _refuse_shadow()
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kernels_dsl' has no attribute {name!r}")
-    # Imports make objects that stay; looking among them for garbage takes a tenth of the time.
+    with _no_look_for_garbage():
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+@contextmanager
+def _no_look_for_garbage() -> Iterator[None]:
+    """Imports make objects that stay; looking among them for garbage takes a tenth of the time.
+
+    The next allocation would catch up on it. So all young objects join the old ones, among which Python looks
+    seldom: `gc.unfreeze` puts there what `gc.freeze` sets aside. Objects that the caller froze stay frozen.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        yield
     finally:
         if collects:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -15,12 +15,13 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from lowering import reach, sources, trust
 from lowering.errors import Untrusted
 from lowering.locks import fcntl
+from lowering.records import frozen
 from lowering.store import Store
 
 log = logging.getLogger("lowering")
@@ -29,7 +30,7 @@ DEFAULT_LIMIT = 4 << 30
 _ON, _OFF = {"1", "on", "true", "yes"}, {"0", "off", "false", "no"}
 
 
-@dataclass
+@frozen
 class Stats:
     """Counts of kernels that this process handled since it started."""
 
@@ -176,8 +177,9 @@ def warn_once(message: str) -> None:
 
 def count(what: str) -> None:
     """Add one to a counter of `Stats`."""
+    global _counts
     with _lock:
-        setattr(_counts, what, getattr(_counts, what) + 1)
+        _counts = replace(_counts, **{what: getattr(_counts, what) + 1})
 
 
 def stats() -> dict[str, int | str]:

@@ -283,13 +283,14 @@ class JitFunction:
         return known[0]
 
     def _lookup(self, args: Sequence[Any], constants: dict[str, Any], arch: str) -> CompiledKernel:
-        text, signature = self._constants_text(constants), self.signature(*args)
-        short = (text, signature, arch, _generation[0])
-        kernel = self._found.get(short)
-        if kernel is None:
-            parts = self._parts(text, signature, arch)
-            key = key_of(parts)
-            kernel = _kernels.get(key)
+        with reach.one_look():
+            text, signature = self._constants_text(constants), self.signature(*args)
+            short = (text, signature, arch, _generation[0])
+            kernel = self._found.get(short)
+            if kernel is None:
+                parts = self._parts(text, signature, arch)
+                key = key_of(parts)
+                kernel = _kernels.get(key)
         if kernel is not None:
             cache.count("memory_hits")
             kernel.source = "memory"

@@ -17,11 +17,14 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lowering import scratch, sources, trust
 from lowering.errors import Untrusted
+from lowering.records import frozen
 from lowering.signature import Parameter
 from lowering.sources import Fingerprint, file_stamp
 
@@ -30,7 +33,8 @@ log = logging.getLogger("lowering")
 FORMAT = 1
 
 
-class Reach(NamedTuple):
+@frozen
+class Reach:
     """A module's fingerprint and parameters, and what both rest on."""
 
     digest: str
@@ -42,7 +46,7 @@ class Reach(NamedTuple):
     def holds(self, module: str) -> bool:
         """True if following the imports anew would give the same."""
         for name, (path, *stamp) in self.modules.items():
-            if file_stamp(path) != tuple(stamp) or not _is_in_place(name, path):
+            if _stamp(path) != tuple(stamp) or not _is_in_place(name, path):
                 return False
         top = module.partition(".")[0]
         return (
@@ -56,6 +60,32 @@ class Reach(NamedTuple):
 _folder: list[Path] = []
 _known: dict[str, Reach] = {}
 _lock = threading.Lock()
+
+
+class _Look(threading.local):
+    """What a thread has seen in its block of `one_look`; None outside of one."""
+
+    stamps: dict[str, tuple[int, int]] | None = None
+    holding: dict[str, Reach] | None = None
+
+
+_look = _Look()
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """In the block, this thread looks at each file and folder once, however many modules rest on it.
+
+    For the making of one key: its parts rest on some five modules, whose sources are largely the same.
+    """
+    if _look.stamps is not None:
+        yield
+        return
+    _look.stamps, _look.holding = {}, {}
+    try:
+        yield
+    finally:
+        _look.stamps = _look.holding = None
 
 
 def remember_in(folder: Path) -> None:
@@ -91,6 +121,8 @@ def _find(module: str) -> Reach | None:
     """A reach that holds: of this process, an earlier one, or made now; None if it cannot be remembered."""
     if not _folder or "." not in module:
         return None
+    if _look.holding is not None and module in _look.holding:
+        return _look.holding[module]
     found = _known.get(module) or _read(module)
     if found is None or not found.holds(module):
         found = _follow(module)
@@ -98,6 +130,8 @@ def _find(module: str) -> Reach | None:
             _write(module, found)
     if found is not None:
         _known[module] = found
+        if _look.holding is not None:
+            _look.holding[module] = found
     return found
 
 
@@ -137,7 +171,17 @@ def _is_in_place(name: str, path: str) -> bool:
 
 
 def _folder_time(folder: str) -> int:
-    return file_stamp(folder)[0]
+    return _stamp(folder)[0]
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """`file_stamp`, taken once in a block of `one_look`."""
+    seen = _look.stamps
+    if seen is None:
+        return file_stamp(path)
+    if path not in seen:
+        seen[path] = file_stamp(path)
+    return seen[path]
 
 
 def _path(module: str) -> Path | None:
@@ -179,8 +223,9 @@ def _write(module: str, found: Reach) -> None:
         name: [(p.name, p.annotation, p.has_default) for p in listed]
         for name, listed in found.functions.items()
     }
+    listed = (found.digest, found.modules, found.folders, found.libraries, functions)
     try:
         if path is not None:
-            scratch.replace_file(path, json.dumps(found._replace(functions=functions)).encode())
+            scratch.replace_file(path, json.dumps(listed).encode())
     except OSError:
         pass

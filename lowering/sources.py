@@ -27,9 +27,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lowering import scratch, trust
 from lowering.errors import LoweringError, Untrusted
@@ -75,7 +76,8 @@ _memo_dirty = False
 _memo_folders: list[Path] = []  # not read yet
 
 
-class Walk(NamedTuple):
+@frozen
+class Walk:
     """Modules that a root module reaches. ``files`` maps each path to its stamp."""
 
     digest: str
@@ -129,7 +131,7 @@ def follow(module: str) -> Walk:
         waiting += [i for i in facts.imports if i not in found]
         waiting += [p for p in _parents(name) if p not in found]
     listing = [("<root>" if name == module else name, digest) for name, digest in sorted(found.items())]
-    return walk._replace(digest=hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest())
+    return replace(walk, digest=hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest())
 
 
 def function_parameters(module: str, qualname: str) -> tuple[Parameter, ...]:

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lowering import scratch, trust
 from lowering.errors import DamagedEntry
@@ -267,7 +267,8 @@ class Store:
             os.close(descriptor)  # removed by another process's `_sweep` before it was locked here
 
 
-class _Lock(NamedTuple):
+@frozen
+class _Lock:
     descriptor: int
     held: bool
 

@@ -6,17 +6,17 @@ on the GPU", 2023. The tiles that are cut come first, whole ones behind them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kernels_dsl.config.budget import sm90_consumers
 from kernels_dsl.config.gemm import Sm90GemmConfig
 from kernels_dsl.config.problem import GemmProblem
+from lowering.records import frozen
 
 COUNTERS = 2
 """Of a warpgroup's part of a piece: how many came to its tile's end, how many left their sums."""
 
 
-class Shares(NamedTuple):
+@frozen
+class Shares:
     """The first `tiles` cluster tiles are cut: each of `clusters` does `share` K tiles of them, in a row."""
 
     tiles: int

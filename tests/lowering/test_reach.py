@@ -151,3 +151,19 @@ def test_a_record_that_others_can_write_is_not_taken(project, followed, caplog):
     with caplog.at_level(logging.WARNING, "lowering"):
         assert _digest(project) == before
     assert str(path) in caplog.text
+
+
+def test_one_look_takes_each_time_once_and_sees_changes_afterwards(project, monkeypatch):
+    reach.module_fingerprint("rpkg.host"), reach.module_fingerprint("rpkg.blocks.tile")
+    looked, stamp = [], reach.file_stamp
+    monkeypatch.setattr(reach, "file_stamp", lambda path: looked.append(path) or stamp(path))
+    with reach.one_look():
+        before = reach.module_fingerprint("rpkg.host").digest
+        reach.function_parameters("rpkg.host", "host")
+        reach.module_fingerprint("rpkg.blocks.tile")
+        with reach.one_look():  # within another it is the same look
+            reach.module_fingerprint("rpkg.host")
+    assert looked and len(looked) == len(set(looked))
+    tile = project / "code" / "rpkg" / "blocks" / "tile.py"
+    tile.write_text("from rpkg import optional\nSIZE = 2\n")
+    assert reach.module_fingerprint("rpkg.host").digest != before

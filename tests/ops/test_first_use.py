@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -40,13 +41,26 @@ WARM = """
 from benchmarks import public_calls
 print(*public_calls.measure("gemm")["modules"])
 """
+GARBAGE = """
+import gc, sys
+import torch, kernels_dsl
+
+if sys.argv[1] == "frozen":
+    gc.freeze()
+elif sys.argv[1] == "off":
+    gc.disable()
+frozen, runs = gc.get_freeze_count(), []
+gc.callbacks.append(lambda phase, info: runs.append(phase))
+kernels_dsl.gemm
+print(len(runs), gc.get_count()[0], gc.get_freeze_count() > frozen // 2, gc.isenabled())
+"""
 MODULES = 92  # of this library some 60, of tvm_ffi 11
 WRITTEN_CLASSES = 4  # dataclasses whose methods Python compiles, 0.6 ms each; frozen ones: lowering.records
 OWN = ("kernels_dsl", "lowering", "tvm_ffi", "cuda", "_cython")
 
 
-def _python(program: str, **variables: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-c", program]
+def _python(program: str, *arguments: str, **variables: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
@@ -95,6 +109,17 @@ def test_a_kernel_from_the_cache_is_loaded_without_a_compiler(tmp_path):
     assert "cutlass" in _python(WARM, **variables).split()
     modules = _python(WARM, **variables, KERNELS_DSL_NO_COMPILE="1").split()
     assert first_call.first_use_row("gemm", [_sample("gemm", modules)])["unwanted"] == []
+
+
+def test_the_import_looks_for_no_garbage_and_puts_none_off():
+    runs, young, frozen, enabled = _python(GARBAGE, "on").split()
+    assert (runs, frozen, enabled) == ("0", "False", "True")
+    assert int(young) < gc.get_threshold()[0]
+
+
+def test_the_import_leaves_what_the_caller_told_the_collector():
+    assert _python(GARBAGE, "frozen").split()[2:] == ["True", "True"]
+    assert _python(GARBAGE, "off").split()[3] == "False"
 
 
 def test_marked_functions_are_what_pytorch_calls_constant():

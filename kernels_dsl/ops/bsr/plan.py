@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -243,7 +243,8 @@ def _no_counter(device: int) -> Any:
     return None
 
 
-class _Memory(NamedTuple):
+@frozen
+class _Memory:
     """Memory of a launch besides its operands. `lists`: makes the lists, at the first run. `counter`: gives
     the counter of work items for a device; with `split` it gives a workspace, too, which is None without."""
 
