@@ -280,8 +280,6 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"
-    if config.turned and config.split_k > 1:
-        return "turned tiles would write the partial sums of a split K the wrong way round: turned or split_k"
     if problem.ab_type in ("fp32", "fp8") and not (problem.a_k_major and problem.b_k_major):
         kind = "tf32" if problem.ab_type == "fp32" else "fp8"
         return f"{kind} WGMMA reads A and B with K contiguous only"

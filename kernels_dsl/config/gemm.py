@@ -49,6 +49,8 @@ class Sm90GemmConfig:
     `raster_group` is the number of tiles (along the other mode) that are visited together so that
     their operands stay in L2; `raster_along_m` says that M is the mode that varies within a group.
     `stream_k`: tiles that would leave SMs idle in the last wave are cut along K into equal shares for all.
+    `l2_prefetch`: while the kernel before this one still runs, each CTA has the L2 cache fetch as much of the
+    larger operand as its ring holds. A cache that is coherent may: what that kernel writes is there too.
     """
 
     tile_m: int
@@ -64,6 +66,7 @@ class Sm90GemmConfig:
     split_k: int = 1
     turned: bool = False
     stream_k: bool = False
+    l2_prefetch: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -79,6 +82,7 @@ class Sm90GemmConfig:
         words += ["along-n"] * (not self.raster_along_m)
         words += ["plain-store"] * (not self.epi_tma)
         words += ["stream-k"] * self.stream_k
+        words += ["l2-prefetch"] * self.l2_prefetch
         words += [f"split {self.split_k}"] * (self.split_k > 1)
         return " ".join(words)
 

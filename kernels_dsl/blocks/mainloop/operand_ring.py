@@ -141,11 +141,13 @@ def start(
     atoms: list[cute.CopyAtom | None],
     layouts: Layouts,
     extra: ExtraWords | None = None,
+    wait: bool = True,
 ) -> Start:
     """Sets up shared memory, mbarriers and the cluster; the first thing that every warp does.
 
     With programmatic dependent launch all of this runs beside the tail of the kernel before this one, and the
-    next one may do so too, on SMs whose CTAs are gone. Global memory is touched only after it.
+    next one may do so too, on SMs whose CTAs are gone. Global memory is touched only after it. Without `wait`
+    the kernel itself waits for the one before.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     prefetch_descriptors(atoms, warp)
@@ -157,7 +159,8 @@ def start(
     more = None if extra is None else extra.set_up(barriers + 2 * spec.stages)
     sync_after_init(spec.cluster)
     cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
+    if wait:
+        cute.arch.griddepcontrol_wait()
     return Start(ring, tiles, warp, more)
 
 

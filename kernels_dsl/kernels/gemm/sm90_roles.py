@@ -96,12 +96,19 @@ def gemm_kernel(
 ):
     """Sets up shared memory and mbarriers, then each warpgroup goes its way."""
     ring, shared, warp, beside = start(
-        spec, [loads.a.atom, loads.b.atom, *output.atoms], layouts, beside_tiles(spec)
+        spec,
+        [loads.a.atom, loads.b.atom, *output.atoms],
+        layouts,
+        beside_tiles(spec),
+        wait=not spec.l2_prefetch,
     )
     roles = GemmRoles(
         spec, epilogue, ring, shared, layouts=layouts, mmas=mmas, loads=loads, output=output, scales=scales,
         grid=grid, problem=problem, memory=memory, beside=beside,
     )  # fmt: skip
+    if cutlass.const_expr(spec.l2_prefetch):
+        roles.prefetch(warp)
+        cute.arch.griddepcontrol_wait()
     skeleton.run_roles(spec, warp, roles)
 
 
@@ -134,6 +141,35 @@ class GemmRoles:
         if isinstance(grid, TileGrid):
             return DenseTiles(grid, spec.raster, spec.split_k, *walk)
         return GroupedTiles(grid, spec.raster, spec.cluster_rows, *walk)
+
+    @cute.jit
+    def prefetch(self, warp: Int32):
+        """Producer warp: has L2 fetch the larger operand's part of the first tile, what the ring holds of it."""
+        cta = this_cta()
+        if warp == self.spec.consumers * 4:
+            if self.problem.m >= self.problem.n:
+                self.prefetch_tile(cta, of_a=True)
+            else:
+                self.prefetch_tile(cta, of_a=False)
+
+    @cute.jit
+    def prefetch_tile(self, cta: Cta, of_a: cutlass.Constexpr):
+        """The same of A or B."""
+        spec, tiles = self.spec, self.tiles(cta, self.k_tiles(), skeleton.cluster_count())
+        first, size = tiles.first(), tiles.size()
+        if tiles.more(first, size):
+            tile, _ = tiles.decode(first)
+            k = tiles.k_range(tile)
+            load, shared = (self.loads.a, self.shared.a) if of_a else (self.loads.b, self.shared.b)
+            mode, rows = (0, spec.tile_m) if of_a else (1, spec.tile_n)
+            place, peer = ((cta.m, cta.n) if of_a else (cta.n, cta.m))
+            at = tile.at.m if of_a else tile.at.n
+            gX = cute.local_tile(load.coordinates, (rows, spec.tile_k), (None, None, None))
+            peers = cute.make_layout(spec.cluster[1 - mode])
+            part = tma.load_partition(load.atom, gX, shared, peers, peer)
+            mine = part.tiles[None, at * spec.cluster[mode] + place, None, tile.at.batch]
+            for i in cutlass.range(cutlass.min(k.end - k.first, Int32(spec.stages)), unroll=1):
+                cute.prefetch(load.atom, mine[None, k.first + i])
 
     def produce(self) -> None:
         """Producer warp: for each work tile of this cluster, loads its K tiles into the ring."""

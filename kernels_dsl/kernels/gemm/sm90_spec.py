@@ -52,6 +52,7 @@ class GemmSpec(Warpgroups):
     ahead: bool  # then: a tile's first stage is multiplied beside the epilogue of the one before
     epilogue: EpiloguePlan
     stream_k: bool  # some tiles are cut along K, see `blocks.schedule.scheduler.CutTiles`
+    l2_prefetch: bool  # of the larger operand, before the kernel that runs is over
 
     @property
     def cluster_rows(self) -> int:
@@ -145,4 +146,5 @@ def make_spec(
         raster_group=config.raster_group, raster_along_m=config.raster_along_m, mma_dtypes=mma_dtypes,
         mma_n=config.tile_n if promotion is None else promoted_columns(config, promotion),
         promotion=promotion, two_partial_sets=deep, ahead=ahead, epilogue=plan, stream_k=config.stream_k,
+        l2_prefetch=config.l2_prefetch,
     )  # fmt: skip

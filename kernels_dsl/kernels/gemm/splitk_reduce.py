@@ -103,6 +103,7 @@ def splitk_reduce_kernel(
     tDcD = row_vectors(THREADS, spec.vector).get_slice(tidx).partition_D(cD[None, None, 0])  # ((1, V), 1, 1)
 
     if cutlass.const_expr(spec.early):
+        cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()  # from here on the GEMM's partial sums are there
     partials = [load_operand(mP, tDcD, shape) for mP in split_views(mW, shape, spec.split_k)]
     operands, reduced = without_partials(spec.epilogue, operands)

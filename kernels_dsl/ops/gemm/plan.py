@@ -185,7 +185,8 @@ class Launch:
     def _split(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, operands: Operands) -> None:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
         if self._make_partials is None:
-            shape = partials_shape(self.decision.problem, self.decision.config.split_k)
+            config = self.decision.config
+            shape = partials_shape(oriented(self.decision.problem, config), config.split_k)
             self._make_partials = allocate.maker(shape, torch.float32, d.device)
         workspace = self._make_partials()
         blocks = self.call.not_epilogue
