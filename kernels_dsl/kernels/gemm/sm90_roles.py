@@ -144,7 +144,7 @@ class GemmRoles:
 
     @cute.jit
     def prefetch(self, warp: Int32):
-        """Producer warp: has L2 fetch the larger operand's part of the first tile, what the ring holds of it."""
+        """Producer warp: has L2 fetch as much of the larger operand as the ring holds."""
         cta = this_cta()
         if warp == self.spec.consumers * 4:
             if self.problem.m >= self.problem.n:
@@ -162,7 +162,7 @@ class GemmRoles:
             k = tiles.k_range(tile)
             load, shared = (self.loads.a, self.shared.a) if of_a else (self.loads.b, self.shared.b)
             mode, rows = (0, spec.tile_m) if of_a else (1, spec.tile_n)
-            place, peer = ((cta.m, cta.n) if of_a else (cta.n, cta.m))
+            place, peer = (cta.m, cta.n) if of_a else (cta.n, cta.m)
             at = tile.at.m if of_a else tile.at.n
             gX = cute.local_tile(load.coordinates, (rows, spec.tile_k), (None, None, None))
             peers = cute.make_layout(spec.cluster[1 - mode])

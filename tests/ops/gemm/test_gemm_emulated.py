@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.problem import DEVICES_BY_ARCH, H200
 from kernels_dsl.ops.gemm.gemm import gemm
 from lowering import emulator
 from reference import gemm as reference
@@ -61,6 +64,28 @@ def test_turned_tiles(config: Sm90GemmConfig, dtype: torch.dtype, out_dtype: tor
     exact = a.double() @ b.double() + bias.double() + residual.double()
     tolerance.check_exact(out, exact.to(out_dtype))
     assert wide[72:].isnan().all() and wide[:, 200:].isnan().all()
+
+
+FEW_ROWS = (
+    (7, Sm90GemmConfig(64, 16, stream_k=True, l2_prefetch=True)),
+    (40, Sm90GemmConfig(64, 48, split_k=2, turned=True)),
+    (40, Sm90GemmConfig(64, 48, cluster_m=2, stream_k=True, turned=True, l2_prefetch=True)),
+)
+
+
+@pytest.mark.parametrize(("m", "config"), FEW_ROWS, ids=str)
+def test_few_rows(m: int, config: Sm90GemmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight's rows along the tile's M, with sums of pieces of K, in each way that they meet."""
+    monkeypatch.setitem(DEVICES_BY_ARCH, "sm_90a", replace(H200, sm_count=6))
+    a, b = integers((m, 320), torch.bfloat16, seed=1), integers((200, 320), torch.bfloat16, seed=2).t()
+    bias = integers((200,), torch.bfloat16, seed=3)
+    wide = torch.full((m + 8, 208), float("nan"), dtype=torch.bfloat16)
+    with emulator.run(arch="sm_90a") as session:
+        gemm(a, b, config=config, bias=bias, out=wide[:m, :200])
+    assert not session.reports
+    exact = a.double() @ b.double() + bias.double()
+    tolerance.check_exact(wide[:m, :200], exact.to(torch.bfloat16))
+    assert wide[m:].isnan().all() and wide[:, 200:].isnan().all()
 
 
 PARTIAL = (
