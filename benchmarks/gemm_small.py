@@ -34,7 +34,7 @@ from benchmarks.gemm_small_calls import (
     peer_calls,
     pools,
 )
-from benchmarks.gemm_small_sweep import compile_ahead, configurations, fitting
+from benchmarks.gemm_small_sweep import Compiling, configurations, fitting
 from benchmarks.harness import OURS, Case, Row
 from kernels_dsl.config.gemm import Sm90GemmConfig
 
@@ -97,14 +97,19 @@ def case_of(problem: Problem, sets: Sequence[Operands], configs: Sequence[Sm90Ge
     calls = {OURS: our_call(problem, sets, out)}
     right = exact(problem, sets[0])
     verify = partial(check, out=out, right=right, fast=problem.fast)
+    wrong = []
     for config in configs:
         call = our_call(problem, sets, out, config)
-        verify(call)
+        try:
+            verify(call)
+        except Exception as reason:  # it is named in the row, and the others are measured
+            wrong.append(f"{config.label}: {type(reason).__name__}: {reason}")
+            continue
         calls[f"{OURS}_{config.label}"] = call
     calls |= peer_calls(problem, sets, theirs)
     return Case(
         problem.name, 2.0 * problem.m * problem.n * problem.k, calls, sets=len(sets), graph=True,
-        verify=lambda: verify(calls[OURS]),
+        verify=lambda: verify(calls[OURS]), notes="; ".join(wrong),
     )  # fmt: skip
 
 
@@ -139,7 +144,11 @@ def record(problem: Problem, row: Row, rate: float, table: str) -> dict[str, Any
 
 
 def measured(
-    found: Sequence[Problem], configs: dict[Problem, list[Sm90GemmConfig]], rounds: int, deadline: float
+    found: Sequence[Problem],
+    configs: dict[Problem, list[Sm90GemmConfig]],
+    compiling: Compiling,
+    rounds: int,
+    deadline: float,
 ) -> Iterator[tuple[Problem, Row, dict[str, Any]]]:
     """The rows one by one, until `deadline`; one that fails is printed and left out."""
     import torch
@@ -152,6 +161,8 @@ def measured(
             print(json.dumps({"stopped before": problem.name}), flush=True)
             return
         try:
+            for text in compiling.wait(problem):
+                print(json.dumps({"failed": text}), flush=True)
             sets = operands(problem, pool[problem.kind != "bf16"])
             row = harness.run_case(case_of(problem, sets, configs.get(problem, [])), rounds=rounds)
         except Exception as reason:  # the rows behind it are worth having
@@ -211,14 +222,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = [problem for problem in found if problem in KNOWN]
     configs = {problem: fitting(problem, configurations(problem)) for problem in found} if args.sweep else {}
     wanted = [(problem, config) for problem in found for config in (None, *configs.get(problem, ()))]
-    print(compile_ahead(wanted), flush=True)
+    compiling = Compiling(wanted)
+    print(compiling.words, flush=True)
     facts = machine.header()
     for text in machine.header_lines(facts):
         print(text, flush=True)
     rows = []
-    for _problem, _row, line in measured(found, configs, args.rounds, deadline):
+    for _problem, _row, line in measured(found, configs, compiling, args.rounds, deadline):
         rows.append(line)
         print(json.dumps(line, ensure_ascii=False), flush=True)
+    compiling.stop()
     for text in summary(rows):
         print(text, flush=True)
     if rows:

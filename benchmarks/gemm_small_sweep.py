@@ -1,4 +1,4 @@
-"""Configurations that `gemm_small --sweep` measures, and the kernels of many calls, compiled in parallel."""
+"""Configurations that `gemm_small --sweep` measures, and their kernels, compiled beside the measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import concurrent.futures
 import logging
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -95,28 +94,38 @@ def _compile(index: int) -> str | None:
     return None
 
 
-def compile_ahead(calls: Iterable[tuple[Problem, GemmConfig | None]]) -> str:
-    """Compiles the kernels of all calls into the cache, a process a core; says how many, and what failed.
+class Compiling:
+    """The kernels of many calls, compiled into the cache by a process a core while others are measured.
 
-    To be called before anything touches the GPU: the processes are forks.
+    To be made before anything touches the GPU: the processes are forks.
     """
-    start = time.perf_counter()
-    found: dict[str, Kernel] = {}
-    for problem, config in calls:
-        for launch in recorded(ARCH, _on_cpu(problem, config)):
-            key = launch.function.key(*launch.args, arch=ARCH, **launch.constants)
-            found.setdefault(key, kernel_of(f"{launch.function.name} {problem.name} {config}", launch))
-    _kernels[:] = found.values()
-    listed = time.perf_counter() - start
-    workers = max(1, min(len(_kernels), len(os.sched_getaffinity(0))))
-    failed = []
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-        for future in [pool.submit(_compile, index) for index in range(len(_kernels))]:
+
+    def __init__(self, calls: Iterable[tuple[Problem, GemmConfig | None]]) -> None:
+        found: dict[str, Kernel] = {}
+        self._needed: dict[Problem, set[str]] = {}
+        for problem, config in calls:
+            for launch in recorded(ARCH, _on_cpu(problem, config)):
+                key = launch.function.key(*launch.args, arch=ARCH, **launch.constants)
+                found.setdefault(key, kernel_of(f"{launch.function.name} {problem.name} {config}", launch))
+                self._needed.setdefault(problem, set()).add(key)
+        _kernels[:] = found.values()
+        workers = max(1, min(len(_kernels), len(os.sched_getaffinity(0))))
+        self._pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
+        self._futures = {key: self._pool.submit(_compile, i) for i, key in enumerate(found)}
+        self.words = f"{len(found)} kernels, compiled by {workers} processes"
+
+    def wait(self, problem: Problem) -> list[str]:
+        """Returns when the kernels of a problem are there; what failed, in words."""
+        failed = []
+        for key in self._needed[problem]:
             try:
-                failed += [text for text in [future.result()] if text is not None]
-            except concurrent.futures.process.BrokenProcessPool as problem:
-                failed.append(str(problem))
-                break
-    seconds = time.perf_counter() - start
-    words = f"{len(_kernels)} kernels, {seconds:.1f} s with {workers} processes ({listed:.1f} s to list them)"
-    return "; ".join([words, *failed])
+                text = self._futures[key].result()
+            except concurrent.futures.process.BrokenProcessPool as reason:
+                text = str(reason)
+            if text is not None:
+                failed.append(text)
+        return failed
+
+    def stop(self) -> None:
+        """Gives up what is not compiled yet."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
