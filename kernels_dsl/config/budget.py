@@ -277,6 +277,8 @@ def _why_not_sm90(config: Sm90GemmConfig, problem: GemmProblem) -> str | None:
         return reason
     if config.stream_k and (reason := _why_not_stream_k(config, problem)) is not None:
         return reason
+    if config.l2_prefetch and problem.grouped:
+        return "l2_prefetch is True, must be False where rows are in groups, whose ends come late"
     cluster = config.cluster_m * config.cluster_n
     if cluster not in (1, 2, 4, 8):
         return f"a cluster of {config.cluster_m} x {config.cluster_n} CTAs, must be 1, 2, 4 or 8 in all"

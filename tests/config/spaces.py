@@ -132,6 +132,7 @@ _SM90_FIELDS: dict[str, tuple[Any, ...]] = {
     "split_k": (1, 2, 3),
     "turned": (False, True),
     "stream_k": (False, True),
+    "l2_prefetch": (False, True),
     "arch": ("sm_90a",),
 }
 _SM80_FIELDS: dict[str, tuple[Any, ...]] = {

@@ -116,7 +116,7 @@ def test_copying_pays_for_large_problems_only() -> None:
         (Sm90GemmConfig(128, 128, cluster_m=3), {}, "a cluster of 3 x 1"),
         (Sm90GemmConfig(128, 128), {"ab_type": "fp32"}, "tf32 WGMMA reads A and B with K contiguous"),
         (Sm90GemmConfig(128, 144), {"ab_type": "fp32", "b_k_major": True}, "tile_n is 144, must be 16 or"),
-        (Sm90GemmConfig(128, 128, turned=True, split_k=2), {}, "turned or split_k"),
+        (Sm90GemmConfig(128, 128, l2_prefetch=True), {"grouped": True}, "l2_prefetch is True, must be False"),
         (Sm90GemmConfig(128, 128), {"a_align": 8}, "TMA loads need"),
         (Sm90GemmConfig(128, 128), {"d_align": 2}, "TMA stores need"),
         (Sm90GemmConfig(128, 128, stages=20), {}, "bytes of shared memory"),
