@@ -255,3 +255,18 @@ def test_writers_do_not_lose_each_others_winners(tmp_path: Path) -> None:
     for first in (100, 200, 300):
         assert all(record.get(GemmProblem(512, 512, k), H200, "sm90") for k in range(first, first + 10))
     assert not [left for left in tmp_path.iterdir() if left.suffix not in (".json", ".lock")]
+
+
+def test_few_rows_get_a_tile_of_their_own():
+    """Of 17 to 144 rows all are WGMMA's N; not where another rule or the model knows more."""
+    few = GemmProblem(m=33, n=12288, k=4096, b_k_major=True)
+    choose = gemm_table.choose
+    chosen = choose(few, H200, "sm90")
+    assert (chosen.tile_m, chosen.tile_n, chosen.turned, chosen.l2_prefetch) == (64, 48, True, True)
+    wide = choose(replace(few, m=144), H200, "sm90")
+    assert (wide.tile_m, wide.tile_n, wide.turned) == (128, 144, True)
+    assert choose(replace(few, m=140, n=4096, k=14336), H200, "sm90").split_k > 1
+    others = ({"m": 16}, {"m": 145}, {"n": 2048}, {"k": 512}, {"grouped": True}, {"l": 2}, {"gated": True})
+    for change in others:
+        assert not choose(replace(few, **change), H200, "sm90").l2_prefetch, change
+    assert not choose(few, H200, "sm90", batch_invariant=True).turned
