@@ -63,7 +63,7 @@ _lock = threading.Lock()
 
 
 class _Look(threading.local):
-    """What a thread has seen in its block of `one_look`; None outside of one."""
+    """Stamps and reaches that a thread has seen in its block of `one_look`; None outside of one."""
 
     stamps: dict[str, tuple[int, int]] | None = None
     holding: dict[str, Reach] | None = None

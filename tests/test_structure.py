@@ -203,7 +203,7 @@ NEW_IN_OPS = re.compile(
     r"attention/(backward|gradient|pages|query_lists|recorded)\.py"
 )
 """Capabilities that came after `MOST_LINES_OF_OPS` was set."""
-MOST_LINES_OF_OPS = 8270
+MOST_LINES_OF_OPS = 8272
 """8,200, and what later capabilities added to the files of the first ones."""
 
 

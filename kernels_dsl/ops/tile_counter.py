@@ -20,8 +20,6 @@ SLOTS = 1 << 16
 """Counters of a device that are made at once."""
 SPACING = 4
 """Elements from one to the next: kernels are compiled for 16-byte aligned addresses."""
-CAPTURED = 256
-"""Launches for which `reserve` keeps counters."""
 LEAST = 1 << 14
 """Elements of a workspace that is kept."""
 
@@ -88,21 +86,6 @@ def addresses(device: int, elements: int, words: int = 1) -> Addresses:
     return Address(workspace), Address(counter)
 
 
-def reserve(device: int, words: int) -> None:
-    """Makes room for launches with so many counters each, which CUDA graphs may capture from now on.
-
-    Counters that are made during a capture are zeroed by a node of the graph, which stands between two
-    kernels in every replay. Does nothing during a capture and in the emulator.
-    """
-    if device < 0 or _is_capturing():
-        return
-    with _taking:
-        slabs, slots = _slabs.setdefault(device, []), -(-words // SPACING)
-        free = slabs[-1].numel() // SPACING - _taken[device] if slabs else 0
-        if free < CAPTURED * slots:
-            _add_slab(device, max(SLOTS, 4 * CAPTURED * slots))
-
-
 def _fresh(device: int, words: int = 1) -> torch.Tensor:
     """So many counters that nobody else uses."""
     with _taking:
@@ -112,19 +95,13 @@ def _fresh(device: int, words: int = 1) -> torch.Tensor:
 def _take(device: int, words: int) -> torch.Tensor:
     slabs, taken = _slabs.setdefault(device, []), _taken.get(device, 0)
     slots = -(-words // SPACING)
-    if not slabs or taken + slots > slabs[-1].numel() // SPACING:
+    if not slabs or taken + slots > SLOTS:
         if _is_capturing():
             # Zeroed by the graph itself, at every replay.
             return torch.zeros(words, dtype=torch.int32, device=f"cuda:{device}")
-        _add_slab(device, max(SLOTS, slots))
+        size = max(SLOTS, slots) * SPACING
+        slabs.append(torch.zeros(size, dtype=torch.int32, device=f"cuda:{device}"))
+        torch.cuda.current_stream(device).synchronize()  # other streams will use it; once in a process
         taken = 0
     _taken[device] = taken + slots
     return slabs[-1][taken * SPACING : taken * SPACING + words]
-
-
-def _add_slab(device: int, slots: int) -> None:
-    """Counters for a device, of which none is taken; not during a capture, and with `_taking` held."""
-    slab = torch.zeros(slots * SPACING, dtype=torch.int32, device=f"cuda:{device}")
-    torch.cuda.current_stream(device).synchronize()  # other streams will use it
-    _slabs.setdefault(device, []).append(slab)
-    _taken[device] = 0

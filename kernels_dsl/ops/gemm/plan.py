@@ -23,7 +23,7 @@ from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmCall, OperandSpec
 from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, families, matrix_layout
 from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.target import Target
-from kernels_dsl.ops.tile_counter import counter_and_workspace, reserve
+from kernels_dsl.ops.tile_counter import counter_and_workspace
 from lowering.records import frozen
 
 Operands = tuple[Any, ...] | None  # None where the epilogue has none
@@ -177,7 +177,6 @@ class Launch:
             assert isinstance(config, Sm90GemmConfig)
             found = stream_k.shares(config, oriented(self.decision.problem, config), self.max_ctas)
             self._cut = (*stream_k.memory(config, found), found.tiles, found.share)
-            reserve(index, self._cut[0])
             self._kernel = kernel  # last: another thread launches as soon as it is there
         counters, elements, tiles, share = self._cut
         memory = counter_and_workspace(index, elements, counters)
