@@ -426,8 +426,10 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
 
 @lru_cache(maxsize=4096)
 def choose(problem: GemmProblem, device: Device, family: str, batch_invariant: bool = False) -> GemmConfig:
-    """The configuration of `family` that the model ranks first, or the one for few rows. ValueError where none
-    fits."""
+    """The configuration of `family` that the model ranks first, or the one for few rows.
+
+    ValueError where none fits.
+    """
     few = None if batch_invariant or family != "sm90" else _for_few_rows(problem, device)
     if few is not None:
         return _rasterised(few, problem)
