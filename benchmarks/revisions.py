@@ -47,6 +47,14 @@ SUITES = {
     "sm80": Suite("benchmarks.attention", "sm80_cases()"),
     "sparse": Suite("benchmarks.attention_sparse", "sparse_cases()"),
     "fp8": Suite("benchmarks.fp8_gemm", "cases()"),
+    "fp8_attention": Suite("benchmarks.fp8", "attention_cases()"),
+    "bsr": Suite("benchmarks.bsr", "cases([square(*row) for row in ROWS], ())"),
+    "bsr_pieces": Suite(
+        "benchmarks.bsr",
+        'cases([Shape((e, e), 256 // e, (SIZE // e, SIZE // e), n, "one_heavy_row")'
+        " for e in BLOCKS for n in (128, 512, 2048)], ())",
+    ),
+    "bsr_fp8_pieces": Suite("benchmarks.bsr", "map(fp8_case, map(one_heavy_row, BLOCKS))"),
 }
 
 

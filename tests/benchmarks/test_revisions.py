@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib
 import io
 from pathlib import Path
 
@@ -77,8 +80,8 @@ def test_a_revision_is_laid_out_as_files():
 
 @pytest.mark.parametrize("name", revisions.SUITES)
 def test_every_suite_names_what_exists(name):
-    import importlib
-
     suite = revisions.SUITES[name]
-    function = suite.expression.partition("(")[0]
-    assert callable(getattr(importlib.import_module(suite.module), function))
+    names = [node for node in ast.walk(ast.parse(suite.expression)) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    known = {**vars(builtins), **vars(importlib.import_module(suite.module))}
+    assert {node.id for node in names} <= bound | known.keys()
