@@ -12,13 +12,14 @@ mkdir -p "$out"
 families=(gemm attention fp8 bsr serving)
 declare -A share=([gemm]=2 [attention]=5 [fp8]=4 [bsr]=2 [serving]=3) # of sixteen cores, by what their cases take
 status=0
+cores=$(env -u OMP_NUM_THREADS nproc) # nproc gives OMP_NUM_THREADS where that is set
 
 side_by_side() {  # side_by_side NAME CASES [OPTION...]
   local name=$1 count=$2 jobs=() family first workers
   shift 2
   for family in "${families[@]}"; do
     first=FIRST_$family
-    workers=$(((share[$family] * $(nproc) + 15) / 16))
+    workers=$(((share[$family] * cores + 15) / 16))
     "$python" -m tests.fuzz "$family" --cases "$count" --seed "${SEED:-0}" --first "${!first:-${FIRST:-0}}" \
       --seconds "$seconds" --workers "$workers" --out "$out/$name$family.json" "$@" >"$out/$name$family.log" 2>&1 &
     jobs+=($!)

@@ -12,6 +12,8 @@ from reference.buffers import bits, poison_of
 
 _LINE = 256
 _GUARD_BYTES = 512
+_COMPARED_ELEMENTS = 1 << 26
+"""Elements that are compared at a time: masks of tensors beyond 2^31 elements take gigabytes."""
 # As an index or a length these reach outside of every tensor.
 _INTEGER_POISON = {torch.bool: 1, torch.int32: 0x5A5A_5A5A, torch.int64: 0x5A5A_5A5A_5A5A_5A5A}
 
@@ -181,10 +183,12 @@ class Arena:
 
     def _compare(self, block: _Block, mine: torch.Tensor) -> None:
         assert block.expected is not None
-        changed = (bits(block.buffer) != bits(block.expected)) & ~mine
-        if not bool(changed.any()):
+        tensors = bits(block.buffer), bits(block.expected), mine
+        triples = zip(*(x.split(_COMPARED_ELEMENTS) for x in tensors))
+        found = (((x != y) & ~own).nonzero().flatten() for x, y, own in triples)
+        places = torch.cat([x + n * _COMPARED_ELEMENTS for n, x in enumerate(found)])
+        if not len(places):
             return
-        places = changed.nonzero().flatten()
         first = int(places[0]) - int(block.view.storage_offset())
         kind = "an input" if block.fill is not None else "an output"
         raise MemoryFault(

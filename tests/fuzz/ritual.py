@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import re
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +25,22 @@ _STALE_BYTES = (1 << 10, 1 << 16, 1 << 21, 1 << 24)
 Results = tuple[torch.Tensor, ...]
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other process on this machine is in here; leave the GPU no memory of garbage."""
+
+    def release() -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    release()
+    with (Path(tempfile.gettempdir()) / "kernels_dsl_fuzz.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        release()
+
+
 class RefusalFault(AssertionError):
     """A refusal of a call that must run, none where one is due, or one that names no argument."""
 
@@ -31,7 +51,23 @@ def run_case(
     settings: Settings,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Outcome:
-    """Run and check one case. around: a context that each call is made in (the emulator's)."""
+    """Run and check one case. around: a context that each call is made in (the emulator's).
+
+    A case of huge tensors waits until no other process runs one, and so does the second try of one that got
+    no memory: processes that share a GPU are no fault of the operation.
+    """
+    huge = settings.device == "cuda" and any("beyond 2^31" in feature for feature in case.features)
+    with alone() if huge else nullcontext():
+        outcome = _attempt(number, case, settings, around)
+    if torch.OutOfMemoryError.__name__ in outcome.detail and not outcome.fatal:
+        with alone():
+            outcome = _attempt(number, case, settings, around)
+    return outcome
+
+
+def _attempt(
+    number: int, case: Case, settings: Settings, around: Callable[[], AbstractContextManager[Any]]
+) -> Outcome:
     start, features = time.perf_counter(), case.features
     try:
         with around():

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from tests.fuzz import pool
-from tests.fuzz.case import Outcome, Settings, Status
+from tests.fuzz import memory, pool
+from tests.fuzz.case import Mode, Outcome, Settings, Status
 from tests.fuzz.draw import Draw, cases_a_kernel
 from tests.fuzz.families import FAMILIES, generate, module_of
 from tests.fuzz.gemm_reduced import draw_reduced
@@ -157,7 +157,28 @@ def test_inputs_have_their_values_in_every_layout(layout):
     assert torch.equal(tensor.resolve_neg(), values[1])
 
 
-def test_every_byte_is_compared():
+def test_a_case_that_got_no_memory_is_tried_again():
+    """Once, and only if it is memory that lacked."""
+    tries = []
+
+    class Starved:
+        mode, features = Mode.PLAIN, ("gemm",)
+
+        def build(self, arena, settings):
+            tries.append(arena)
+            if len(tries) <= lacking:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return generate("gemm", 1, QUIET).build(arena, settings)
+
+    for lacking, status in ((0, Status.PASSED), (1, Status.PASSED), (2, Status.FAILED)):
+        tries.clear()
+        outcome = run_case(1, Starved(), QUIET)
+        assert outcome.status is status and len(tries) == min(lacking, 1) + 1, outcome.detail
+
+
+@pytest.mark.parametrize("elements", [1 << 26, 5])
+def test_every_byte_is_compared(elements, monkeypatch):
+    monkeypatch.setattr(memory, "_COMPARED_ELEMENTS", elements)
     arena = Arena("cpu")
     x = arena.input("x", lambda generation: torch.ones(4, 4, dtype=torch.bfloat16), Layout(gap=2))
     out = arena.output("out", (4, 4), torch.float32, Layout(gap=1))

@@ -278,6 +278,8 @@ class BackwardPlan:
     def _sinks(self, sinks: torch.Tensor | None, sums: Workspace) -> torch.Tensor:
         """A sink is the score of a key whose value is 0: its gradient is P (0 - row sum)."""
         assert sinks is not None
+        if not sums.lse.numel():
+            return torch.zeros_like(sinks)
         lead = 1 if self.call.packed else self.call.batch
         lse, row_sums = (x.view(lead, len(sinks), -1) for x in (sums.lse, sums.row_sums))
         probs = torch.exp2(sinks.float()[:, None] * LOG2_E - lse)

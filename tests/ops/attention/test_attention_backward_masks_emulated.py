@@ -145,6 +145,16 @@ def test_sinks(seed):
     check_gradients((*tensors, sinks), Masking(right=0, sinks=sinks), True, causal=True, sinks=sinks)
 
 
+@pytest.mark.parametrize(("batch", "q_len", "heads"), [(0, 4, 2), (1, 0, 2), (2, 4, 0)])
+def test_sinks_of_nothing(batch, q_len, heads):
+    q, k, v = (torch.randn(batch, n, heads, 64).half().requires_grad_() for n in (q_len, 3, 3))
+    sinks = torch.randn(heads).requires_grad_()
+    out = kernels_dsl.attention(q, k, v, sinks=sinks)
+    found = torch.autograd.grad(out, (q, k, v, sinks), torch.ones_like(out))
+    assert [x.shape for x in found] == [x.shape for x in (q, k, v, sinks)]
+    assert not any(x.any() for x in found)
+
+
 def test_sinks_alone_and_of_rows_without_keys(seed):
     sinks = torch.randn(
         2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
