@@ -5,14 +5,22 @@ from __future__ import annotations
 from enum import Enum
 
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig
+from kernels_dsl.config.reductions import CallReduction
 
 
 class Order(Enum):
-    """What must be added in an order of its own, whatever M, the batch and alignments are."""
+    """Sums whose order must be the same whatever M, the batch and the alignments are."""
 
-    ANY = "nothing"
-    SUMS = "an element's products"
-    ROW_SUMS = "those, and the elements of a row that is summed"
+    ANY = "none"
+    SUMS = "those of an element's products"
+    ROW_SUMS = "these, and those of the elements of a row"
+
+
+def order_of(batch_invariant: bool, reduction: CallReduction | None) -> Order:
+    """The order that a call needs, with the reduction of its result if it has one."""
+    if not batch_invariant:
+        return Order.ANY
+    return Order.ROW_SUMS if reduction is not None and reduction.dim == -1 else Order.SUMS
 
 
 INVARIANT_K_BYTES = 64

@@ -14,7 +14,6 @@ import torch
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
-from kernels_dsl.config.order import Order
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.config.reductions import CallReduction
 from kernels_dsl.ops.epilogues import resolve_epilogue
@@ -151,14 +150,6 @@ class GemmCall:
         """The number of operands, the first ones, that are not the epilogue's but the main loop's."""
         scales = 2 if self.promotion is not None and self.promotion.scaled else 0
         return scales + (self.groups is not None)
-
-    @property
-    def order(self) -> Order:
-        """What must be added in an order of its own."""
-        if not self.batch_invariant:
-            return Order.ANY
-        sums_rows = self.reduction is not None and self.reduction.dim == -1
-        return Order.ROW_SUMS if sums_rows else Order.SUMS
 
     @property
     def d_shape(self) -> tuple[int, ...]:
