@@ -144,7 +144,7 @@ class GradientCase:
         return product(**tensors, **more).expand(self.product.shape)
 
     def _slack(self, wide: dict[str, Any], received: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What the gradients of a gate's elements near its limits may add up to."""
+        """Sums of what the gate's elements near its limits may be off by, for each gradient."""
         slack = at_limits(self.activation, self._before_gate(reference.gemm, wide), received[0].double())
         sizes = {n: x if isinstance(x, str) else abs(x) for n, x in wide.items()}
 

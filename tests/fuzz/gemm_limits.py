@@ -17,7 +17,7 @@ _ROUNDING = 2.0**-7
 
 
 def at_limits(name: str, z: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """How far the gradient of each element of z (float64) may be off since it is near the limit; 0 elsewhere.
+    """The error that the gradient of each element of z (float64) near the limit may have; 0 elsewhere.
 
     received: the gradient of the gate's result, float64.
     """
