@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.llama_block --json llama_block.json
 
-The block has the sizes of Llama 3 8B (width 4096, H 32/8, D 128, hidden 14336). Layers are `torch.nn.Linear`
-with SDPA, or with our attention `ScaledLinear` (fp8) or `BsrLinear` (a quarter of the blocks). One GPU computes
-all tokens; under "tp" ranks share heads and features, under "fsdp" parameters and sequences (FSDP2). First
-output, loss and gradients are compared with one GPU's (`benchmarks.llama_check`), on shorter sequences; then
-forward and backward pass are timed in turns. A time is the slowest rank's, and tokens are those of all ranks.
-Without a GPU, CPU processes run toy sizes in the emulator, which times nothing.
+The block has the sizes of Llama 3 8B (width 4096, H 32/8, D 128, hidden 14336). Layers are torch.nn.Linear
+with SDPA, or with our attention `ScaledLinear` (fp8) or `BsrLinear` (a quarter of the blocks). One GPU
+computes all tokens; under "tp" ranks share heads and features, under "fsdp" parameters and sequences (FSDP2).
+First output, loss and gradients are compared with one GPU's (`benchmarks.llama_check`), on shorter sequences;
+then forward and backward pass are timed in turns. A time is the slowest rank's, and tokens are those of all
+ranks. Without a GPU, CPU processes run toy sizes in the emulator, which times nothing.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def seconds_of(call: Callable[[], object], device: Device) -> float:
 def measure(
     calls: Mapping[Contender, Callable[[], object]], tokens: int, rounds: int, device: Device
 ) -> list[Row]:
-    """All contenders in turns; the first two rounds are not counted."""
+    """All contenders in turns. Two rounds before are not counted, where there is a GPU to warm."""
     found: dict[Contender, list[float]] = {contender: [] for contender in calls}
-    for number in range(-2, rounds):
+    for number in range(-2 if device.name == "cuda" else 0, rounds):
         for contender, call in calls.items():
             spent = seconds_of(call, device) * 1e3
             if number >= 0:
@@ -130,7 +130,7 @@ def measure(
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """A line for each contender: tokens/s, and ratios to torch in the same form and to the kind on one GPU."""
+    """A line for each contender: tokens/s, beside torch in the same form and beside the kind on one GPU."""
     rates = {(row.kind, row.parallelism): row.rate for row in rows}
     lines = [f"{'layers':8} {'form':6} {'tokens/s':>12} {'of torch':>9} {'of one':>7}   ms (from, to)"]
     for row in rows:
@@ -191,10 +191,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     short = sizes._replace(length=min(sizes.length, CHECKED_LENGTH))
     worst = verify(draw_task(short, weights), mesh, echo)
     rows = measure(prepared(draw_task(sizes, weights), mesh), sizes.tokens, args.rounds, device)
-    for line in (f"{sizes.batch} sequences of {sizes.length} tokens, {mesh.size()} ranks", *table(rows)):
+    facts = header(device)
+    echo(f"{facts['gpu']}, {mesh.size()} ranks, {sizes.batch} sequences of {sizes.length} tokens")
+    for line in table(rows):
         echo(line)
     if args.json is not None and torch.distributed.get_rank() == 0:
-        write(args.json, header(device), worst, rows)
+        write(args.json, facts, worst, rows)
     torch.distributed.destroy_process_group()
     return 0
 

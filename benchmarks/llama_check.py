@@ -1,13 +1,10 @@
 """A Llama block on several ranks against the same block on one, by the tolerance rule.
 
-Compared are the output, the loss of each token, the loss, and the gradient of each parameter. With E the error
-of PyTorch's layers of the same dtypes, shared in the same way, against float64, a result must be
-
-- within 2 E and an ulp of float64, in tiles of 64 × 64 (`reference.tolerance`), and
-- within 2 E and an ulp of one GPU's result, in tiles of 1024 × 1024: the difference of two results that are
-  rounded apart is √2 times as wide as an error, and maxima of small tiles vary by as much.
-
-E of the loss is the root mean square of its tokens' errors, as their mean may be right by chance.
+Compared are the output, the loss of each token, the loss, and the gradient of each parameter. With E the
+error of PyTorch's layers of the same dtypes, shared in the same way, against float64, a result must be within
+2 E and an ulp of float64, and within as much of one GPU's result (`reference.tolerance`). Maxima are those of
+tiles of 256 × 256: errors of fp8 products have long tails, and maxima of smaller tiles differ by chance. E of
+the loss is the root mean square of its tokens' errors, as their mean may be right by chance.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ PEER = {"fp8": "torch_fp8", "sparse": "torch_sparse"}
 """Kind of ours -> the kind whose errors it may have twice."""
 EXACT = {"fp8": "torch", "sparse": "torch_sparse"}
 """Kind of ours -> the kind that is its reference, in float64."""
-WIDE_TILE = (1024, 1024)
+TILE = (256, 256)
 Results = dict[str, torch.Tensor]
 """Whole tensors by name, the same on all ranks: output, losses, loss and dense gradients."""
 Plant = Callable[[Block], None]
@@ -163,11 +160,10 @@ def compare(found: Results, peer: Results, expected: Expected, case: str) -> flo
     for name, tensor in found.items():
         if name == "loss":
             continue
-        tolerance.check(tensor, exact[name], peer[name], case=f"{case}: {name}, against float64")
-        base = one[name].double()
-        stand_in = base + (peer[name].double() - exact[name])
-        label = f"{case}: {name}, against one GPU"
-        report = tolerance.check(tensor, base, stand_in, tile=WIDE_TILE, case=label)
+        label, base = f"{case}: {name}", one[name].double()
+        tolerance.check(tensor, exact[name], peer[name], tile=TILE, case=f"{label}, against float64")
+        as_wrong = base + (peer[name].double() - exact[name])
+        report = tolerance.check(tensor, base, as_wrong, tile=TILE, case=f"{label}, against one GPU")
         worst = max(worst, report.error / report.bound)
     _compare_losses(found, peer, expected, case)
     return worst

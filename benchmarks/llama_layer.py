@@ -1,4 +1,4 @@
-"""One block of a Llama, whose linear layers are torch's, fp8 or block-sparse ones, and its forms of several ranks.
+"""One block of a Llama, of torch's, fp8 or block-sparse linear layers, and how several ranks share it.
 
 A model of rotary embedding, grouped heads, causal attention and SwiGLU as Llama 3 has them, without the
 embedding and the head. All kinds are made of the same weights: `sparse` and its peer of torch keep the same
@@ -28,9 +28,16 @@ PEERS = ("torch_fp8", "torch_sparse")
 PARALLELISMS = ("one", "tp", "fsdp")
 
 
+def path_of(name: str) -> str:
+    """A linear layer's name in the block."""
+    return f"{'attention' if name in ('q', 'k', 'v', 'o') else 'mlp'}.{name}"
+
+
 class Sizes(NamedTuple):
-    """Extents of the block and of a step. Of the sparse weights: `tile`, their blocks' extent, of which one of
-    `of` is kept."""
+    """Extents of the block and of a step.
+
+    Of sparse weights: `tile`, the extent of their blocks, of which one of `of` is kept.
+    """
 
     batch: int = 2
     length: int = 4096
@@ -165,8 +172,7 @@ def draw_weights(sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
     found = {}
     for name in LINEARS:
         outputs, inputs = sizes.features(name)
-        half = "attention" if name in ("q", "k", "v", "o") else "mlp"
-        found[f"{half}.{name}.weight"] = new(outputs, inputs) / inputs**0.5
+        found[f"{path_of(name)}.weight"] = new(outputs, inputs) / inputs**0.5
     for norm in ("attention_norm", "mlp_norm"):
         found[f"{norm}.weight"] = 1 + 0.1 * new(sizes.width)
     return {name: weight.bfloat16() for name, weight in found.items()}
@@ -193,13 +199,9 @@ def spread_mask(sizes: Sizes, name: str) -> torch.Tensor:
 def make_block(
     kind: str, sizes: Sizes, weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16
 ) -> Block:
-    """A block of this kind, of its own copies of the weights. dtype: of torch's kinds, float64 for references."""
+    """A block of this kind, with copies of the weights. dtype: float64 for references, of torch's kinds."""
     given = {name: weight.to(dtype) for name, weight in weights.items()}
-    linears = {
-        name.split(".")[1]: _linear(kind, name.split(".")[1], weight, sizes)
-        for name, weight in given.items()
-        if "norm" not in name
-    }
+    linears = {name: _linear(kind, name, given[f"{path_of(name)}.weight"], sizes) for name in LINEARS}
     block = Block(sizes, linears, ours=kind in ("fp8", "sparse"))
     for norm in ("attention_norm", "mlp_norm"):
         getattr(block, norm).weight = torch.nn.Parameter(given[f"{norm}.weight"].clone())
@@ -207,17 +209,12 @@ def make_block(
 
 
 def share(block: Block, kind: str, parallelism: str, mesh: DeviceMesh) -> None:
-    """Shares a block among the ranks of the mesh: heads and features ("tp"), or parameters and rows ("fsdp")."""
+    """Shares a block among the ranks: its heads and features ("tp"), or its parameters ("fsdp")."""
     if parallelism == "tp":
         column, row = BsrColwiseParallel, BsrRowwiseParallel
         if kind != "sparse":
             column, row = ColwiseParallel, RowwiseParallel
-        names = {
-            name: f"{half}.{name}"
-            for half, part in block.named_children()
-            for name, _ in part.named_children()
-        }
-        plan = {names[name]: (row if name in ROW_WISE else column)() for name in LINEARS}
+        plan = {path_of(name): (row if name in ROW_WISE else column)() for name in LINEARS}
         parallelize_module(block, mesh, plan, src_data_rank=None)
     elif parallelism == "fsdp":
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
