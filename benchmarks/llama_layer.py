@@ -21,11 +21,13 @@ from kernels_dsl.distributed import BsrColwiseParallel, BsrRowwiseParallel
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 ROW_WISE = ("o", "down")
 """Linear layers whose inputs ranks share under tensor parallelism; of the others they share the outputs."""
-KINDS = ("torch", "fp8", "sparse")
-"""`torch.nn.Linear` and SDPA; `ScaledLinear` and `BsrLinear`, each with our attention."""
-PEERS = ("torch_fp8", "torch_sparse")
-"""What PyTorch computes in the dtypes of `fp8` and of `sparse`: only errors are known by them."""
-PARALLELISMS = ("one", "tp", "fsdp")
+OURS = ("fp8", "sparse")
+"""Kinds of layers: `ScaledLinear` and `BsrLinear`, each with our attention."""
+KINDS = ("torch", *OURS)
+"""And `torch.nn.Linear` with SDPA. "torch_fp8" and "torch_sparse" are PyTorch's in the dtypes of ours: errors
+are judged by theirs, and they are not timed."""
+SHARED = ("tp", "fsdp")
+"""Forms of several ranks; "one" is that of one."""
 
 
 def path_of(name: str) -> str:
@@ -98,7 +100,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, dim: int) -> torch.Tensor:
 
 
 class Fp8Linear(torch.nn.Linear):
-    """What `ScaledLinear` computes, by PyTorch's operations."""
+    """The products of `ScaledLinear`, by PyTorch's operations."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, in_features) to (…, out_features)."""
@@ -202,7 +204,7 @@ def make_block(
     """A block of this kind, with copies of the weights. dtype: float64 for references, of torch's kinds."""
     given = {name: weight.to(dtype) for name, weight in weights.items()}
     linears = {name: _linear(kind, name, given[f"{path_of(name)}.weight"], sizes) for name in LINEARS}
-    block = Block(sizes, linears, ours=kind in ("fp8", "sparse"))
+    block = Block(sizes, linears, ours=kind in OURS)
     for norm in ("attention_norm", "mlp_norm"):
         getattr(block, norm).weight = torch.nn.Parameter(given[f"{norm}.weight"].clone())
     return block
