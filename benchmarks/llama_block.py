@@ -180,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     mesh = init_device_mesh(device.name, (torch.distributed.get_world_size(),))
     echo = partial(print, flush=True) if torch.distributed.get_rank() == 0 else silent
     sizes = TOY if args.toy or device.name == "cpu" else Sizes()
+    if sizes.batch % mesh.size():
+        parser.error(f"{mesh.size()} ranks, must divide the {sizes.batch} sequences")
     weights = draw_weights(sizes, device.name)
     short = sizes._replace(length=min(sizes.length, CHECKED_LENGTH))
     checked = verify(llama_check.draw_task(short, weights), mesh, echo)

@@ -17,11 +17,11 @@ RANKS = "tests.distributed.llama_ranks:"
 
 
 def test_scaled_linear():
-    run_ranks(RANKS + "fp8", arch="sm_90a")
+    run_ranks(RANKS + "fp8", arch="sm_90a", timeout=480)
 
 
 def test_bsr_linear():
-    run_ranks(RANKS + "sparse", arch="sm_90a")
+    run_ranks(RANKS + "sparse", arch="sm_90a", timeout=480)
 
 
 def _rounded(results: Results, shift: float = 1.0) -> Results:
