@@ -62,6 +62,7 @@ class Wanted(NamedTuple):
     methods: Sequence[str]
     peers: Sequence[str]
     one_gpu: bool
+    trace: bool = True
 
 
 class Device(NamedTuple):
@@ -343,7 +344,7 @@ def measure(shape: Shape, wanted: Wanted, rounds: int, device: Device) -> list[R
                 notes.append(f"{name} {(device.peak() - before) / 2**30:.2f} GiB")
             else:
                 times[name].append(seconds)
-    if device.name != "cpu" and OURS in running:
+    if wanted.trace and device.name != "cpu" and OURS in running:
         trace = traced(running[OURS], device)
         notes.append("ring: " + ", ".join(f"{name} {value:.2f}" for name, value in trace.items()))
     rows = []
@@ -382,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="of ours (all)")
     parser.add_argument("--no-one-gpu", action="store_true", help="without the whole sequence on one GPU")
+    parser.add_argument("--no-trace", action="store_true", help="without the exposed communication")
     parser.add_argument("--results", type=Path, default=harness.RESULTS, help="folder for the JSON files")
     args = parser.parse_args(argv)
     import torch
@@ -391,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = torch.distributed.get_rank() == 0
     sizes = {"heads": args.heads, "kv_heads": args.kv_heads, "dim": args.dim}
     verify(Shape(min(CHECKED, *args.lengths), **sizes), device)
-    wanted = Wanted(args.methods, args.peers, not args.no_one_gpu)
+    wanted = Wanted(args.methods, args.peers, not args.no_one_gpu, not args.no_trace)
     rows: list[Row] = []
     for length in args.lengths:
         rows += measure(Shape(length, **sizes), wanted, args.rounds, device)

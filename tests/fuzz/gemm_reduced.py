@@ -156,7 +156,9 @@ class ReducedCase:
         x, y, z = (t.reshape(as_rows) for t in (reduced, right, peer))
         if x.numel() < _FEW and not tolerance.measure(x, y, z).ok:
             z = self._worst(operands, values, peer, right).reshape(as_rows)
-        tolerance.check(x, y, z, case="reduced")
+        # Equal elements are rounded the same way at each addition, in whatever order: errors do not average.
+        repeated = self.product.a.expanded or self.product.b.expanded
+        tolerance.check(x, y, z, ulps=4.0 if repeated else 1.0, case="reduced")
 
     def _result(
         self, product: Callable[..., torch.Tensor], dtype: torch.dtype, values: tuple[Any, ...]

@@ -6,7 +6,7 @@ import torch
 
 from kernels_dsl.blocks.epilogue.gates import GATES
 from reference import tolerance
-from tests.fuzz.gemm_limits import at_limits
+from tests.fuzz.gemm_jumps import at_jumps
 
 GATE = GATES["swiglu_oai"]
 WHOLE = (128, 136)
@@ -24,7 +24,8 @@ def _gradients(seed: int) -> tuple[torch.Tensor, ...]:
     rounded = GATE.backward(received.float(), z.bfloat16().float()).bfloat16()
     twice = GATE.backward(received.float(), ((a.float() @ b.float()).bfloat16() + c).float()).bfloat16()
     across, wide = a.mT.double(), received.double()
-    slack = across.abs() @ at_limits("swiglu_oai", z, wide)
+    sizes = a.double().abs() @ b.double().abs() + c.double().abs()
+    slack = across.abs() @ at_jumps("swiglu_oai", z, sizes, wide, a.dtype)
     exact = across @ GATE.backward(wide, z)
     return (across @ rounded.double()).bfloat16(), (across @ twice.double()).bfloat16(), exact, slack
 
@@ -42,5 +43,13 @@ def test_rounding_alone_is_over_the_bound_and_within_it_with_slack() -> None:
 
 def test_there_is_none_away_from_the_limits() -> None:
     z = torch.tensor([[6.9, -6.9, 7.2, 0.0, 3.0, 7.0001]], dtype=torch.float64)
-    slack = at_limits("swiglu_oai", z, torch.ones(1, 3, dtype=torch.float64))
-    assert (slack > 0.01).tolist() == [[False, False, False, False, False, True]]
+    slack = at_jumps("swiglu_oai", z, z.abs(), torch.ones(1, 3, dtype=torch.float64), torch.bfloat16)
+    assert (slack > 0.1).tolist() == [[False, False, False, False, False, True]]
+
+
+def test_a_product_that_cancels_may_have_either_sign() -> None:
+    z = torch.tensor([[1e-6, -1e-6, 1e-3, -1e-3, 1.0, -1.0]], dtype=torch.float64)
+    sizes, received = torch.full_like(z, 10.0), torch.full_like(z, 3.0)
+    slack = at_jumps("relu", z, sizes, received, torch.float16)
+    assert slack.tolist() == [[3.0, 3.0, 0.0, 0.0, 0.0, 0.0]]
+    assert at_jumps("relu", z, sizes, received, torch.float32).tolist() == [[3.0, 3.0, 3.0, 3.0, 0.0, 0.0]]
