@@ -1,0 +1,127 @@
+"""Common calls of the dense and grouped products."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels_dsl.aot.calls.call import BF16, DTYPES, FP32, Arguments, Call, Source
+from kernels_dsl.ops.gemm.gated import gemm_gated
+from kernels_dsl.ops.gemm.gemm import gemm
+from kernels_dsl.ops.gemm.grouped import grouped_gemm
+from kernels_dsl.ops.gemm.reduced import gemm_reduce
+
+Size = tuple[int, int, int]
+"""Rows, outputs and inputs of a layer: M, N, K."""
+ROWS = (1, 16, 64, 256, 1024, 4096, 16384)
+LAYERS = ((4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))
+"""Outputs and inputs of linear layers of models with 8 and 70 billion parameters."""
+LAYER_SIZES = [(rows, *layer) for layer, rows in itertools.product(LAYERS, ROWS)]
+SQUARES = [(n, n, n) for n in (128, 512, 2048, 4096, 8192)]
+FEWER = [(rows, *layer) for layer in LAYERS[2:4] for rows in (16, 64, 256, 1024, 4096, 16384)]
+"""Of calls with an epilogue."""
+FEWEST = [(rows, 4096, 4096) for rows in (16, 256, 4096)]
+TRAINED = [(2048, *layer) for layer in ((4096, 4096), (14336, 4096), (4096, 14336))]
+_GROUPS = 8
+_EXPERTS = ((2048, 768), (14336, 4096), (4096, 14336))
+_GROUPED = [(rows, *layer) for layer in _EXPERTS for rows in (64, 512, 4096, 32768)]
+EPILOGUES: dict[str, dict[str, Any]] = {
+    "bias": {"bias": True},
+    "bias gelu": {"bias": True, "activation": "gelu"},
+    "silu": {"activation": "silu"},
+    "residual": {"residual": True},
+}
+_WITH_GRADIENTS = (("", ("a", "b"), {}), (" bias", ("a", "b", "bias"), {"bias": True}))
+_REDUCTIONS = (("sum", -1), ("sum_squares", -1), ("max", -1), ("abs_max", -1), ("sum", -2))
+
+
+def text(size: Iterable[int]) -> str:
+    """ "64x4096x4096"."""
+    return "x".join(map(str, size))
+
+
+def product(
+    source: Source,
+    size: Size,
+    dtype: torch.dtype,
+    layout: str = "nt",
+    lead: tuple[int, ...] = (),
+    **more: Any,
+) -> Arguments:
+    """a and b of a product, batched where `lead` is (batch,). `more`: further arguments; True for a bias or a
+    residual makes it."""
+    rows, outputs, inputs = size
+    b = source.values(*lead, *((outputs, inputs) if layout == "nt" else (inputs, outputs)), dtype=dtype)
+    shapes = {"bias": (outputs,), "residual": (*lead, rows, outputs)}
+    for name in shapes.keys() & more.keys():
+        more[name] = source.values(*shapes[name], dtype=dtype)
+    return {"a": source.values(*lead, rows, inputs, dtype=dtype), "b": b.mT if layout == "nt" else b, **more}
+
+
+def products() -> Iterator[Call]:
+    """Layers with and without what their epilogues may have, other products, batches, gradients."""
+    plain = dict.fromkeys(
+        [*(("nt", size) for size in LAYER_SIZES), *itertools.product(("nt", "nn"), SQUARES)]
+    )
+    for (name, dtype), (layout, size) in itertools.product(DTYPES.items(), plain):
+        yield Call(
+            "gemm",
+            gemm,
+            f"{name} {layout} {text(size)}",
+            partial(product, size=size, dtype=dtype, layout=layout),
+        )
+    for layout, size in itertools.product(("nt", "nn"), SQUARES[1:4]):
+        yield Call(
+            "gemm",
+            gemm,
+            f"fp32 {layout} {text(size)}",
+            partial(product, size=size, dtype=FP32, layout=layout),
+        )
+    for (name, dtype), layout, size in itertools.product(DTYPES.items(), ("nt", "nn"), SQUARES[:3]):
+        make = partial(product, size=size, dtype=dtype, layout=layout, lead=(16,))
+        yield Call("gemm", gemm, f"{name} {layout} 16x{text(size)}", make)
+    for (words, more), size in itertools.product(EPILOGUES.items(), FEWER):
+        make = partial(product, size=size, dtype=BF16, **more)
+        yield Call("gemm", gemm, f"bf16 nt {words} {text(size)}", make)
+    for (name, dtype), (words, wanted, more), size in itertools.product(
+        DTYPES.items(), _WITH_GRADIENTS, TRAINED
+    ):
+        make = partial(product, size=size, dtype=dtype, **more)
+        yield Call("gemm", gemm, f"{name} nt{words} {text(size)}", make, wanted)
+
+
+def fused_products() -> Iterator[Call]:
+    """Gated ones, of weights with alternating columns, and those that reduce rows or columns."""
+    for (name, dtype), size in itertools.product(DTYPES.items(), FEWER):
+        yield Call(
+            "gemm_gated", gemm_gated, f"{name} nt {text(size)}", partial(product, size=size, dtype=dtype)
+        )
+    for (name, dtype), size in itertools.product(DTYPES.items(), TRAINED):
+        make = partial(product, size=size, dtype=dtype)
+        yield Call("gemm_gated", gemm_gated, f"{name} nt {text(size)}", make, ("a", "b"))
+    for (reduce, dim), size in itertools.product(_REDUCTIONS, FEWEST):
+        make = partial(product, size=size, dtype=BF16, reduce=reduce, dim=dim)
+        yield Call("gemm_reduce", gemm_reduce, f"bf16 nt {reduce} {dim} {text(size)}", make)
+    make = partial(product, size=TRAINED[0], dtype=BF16, reduce="sum_squares")
+    yield Call("gemm_reduce", gemm_reduce, f"bf16 nt sum_squares {text(TRAINED[0])}", make, ("a", "b"))
+
+
+def group_ends(source: Source, rows: int) -> torch.Tensor:
+    """Ends of groups of equal size, for all rows."""
+    return source.integers(rows * (n + 1) // _GROUPS for n in range(_GROUPS))
+
+
+def _grouped(source: Source, size: Size, dtype: torch.dtype, layout: str) -> Arguments:
+    made = product(source, size, dtype, layout, (_GROUPS,))
+    return {**made, "a": source.values(size[0], size[2], dtype=dtype), "offs": group_ends(source, size[0])}
+
+
+def grouped_products() -> Iterator[Call]:
+    """Products of experts. Of any number: their kernels do not depend on it."""
+    for (name, dtype), layout, size in itertools.product(DTYPES.items(), ("nt", "nn"), _GROUPED):
+        make = partial(_grouped, size=size, dtype=dtype, layout=layout)
+        yield Call("grouped_gemm", grouped_gemm, f"{name} {layout} {_GROUPS} of {text(size)}", make)
