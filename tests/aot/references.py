@@ -46,7 +46,7 @@ def check(call: Call, result: Result) -> float:
         worst = max(worst, _compare(call, "result", x, y))
     if leaves:
         wanted = [x for x in exact if x.requires_grad]
-        given = [x.double() for x in result.given]
+        given = [x.double() for x in result.upstream]
         assert [x.shape for x in wanted] == [x.shape for x in given]
         for name, x, y in zip(call.gradients, result.gradients, torch.autograd.grad(wanted, leaves, given)):
             worst = max(worst, _compare(call, f"gradient of {name}", x, y))

@@ -20,7 +20,7 @@ from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from lowering import emulator
 from tests.aot import references
 from tests.aot.small_calls import MERGE, SMALL
-from tests.aot.worker import Values
+from tests.aot.worker import Values, run_calls
 from tests.ops import public_operations
 
 WITHIN = {
@@ -108,3 +108,14 @@ def test_a_wrong_result_is_seen():
     exact[0][:, 3] = 0.0
     with pytest.raises(AssertionError, match="result is off by"):
         references.check(MERGE._replace(gradients=()), Result(arguments, exact))
+
+
+def test_the_worker_goes_on_after_a_failure(capsys):
+    calls = [MERGE._replace(operation=lambda **_: None), MERGE]
+    with emulator.run(arch=ARCH, check=False):
+        assert run_calls(calls, Values("cpu"), 100.0) == 1
+    shown = capsys.readouterr().out
+    assert "FAILED merge_states" in shown and "2 calls ran, 1 failed" in shown
+    assert "merge_states: largest relative error 0.0" in shown
+    run_calls([MERGE], Values("cpu"), -1.0)
+    assert "0 calls ran" in capsys.readouterr().out

@@ -76,17 +76,17 @@ class Call(NamedTuple):
         with torch.enable_grad():
             outputs = tensors_of(self.operation(**arguments))
         wanted = [x for x in outputs if x.requires_grad]
-        given = [source.values(*x.shape, dtype=x.dtype) for x in wanted]
-        gradients = torch.autograd.grad(wanted, leaves, given)
-        return Result(arguments, [x.detach() for x in outputs], given, gradients)
+        upstream = [source.values(*x.shape, dtype=x.dtype) for x in wanted]
+        gradients = torch.autograd.grad(wanted, leaves, upstream)
+        return Result(arguments, [x.detach() for x in outputs], upstream, gradients)
 
 
 class Result(NamedTuple):
-    """A call's arguments and outputs; the outputs' gradients that were given, and those of the arguments."""
+    """A call's arguments and outputs; the outputs' gradients that were made, and those of the arguments."""
 
     arguments: Arguments
     outputs: Sequence[torch.Tensor]
-    given: Sequence[torch.Tensor] = ()
+    upstream: Sequence[torch.Tensor] = ()
     gradients: Sequence[torch.Tensor] = ()
 
 

@@ -35,7 +35,10 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "silu": {"activation": "silu"},
     "residual": {"residual": True},
 }
-_WITH_GRADIENTS = (("", ("a", "b"), {}), (" bias", ("a", "b", "bias"), {"bias": True}))
+_WITH_GRADIENTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
+    ("", ("a", "b"), {}),
+    (" bias", ("a", "b", "bias"), {"bias": True}),
+)
 _REDUCTIONS = (("sum", -1), ("sum_squares", -1), ("max", -1), ("abs_max", -1), ("sum", -2))
 
 
