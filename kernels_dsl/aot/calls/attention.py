@@ -25,7 +25,9 @@ LENGTHS = ((1, 512), (1, 4096), (1, 32768), (16, 1024))
 HEADS = (32, 8)
 """Of queries and of keys."""
 _AS_MANY = (16, 16)
-_TRAINED = ((2, 1024), (1, 4096))
+_GROUPS = ((28, 4), (40, 8), (64, 8), (16, 2), (12, 12))
+_SHORT = ((1, 100), (1, 700), (4, 512), (1, 2048), (1, 8192))
+_TRAINED = ((1, 512), (2, 1024), (1, 4096))
 _WINDOW = (1023, 0)
 _PAGE = 16
 _CAUSAL: dict[bool, dict[str, Any]] = {False: {}, True: {"causal": True}}
@@ -80,6 +82,10 @@ def prompts() -> Iterator[Call]:
             if not lse:
                 make = partial(qkv, batch=batch, length=length, dim=dim, dtype=dtype, heads=_AS_MANY, **more)
                 yield Call("attention", attention, words + " 16 heads", make)
+    for dim, causal, heads, (batch, length) in itertools.product((64, 128), _CAUSAL, _GROUPS, _SHORT):
+        make = partial(qkv, batch=batch, length=length, dim=dim, heads=heads, **_CAUSAL[causal])
+        words = _words("bf16", dim, "causal" * causal, batch, length)
+        yield Call("attention", attention, f"{words} {heads[0]} over {heads[1]} heads", make)
     for (dim, dim_v), causal, (batch, length) in itertools.product(
         ((256, 256), (192, 128), (96, 96)), _CAUSAL, LENGTHS
     ):
@@ -196,6 +202,7 @@ def packed(
 
 
 PACKED = ((100, 412), (1000, 24, 3072), (16384,))
+_MORE_PACKED = ((1,) * 30 + (500,), (300,) * 8, (8000, 100))
 """Lengths of packed sequences."""
 
 
@@ -218,12 +225,12 @@ def packed_sequences() -> Iterator[Call]:
     name = "attention_varlen"
     for (kind, dtype), dim, causal, lengths in itertools.product(DTYPES.items(), (64, 128), _CAUSAL, PACKED):
         words = f"{kind} d{dim}" + " causal" * causal + f" {lengths}"
-        yield Call(
-            name,
-            attention_varlen,
-            words,
-            partial(packed, lengths=lengths, dim=dim, dtype=dtype, **_CAUSAL[causal]),
-        )
+        make = partial(packed, lengths=lengths, dim=dim, dtype=dtype, **_CAUSAL[causal])
+        yield Call(name, attention_varlen, words, make)
+    for dim, heads, lengths in itertools.product((64, 128), (HEADS, _AS_MANY, *_GROUPS), _MORE_PACKED):
+        make = partial(packed, lengths=lengths, dim=dim, heads=heads, causal=True)
+        words = f"bf16 d{dim} causal {len(lengths)} of up to {max(lengths)}"
+        yield Call(name, attention_varlen, f"{words} {heads[0]} over {heads[1]} heads", make)
     for (kind, dtype), dim, lengths in itertools.product(DTYPES.items(), (64, 128), PACKED):
         make = partial(_paged, lengths=lengths, dim=dim, dtype=dtype, seen=512, causal=True)
         yield Call(name, attention_varlen, f"{kind} d{dim} causal paged {lengths}", make)

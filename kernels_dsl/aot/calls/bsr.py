@@ -18,7 +18,7 @@ from kernels_dsl.sparse.tensor import BsrTensor
 
 _BLOCKS = (16, 32, 64, 128)
 _DENSITY = 0.25
-_SIZES = ((512, 2048, 2048), (4096, 4096, 2048))
+_SIZES = ((16, 2048, 2048), (512, 2048, 2048), (4096, 4096, 2048))
 """Tokens, outputs and inputs of layers."""
 _TOKENS = (16, 512, 4096)
 _WIDTH = 2048
@@ -99,7 +99,7 @@ def products() -> Iterator[Call]:
         yield Call("bsr_sddmm", bsr_sddmm, words, partial(_sampled, size=size, block=block, dtype=dtype))
     for block, activation in itertools.product(_BLOCKS, (None, "gelu")):
         make = partial(
-            _weight_right, size=_SIZES[1], block=block, dtype=BF16, bias=True, activation=activation
+            _weight_right, size=_SIZES[2], block=block, dtype=BF16, bias=True, activation=activation
         )
         yield Call("bsr_gemm", bsr_gemm, f"x @ w.t() bf16 {block}x{block} bias {activation or ''}", make)
 

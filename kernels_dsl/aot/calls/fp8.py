@@ -11,7 +11,7 @@ import torch
 
 from kernels_dsl.aot.calls.attention import HEADS, packed, qkv
 from kernels_dsl.aot.calls.call import BF16, Arguments, Call, Source
-from kernels_dsl.aot.calls.gemm import LAYER_SIZES, Size, group_ends, text
+from kernels_dsl.aot.calls.gemm import LAYERS, ROWS, Size, group_ends, sizes, text
 from kernels_dsl.nn.scaled_linear import RECIPES, scaled_linear
 from kernels_dsl.ops.attention.attention_fp8 import attention_fp8, attention_fp8_varlen
 from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv
@@ -23,15 +23,24 @@ _TRAINED = ((4096, 4096, 4096), (4096, 14336, 4096))
 _EXPERTS = [(rows, *layer) for layer in ((2048, 768), (14336, 4096)) for rows in (64, 512, 4096, 32768)]
 _TRANSPOSES: tuple[tuple[bool | str, str], ...] = (False, ""), (True, " transposed"), ("both", " both")
 _GROUPS = 8
+_WIDTHS = (768, 1024, 2048, 3072, 5120, 8192, 11008, 18944, 28672)
 
 
 def _values(source: Source, rows: int, columns: int, **more: Any) -> Arguments:
     return {"x": source.values(rows, columns), **more}
 
 
+def _of_width(source: Source, lead: tuple[int, ...], columns: int, scaling: str) -> Arguments:
+    return {"x": source.values(*lead, columns), "scaling": scaling, "transpose": False}
+
+
 def quantisations() -> Iterator[Call]:
     """`quantize` with each kind of scale, of few and many rows, also transposed."""
     kinds = ("tensor", "row", "1x128", "128x128")
+    for scaling, columns in itertools.product(kinds, _WIDTHS):
+        for lead in ((16,), (300,), (4096,), (_GROUPS, 2048)):
+            make = partial(_of_width, lead=lead, columns=columns, scaling=scaling)
+            yield Call("quantize", quantize, f"{scaling} {text((*lead, columns))}", make, fp8=True)
     for scaling, (transpose, words), rows in itertools.product(kinds, _TRANSPOSES, (16, 64, 4096)):
         make = partial(_values, rows=rows, columns=4096, scaling=scaling, transpose=transpose)
         yield Call("quantize", quantize, f"{scaling}{words} {rows}x4096", make, fp8=True)
@@ -77,7 +86,8 @@ def _layer(source: Source, size: Size, dtype: torch.dtype, bias: bool, recipe: s
 
 def products() -> Iterator[Call]:
     """`scaled_gemm` of layers, `scaled_grouped_gemm` of experts, `scaled_linear` with gradients."""
-    for recipe, size in itertools.product(RECIPES, LAYER_SIZES):
+    odd = [("block", size) for size in sizes(LAYERS[:4], (2, 5, 777))]  # of another alignment of scales
+    for recipe, size in [*itertools.product(RECIPES, sizes(LAYERS, ROWS[::2])), *odd]:
         yield Call(
             "scaled_gemm",
             scaled_gemm,
@@ -111,8 +121,8 @@ def _packed(source: Source, lengths: tuple[int, ...], dim: int, **more: Any) -> 
 
 def attentions() -> Iterator[Call]:
     """`attention_fp8` and `attention_fp8_varlen`."""
-    sizes = ((1, 512), (1, 4096), (1, 16384), (16, 1024))
-    for dim, causal, (batch, length) in itertools.product((64, 128, 256), (False, True), sizes):
+    lengths = ((1, 100), (1, 512), (4, 512), (1, 2048), (1, 4096), (1, 16384), (16, 1024))
+    for dim, causal, (batch, length) in itertools.product((64, 128, 256), (False, True), lengths):
         make = partial(_attention, batch=batch, length=length, dim=dim, scaling="head", causal=causal)
         words = f"d{dim}" + " causal" * causal + f" {batch}x{length}"
         yield Call("attention_fp8", attention_fp8, words, make, fp8=True)

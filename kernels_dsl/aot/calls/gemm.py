@@ -17,17 +17,31 @@ from kernels_dsl.ops.gemm.reduced import gemm_reduce
 
 Size = tuple[int, int, int]
 """Rows, outputs and inputs of a layer: M, N, K."""
-ROWS = (1, 16, 64, 256, 1024, 4096, 16384)
-LAYERS = ((4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))
-"""Outputs and inputs of linear layers of models with 8 and 70 billion parameters."""
-LAYER_SIZES = [(rows, *layer) for layer, rows in itertools.product(LAYERS, ROWS)]
+ROWS = (1, 5, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LAYERS = (
+    (4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192),
+    (2048, 2048), (5120, 5120), (1024, 8192), (10240, 8192), (8192, 28672),
+)  # fmt: skip
+"""Outputs and inputs of linear layers of models with 1 to 70 billion parameters."""
+MORE_LAYERS = (
+    (3584, 18944), (18944, 3584), (3584, 3584), (27648, 5120), (5120, 27648), (128256, 4096), (1024, 4096),
+    (3072, 3072),
+)  # fmt: skip
+
+
+def sizes(layers: Iterable[tuple[int, int]], rows: Iterable[int] = ROWS) -> list[Size]:
+    """Products of activations of so many tokens with these layers."""
+    return [(tokens, *layer) for layer, tokens in itertools.product(layers, rows)]
+
+
 SQUARES = [(n, n, n) for n in (128, 512, 2048, 4096, 8192)]
-FEWER = [(rows, *layer) for layer in LAYERS[2:4] for rows in (16, 64, 256, 1024, 4096, 16384)]
-"""Of calls with an epilogue."""
-FEWEST = [(rows, 4096, 4096) for rows in (16, 256, 4096)]
-TRAINED = [(2048, *layer) for layer in ((4096, 4096), (14336, 4096), (4096, 14336))]
+FEWEST = sizes(((4096, 4096),), (5, 16, 256, 4096))
+"""Of calls with a reduction."""
+TRAINED = sizes(
+    ((4096, 4096), (14336, 4096), (4096, 14336), (2048, 2048), (5120, 5120)), (512, 1024, 2048, 4096, 8192)
+)
 _GROUPS = 8
-_EXPERTS = ((2048, 768), (14336, 4096), (4096, 14336))
+_EXPERTS = ((2048, 768), (14336, 4096), (4096, 14336), (2048, 2048), (1536, 4096), (768, 2048))
 _GROUPED = [(rows, *layer) for layer in _EXPERTS for rows in (64, 512, 4096, 32768)]
 EPILOGUES: dict[str, dict[str, Any]] = {
     "bias": {"bias": True},
@@ -67,16 +81,12 @@ def product(
 
 def products() -> Iterator[Call]:
     """Layers with and without what their epilogues may have, other products, batches, gradients."""
-    plain = dict.fromkeys(
-        [*(("nt", size) for size in LAYER_SIZES), *itertools.product(("nt", "nn"), SQUARES)]
-    )
-    for (name, dtype), (layout, size) in itertools.product(DTYPES.items(), plain):
-        yield Call(
-            "gemm",
-            gemm,
-            f"{name} {layout} {text(size)}",
-            partial(product, size=size, dtype=dtype, layout=layout),
-        )
+    for (name, dtype), layout in itertools.product(DTYPES.items(), ("nt", "nn")):
+        layers = LAYERS if layout == "nt" or name == "bf16" else ()
+        more = MORE_LAYERS if layout == "nt" and name == "bf16" else ()
+        for size in dict.fromkeys([*sizes((*layers, *more)), *SQUARES]):
+            make = partial(product, size=size, dtype=dtype, layout=layout)
+            yield Call("gemm", gemm, f"{name} {layout} {text(size)}", make)
     for layout, size in itertools.product(("nt", "nn"), SQUARES[1:4]):
         yield Call(
             "gemm",
@@ -87,9 +97,10 @@ def products() -> Iterator[Call]:
     for (name, dtype), layout, size in itertools.product(DTYPES.items(), ("nt", "nn"), SQUARES[:3]):
         make = partial(product, size=size, dtype=dtype, layout=layout, lead=(16,))
         yield Call("gemm", gemm, f"{name} {layout} 16x{text(size)}", make)
-    for (words, more), size in itertools.product(EPILOGUES.items(), FEWER):
-        make = partial(product, size=size, dtype=BF16, **more)
-        yield Call("gemm", gemm, f"bf16 nt {words} {text(size)}", make)
+    for words, more in EPILOGUES.items():
+        for size in sizes(LAYERS) if words == "bias" else sizes(LAYERS, ROWS[::2]):
+            make = partial(product, size=size, dtype=BF16, **more)
+            yield Call("gemm", gemm, f"bf16 nt {words} {text(size)}", make)
     for (name, dtype), (words, wanted, more), size in itertools.product(
         DTYPES.items(), _WITH_GRADIENTS, TRAINED
     ):
@@ -99,7 +110,7 @@ def products() -> Iterator[Call]:
 
 def fused_products() -> Iterator[Call]:
     """Gated ones, of weights with alternating columns, and those that reduce rows or columns."""
-    for (name, dtype), size in itertools.product(DTYPES.items(), FEWER):
+    for (name, dtype), size in itertools.product(DTYPES.items(), sizes(LAYERS[:8], ROWS[::2])):
         yield Call(
             "gemm_gated", gemm_gated, f"{name} nt {text(size)}", partial(product, size=size, dtype=dtype)
         )

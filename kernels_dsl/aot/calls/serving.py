@@ -17,7 +17,7 @@ from kernels_dsl.ops.serving.merge_states import merge_states
 _SEQUENCES = ((1, 4096), (1, 32768), (16, 4096), (64, 2048))
 """Sequences that are decoded, and the keys of each."""
 _PAGE = 16
-_HEADS = ((32, 8), (8, 8), (64, 8))
+_HEADS = ((32, 8), (8, 8), (64, 8), (28, 4), (40, 8))
 _VARIANTS: dict[str, dict[str, Any]] = {
     "lse": {"return_lse": True},
     "window": {"window": (1023, 0)},
