@@ -121,8 +121,8 @@ def _packed(source: Source, lengths: tuple[int, ...], dim: int, **more: Any) -> 
 
 def attentions() -> Iterator[Call]:
     """`attention_fp8` and `attention_fp8_varlen`."""
-    lengths = ((1, 100), (1, 512), (4, 512), (1, 2048), (1, 4096), (1, 16384), (16, 1024))
-    for dim, causal, (batch, length) in itertools.product((64, 128, 256), (False, True), lengths):
+    sizes_of_all = ((1, 100), (1, 512), (4, 512), (1, 2048), (1, 4096), (1, 16384), (16, 1024))
+    for dim, causal, (batch, length) in itertools.product((64, 128, 256), (False, True), sizes_of_all):
         make = partial(_attention, batch=batch, length=length, dim=dim, scaling="head", causal=causal)
         words = f"d{dim}" + " causal" * causal + f" {batch}x{length}"
         yield Call("attention_fp8", attention_fp8, words, make, fp8=True)

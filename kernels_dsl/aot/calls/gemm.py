@@ -27,6 +27,11 @@ MORE_LAYERS = (
     (3584, 18944), (18944, 3584), (3584, 3584), (27648, 5120), (5120, 27648), (128256, 4096), (1024, 4096),
     (3072, 3072),
 )  # fmt: skip
+_PLAIN: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {
+    ("bf16", "nt"): (*LAYERS, *MORE_LAYERS), ("bf16", "nn"): LAYERS,
+    ("fp16", "nt"): LAYERS, ("fp16", "nn"): (),
+}  # fmt: skip
+"""dtype and layout of a product without an epilogue -> layers: weights as `w.t()` (nt) or row-major."""
 
 
 def sizes(layers: Iterable[tuple[int, int]], rows: Iterable[int] = ROWS) -> list[Size]:
@@ -81,19 +86,13 @@ def product(
 
 def products() -> Iterator[Call]:
     """Layers with and without what their epilogues may have, other products, batches, gradients."""
-    for (name, dtype), layout in itertools.product(DTYPES.items(), ("nt", "nn")):
-        layers = LAYERS if layout == "nt" or name == "bf16" else ()
-        more = MORE_LAYERS if layout == "nt" and name == "bf16" else ()
-        for size in dict.fromkeys([*sizes((*layers, *more)), *SQUARES]):
-            make = partial(product, size=size, dtype=dtype, layout=layout)
+    for (name, layout), layers in _PLAIN.items():
+        for size in dict.fromkeys([*sizes(layers), *SQUARES]):
+            make = partial(product, size=size, dtype=DTYPES[name], layout=layout)
             yield Call("gemm", gemm, f"{name} {layout} {text(size)}", make)
     for layout, size in itertools.product(("nt", "nn"), SQUARES[1:4]):
-        yield Call(
-            "gemm",
-            gemm,
-            f"fp32 {layout} {text(size)}",
-            partial(product, size=size, dtype=FP32, layout=layout),
-        )
+        make = partial(product, size=size, dtype=FP32, layout=layout)
+        yield Call("gemm", gemm, f"fp32 {layout} {text(size)}", make)
     for (name, dtype), layout, size in itertools.product(DTYPES.items(), ("nt", "nn"), SQUARES[:3]):
         make = partial(product, size=size, dtype=dtype, layout=layout, lead=(16,))
         yield Call("gemm", gemm, f"{name} {layout} 16x{text(size)}", make)
