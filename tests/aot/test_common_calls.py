@@ -14,7 +14,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.aot import common
 from kernels_dsl.aot.calls.call import Result, Source
-from kernels_dsl.aot.recorded import recorded
+from kernels_dsl.aot.recorded import kernel_of, recorded
 from kernels_dsl.aot.shipped import iter_all
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from lowering import emulator
@@ -81,7 +81,8 @@ def _keys(calls) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("call", SMALL, ids=lambda call: call.label.strip().replace(" ", "-"))
 def test_calls_launch_what_their_recording_lists(call, monkeypatch):
-    listed = [(x.function, x.args, x.constants) for x in recorded(ARCH, partial(call.run, Source()))]
+    kernels = [kernel_of("", made) for made in recorded(ARCH, partial(call.run, Source()))]
+    listed = [(kernel.function, kernel.args, kernel.constants) for kernel in kernels]
     launched = []
     launch = emulator.launch
 

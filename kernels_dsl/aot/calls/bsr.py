@@ -14,12 +14,15 @@ from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
 from kernels_dsl.ops.quantize.quantize import quantize
+from kernels_dsl.sparse.pattern import pattern_of
 from kernels_dsl.sparse.tensor import BsrTensor
 
 _BLOCKS = (16, 32, 64, 128)
 _DENSITY = 0.25
 _SIZES = ((16, 2048, 2048), (512, 2048, 2048), (4096, 4096, 2048))
 """Tokens, outputs and inputs of layers."""
+_SMALL = (16, (512, 512, 512))
+"""Block and size of one in which few blocks share a row of the dense matrix."""
 _TOKENS = (16, 512, 4096)
 _WIDTH = 2048
 
@@ -34,8 +37,14 @@ def mask(rows: int, columns: int) -> torch.Tensor:
 
 def matrix(source: Source, rows: int, columns: int, block: int, dtype: torch.dtype = BF16) -> BsrTensor:
     """A matrix as of `BsrTensor.from_dense`, which knows its longest lists."""
-    kept = mask(rows // block, columns // block).to(source.device)
-    return BsrTensor.from_dense(source.values(rows, columns, dtype=dtype), kept, (block, block))
+    kept = mask(rows // block, columns // block)
+    first = source.integers([0, *kept.sum(1).cumsum(0).tolist()])
+    across = source.integers(kept.nonzero()[:, 1].tolist())
+    values = source.values(len(across), block, block, dtype=dtype)
+    found = BsrTensor(first, across, values, (rows, columns))
+    longest = int(kept.sum(1).max()), int(kept.sum(0).max())
+    pattern_of(first, across, *kept.shape).longest = longest
+    return found
 
 
 def _loaded(found: BsrTensor) -> BsrTensor:
@@ -80,7 +89,9 @@ def _weight_plain(source: Source, size: tuple[int, int, int], block: int, dtype:
 
 def products() -> Iterator[Call]:
     """`bsr_gemm` with the matrix on either side, with gradients, with an epilogue; `bsr_sddmm`."""
-    for (name, dtype), block, size in itertools.product(DTYPES.items(), _BLOCKS, _SIZES):
+    for (name, dtype), (block, size) in itertools.product(
+        DTYPES.items(), [*itertools.product(_BLOCKS, _SIZES), _SMALL]
+    ):
         words = f"{name} {block}x{block} {'x'.join(map(str, size))}"
         right = partial(_weight_right, size=size, block=block, dtype=dtype)
         yield Call("bsr_gemm", bsr_gemm, f"x @ w.t() {words}", right)

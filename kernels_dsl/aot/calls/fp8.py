@@ -19,7 +19,7 @@ from kernels_dsl.ops.gemm.grouped import scaled_grouped_gemm
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
 
-_TRAINED = ((4096, 4096, 4096), (4096, 14336, 4096))
+_TRAINED = ((2048, 4096, 4096), (4096, 14336, 4096))
 _EXPERTS = [(rows, *layer) for layer in ((2048, 768), (14336, 4096)) for rows in (64, 512, 4096, 32768)]
 _TRANSPOSES: tuple[tuple[bool | str, str], ...] = (False, ""), (True, " transposed"), ("both", " both")
 _GROUPS = 8

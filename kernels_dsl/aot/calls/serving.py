@@ -107,7 +107,7 @@ def appends() -> Iterator[Call]:
 
 def _states(source: Source, dim: int, dtype: torch.dtype, turned: bool) -> Arguments:
     """`turned`: log-sum-exps as attention returns them."""
-    states, batch, length, heads = 3, 2, 64, 32
+    states, batch, length, heads = 3, 2, 16, 32
     lse = (
         source.values(states, batch, heads, length, dtype=FP32).mT
         if turned
