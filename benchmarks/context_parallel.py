@@ -32,6 +32,7 @@ from benchmarks.attention_calls import causal_pairs
 from benchmarks.harness import OURS, Row
 
 ONE_GPU = "ours_one_gpu"
+FLASH_ATTENTION_4 = "flash_attn_4"
 CHECKED = 4096
 """Rows of the short sequence whose results are compared with one GPU's before a timing."""
 TOLERANCE = 2.0**-6
@@ -55,8 +56,8 @@ class Shape:
 
 
 class Wanted(NamedTuple):
-    """Contenders: our methods, peers as a backend and a way of exchange ("cudnn/allgather"), and whether
-    one GPU computes the whole sequence too."""
+    """Contenders: our methods, peers as PyTorch's backend and way of exchange ("cudnn/allgather") or
+    `FLASH_ATTENTION_4`, and whether one GPU computes the whole sequence too."""
 
     methods: Sequence[str]
     peers: Sequence[str]
@@ -196,6 +197,18 @@ def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: De
     return Contender(shard(inputs, "zigzag"), forward, around)
 
 
+def flash_attention_4(inputs: Inputs) -> Contender:
+    """flash-attn-4 under a ring of its own."""
+    from benchmarks.ring_peer import RingAttention, flash_attention_4
+
+    kernels = flash_attention_4()
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return RingAttention.apply(q, k, v, kernels)
+
+    return Contender(shard(inputs, "zigzag"), forward)
+
+
 METHODS = {
     "ring": (OURS, "zigzag"),
     "all_gather": ("ours_all_gather", "zigzag"),
@@ -210,6 +223,10 @@ def contenders(inputs: Inputs, shape: Shape, wanted: Wanted, device: Device) -> 
     if wanted.one_gpu:
         made[ONE_GPU] = one_gpu(inputs)
     for peer in wanted.peers:
+        if peer == FLASH_ATTENTION_4:
+            with contextlib.suppress(ImportError):
+                made[f"{peer}_ring"] = flash_attention_4(inputs)
+            continue
         backend, _, rotation = peer.partition("/")
         made[f"torch_{backend}/{rotation}"] = torchs(inputs, shape, backend, rotation, device)
     return made
@@ -361,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--peers",
         nargs="*",
-        default=["flash/allgather", "flash/alltoall", "cudnn/allgather", "cudnn/alltoall"],
+        default=["flash/allgather", "flash/alltoall", "cudnn/allgather", "cudnn/alltoall", FLASH_ATTENTION_4],
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="of ours (all)")
     parser.add_argument("--no-one-gpu", action="store_true", help="without the whole sequence on one GPU")

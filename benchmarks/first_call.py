@@ -24,7 +24,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from benchmarks import machine
@@ -110,37 +109,20 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-class Server:
-    """A process that has imported torch and forks for each first use.
+def first_use(name: str, folder: Path, lock: Path | None) -> dict[str, Any]:
+    """The first use of a public name, in a new process: a forked one would copy pages meanwhile.
 
-    folder: of kernels and byte code. lock: a file that lets one process at a time use the GPU, while others
-    start; None: the folder is being filled, and the processes may compile.
+    folder: of kernels and byte code. lock: a file that lets one process at a time measure, while others
+    start; None: the folder is being filled, and the process may compile. RuntimeError where it fails.
     """
-
-    def __init__(self, folder: Path, lock: Path | None = None) -> None:
-        environment = {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
-        if lock is not None:
-            environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", "--serve"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def first_use(self, name: str) -> dict[str, Any]:
-        """The first use of a public name, in a process of its own. RuntimeError where it fails."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{name}\n")
-        self._process.stdin.flush()
-        found = json.loads(self._process.stdout.readline() or '{"failed": true}')
-        if "failed" in found:
-            raise RuntimeError(f"the first use of {name} failed: its error is above")
-        return found
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    environment = {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
+    if lock is not None:
+        environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the first use of {name} failed:\n{done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -157,31 +139,11 @@ def first_uses(names: Sequence[str], repeats: int, jobs: int) -> list[dict[str, 
     """Rows of public names: kernels and byte code are made, then each name gets `repeats` processes."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        served(names, jobs, folder, None)
-        done = served([*names] * repeats, jobs, folder, folder / "one-at-a-time")
-    return [first_use_row(name, [made for made in done if made["name"] == name]) for name in names]
-
-
-def served(names: Sequence[str], jobs: int, folder: Path, lock: Path | None) -> list[dict[str, Any]]:
-    """The first use of each name, by `jobs` servers side by side."""
-    servers: SimpleQueue[Server] = SimpleQueue()
-
-    def one(name: str) -> dict[str, Any]:
-        server = servers.get()
-        try:
-            return server.first_use(name)
-        finally:
-            servers.put(server)
-
-    started = [Server(folder, lock) for _ in range(jobs)]
-    for server in started:
-        servers.put(server)
-    try:
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, names))
-    finally:
-        for server in started:
-            server.close()
+            list(pool.map(lambda name: first_use(name, folder, None), names))
+            lock = folder / "one-at-a-time"
+            done = list(pool.map(lambda name: first_use(name, folder, lock), [*names] * repeats))
+    return [first_use_row(name, [made for made in done if made["name"] == name]) for name in names]
 
 
 def first_use_line(row: dict[str, Any]) -> str:

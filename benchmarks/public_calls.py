@@ -1,8 +1,7 @@
 """One call of each public name, as a first user writes it, and its cost in a process that has torch alone.
 
 `python -m benchmarks.public_calls NAME` is such a process: it prints the times and modules of the name's
-first use as JSON, and with `--serve` those of names on stdin. `benchmarks.first_call` starts it. Nothing
-above `measure` imports kernels_dsl.
+first use as JSON. `benchmarks.first_call` starts it. Nothing above `measure` imports kernels_dsl.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -185,13 +183,22 @@ def measure(name: str, load: bool = True) -> dict[str, Any]:
     """Use one public name in this process, which has imported torch alone. Times in milliseconds.
 
     With a GPU: from `import kernels_dsl` until the result is there. Without: up to the launch; `load`: the
-    kernels are taken from the cache, and compiled if need be.
+    kernels are taken from the cache, and compiled if need be. With $KERNELS_DSL_BENCH_LOCK, processes that
+    share that file do so one after the other; torch and the GPU they start side by side.
     """
     cuda = has_gpu()
     given = inputs("cuda" if cuda else "cpu")
     if cuda:
         torch.mm(given.a, given.b)
         torch.cuda.synchronize()
+    path = os.environ.get(LOCK_VARIABLE)
+    with open(path, "w") if path else nullcontext() as lock:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return _use(name, given, cuda, load)
+
+
+def _use(name: str, given: Inputs, cuda: bool, load: bool) -> dict[str, Any]:
     before = frozenset(sys.modules)
     start, cpu = time.perf_counter(), time.process_time()
     import kernels_dsl
@@ -215,39 +222,5 @@ def measure(name: str, load: bool = True) -> dict[str, Any]:
     }
 
 
-def measured(name: str, load: bool) -> dict[str, Any]:
-    """`measure`; with $KERNELS_DSL_BENCH_LOCK, alone among the processes that share the file."""
-    path = os.environ.get(LOCK_VARIABLE)
-    with open(path, "w") if path else nullcontext() as lock:
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return measure(name, load)
-
-
-def serve() -> None:
-    """For each line of stdin, a name, a line of JSON: measured in a fork, which has torch and no GPU yet."""
-    for line in sys.stdin:
-        child = os.fork()
-        if child:
-            _, status = os.waitpid(child, 0)
-            if status:
-                print(json.dumps({"failed": line.strip()}), flush=True)
-            continue
-        try:
-            print(json.dumps(measured(line.strip(), load=True)), flush=True)
-        except BaseException:  # a child that fails must not go on with the parent's loop
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-
-
-def main() -> None:
-    """Measure the named public name, or those that stdin names (`--serve`)."""
-    if sys.argv[1] == "--serve":
-        serve()
-    else:
-        print(json.dumps(measured(sys.argv[1], "--no-kernels" not in sys.argv)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(sys.argv[1], "--no-kernels" not in sys.argv)), flush=True)

@@ -1,25 +1,39 @@
-"""Importing the compiler without what it drags along, and mended for Python 3.10."""
+"""Importing the compiler: one thread at a time, without what it drags along, and mended for Python 3.10."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_origin
 
+_importing = threading.RLock()
+
 
 @contextmanager
 def without_jax() -> Iterator[None]:
-    """The first import of ``cutlass`` within this block does not import jax.
+    """The first import of ``cutlass`` within this block does not import jax, and is no other thread's too.
+
+    The DSL's modules import each other in circles: of two threads that import it at once, one finds modules
+    that the other has only begun. Whatever may be the first to import it does so in this block.
 
     The DSL's ``__init__`` imports jax wherever it is installed, for an integration that nothing here needs;
     a first call would wait for it. It takes an ImportError for "not installed". What is already imported
     stays as it is, and ``import cutlass.jax`` afterwards loads the integration as if nothing had been.
     """
-    if "jax" in sys.modules or "cutlass" in sys.modules:
-        yield
+    with _importing:
+        if "jax" in sys.modules or "cutlass" in sys.modules:
+            yield
+        else:
+            with _no_jax():
+                yield
         _take_generics()
-        return
+
+
+@contextmanager
+def _no_jax() -> Iterator[None]:
+    """`import jax` is an ImportError within this block, and afterwards as if it had not been."""
     sys.modules["jax"] = None  # type: ignore[assignment]  # what Python itself writes for "do not import"
     try:
         yield
@@ -28,7 +42,6 @@ def without_jax() -> Iterator[None]:
         for name in list(sys.modules):
             if name == "cutlass.jax" or name.startswith("cutlass.jax."):
                 del sys.modules[name]
-    _take_generics()
 
 
 def _take_generics() -> None:

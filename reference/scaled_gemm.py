@@ -69,30 +69,28 @@ def as_tensor_cores(
     *,
     groups: tuple[tuple[int, int], tuple[int, int]] | None = None,
     fast: bool = True,
+    pieces: int = 1,
     out_dtype: torch.dtype = torch.float32,
     **epilogue: Any,
 ) -> torch.Tensor:
     """`scaled_gemm` with the sums of Hopper's tensor cores, everything behind them in float32.
 
     fast: the tensor cores add all of K; else each 128 of K are added in float32, as with block-wise scales.
+    pieces: of K, multiples of 128, that the tensor cores add with `fast` and that are added in float32.
     """
     x, y = from_fp8(a), from_fp8(b)
     k = a.shape[-1]
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = torch.zeros(shape, dtype=torch.float32, device=a.device)
-    if fast and groups is None:
-        total = aligned_sums(x, y, total.double()).float()
-    else:
-        for start in range(0, k, PROMOTED):
-            part = slice(start, min(start + PROMOTED, k))
-            partial = aligned_sums(x[..., part], y[..., part, :], torch.zeros_like(total).double()).float()
-            if groups is not None:
-                first = slice(start, start + 1)
-                factor = expand_scale(scale_a, a.shape, groups[0])[..., first]
-                partial = (
-                    partial * (factor * expand_scale(scale_b, b.shape, groups[1])[..., first, :]).float()
-                )
-            total = total + partial
+    step = -(-k // (pieces * PROMOTED)) * PROMOTED if fast and groups is None else PROMOTED
+    for start in range(0, k, max(step, 1)):
+        part = slice(start, min(start + step, k))
+        partial = aligned_sums(x[..., part], y[..., part, :], torch.zeros_like(total).double()).float()
+        if groups is not None:
+            first = slice(start, start + 1)
+            factor = expand_scale(scale_a, a.shape, groups[0])[..., first]
+            partial = partial * (factor * expand_scale(scale_b, b.shape, groups[1])[..., first, :]).float()
+        total = total + partial
     if groups is None:
         total = total * scale_a * scale_b
     return _finish(total, epilogue).to(out_dtype)

@@ -31,14 +31,15 @@ backward() { "$python" -m benchmarks.attention_backward --results "$results"; }
 topology() { nvidia-smi topo -m; }
 context() { torchrun --nproc-per-node "$gpus" -m benchmarks.context_parallel --results "$results"; }
 overlap() { torchrun --nproc-per-node "$gpus" -m benchmarks.overlapped_products --results "$results"; }
+llama() { torchrun --nproc-per-node 2 -m benchmarks.llama_block --json "$results/llama_block.json"; }
 train() { "$python" -m examples.train_tiny --nproc "$gpus" --plot "$out/train_tiny.svg"; }
 
 steps=("$@")
 if ((!${#steps[@]})); then
   steps=(tests fuzz sanitize first examples fused decode backward)
-  ((gpus > 1)) && steps=(topology "${steps[@]}" context overlap train)
+  ((gpus > 1)) && steps=(topology "${steps[@]}" context overlap llama train)
 fi
-export -f tests fuzz sanitize first examples revisions fused decode backward topology context overlap train
+export -f tests fuzz sanitize first examples revisions fused decode backward topology context overlap llama train
 export python limit results out gpus OLD="${OLD:-}"
 status=0
 for step in "${steps[@]}"; do

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from kernels_dsl.config.budget import two_partial_sets, why_not
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.order import INVARIANT_TILE_N, Order, why_not_in_order
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.stream_k import shares
 from lowering.records import frozen
@@ -286,18 +287,18 @@ def kind_of(problem: GemmProblem, family: str) -> str:
 
 
 def candidates(
-    problem: GemmProblem, device: Device, family: str, batch_invariant: bool = False
+    problem: GemmProblem, device: Device, family: str, order: Order = Order.ANY
 ) -> Iterator[Candidate]:
     """Every feasible configuration of a family for this problem, with each split of K worth a try.
 
-    batch_invariant: those alone that `why_not_batch_invariant` has nothing against.
+    order: those alone that `why_not_in_order` has nothing against.
     """
     for candidate in TABLES[kind_of(problem, family)]:
-        if batch_invariant and why_not_batch_invariant(candidate.config) is not None:
+        if why_not_in_order(candidate.config, order) is not None:
             continue
-        if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config)):
+        if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config), order):
             continue
-        for split in SPLITS if not (candidate.config.turned or batch_invariant) else (1,):
+        for split in SPLITS if not (candidate.config.turned or order is not Order.ANY) else (1,):
             if split > 1 and not _split_pays(candidate.config, problem, device, split):
                 continue
             config = candidate.config if split == 1 else replace(candidate.config, split_k=split)
@@ -306,27 +307,6 @@ def candidates(
                 yield candidate if config is candidate.config else replace(candidate, config=config)
                 if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
                     yield replace(candidate, config=replace(config, stream_k=True))
-
-
-INVARIANT_K_BYTES = 64
-"""Bytes of K in a tile of the SM80-class kernels with batch_invariant: what the largest tiles have."""
-
-
-def why_not_batch_invariant(config: GemmConfig, ab_bytes: int = 2) -> str | None:
-    """Says why an element's sum with `config` would run in another order than with others of its family; None
-    where it does not.
-
-    Tiles, clusters and schedules do not change the order: an element is one chain of matrix instructions,
-    with K upwards. Pieces of K are separate chains, and a turned tile exchanges the instruction's operands.
-    The SM80-class kernels begin with the last K tile, which may be a part of one.
-    """
-    if isinstance(config, Sm80GemmConfig) and config.tile_k * ab_bytes != INVARIANT_K_BYTES:
-        return f"tile_k is {config.tile_k}, must be {INVARIANT_K_BYTES // ab_bytes} with batch_invariant"
-    if config.split_k > 1:
-        return f"split_k is {config.split_k}, must be 1 with batch_invariant"
-    if config.stream_k:
-        return "stream_k is True, must be False with batch_invariant"
-    return "turned is True, must be False with batch_invariant" if config.turned else None
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -344,10 +324,11 @@ def oriented(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
     )  # fmt: skip
 
 
-def _half_empty(config: GemmConfig, problem: GemmProblem) -> bool:
+def _half_empty(config: GemmConfig, problem: GemmProblem, order: Order) -> bool:
     """True where half of a tile or more lies beyond D, and a smaller tile would not."""
+    least_n = INVARIANT_TILE_N if order is Order.ROW_SUMS else 16
     return (config.tile_m > 64 and config.tile_m >= 2 * problem.m) or (
-        config.tile_n > 16 and config.tile_n >= 2 * problem.n
+        config.tile_n > least_n and config.tile_n >= 2 * problem.n
     )
 
 
@@ -425,16 +406,16 @@ def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: GemmProblem, device: Device, family: str, batch_invariant: bool = False) -> GemmConfig:
+def choose(problem: GemmProblem, device: Device, family: str, order: Order = Order.ANY) -> GemmConfig:
     """The configuration of `family` that the model ranks first, or the one for few rows.
 
     ValueError where none fits.
     """
-    few = None if batch_invariant or family != "sm90" else _for_few_rows(problem, device)
+    few = None if order is not Order.ANY or family != "sm90" else _for_few_rows(problem, device)
     if few is not None:
         return _rasterised(few, problem)
     best = min(
-        candidates(problem, device, family, batch_invariant),
+        candidates(problem, device, family, order),
         key=lambda candidate: estimate(candidate, problem, device),
         default=None,
     )

@@ -100,7 +100,8 @@ class BsrLinear(torch.nn.Module):
         flat = x.reshape(-1, self.in_features)
         bias = self.bias if self._adds_bias else None
         y = bsr_gemm(flat, self.weight.t(), bias=bias, activation=self.activation)
-        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+        # No view, as torch.nn.Linear's is none: modules around it may change the output in place.
+        return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
 
     def extra_repr(self) -> str:
         """The text that `print` shows."""

@@ -217,7 +217,9 @@ def _output(
     # Scales of blocks are multiplied into float32 sums, so there are none that could be fast.
     y = _product(rows[:2], columns[:2], scalings[1], dtype, bias, fast and scalings[1] != "128x128")
     kept = (*(rows[2:] if needs_weight else (None, None)), *(columns[2:] if needs_x else (None, None)))
-    return (y if weight.dim() == 3 or x.dim() == 2 else y.view(*x.shape[:-1], weight.shape[0])), kept
+    if weight.dim() == 2 and x.dim() != 2:  # no view: one that a node makes may not be changed in place
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], weight.shape[0]))
+    return y, kept
 
 
 class _Product(torch.autograd.Function):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowering import cache
+from lowering.dsl_import import without_jax
 from lowering.errors import Untrusted
 from lowering.launches import LaunchFacts
 from lowering.signature import classify, key_of
@@ -98,7 +99,8 @@ def _read(
         return None
     if entry is None or entry.facts["files"] != _digests(entry.facts["files"]):
         return None
-    from cutlass._mlir import ir
+    with without_jax():
+        from cutlass._mlir import ir
 
     from lowering.compile import EmulatorCompile
 

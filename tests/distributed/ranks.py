@@ -29,13 +29,13 @@ class Rank(NamedTuple):
     size: int
 
 
-def run_ranks(*functions: str, size: int = 2, timeout: float = 240) -> None:
+def run_ranks(*functions: str, size: int = 2, timeout: float = 240, arch: str = "sm_80") -> None:
     """Runs each "module:function" in ranks of its own. AssertionError with what they printed where one fails.
 
-    timeout: of each, in seconds.
+    timeout: of each, in seconds. arch: of the emulated GPU.
     """
     command = [sys.executable, "-m", "tests.distributed.ranks", str(size), str(timeout), *functions]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KERNELS_DSL_EMULATE": "sm_80"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KERNELS_DSL_EMULATE": arch}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
 

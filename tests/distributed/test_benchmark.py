@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.context_parallel import exposed_us
+from tests.distributed.ranks import run_ranks
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_ring_around_another_attention_is_right(size):
+    run_ranks("tests.distributed.ring_peer_ranks:equal", size=size)
 
 
 def test_exposed_communication_is_time_without_any_other_kernel():

@@ -143,6 +143,15 @@ def test_under_torch_compile(seed):
 
 
 @pytest.mark.usefixtures("_without_kernels")
+def test_the_output_may_be_changed_in_place():
+    x = torch.ones(2, 8, 16).requires_grad_()
+    y = scaled_linear(x, torch.ones(4, 16))
+    assert not y._is_view()
+    y.mul_(2).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 8))
+
+
+@pytest.mark.usefixtures("_without_kernels")
 def test_autocast_decides_the_outputs_dtype():
     x, weight = torch.ones(8, 16), torch.ones(8, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):

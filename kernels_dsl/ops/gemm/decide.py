@@ -13,6 +13,7 @@ from kernels_dsl.config import gemm_table
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.order import Order, order_of, why_not_in_order
 from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.config.tuned import TunedRecord
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
@@ -136,14 +137,14 @@ def tuned_record() -> TunedRecord:
     return _record_at(cache.dir() / "tuned_gemm.json")
 
 
-def _pick(problem: GemmProblem, target: Target, family: str, batch_invariant: bool) -> GemmConfig:
+def _pick(problem: GemmProblem, target: Target, family: str, order: Order) -> GemmConfig:
     """The measured winner if there is one that still fits, else the model's choice."""
     if not target.emulated:
         config = tuned_record().get(problem, target.device, family)
         if config is not None and why_not(config, problem, target.device) is None:
-            if not batch_invariant or gemm_table.why_not_batch_invariant(config, problem.ab_bytes) is None:
+            if why_not_in_order(config, order, problem.ab_bytes) is None:
                 return config
-    return gemm_table.choose(problem, target.device, family, batch_invariant)
+    return gemm_table.choose(problem, target.device, family, order)
 
 
 def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> GemmConfig:
@@ -159,9 +160,9 @@ def fit_to_problem(config: GemmConfig, problem: GemmProblem, target: Target) -> 
     return config
 
 
-def _check_batch_invariant(config: GemmConfig, family: str, ab_bytes: int) -> None:
+def _check_order(config: GemmConfig, order: Order, family: str, ab_bytes: int) -> None:
     """ValueError where sums with `config` run in another order than without it, which `family` computes."""
-    reason = gemm_table.why_not_batch_invariant(config, ab_bytes)
+    reason = why_not_in_order(config, order, ab_bytes)
     if reason is None and config.family != family:
         reason = f"its family is {config.family!r}, must be {family!r} with batch_invariant, or family given"
     if reason is not None:
@@ -194,12 +195,13 @@ def decide(
 
     ValueError where a forced `family` or `config` cannot compute it.
     """
+    order = order_of(call.batch_invariant, call.reduction)
     if config is not None:
         if not isinstance(config, (Sm90GemmConfig, Sm80GemmConfig)):
             kind = type(config).__name__
             raise TypeError(f"config is a {kind}, must be a Sm90GemmConfig or a Sm80GemmConfig")
         if call.batch_invariant:
-            _check_batch_invariant(config, families(call.ab_dtype, target, family)[0], call.ab_dtype.itemsize)
+            _check_order(config, order, families(call.ab_dtype, target, family)[0], call.ab_dtype.itemsize)
         family = config.family
     names = families(call.ab_dtype, target, family)
     if call.batch_invariant:
@@ -223,7 +225,7 @@ def decide(
             name = "sm80"
     copies, problem = options[name]
     if config is None:
-        chosen = _pick(problem, target, name, call.batch_invariant)
+        chosen = _pick(problem, target, name, order)
     else:
         chosen = fit_to_problem(config, problem, target)
     swap = transposed(call, layouts[2], name) != chosen.turned

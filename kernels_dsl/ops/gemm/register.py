@@ -1,6 +1,5 @@
-"""Products of dense factors as operators of PyTorch: `gemm`, `gemm_gated` and `gemm_reduce`,
-with gradients, `scaled_gemm`,
-`grouped_gemm`.
+"""Products of dense factors as operators of PyTorch: `gemm`, `gemm_gated` and `gemm_reduce`, with gradients;
+`scaled_gemm`, `grouped_gemm`.
 
 A call that writes `amax` or `preact_out` is one of the operator with an output.
 """

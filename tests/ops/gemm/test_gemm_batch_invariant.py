@@ -13,6 +13,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.order import Order, why_not_in_order
 from kernels_dsl.config.problem import A100, H200, L40S, GemmProblem
 from kernels_dsl.ops.gemm import gemm as gemm_module
 from lowering import emulator
@@ -111,10 +112,11 @@ def test_no_choice_of_a_configuration_changes_the_order():
                 m, n, k, ab_type=kind, a_align=aligned, b_align=aligned, d_align=align,
                 b_k_major=family == "sm90",
             )  # fmt: skip
-            config = gemm_table.choose(problem, device, family, True)
-            assert gemm_table.why_not_batch_invariant(config, problem.ab_bytes) is None, problem
+            for order in (Order.SUMS, Order.ROW_SUMS):
+                config = gemm_table.choose(problem, device, family, order)
+                assert why_not_in_order(config, order, problem.ab_bytes) is None, problem
             chosen = gemm_table.choose(problem, device, family)
-            usual = gemm_table.why_not_batch_invariant(chosen, problem.ab_bytes)
+            usual = why_not_in_order(chosen, Order.SUMS, problem.ab_bytes)
             changed |= {(family, usual and usual.split()[0])}
     expected = {
         ("sm90", "split_k"),
