@@ -17,6 +17,7 @@ from kernels_dsl.aot.calls.call import Result, Source
 from kernels_dsl.aot.recorded import kernel_of, recorded
 from kernels_dsl.aot.shipped import iter_all
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.sparse import pattern
 from lowering import emulator
 from tests.aot import references
 from tests.aot.small_calls import MERGE, SMALL
@@ -75,6 +76,10 @@ def test_the_whole_list_has_the_common_kernels():
 ARCH = "sm_90a"
 
 
+def _key(kernel) -> str:
+    return kernel.function.key(*kernel.args, arch=ARCH, **kernel.constants)
+
+
 def _keys(calls) -> list[tuple[str, str]]:
     return [(f.name, f.key(*args, arch=ARCH, **constants)) for f, args, constants in calls]
 
@@ -96,6 +101,27 @@ def test_calls_launch_what_their_recording_lists(call, monkeypatch):
         result = call.run(Values("cpu"))
     assert _keys(listed) == _keys(launched) != []
     references.check(call, result)
+
+
+def test_lists_that_kernels_make_on_gpus_ask_for_no_other_kernels(monkeypatch):
+    """On the CPU, PyTorch makes the lists of a pattern; here kernels do, and what they write is filled in."""
+    made = pattern.row_lists
+
+    def filled(first, columns, extent):
+        found, kept = made(first, columns, extent), torch.arange(len(columns), dtype=torch.int32)
+        exact = pattern._lists(first, columns, kept, extent)
+        for name in ("table", "first", "across"):
+            getattr(found, name).copy_(getattr(exact, name))
+        found.kept[: len(kept)].copy_(exact.kept)
+        return found
+
+    shipped = {_key(kernel) for kernel in common.common_kernels(ARCH, ("bsr",))}
+    monkeypatch.setattr(pattern, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(pattern, "row_lists", filled)
+    calls = [call for call in common.common_calls(ARCH, ("bsr",)) if "fp16" not in call.label]
+    launches = [made for call in calls for made in recorded(ARCH, partial(call.run, Source()))]
+    assert [x.function.name for x in launches if _key(kernel_of("", x)) not in shipped] == []
+    assert {"row_lists", "row_chunks"} < {x.function.name for x in launches}
 
 
 def test_small_calls_cover_every_operation():
