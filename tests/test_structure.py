@@ -55,6 +55,7 @@ ALLOWED = {
             part,
             *(f"kernels_dsl.{room}" for room in ("ops", "sparse", "checks", "config", "blocks")),
             *(["kernels_dsl.flash_attn"] if part == "kernels_dsl.integrations" else []),
+            *(["kernels_dsl.nn"] if part == "kernels_dsl.aot" else []),
             "lowering",
         )
         for part in (

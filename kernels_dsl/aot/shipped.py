@@ -1,11 +1,12 @@
 """The kernels that are worth compiling ahead of time: one for each configuration and common kind of operands.
 
-A call may need others (split-K of another depth, unaligned operands, rarer epilogues); those are compiled at
-their first call.
+`iter_common` has those of common calls of every operation. A call may need others (split-K of another depth,
+unaligned operands, rarer epilogues); those are compiled at their first call.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import torch
 from kernels_dsl.aot.attention import iter_attention
 from kernels_dsl.aot.bsr import iter_bsr
 from kernels_dsl.aot.common import OPS as COMMON_OPS
-from kernels_dsl.aot.common import common_kernels
+from kernels_dsl.aot.common import common_kernels, once
 from kernels_dsl.aot.fp8 import iter_fp8
 from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.budget import why_not
@@ -141,12 +142,21 @@ def iter_kernels(arch: str, ops: Sequence[str] = ("gemm",)) -> Iterator[Kernel]:
 
 
 def iter_common(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:
-    """The kernels that most programs need, see `common`; none for ops without such a list.
+    """The kernels that most programs need, see `common`.
 
     ValueError for an unknown op or an architecture without kernels.
     """
     _check(arch, ops)
     yield from common_kernels(arch, tuple(dict.fromkeys(ops)))
+
+
+def iter_all(arch: str, ops: Sequence[str] = COMMON_OPS) -> Iterator[Kernel]:
+    """Those of `iter_kernels` and of `iter_common`, each once.
+
+    ValueError for an unknown op or an architecture without kernels.
+    """
+    _check(arch, ops)
+    yield from once(itertools.chain(iter_kernels(arch, ops), iter_common(arch, ops)), arch)
 
 
 _MAKERS = {"gemm": _gemm_kernels, "attention": iter_attention, "bsr": iter_bsr, "fp8": iter_fp8}

@@ -36,7 +36,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--op", action="append", choices=kernels.OPS, help="may be repeated; default: all")
     parser.add_argument("--name", default="", help="only kernels whose name contains this")
-    parser.add_argument("--common", action="store_true", help="only what most programs need of each op")
+    parser.add_argument("--common", action="store_true", help="only what common calls launch")
     parser.add_argument("--jobs", type=int, default=_jobs(), help="processes (%(default)s)")
     parser.add_argument("--bundle", type=Path, help="also write the kernels to this file, to carry elsewhere")
     parser.add_argument("--sign", type=Path, help="an SSH key to sign the bundle with; needs ssh-keygen")
@@ -74,6 +74,9 @@ def _log_level(level: int) -> Iterator[None]:
 
 
 def _list(selection: Selection) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # there are as many processes as cores
     logging.getLogger("lowering").setLevel(logging.ERROR)  # for the life of this worker process
     _listed[:] = selection.kernels()
 

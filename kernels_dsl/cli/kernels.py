@@ -43,14 +43,15 @@ class Shipped(NamedTuple):
         return store is not None and store.read(self.key(arch)) is not None
 
 
-def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "", common: bool = False) -> list[Shipped]:
+def shipped(arch: str, ops: Sequence[str] = OPS, name: str = "", common: bool | None = None) -> list[Shipped]:
     """The kernels of `ops` for `arch` whose name contains `name`. UsageError: unknown arch, or no match.
 
-    common: of the list of those that most programs need.
+    common: those that common calls launch; False: those and one for each configuration; None: the latter
+    alone, which are listed sooner.
     """
-    from kernels_dsl.aot.shipped import iter_common, iter_kernels
+    from kernels_dsl.aot.shipped import iter_all, iter_common, iter_kernels
 
-    maker = iter_common if common else iter_kernels
+    maker = iter_kernels if common is None else iter_common if common else iter_all
     try:
         found = [Shipped(*item) for item in maker(arch, ops=tuple(ops))]
     except ValueError as error:
