@@ -424,6 +424,18 @@ def choose(problem: GemmProblem, device: Device, family: str, order: Order = Ord
     return _rasterised(best.config, problem)
 
 
+def ranked(
+    problem: GemmProblem, device: Device, family: str, order: Order = Order.ANY
+) -> Iterator[GemmConfig]:
+    """All configurations as the model ranks them, each with tiles in either order."""
+    found = list(candidates(problem, device, family, order))
+    for candidate in sorted(found, key=lambda candidate: estimate(candidate, problem, device)):
+        config = _rasterised(candidate.config, problem)
+        yield config
+        if isinstance(config, Sm90GemmConfig):
+            yield replace(config, raster_along_m=not config.raster_along_m)
+
+
 FEW_ROWS = range(17, 145)
 FEW_ROWS_LEAST = (4096, 1024)
 """Least N and K of the rule for few rows."""

@@ -1,4 +1,4 @@
-"""The tiles of a dense GEMM that are cut along K so that the last wave is full: plain arithmetic on the host.
+"""A dense GEMM cut along K, all of it or the tiles that fill the last wave: plain arithmetic on the host.
 
 Osama, Merrill et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication
 on the GPU", 2023. The tiles that are cut come first, whole ones behind them.
@@ -13,6 +13,18 @@ from lowering.records import frozen
 
 COUNTERS = 2
 """Of a warpgroup's part of a piece: how many came to its tile's end, how many left their sums."""
+
+_ALIGN = 4
+"""Float32 elements of the 16 bytes that TMA stores whole."""
+
+
+def partials_shape(problem: GemmProblem, splits: int) -> tuple[int, int, int]:
+    """(L * splits, M, columns) of the float32 partial sums of a split K.
+
+    A row has whole units of a TMA store: columns beyond N get the zeros that loads beyond B give, and nobody
+    reads them.
+    """
+    return problem.l * splits, problem.m, -(-problem.n // _ALIGN) * _ALIGN
 
 
 @frozen

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
-from kernels_dsl.checks.layout import TMA_ALIGN, MatrixLayout, padded_strides, round_up
+from kernels_dsl.checks.layout import MatrixLayout, padded_strides
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config import stream_k
-from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, Sm90GemmConfig
+from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
-from kernels_dsl.config.problem import GemmProblem
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm import product_options
@@ -24,6 +23,7 @@ from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, fam
 from kernels_dsl.ops.launch import address_of
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace
+from lowering import cache
 from lowering.records import frozen
 
 Operands = tuple[Any, ...] | None  # None where the epilogue has none
@@ -31,7 +31,6 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[..., torch.Tensor]
 
 _EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
-_PARTIAL_ALIGN = TMA_ALIGN // 4  # float32 elements
 
 
 @frozen
@@ -80,6 +79,13 @@ def build(
     else:
         run = _prepared(launch, prepare_a, prepare_b, view_d)
         run = _allocating(call, _through_contiguous(run, call) if staged else run)
+    if config is None and cache.compiling_refused():
+        from kernels_dsl.ops.gemm.at_hand import with_kernel_at_hand
+
+        def with_config(other: GemmConfig) -> Run:
+            return build(call, replace(arguments, config=other), target, launch_of).run  # type: ignore[type-var]
+
+        run = with_kernel_at_hand(run, call, decision, target, with_config)
     return Plan(run, operand_maker(call.operands, arguments.operands, target), decision, extents)
 
 
@@ -186,7 +192,7 @@ class Launch:
         """Partial sums into a float32 workspace, then their sum and the epilogue into D."""
         if self._make_partials is None:
             config = self.decision.config
-            shape = partials_shape(oriented(self.decision.problem, config), config.split_k)
+            shape = stream_k.partials_shape(oriented(self.decision.problem, config), config.split_k)
             self._make_partials = allocate.maker(shape, torch.float32, d.device)
         workspace = self._make_partials()
         blocks = self.call.not_epilogue
@@ -209,15 +215,6 @@ class Launch:
         assert self._reduce is not None
         self._kernel(a, b, workspace, scales, self.max_ctas)
         self._reduce(workspace, d, epilogue_operands)
-
-
-def partials_shape(problem: GemmProblem, splits: int) -> tuple[int, int, int]:
-    """(L * splits, M, columns) of the float32 partial sums of a split K.
-
-    TMA stores whole 16 bytes, so a row has as many columns: those beyond N get the zeros that loads beyond B
-    give, and nobody reads them.
-    """
-    return problem.l * splits, problem.m, round_up(problem.n, _PARTIAL_ALIGN)
 
 
 def _restrided(strides: tuple[int, ...] | None) -> Step | None:

@@ -66,13 +66,13 @@ class ReducingLaunch(product_plan.Launch):
             self._makers = [allocate.maker(shape, torch.float32, reduced.device) for shape in shapes]
         buffers = [make() for make in self._makers]
         buffers.append(lines)
-        super().__call__(a, b, d, (*read, buffers[0]))
         steps = list(itertools.pairwise(buffers))
-        if self._combine is None:
+        if self._combine is None:  # before the product is launched: an error leaves all as it was
             constexprs = {"reduction": self.call.epilogue.reduction}
             self._combine = [
                 gemm_kernels.launcher("reduce_parts", self.target, step, constexprs)[0] for step in steps
             ]
+        super().__call__(a, b, d, (*read, buffers[0]))
         for kernel, step in zip(self._combine, steps):
             kernel(*step)
 
