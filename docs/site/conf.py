@@ -38,6 +38,7 @@ nitpicky = False
 suppress_warnings = ["ref.python"]
 
 html_theme = "furo"
+html_static_path, html_css_files = ["static"], ["wide.css"]
 html_title = f"kernels-dsl {version}"
 html_theme_options = {"source_directory": "docs/"}
 
