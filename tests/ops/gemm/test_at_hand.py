@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import kernels_dsl
+from kernels_dsl.blocks.epilogue.gates import GATES
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.ops.gemm import gemm as gemm_module
 from lowering import CompileRefused, cache, emulator
@@ -51,6 +52,40 @@ def test_another_configuration_takes_over(arch: str, seed: int) -> None:
         with pytest.raises(CompileRefused):
             kernels_dsl.gemm(*large, config=Sm80GemmConfig(128, 128, 32, 4, 2, 2))  # as it is asked for
         assert cache.stats()["compiles"] == compiled
+
+
+def _gated(m: int, **config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = _factors(m, 352, 96, m)
+    z = GATES["swiglu"].of_pairs(a.double() @ b.double())
+    return kernels_dsl.gemm_gated(a, b, activation="swiglu", **config), z
+
+
+def _scaled(m: int, **config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = (x.to(torch.float8_e4m3fn) for x in _factors(m, 352, 96, m))
+    one = torch.ones(())
+    found = kernels_dsl.scaled_gemm(a, b, one, one, out_dtype=torch.bfloat16, **config)
+    return found, a.double() @ b.double()
+
+
+def _grouped(m: int, **config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = _factors(m, 352, 96, m)
+    offs = torch.tensor([m // 2, m], dtype=torch.int32)
+    return kernels_dsl.grouped_gemm(a, torch.stack([b, b]), offs, **config), a.double() @ b.double()
+
+
+def _reduced(m: int, **config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = _factors(m, 352, 96, m)
+    return kernels_dsl.gemm_reduce(a, b, **config).reduced, (a.double() @ b.double()).sum(-1)
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("product", [_gated, _scaled, _grouped, _reduced])
+def test_products_of_every_kind(product: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with emulator.run(arch="sm_90a", check=False):
+        product(64, config=Sm90GemmConfig(64, 64))
+        cache.refuse_compile()
+        found, exact = product(200)
+        torch.testing.assert_close(found.double(), exact, rtol=2.0**-7, atol=1e-6)
 
 
 @pytest.mark.gpu
