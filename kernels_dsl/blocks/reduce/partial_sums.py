@@ -122,8 +122,8 @@ class PartialSums:
         """The same, whatever their number."""
         first, count, index = self.piece
         size = cutlass.const_expr(cute.size(acc))
-        chunk = cutlass.const_expr(min(CHUNK, size))
-        for begin in cutlass.range_constexpr(0, size, chunk):
+        for begin in cutlass.range_constexpr(0, size, CHUNK):
+            chunk = cutlass.const_expr(min(CHUNK, size - begin))
             before = cute.make_rmem_tensor((VECTOR, chunk // VECTOR), Float32)
             before.fill(0.0)
             for i in cutlass.range(index, unroll=1):

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
+from kernels_dsl.blocks.attention.seqlen import row_within
 from kernels_dsl.blocks.attention.softmax import LN_2, LOG2_E, finite_or_zero
 from kernels_dsl.blocks.attention.splits import (
     Lengths,
@@ -157,7 +158,8 @@ def find_row(spec: Spec, work: MergeWork) -> MergeRow:
     batch, of_sequence = sequence, query
     if const_expr(lengths.starts is not None):
         batch = sequence_of(lengths, token)
-        of_sequence = token - lengths.starts[cutlass.min(batch, lengths.batch - 1)]
+        start = lengths.starts[cutlass.min(batch, lengths.batch - 1)]
+        of_sequence = token - row_within(start, lengths.tokens)  # which cannot overflow
     inside = batch < lengths.batch
     batch = cutlass.min(batch, lengths.batch - 1)
     found = splits_of(spec.config, spec.variant, lengths, batch, work.window.left)

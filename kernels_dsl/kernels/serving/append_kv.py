@@ -125,14 +125,15 @@ def place_of(places: Places, token: Token, pages: Int32, size: Int32) -> Place:
         if (slot >= 0) & (slot < Int64(pages) * Int64(size)):
             page, row = Int32(slot // Int64(size)), Int32(slot % Int64(size))
     else:
-        length = places.lengths[token.sequence]
-        if length >= 0:
-            position = length + token.number
+        length, room = Int64(places.lengths[token.sequence]), Int64(size)
+        if const_expr(places.table is not None):
+            room = room * Int64(places.table.shape[1])
+        # No sum that may overflow: the compiler takes one of numbers from 0 on for a number from 0 on.
+        if (length >= 0) & (length < room - Int64(token.number)):
+            position = length + Int64(token.number)
             if const_expr(places.table is None):
-                if position < size:
-                    page, row = token.sequence, position
+                page, row = token.sequence, Int32(position)
             else:
-                number = position // size
-                if (position >= 0) & (number < places.table.shape[1]):
-                    page, row = places.table[token.sequence, number], position % size
+                page = places.table[token.sequence, Int32(position // Int64(size))]
+                row = Int32(position % Int64(size))
     return Place(page, row)

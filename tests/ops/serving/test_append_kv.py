@@ -44,6 +44,20 @@ def test_lengths(paged, seed):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("paged", [True, False])
+def test_lengths_whose_sums_overflow(paged):
+    """They are no place: the table is read where it has entries alone."""
+    lengths = torch.tensor([2**31 - 1, 1, -(2**31), 2**31 - 2], dtype=torch.int32)
+    table = torch.tensor([[3], [0], [5], [2]], dtype=torch.int32) if paged else None
+    slots = torch.full((4, 3), -1)
+    slots[1] = (0 if paged else 8) + torch.arange(1, 4)
+    with emulator.run(arch="sm_90a"):
+        check(
+            new_tokens(4, 3, 2, 32), filled_caches("nhd", (6, 8, 2, 32), BF16), slots,
+            cache_seqlens=lengths, block_table=table,
+        )  # fmt: skip
+
+
 def test_values_are_looked_at_in_checked_mode():
     new, caches = new_tokens(2, 1, 16), filled_caches("nhd", (2, 4, 1, 16), BF16)
     batched = [x[:, None] for x in new]
