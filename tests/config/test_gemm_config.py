@@ -13,6 +13,7 @@ import pytest
 
 from kernels_dsl.config import budget, gemm_table
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.order import Order
 from kernels_dsl.config.problem import A100, DEVICES_BY_ARCH, H200, L40S, GemmProblem
 from kernels_dsl.config.promotion import RECENT, Promotion
 from kernels_dsl.config.tuned import TunedRecord, config_from_json, config_to_json
@@ -269,4 +270,5 @@ def test_few_rows_get_a_tile_of_their_own():
     others = ({"m": 16}, {"m": 145}, {"n": 2048}, {"k": 512}, {"grouped": True}, {"l": 2}, {"gated": True})
     for change in others:
         assert not choose(replace(few, **change), H200, "sm90").l2_prefetch, change
-    assert not choose(few, H200, "sm90", batch_invariant=True).turned
+    for order in (Order.SUMS, Order.ROW_SUMS):
+        assert not choose(few, H200, "sm90", order).turned
