@@ -360,7 +360,7 @@ def _launching(
 
 
 def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[[tuple[Any, ...]], Decoded]:
-    """The result of a call without rows or keys: 0, with log-sum-exps of -inf or the sinks."""
+    """The result of a call without rows or keys: 0, and log-sum-exps of -inf or the sinks as kernels do."""
 
     def run(tensors: tuple[Any, ...]) -> Decoded:
         q, *_, sinks, _, _, _, out = tensors
@@ -369,7 +369,7 @@ def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[[tuple[Any,
             return Decoded(out, None)
         lse = torch.full(decoded.lse_shape, -math.inf, dtype=torch.float32, device=q.device)
         if sinks is not None:
-            lse.copy_(sinks.float()[:, None].expand_as(lse))
+            lse.copy_((sinks.float() * math.log2(math.e) * math.log(2.0))[:, None].expand_as(lse))
         return Decoded(out, lse)
 
     return run

@@ -145,8 +145,14 @@ def test_errors_name_the_argument(seed):
 
 
 def test_no_rows_and_no_keys():
-    q, cache, sinks = torch.ones(2, 1, 4, 64).bfloat16(), torch.ones(2, 0, 2, 64).bfloat16(), torch.ones(4)
+    q, cache = torch.ones(2, 1, 32, 64).bfloat16(), torch.ones(2, 0, 2, 64).bfloat16()
+    sinks = torch.linspace(-2, 2, 32)
     with emulator.run(arch="sm_90a"):
         out, lse = kernels_dsl.attention_decode(q, cache, cache, sinks=sinks, return_lse=True)
         none = kernels_dsl.attention_decode(q[:, :0], cache, cache)
-    assert not out.any() and (lse == 1).all() and none.shape == (2, 0, 4, 64)
+        roomy = torch.ones(2, 8, 2, 64).bfloat16()  # with room for keys, though it has none
+        used = torch.zeros(2, dtype=torch.int32)
+        same = kernels_dsl.attention_decode(q, roomy, roomy, seqused_k=used, sinks=sinks, return_lse=True)
+    assert not out.any() and none.shape == (2, 0, 32, 64)
+    torch.testing.assert_close(lse, sinks[:, None].expand(2, 32, 1))
+    assert torch.equal(out, same[0]) and torch.equal(lse, same[1])
