@@ -116,10 +116,15 @@ class Inputs(NamedTuple):
     leaves: tuple[Any, ...]
     d_out: Any
 
+    def to(self, place: str) -> Inputs:
+        """The same on another device; the same tensors where they are there already."""
+        leaves = tuple(x.detach().to(place).requires_grad_() for x in self.leaves)
+        return Inputs(leaves, self.d_out.to(place))
+
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to compute the same attention. around: a context for both passes."""
+    """A way to compute the same attention. inputs: anywhere. around: a context for both passes."""
 
     inputs: Inputs
     forward: Callable[..., Any]
@@ -152,27 +157,28 @@ def shard(inputs: Inputs, order: str) -> Inputs:
     """This rank's rows."""
     from kernels_dsl.distributed import shard_sequence
 
-    leaves = tuple(shard_sequence(x.detach(), order=order).requires_grad_() for x in inputs.leaves)
-    return Inputs(leaves, shard_sequence(inputs.d_out, order=order))
+    # clone() lets the whole sequence go where its rows would be a view of it
+    leaves = tuple(shard_sequence(x.detach(), order=order).clone().requires_grad_() for x in inputs.leaves)
+    return Inputs(leaves, shard_sequence(inputs.d_out, order=order).clone())
 
 
 def ours(inputs: Inputs, method: str, order: str) -> Contender:
-    """One of our methods."""
+    """One of our methods, on this rank's rows."""
     from kernels_dsl.distributed import context_parallel_attention
 
-    run = partial(context_parallel_attention, method=method, order=order, causal=True)
-    return Contender(shard(inputs, order), run)
+    return Contender(inputs, partial(context_parallel_attention, method=method, order=order, causal=True))
 
 
 def one_gpu(inputs: Inputs) -> Contender:
-    """Our kernel with the whole sequence, on each rank alone."""
+    """Our kernel with the whole sequence, on each rank alone. Between its calls that waits in the host's
+    memory: beside others' it would be a quarter of a GPU's."""
     import kernels_dsl
 
-    return Contender(inputs, partial(kernels_dsl.attention, causal=True))
+    return Contender(inputs.to("cpu"), partial(kernels_dsl.attention, causal=True))
 
 
 def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: Device) -> Contender:
-    """PyTorch's ring in zig-zag order with one backend, its K and V repeated for all heads."""
+    """PyTorch's ring on this rank's rows in zig-zag order, with one backend, K and V repeated for all heads."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
@@ -195,11 +201,11 @@ def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: De
         out = torch.nn.functional.scaled_dot_product_attention(*views, is_causal=True)
         return out.transpose(1, 2)
 
-    return Contender(shard(inputs, "zigzag"), forward, around)
+    return Contender(inputs, forward, around)
 
 
 def flash_attention_4(inputs: Inputs) -> Contender:
-    """flash-attn-4 under a ring of its own."""
+    """flash-attn-4 under a ring of its own, on this rank's rows in zig-zag order."""
     from benchmarks.ring_peer import RingAttention, flash_attention_4
 
     kernels = flash_attention_4()
@@ -207,7 +213,7 @@ def flash_attention_4(inputs: Inputs) -> Contender:
     def forward(q: Any, k: Any, v: Any) -> Any:
         return RingAttention.apply(q, k, v, kernels)
 
-    return Contender(shard(inputs, "zigzag"), forward)
+    return Contender(inputs, forward)
 
 
 METHODS = {
@@ -219,22 +225,25 @@ METHODS = {
 
 
 def contenders(inputs: Inputs, shape: Shape, wanted: Wanted, device: Device) -> dict[str, Contender]:
-    """All by name."""
-    made = {name: ours(inputs, key, order) for key, (name, order) in METHODS.items() if key in wanted.methods}
+    """All by name. Those with the same rows share tensors."""
+    methods = {key: METHODS[key] for key in METHODS if key in wanted.methods}
+    orders = {order for _, order in methods.values()} | ({"zigzag"} if wanted.peers else set())
+    rows = {order: shard(inputs, order) for order in orders}
+    made = {name: ours(rows[order], key, order) for key, (name, order) in methods.items()}
     if wanted.one_gpu:
         made[ONE_GPU] = one_gpu(inputs)
     for peer in wanted.peers:
         if peer == FLASH_ATTENTION_4:
             with contextlib.suppress(ImportError):
-                made[f"{peer}_ring"] = flash_attention_4(inputs)
+                made[f"{peer}_ring"] = flash_attention_4(rows["zigzag"])
             continue
         backend, _, rotation = peer.partition("/")
-        made[f"torch_{backend}/{rotation}"] = torchs(inputs, shape, backend, rotation, device)
+        made[f"torch_{backend}/{rotation}"] = torchs(rows["zigzag"], shape, backend, rotation, device)
     return made
 
 
-def once(contender: Contender, device: Device) -> Once:
-    """Runs both passes; all ranks start each at once."""
+def once(contender: Contender, device: Device, ready: Inputs | None = None) -> Once:
+    """Runs both passes, on inputs that are `ready` on the device; all ranks start each at once."""
     import torch
 
     seconds: dict[str, float] = {}
@@ -249,7 +258,7 @@ def once(contender: Contender, device: Device) -> Once:
         device.synchronize()
         seconds[named] = time.perf_counter() - start
 
-    leaves, d_out = contender.inputs
+    leaves, d_out = ready or contender.inputs.to(device.name)
     with contender.around():
         timed("forward", lambda: contender.forward(*leaves))
         timed("backward", lambda: torch.autograd.grad(found["forward"], leaves, d_out))
@@ -272,7 +281,7 @@ def verify(shape: Shape, device: Device) -> None:
     inputs = whole(shape, device)
     expected = once(one_gpu(inputs), device)
     for method, order in (("ring", "zigzag"), ("all_gather", "zigzag"), ("ulysses", "contiguous")):
-        found = once(ours(inputs, method, order), device)
+        found = once(ours(shard(inputs, order), method, order), device)
         pairs = zip((found.out, *found.gradients), (expected.out, *expected.gradients))
         for name, (mine, reference) in zip(("out", "dq", "dk", "dv"), pairs):
             mine = unshard_sequence(mine, order=order).float()
@@ -323,15 +332,15 @@ def traced(contender: Contender, device: Device) -> dict[str, float]:
 
 def measure(shape: Shape, wanted: Wanted, rounds: int, device: Device) -> list[Row]:
     """A row for each pass. A peer that does not run is left out, with its reason."""
-    inputs = whole(shape, device)
-    running = contenders(inputs, shape, wanted, device)
+    running = contenders(whole(shape, device), shape, wanted, device)
     times: dict[str, list[dict[str, float]]] = {name: [] for name in running}
     notes: list[str] = []
     for number in range(rounds + 1):  # the first is not counted
         for name in list(running):
+            ready = running[name].inputs.to(device.name)
             before = device.restart_peak()
             try:
-                found = once(running[name], device)
+                found = once(running[name], device, ready)
             except Exception as error:
                 if name.startswith(OURS):
                     raise
@@ -339,7 +348,7 @@ def measure(shape: Shape, wanted: Wanted, rounds: int, device: Device) -> list[R
                 del running[name], times[name]
                 continue
             seconds = slowest(found.seconds, device)
-            del found
+            del found, ready
             if number == 0:
                 notes.append(f"{name} {(device.peak() - before) / 2**30:.2f} GiB")
             else:
