@@ -178,7 +178,7 @@ def one_gpu(inputs: Inputs) -> Contender:
 
 
 def torchs(inputs: Inputs, shape: Shape, backend: str, rotation: str, device: Device) -> Contender:
-    """PyTorch's ring on this rank's rows in zig-zag order, with one backend, K and V repeated for all heads."""
+    """PyTorch's ring on this rank's rows in zig-zag order, with one backend. K and V: for all heads."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
