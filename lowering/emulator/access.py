@@ -13,7 +13,7 @@ from .memory import Fault
 from .ordering import order_of
 from .ptx import Address, Instruction
 from .reports import EmulatorError, Kind
-from .shadow import AgentKind, byte_index
+from .shadow import AgentKind, Index, byte_index
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def shared_target(m: Machine, w: Warp, ins: Instruction, addresses: Array, size:
     return out
 
 
-def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice) -> None:
+def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Index) -> None:
     """Note an ordinary read of shared memory by a warp, and report what is wrong with it."""
     if not m.check:
         return
@@ -82,7 +82,7 @@ def check_read(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | s
 
 
 def note_unwritten(
-    m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, agent: int, text: str
+    m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Index, agent: int, text: str
 ) -> None:
     """Remember a read of bytes that nothing has written.
 
@@ -104,7 +104,7 @@ def check_write(
     w: Warp,
     ins: Instruction,
     cta: Cta,
-    index: Array | slice,
+    index: Index,
     lanes: Array,
     same: Callable[[], bool] | None = None,
 ) -> None:

@@ -6,6 +6,7 @@ reads shared memory at an event before its group is waited for. The race detecto
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,8 +19,8 @@ from .memory import Fault
 from .ptx import Address, Instruction
 from .reports import Kind
 from .semantics import tma
-from .shadow import AgentKind, byte_index
-from .spans import Spans, of_bytes, of_elements
+from .shadow import AgentKind, Index, Pieces, byte_index, first_byte
+from .spans import Spans, of_bytes, of_elements, of_lanes
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 from .translate import WINDOWS
 
@@ -179,6 +180,49 @@ def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:
     return [int(lanes[i]) for i in sorted(first)]
 
 
+@dataclass(frozen=True)
+class _Box:
+    """A box of a tensor copy: its bytes of shared memory, those of the tensor that exist, what it counts."""
+
+    tensor: tma.TensorMap
+    index: Index
+    spans: Spans | None
+    transaction_bytes: int
+    whole: tma.WholeBox | None = None  # of memory that anything may be done to
+    elements: tma.BoxMap | None = None  # otherwise
+
+
+def _box_at(
+    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int,
+    store: bool = False,
+) -> _Box | None:  # fmt: skip
+    """The box at these coordinates and this offset in shared memory; None, and a report, for a bad one."""
+    whole = tma.whole_box(tensor, coords, offset)
+    if whole is not None:
+        rows, chunks = of_lanes(whole.rows, whole.row_bytes), whole.chunks
+        inside = offset >= SHARED_BASE and int(chunks.max()) * tma.CHUNK + tma.CHUNK <= m.shared_bytes
+        if inside and m.memory.plain(rows.low, rows.high) is not None:
+            return _Box(tensor, _index_of(tensor, offset), rows, tensor.transaction_bytes, whole=whole)
+    elements = _box(m, w, ins, tensor, coords, offset, store)
+    if elements is None:
+        return None
+    valid, size = elements.valid, elements.element_bytes
+    spans: Spans | None = of_elements(elements.global_address[valid], size) if valid.any() else None
+    reached = elements.shared_address[valid] if store else elements.shared_address
+    index = byte_index(reached, size) if len(reached) else slice(0, 0)
+    return _Box(tensor, index, spans, elements.transaction_bytes, elements=elements)
+
+
+@functools.lru_cache(maxsize=512)
+def _index_of(tensor: tma.TensorMap, offset: int) -> Index:
+    """The bytes of shared memory of a whole box: a run where they are one."""
+    chunks = tma.chunks_of(tensor, offset)
+    low, high = int(chunks.min()), int(chunks.max()) + 1
+    if len(np.unique(chunks)) == high - low:
+        return slice(low * tma.CHUNK, high * tma.CHUNK)
+    return Pieces(chunks * tma.CHUNK, tma.CHUNK)
+
+
 def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     destination, source, barrier_operand = ins.operands[:3]
     tensor = _descriptor(m, w, ins, int(w.address(source)[lane]))
@@ -186,7 +230,7 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         return
     coords = [_lane_value(w, c, lane) for c in source.coords]
     target = int(w.address(destination)[lane]) & ((1 << 60) - 1)
-    box = _box(m, w, ins, tensor, coords, target & OFFSET_MASK)
+    box = _box_at(m, w, ins, tensor, coords, target & OFFSET_MASK)
     if box is None:
         return
     bar_address = int(w.address(barrier_operand)[lane]) & ((1 << 60) - 1)
@@ -203,25 +247,18 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
             ranks = [r for r in ranks if r < len(w.cta.cluster.ctas)]
     else:
         ranks = [target >> RANK_SHIFT if ins.has("shared::cluster") else w.cta.rank]
-    index = byte_index(box.shared_address, box.element_bytes)
-    if isinstance(index, np.ndarray) and len(np.unique(index)) * 1 == int(index.max()) - int(index.min()) + 1:
-        index = slice(int(index.min()), int(index.max()) + 1)
-    source_bytes = None
-    if box.valid.any():
-        source_bytes = of_elements(box.global_address[box.valid], box.element_bytes)
     issued = m.step
     for rank in ranks:
         cta = w.cta.cluster.ctas[rank]
         barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (bar_address & OFFSET_MASK), True)
         if barrier is None:
             continue
-        _note_load(m, w, ins, cta, index, barrier)
-        if source_bytes is not None:
-            ordering.copy_from(m, w, ins, source_bytes, barrier.agent, barrier.phase + 1)
+        _note_load(m, w, ins, cta, box.index, barrier)
+        if box.spans is not None:
+            ordering.copy_from(m, w, ins, box.spans, barrier.agent, barrier.phase + 1)
 
         def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
-            data = _gather(m, w, ins, tensor, box)
-            _scatter(cta.smem, box.shared_address, data, box.element_bytes)
+            _arrive(m, w, ins, box, cta)
             barrier.tx -= box.transaction_bytes
             if m.timeline is not None:
                 m.timeline.add(
@@ -234,13 +271,29 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _note_load(
-    m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Array | slice, barrier: MBarrier
-) -> None:
+def _arrive(m: Machine, w: Warp, ins: Instruction, box: _Box, cta: Cta) -> None:
+    """The data of a load lands in shared memory."""
+    if box.whole is not None:
+        rows = access.load_global(m, w, ins, box.whole.rows, box.whole.row_bytes)
+        data = tma.convert_on_load(box.tensor, rows.reshape(-1).view(tma.storage_type(box.tensor.element)))
+        _chunks_of(cta.smem)[box.whole.chunks] = _chunks_of(data)
+    else:
+        assert box.elements is not None
+        data = _gather(m, w, ins, box.tensor, box.elements)
+        _scatter(cta.smem, box.elements.shared_address, data, box.elements.element_bytes)
+
+
+def _chunks_of(memory: Array) -> Array:
+    """Memory as chunks of 16 bytes: int64 (chunks, 2)."""
+    usable = memory.nbytes // tma.CHUNK * tma.CHUNK // memory.itemsize
+    return memory[:usable].view(np.int64).reshape(-1, 2)
+
+
+def _note_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, index: Index, barrier: MBarrier) -> None:
     if not m.check:
         return
     peers.note_use(m, w, ins, cta, barrier.agent, barrier.phase + 1)
-    m.names.note_copy(index.start if isinstance(index, slice) else int(index[0]), barrier.offset, ins)
+    m.names.note_copy(first_byte(index), barrier.offset, ins)
     unfenced = cta.shadow.unfenced(index, w.fc)
     conflict = cta.shadow.write(index, barrier.agent, barrier.phase + 1, w.vc, False, ins)
     if conflict is not None:
@@ -280,44 +333,60 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         return
     coords = [_lane_value(w, c, lane) for c in destination.coords]
     offset = int(w.address(source)[lane]) & OFFSET_MASK
-    box = _box(m, w, ins, tensor, coords, offset, store=True)
+    box = _box_at(m, w, ins, tensor, coords, offset, store=True)
     if box is None:
         return
     cta = w.cta
-    valid = box.shared_address[box.valid]
     reduction = next(
         (p for p in ins.parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), None
     )
     reduction = reduction if ins.parts[1] == "reduce" else None
-    if len(valid):
-        _note_store(m, w, ins, byte_index(valid, box.element_bytes))
-        target = of_elements(box.global_address[box.valid], box.element_bytes)
-        _note_write(m, w, ins, target, reduction is not None)
-    storage = tma.storage_type(tensor.element)
+    if box.spans is not None:
+        _note_store(m, w, ins, box.index)
+        _note_write(m, w, ins, box.spans, reduction is not None)
 
     def write() -> None:
-        size = box.element_bytes
-        if not len(valid):
-            return
-        data = cta.smem[: len(cta.smem) // size * size].view(storage)[valid // size]
-        where = box.global_address[box.valid]
-        if reduction is not None:
-            raw = access.load_global(m, w, ins, where, size)
-            old: Array = np.ascontiguousarray(raw).view(storage)[:, 0]
-            data = tma.reduce_elements(reduction, tensor.element, old, data).astype(storage)
-        access.store_global(m, w, ins, where, data.view(np.uint8).reshape(-1, size))
+        if box.spans is not None:
+            where, data = _departing(box, cta)
+            if reduction is not None:
+                data = _reduced(m, w, ins, box.tensor, reduction, where, data)
+            access.store_global(m, w, ins, where, data)
 
     _issue_store(m, w, ins, lane, write, "tma store")
     if m.stats is not None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _note_store(m: Machine, w: Warp, ins: Instruction, index: Array | slice) -> None:
+def _departing(box: _Box, cta: Cta) -> tuple[Array, Array]:
+    """Addresses of the pieces of global memory that a store writes, and their bytes, uint8 (n, size)."""
+    if box.whole is not None:
+        data = _chunks_of(cta.smem)[box.whole.chunks].view(np.uint8)
+        return box.whole.rows, data.reshape(-1, box.whole.row_bytes)
+    assert box.elements is not None
+    valid, size = box.elements.valid, box.elements.element_bytes
+    storage = tma.storage_type(box.tensor.element)
+    data = cta.smem[: len(cta.smem) // size * size].view(storage)[box.elements.shared_address[valid] // size]
+    return box.elements.global_address[valid], data.view(np.uint8).reshape(-1, size)
+
+
+def _reduced(
+    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, operation: str, where: Array, data: Array
+) -> Array:
+    """The bytes of the pieces, combined with those that are there: what a reduction writes."""
+    storage = tma.storage_type(tensor.element)
+    there: Array = np.ascontiguousarray(access.load_global(m, w, ins, where, data.shape[1]))
+    old: Array = there.reshape(-1).view(storage)
+    other: Array = data.reshape(-1).view(storage)
+    new = tma.reduce_elements(operation, tensor.element, old, other)
+    return new.astype(storage).view(np.uint8).reshape(data.shape)
+
+
+def _note_store(m: Machine, w: Warp, ins: Instruction, index: Index) -> None:
     groups = _stores(w)
     _note_source(m, w, ins, index, groups.agent, groups.clock + 1)
 
 
-def _note_source(m: Machine, w: Warp, ins: Instruction, index: Array | slice, agent: int, clock: int) -> None:
+def _note_source(m: Machine, w: Warp, ins: Instruction, index: Index, agent: int, clock: int) -> None:
     """A bulk copy reads the CTA's shared memory until ``agent`` comes to ``clock``."""
     if not m.check:
         return

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import copies, cp_async, fragments, loads, matrix, remote, sync, tensormaps, warp_ops
+from . import copies, cp_async, fragments, loads, matrix, products, remote, sync, tensormaps, warp_ops
 from .global_shadow import GlobalShadow
 from .machine import Machine
 from .memory import GlobalMemory
+from .program import Handlers
 from .ptx import Module
 from .reports import EmulatorError, Kind, PtxError, ReportLog
 from .reports import Report as Report
@@ -88,7 +89,7 @@ def execute(
             seed=seed,
             sms=sms,
             resident=resident,
-            handlers=HANDLERS,
+            handlers=Handlers(HANDLERS, products.handler_of),
             timeline=timeline,
             stats=stats,
             check=check,

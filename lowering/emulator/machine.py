@@ -22,7 +22,7 @@ from .hints import HINTS
 from .memory import GlobalMemory
 from .names import Names
 from .ordering import Cell, Mark
-from .program import EXIT, READ, Program, Step
+from .program import EXIT, READ, Handlers, Program, Step
 from .ptx import Instruction, Kernel, Symbol
 from .reports import EmulatorError, Kind, Place, Report, ReportLog, SourceLine, Suspect, first_lines
 from .shadow import AgentKind, Conflict
@@ -48,7 +48,7 @@ class Machine:
         seed: int = 0,
         sms: int = 132,
         resident: int = 8,
-        handlers: dict[str, Callable],
+        handlers: Handlers,
         timeline: Timeline | None = None,
         stats: Stats | None = None,
         check: bool = True,

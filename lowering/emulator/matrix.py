@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .machine import Machine
 from .ptx import Imm, Instruction, Vector, registers
 from .reports import EmulatorError, Kind
 from .semantics import ldmatrix, mma, tensor_core, wgmma
+from .shadow import Pieces
 from .state import OFFSET_MASK, SHARED_BASE, Warp, Warpgroup
 from .warp_ops import check_members
 
@@ -25,9 +27,27 @@ _parse_wgmma = functools.lru_cache(maxsize=256)(wgmma.parse_opcode)
 _parse_mma = functools.lru_cache(maxsize=256)(mma.parse_opcode)
 
 
+class _Accumulators:
+    """One warp's accumulators that a WGMMA computes, pending until group number ``group`` is waited for.
+
+    ``values`` is uint32 (registers, 32), and ``rows`` are what the registers hold. A WGMMA that goes on from
+    pending accumulators computes in place.
+    """
+
+    __slots__ = ("group", "rows", "values")
+
+    def __init__(self, count: int) -> None:
+        self.values = np.empty((count, 32), np.uint32)
+        self.rows = list(self.values)
+        self.group = 0
+
+
 @dataclass
 class _Part:
-    """Contribution of one warp to a WGMMA: old accumulators (or None), the block for new ones, A, clocks."""
+    """Contribution of one warp to a WGMMA.
+
+    ``old``: accumulators to start from where these are others than those that it computes. ``a``: registers.
+    """
 
     old: list[Array] | None
     new: Array
@@ -72,7 +92,6 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         m.report(Kind.BARRIER_DIVERGENCE, "wgmma needs all threads of the warpgroup", w, ins, lanes=mask)
     shape = _parse_wgmma(ins.opcode)
     operands = ins.operands
-    accumulators = operands[0].items
     from_registers = isinstance(operands[1], Vector)
     _check_fence(m, w, ins)
     scale = bool(w.value(operands[3], "pred" if hasattr(operands[3], "cls") else "b32")[0])
@@ -96,18 +115,24 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             w,
             ins,
         )
-    new = np.empty((len(accumulators), 32), np.uint32)
-    old = [w.R[r.index] for r in accumulators] if scale else None
-    a_registers = np.stack([w.R[r.index] for r in operands[1].items], axis=1) if from_registers else None
-    operation.parts[w.number % 4] = _Part(old, new, a_registers, w.vc, w.fc)
     commits = w.state.get("wgmma_commits", 0)
-    pending_groups = w.state.setdefault("pending_groups", {})
-    for value, register in zip(new, accumulators, strict=True):
-        w.R[register.index] = w.pending[id(value)] = value
-        pending_groups[id(value)] = commits + 1
+    held = [w.R[i] for i in operands[0].indices]
+    block = w.pending.get(id(held[0]))
+    if not scale or block is None or len(block.rows) != len(held) or not all(map(is_, held, block.rows)):
+        block = _Accumulators(len(held))
+        w.pending.update(dict.fromkeys(map(id, block.rows), block))
+        w.accumulating.append(block)
+        for i, value in zip(operands[0].indices, block.rows, strict=True):
+            w.R[i] = value
+        old = held if scale else None
+    else:
+        old = None
+    block.group = commits + 1
+    a_registers = np.stack([w.R[i] for i in operands[1].indices], axis=1) if from_registers else None
+    operation.parts[w.number % 4] = _Part(old, block.values, a_registers, w.vc, w.fc)
     if from_registers:
-        for item in operands[1].items:
-            w.pending_a[item.index] = commits + 1
+        for i in operands[1].indices:
+            w.pending_a[i] = commits + 1
     _group_of(group, commits).issued += 1
     if len(operation.parts) == 4:
         _group_of(group, commits).operations.append(operation)
@@ -178,7 +203,7 @@ def _check_operands(
                 address=int(pieces[0]) * 16,
             )
             continue
-        index = wgmma.bytes_of(pieces)
+        index = Pieces(pieces << 4, 16)
         access.note_unwritten(
             m, w, ins, cta, index, group.agent, f"operand {name} has bytes that nothing has written"
         )
@@ -253,15 +278,14 @@ def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
         for part in parts:
             part.new[:] = 0
         return
-    d = None
-    if parts[0].old is not None:
-        d = np.concatenate([np.stack(p.old, axis=1) for p in parts if p.old is not None])
+    for part in parts:
+        if part.old is not None:
+            np.stack(part.old, out=part.new)
     negate = [s == -1 for s in (*op.immediates, 1, 1)[:2]]  # integer types have none
-    result = wgmma.multiply(
-        op.shape, a, b, d, negate_a=negate[0], negate_b=negate[1], saturate="satfinite" in op.ins.parts
-    )
-    for i, part in enumerate(parts):
-        part.new[:] = result[32 * i : 32 * i + 32].T
+    wgmma.accumulate(
+        op.shape, a, b, [p.new for p in parts], op.words[2], negate_a=negate[0], negate_b=negate[1],
+        saturate="satfinite" in op.ins.parts,
+    )  # fmt: skip
     op.parts.clear()
 
 
@@ -277,11 +301,12 @@ def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         return m.block(w, text, group.waiters)
     if target > 0:
         w.learn(group.agent, target)
-    of = w.state.get("pending_groups", {})
-    for key in [k for k, number in of.items() if number <= target]:
-        del of[key]
-        w.pending.pop(key, None)
-    w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
+    for block in [block for block in w.accumulating if block.group <= target]:
+        w.accumulating.remove(block)
+        for row in block.rows:
+            del w.pending[id(row)]
+    if w.pending_a:
+        w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
     return None
 
 

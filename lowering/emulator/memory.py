@@ -90,6 +90,11 @@ class GlobalMemory:
         i = bisect.bisect_right(self.starts, address) - 1
         return self.regions[i] if i >= 0 and address < self.regions[i].end else None
 
+    def plain(self, low: int, high: int) -> Region | None:
+        """The region that holds bytes [low, high), if all of it may be read and written; None otherwise."""
+        region = None if self.gaps else self.find(low)
+        return region if region is not None and high <= region.end and region.unwritten is None else None
+
     def between(self, addresses: Array, size: int) -> Fault | None:
         """The first access to bytes inside of a region that are no element of its tensors."""
         for region in self.regions:

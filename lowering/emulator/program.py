@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from . import taint
 from .forms import missing
@@ -27,9 +28,17 @@ NO_EFFECT = {
     "discard",
     "createpolicy",
 }
-
+MOST_PRODUCTS = 16
+"""`mma.sync` of one step."""
 
 READ = -3
+
+
+class Handlers(NamedTuple):
+    """Functions that execute operations: by the start of an opcode, and one that gives a run of `mma.sync` its."""
+
+    of_opcode: dict[str, Callable]
+    of_products: Callable[[list[Instruction]], Callable]
 
 
 @dataclass
@@ -56,7 +65,7 @@ class Step:
 class Program:
     """Steps of ``kernel`` and the compiled functions of its arithmetic."""
 
-    def __init__(self, kernel: Kernel, handlers: dict[str, Callable], symbol_value: Callable[[Symbol], int],
+    def __init__(self, kernel: Kernel, handlers: Handlers, symbol_value: Callable[[Symbol], int],
                  single: bool = False):  # fmt: skip
         self.kernel = kernel
         self.names = Names(symbol_value)
@@ -216,8 +225,23 @@ def _handler_of(ins: Instruction, handlers: dict[str, Callable]) -> Callable:
     raise error
 
 
-def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[Step]:
+def _joins(run: list[Instruction], ins: Instruction) -> bool:
+    """True if a product may follow ``run``, whose first may be any instruction, in one step."""
+    first = run[0]
+    return len(run) < MOST_PRODUCTS and first.parts == ins.parts and _plain(first) and _plain(ins)
+
+
+def _plain(ins: Instruction) -> bool:
+    return (
+        ins.root == "mma"
+        and ins.pred is None
+        and all(isinstance(o, Vector) and all(isinstance(i, Reg) for i in o.items) for o in ins.operands)
+    )
+
+
+def _split(kernel: Kernel, handlers: Handlers, single: bool) -> list[Step]:
     starts = set(kernel.labels.values())
+    alone = single or any(ins.root == "wgmma" for ins in kernel.instructions)
     steps: list[Step] = []
     at_instruction: dict[int, int] = {}
     for i, ins in enumerate(kernel.instructions):
@@ -228,23 +252,30 @@ def _split(kernel: Kernel, handlers: dict[str, Callable], single: bool) -> list[
                 at_instruction[i] = len(steps) - 1
                 continue
             step = Step("alu", [ins])
+        elif not alone and steps and i not in starts and _joins(steps[-1].instructions, ins):
+            steps[-1].instructions.append(ins)
+            steps[-1].writes += tuple(ins.operands[0].indices)
+            at_instruction[i] = len(steps) - 1
+            continue
         elif ins.root == "bra":
             step = Step("bra", [ins])
         elif ins.root in ("ret", "exit"):
             step = Step("exit", [ins])
         elif ins.root in NO_EFFECT and ins.parts[:2] != ("prefetch", "tensormap"):
             if ins.root == "createpolicy":
-                step = Step("op", [ins], handler=handlers["createpolicy"])
+                step = Step("op", [ins], handler=handlers.of_opcode["createpolicy"])
             else:
                 at_instruction[i] = len(steps)
                 step = Step("op", [ins], handler=_nothing)
         else:
-            step = Step("op", [ins], handler=_handler_of(ins, handlers))
+            step = Step("op", [ins], handler=_handler_of(ins, handlers.of_opcode))
             step.role = hint_of(ins)
             step.writes = tuple(r for o in ins.operands[:1] if not hasattr(o, "base") for r in registers(o))
         at_instruction[i] = len(steps)
         steps.append(step)
     for step in steps:
+        if step.kind == "op" and len(step.instructions) > 1:
+            step.handler = handlers.of_products(step.instructions)
         if step.kind == "bra":
             label = step.first.label
             if label not in kernel.labels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from .reports import PtxError
 
@@ -62,6 +63,11 @@ class Vector:
     """``{a, b, ...}``"""
 
     items: tuple
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Numbers of the registers, which all items must be."""
+        return [item.index for item in self.items]
 
 
 @dataclass(frozen=True)

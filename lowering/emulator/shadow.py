@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -88,8 +88,52 @@ class Touch(NamedTuple):
     high: int
 
 
+class Pieces(NamedTuple):
+    """``size`` bytes at each of int64 ``offsets``."""
+
+    offsets: Array
+    size: int
+
+    def bytes(self) -> Array:
+        """The offset of every byte."""
+        return (self.offsets[:, None] + np.arange(self.size)).reshape(-1)
+
+
+Index = Array | slice | Pieces
+"""Bytes of shared memory: their offsets, or a run, or pieces."""
+
+
+class Readers:
+    """The clock of the last read of each byte, of each agent that has read any: rows of one array."""
+
+    def __init__(self, size: int) -> None:
+        self.marks = np.zeros((2, size), np.int32)
+        self.agents = np.zeros(2, np.int64)  # of the rows
+        self.rows: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Agents that have read."""
+        return len(self.rows)
+
+    def row(self, agent: int) -> int:
+        """The number of an agent's row."""
+        found = self.rows.get(agent)
+        if found is None:
+            found = self.rows[agent] = len(self.rows)
+            if found == len(self.agents):
+                self.marks = np.concatenate([self.marks, np.zeros_like(self.marks)])
+                self.agents = np.concatenate([self.agents, self.agents])
+            self.agents[found] = agent
+        return found
+
+
 class Shadow:
-    """Last write and last reads of each byte of a CTA's shared memory. Indices: byte offsets, or a slice."""
+    """Last write and last reads of each byte of a CTA's shared memory.
+
+    The compiled functions check and note in one pass where nothing is wrong. Where something is, they note
+    nothing, and the NumPy code finds out what.
+    """
 
     def __init__(self, size: int, domain: Domain) -> None:
         self.size, self.domain = size, domain
@@ -97,21 +141,17 @@ class Shadow:
         self.written_at = np.zeros(size, np.int32)
         self.ordinary = np.zeros(size, bool)
         self.undefined = np.ones(size, bool)
-        self.readers: dict[int, Array] = {}
+        self.readers = Readers(size)
         self.strong: Array | None = None  # bytes last written by a strong access, where there are any
         # For reports: instructions by (agent, its clock, whether they wrote), and by their line.
         self.touched: dict[tuple[int, int, bool], dict[int, Touch]] = {}
 
-    def _note(self, index: Array | slice, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
-        if isinstance(index, slice):
-            low, high = index.start, index.stop
-        else:
-            compiled = fast.kernels()
-            low, high = compiled.bounds(index) if compiled is not None else (index.min(), index.max())
-            low, high = int(low), int(high) + 1
+    def _note(self, low: int, high: int, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
         mine = self.touched.setdefault((agent, clock, wrote), {})
         last = mine.get(ins.line)
         if last is not None:
+            if last.low <= low and high <= last.high:
+                return
             low, high = min(low, last.low), max(high, last.high)
         mine[ins.line] = Touch(ins, low, high)
 
@@ -120,57 +160,57 @@ class Shadow:
         found = self.touched.get((agent, clock, wrote), {})
         return next((t.ins for t in reversed(found.values()) if t.low <= offset < t.high), None)
 
-    def unwritten(self, index: Array | slice) -> int | None:
+    def unwritten(self, index: Index) -> int | None:
         """Offset of the first byte of ``index`` that was never written, or with an undefined value."""
+        compiled = fast.kernels()
+        if compiled is not None:
+            offsets, size = _pieces(index)
+            within = compiled.inside(offsets, size, self.size)
+            if within and not compiled.any_of(self.undefined, offsets, size):
+                return None
+        index = _expanded(index)
         missing = self.undefined[index]
         return self._offset(index, missing) if missing.any() else None
 
     def read(
-        self, index: Array | slice, agent: int, clock: int, vc: Array, ins: Instruction, strong: bool = False
+        self, index: Index, agent: int, clock: int, vc: Array, ins: Instruction, strong: bool = False
     ) -> Conflict | None:
         """Note a read by ``ins``; returns the write that it does not follow. Strong ones do not race."""
-        compiled = self._compiled(index)
-        conflict = self._early(index, vc, compiled, strong)
+        compiled = None if strong else fast.kernels()
+        if compiled is not None:
+            offsets, size = _pieces(index)
+            row = self.readers.row(agent)
+            low, high = compiled.read(
+                self.writer, self.written_at, vc, self.readers.marks, row, clock, offsets, size
+            )
+            if low >= 0:
+                self._note(low, high, agent, clock, False, ins)
+                return None
+        index = _expanded(index)
+        conflict = self._early(index, vc, strong)
         if strong:
             return conflict
-        self._note(index, agent, clock, False, ins)
-        mark = self.readers.get(agent)
-        if mark is None:
-            mark = self.readers[agent] = np.zeros(self.size, np.int32)
-        if compiled is not None:
-            compiled.note_read(mark, index, clock)
-        else:
-            mark[index] = clock
+        self._note(*_bounds(index), agent, clock, False, ins)
+        row = self.readers.row(agent)  # which may make room for more
+        self.readers.marks[row, index] = clock
         return conflict
 
-    def _compiled(self, index: Array | slice) -> Any:
-        """The compiled functions, which look at no bounds; None where they cannot be used."""
-        compiled = fast.kernels()
-        if compiled is None or isinstance(index, slice) or len(index) == 0:
-            return None
-        low, high = compiled.bounds(index)
-        return compiled if low >= 0 and high < self.size else None
-
-    def _early(self, index: Array | slice, vc: Array, compiled: Any, strong: bool) -> Conflict | None:
+    def _early(self, index: Array | slice, vc: Array, strong: bool) -> Conflict | None:
         """The write that an access with these clocks does not follow."""
-        if compiled is not None and not compiled.early(self.writer, self.written_at, vc, index):
-            return None
         writer = self.writer[index]
         early = self.written_at[index] > vc[writer]
         if strong and self.strong is not None:
             early &= ~self.strong[index]
         return self._conflict(index, early, writer) if early.any() else None
 
-    @staticmethod
-    def _late(mark: Array, clock: int, index: Array | slice, compiled: Any) -> Array | None:
-        """Bytes of ``index`` that were read after ``clock``."""
-        if compiled is not None and not compiled.late(mark, clock, index):
-            return None
-        late = mark[index] > clock
-        return late if late.any() else None
-
-    def unfenced(self, index: Array | slice, fc: Array) -> Conflict | None:
+    def unfenced(self, index: Index, fc: Array) -> Conflict | None:
         """The ordinary write that the async proxy cannot be sure to see."""
+        compiled = fast.kernels()
+        if compiled is not None:
+            offsets, size = _pieces(index)
+            if compiled.fenced(self.ordinary, self.writer, self.written_at, fc, offsets, size):
+                return None
+        index = _expanded(index)
         ordinary = self.ordinary[index]
         if not ordinary.any():
             return None
@@ -179,29 +219,35 @@ class Shadow:
         return self._conflict(index, bad, writer) if bad.any() else None
 
     def write(
-        self, index: Array | slice, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction,
+        self, index: Index, agent: int, clock: int, vc: Array, ordinary: bool, ins: Instruction,
         strong: bool = False,
     ) -> Conflict | None:  # fmt: skip
         """Note a write by ``ins``; returns an access that it does not follow."""
-        compiled = self._compiled(index)
-        conflict = self._early(index, vc, compiled, strong)
+        compiled = None if strong or self.strong is not None else fast.kernels()
+        if compiled is not None:
+            offsets, size = _pieces(index)
+            held = (self.writer, self.written_at, self.ordinary, self.undefined)
+            read = (self.readers.marks, self.readers.agents, self.readers.count)
+            low, high = compiled.write(*held, vc, *read, offsets, size, agent, clock, ordinary)
+            if low >= 0:
+                self._note(low, high, agent, clock, True, ins)
+                return None
+        index = _expanded(index)
+        conflict = self._early(index, vc, strong)
         if strong and self.strong is None:
             self.strong = np.zeros(self.size, bool)
         if self.strong is not None:
             self.strong[index] = strong
-        for reader, mark in self.readers.items():
-            late = self._late(mark, vc[reader], index, compiled)
-            if late is not None:
+        for reader, row in self.readers.rows.items():
+            mark = self.readers.marks[row]
+            late = mark[index] > vc[reader]
+            if late.any():
                 offset = self._offset(index, late)
-                other = self._instruction(reader, int(mark[offset]), False, offset)
                 at = int(mark[offset])
+                other = self._instruction(reader, at, False, offset)
                 conflict = Conflict(self.domain.agents[reader], False, offset, other, at)
                 break
-        self._note(index, agent, clock, True, ins)
-        if compiled is not None:
-            arrays = (self.writer, self.written_at, self.ordinary, self.undefined)
-            compiled.note_write(*arrays, index, agent, clock, ordinary)
-            return conflict
+        self._note(*_bounds(index), agent, clock, True, ins)
         self.writer[index] = agent
         self.written_at[index] = clock
         self.ordinary[index] = ordinary
@@ -220,13 +266,39 @@ class Shadow:
         return index.start + first if isinstance(index, slice) else int(np.asarray(index).reshape(-1)[first])
 
 
-def byte_index(offsets: Array, size: int) -> Array | slice:
-    """Bytes [o, o + size) of each offset; a slice where they are one run."""
-    compiled = fast.kernels()
-    if compiled is not None:
-        start = compiled.one_run(offsets, size)
-        return compiled.spread(offsets, size) if start < 0 else slice(start, start + len(offsets) * size)
+def byte_index(offsets: Array, size: int) -> Index:
+    """Bytes [o, o + size) of each offset."""
+    if fast.kernels() is not None:
+        return Pieces(offsets, size)
     low, high = int(offsets.min()), int(offsets.max()) + size
     if high - low == len(offsets) * size and (len(offsets) == 1 or len(np.unique(offsets)) == len(offsets)):
         return slice(low, high)
-    return (offsets[:, None] + np.arange(size)).reshape(-1)
+    return Pieces(offsets, size).bytes()
+
+
+def first_byte(index: Index) -> int:
+    """The offset of the first of these bytes, in their order."""
+    if isinstance(index, slice):
+        return int(index.start)
+    return int(index.offsets[0] if isinstance(index, Pieces) else index[0])
+
+
+def _pieces(index: Index) -> tuple[Array, int]:
+    """The same bytes as pieces."""
+    if isinstance(index, Pieces):
+        return index
+    if isinstance(index, slice):
+        return np.array([index.start], np.int64), index.stop - index.start
+    return index, 1
+
+
+def _expanded(index: Index) -> Array | slice:
+    """The same bytes one by one, or as a run."""
+    return index.bytes() if isinstance(index, Pieces) else index
+
+
+def _bounds(index: Array | slice) -> tuple[int, int]:
+    """The first byte, and the one after the last."""
+    if isinstance(index, slice):
+        return index.start, index.stop
+    return int(index.min()), int(index.max()) + 1

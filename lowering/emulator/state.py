@@ -102,7 +102,8 @@ class Warp:
         self.waiting_since = 0
         self.timed_out = -1
         self.group: Warpgroup | None = None
-        self.pending: dict[int, Array] = {}
+        self.accumulating: list[Any] = []  # what its pending WGMMAs compute, see matrix.py
+        self.pending: dict[int, Any] = {}  # of which of these, by the identity of a register's value
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()  # registers of WGMMA that were written since its last fence
         self.read: set[int] = set()  # accumulators that were read since

@@ -118,6 +118,34 @@ def product(a, b, c, group, bits, fraction):  # type: ignore[no-untyped-def]
 
 
 @jit
+def warpgroup_product(a, b, block0, block1, block2, block3, add, group, bits, fraction):  # type: ignore[no-untyped-def]
+    """`wgmma.accumulate` to float32. a (64, K), b (K, N) contiguous float64; blocks uint32 (N / 2, 32)."""
+    columns = b.shape[1]
+    c = np.zeros((64, columns), np.float64)
+    blocks = (block0, block1, block2, block3)
+    if add:
+        for warp in range(4):
+            held = blocks[warp].view(np.float32)
+            for register in range(columns // 2):
+                row = warp * 16 + 8 * (register // 2 % 2)
+                column = register // 4 * 8 + register % 2
+                for lane in range(32):
+                    c[row + lane // 4, column + lane % 4 * 2] = held[register, lane]
+    d = aligned(a, b, c, group, bits, fraction)
+    for warp in range(4):
+        block = blocks[warp]
+        held = block.view(np.float32)
+        for register in range(columns // 2):
+            row = warp * 16 + 8 * (register // 2 % 2)
+            column = register // 4 * 8 + register % 2
+            for lane in range(32):
+                value = np.float32(d[row + lane // 4, column + lane % 4 * 2])
+                held[register, lane] = value
+                if np.isnan(value):
+                    block[register, lane] = _NAN
+
+
+@jit
 def one_target(addresses, size, rank_shift, low, high, ranks):  # type: ignore[no-untyped-def]
     """The rank that all cluster-window addresses name, in bounds and aligned; -1 where anything is amiss."""
     first = addresses[0] >> rank_shift
@@ -131,48 +159,81 @@ def one_target(addresses, size, rank_shift, low, high, ranks):  # type: ignore[n
 
 
 @jit
-def one_run(offsets, size):  # type: ignore[no-untyped-def]
-    """The start of the pieces of ``size`` bytes at distinct offsets, where they are one run; -1 otherwise."""
-    low, top = offsets[0], offsets[0]
+def inside(offsets, size, end):  # type: ignore[no-untyped-def]
+    """True if there are pieces of ``size`` bytes, and all of their bytes are below ``end``."""
+    for i in range(offsets.shape[0]):
+        if offsets[i] < 0 or offsets[i] + size > end:
+            return False
+    return offsets.shape[0] > 0
+
+
+@jit
+def _bounds(offsets, size):  # type: ignore[no-untyped-def]
+    low, high = offsets[0], offsets[0]
     for i in range(1, offsets.shape[0]):
         low = min(low, offsets[i])
-        top = max(top, offsets[i])
-    if top + size - low != offsets.shape[0] * size:
-        return -1
-    seen = np.zeros(top + 1 - low, np.bool_)
+        high = max(high, offsets[i])
+    return low, high + size
+
+
+@jit
+def _follows(writer, written_at, vc, offsets, size):  # type: ignore[no-untyped-def]
+    """True if the clocks cover the last write of every byte."""
     for i in range(offsets.shape[0]):
-        if seen[offsets[i] - low]:
-            return -1
-        seen[offsets[i] - low] = True
-    return low
+        last_writer, last_clock = -1, 0
+        for at in range(offsets[i], offsets[i] + size):
+            by, clock = writer[at], written_at[at]
+            if by != last_writer or clock != last_clock:
+                if clock > vc[by]:
+                    return False
+                last_writer, last_clock = by, clock
+    return True
 
 
 @jit
-def spread(offsets, size):  # type: ignore[no-untyped-def]
-    """The bytes of the pieces."""
-    out = np.empty(offsets.shape[0] * size, np.int64)
+def read(writer, written_at, vc, marks, row, clock, offsets, size):  # type: ignore[no-untyped-def]
+    """Note a read in ``row`` and return its bounds; (-1, -1), and no note, if it does not follow a write."""
+    if not inside(offsets, size, writer.shape[0]) or not _follows(writer, written_at, vc, offsets, size):
+        return -1, -1
     for i in range(offsets.shape[0]):
-        for j in range(size):
-            out[i * size + j] = offsets[i] + j
-    return out
+        marks[row, offsets[i] : offsets[i] + size] = clock
+    return _bounds(offsets, size)
 
 
 @jit
-def early(writer, written_at, vc, index):  # type: ignore[no-untyped-def]
-    """True if some byte's last write is not covered by the clocks."""
-    for i in range(index.shape[0]):
-        if written_at[index[i]] > vc[writer[index[i]]]:
-            return True
-    return False
+def write(  # type: ignore[no-untyped-def]
+    writer, written_at, ordinary, undefined, vc, marks, readers, count, offsets, size, agent, clock, plain
+):
+    """Note a write and return its bounds; (-1, -1), and no note, if it does not follow an access."""
+    if not inside(offsets, size, writer.shape[0]) or not _follows(writer, written_at, vc, offsets, size):
+        return -1, -1
+    for row in range(count):
+        seen = vc[readers[row]]
+        for i in range(offsets.shape[0]):
+            late = False
+            for at in range(offsets[i], offsets[i] + size):
+                late |= marks[row, at] > seen
+            if late:
+                return -1, -1
+    for i in range(offsets.shape[0]):
+        low, high = offsets[i], offsets[i] + size
+        writer[low:high] = agent
+        written_at[low:high] = clock
+        ordinary[low:high] = plain
+        undefined[low:high] = False
+    return _bounds(offsets, size)
 
 
 @jit
-def late(mark, clock, index):  # type: ignore[no-untyped-def]
-    """True if some byte's last read came after ``clock``."""
-    for i in range(index.shape[0]):
-        if mark[index[i]] > clock:
-            return True
-    return False
+def fenced(ordinary, writer, written_at, fc, offsets, size):  # type: ignore[no-untyped-def]
+    """True if every ordinary write of these bytes is covered by the clocks of proxy fences."""
+    if not inside(offsets, size, writer.shape[0]):
+        return False
+    for i in range(offsets.shape[0]):
+        for at in range(offsets[i], offsets[i] + size):
+            if ordinary[at] and written_at[at] > fc[writer[at]]:
+                return False
+    return True
 
 
 @jit
@@ -225,73 +286,57 @@ def distribute(rows, transposed):  # type: ignore[no-untyped-def]
 
 
 @jit
-def matrix_multiply(words, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
-    """`mma.multiply` to float32: D's registers, uint32 (4, 32).
+def _multiply(words, plan, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
+    """`mma.multiply` to float32, among rows of ``words``, uint32 (rows, 32): those of D, A, B, C in ``plan``.
 
-    ``words``: those of A, B and C, uint32 (registers, 32). ``wide``: operands of 32 bits, the value of each
-    its own; otherwise of 16, and ``values`` is the table of all of them.
+    ``wide``: operands of 32 bits, the value of each its own; otherwise of 16, and ``values`` is the table of
+    all of them.
     """
-    count = words.shape[0] - 4
-    a_count, b_count = count * 2 // 3, count // 3
     each = 1 if wide else 2
+    b_end = len(plan) - 4
+    a_end = 4 + (b_end - 4) * 2 // 3
+    d, a_rows, b_rows, c_rows = plan[:4], plan[4:a_end], plan[a_end:b_end], plan[b_end:]
     floats = words.view(np.float32)
     a = np.empty((16, k), np.float64)
     b = np.empty((k, 8), np.float64)
     c = np.empty((16, 8), np.float64)
-    cut = (words & np.uint32(0xFFFFE000)).view(np.float32)
+    one = np.empty(1, np.uint32)
     for lane in range(32):
         row, quad = lane // 4, lane % 4
-        for r in range(a_count):
+        for r in range(a_rows.shape[0]):
+            word = words[a_rows[r], lane]
             for i in range(each):
-                value = (
-                    cut[r, lane]
-                    if wide
-                    else values[(words[r, lane] >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
-                )
+                if wide:
+                    one[0] = word & np.uint32(0xFFFFE000)
+                    value = one.view(np.float32)[0]
+                else:
+                    value = values[(word >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
                 a[row + 8 * (r % 2), (r // 2) * 4 * each + quad * each + i] = value
-        for r in range(b_count):
+        for r in range(b_rows.shape[0]):
+            word = words[b_rows[r], lane]
             for i in range(each):
-                w = words[a_count + r, lane]
-                value = (
-                    cut[a_count + r, lane] if wide else values[(w >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
-                )
+                if wide:
+                    one[0] = word & np.uint32(0xFFFFE000)
+                    value = one.view(np.float32)[0]
+                else:
+                    value = values[(word >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
                 b[r * 4 * each + quad * each + i, row] = value
         for r in range(4):
-            c[row + 8 * (r // 2), quad * 2 + r % 2] = floats[count + r, lane]
-    d = _canonical(aligned(a, b, c, group, bits, fraction))
-    out = np.empty((4, 32), np.float32)
+            c[row + 8 * (r // 2), quad * 2 + r % 2] = floats[c_rows[r], lane]
+    total = aligned(a, b, c, group, bits, fraction)
     for lane in range(32):
         for r in range(4):
-            out[r, lane] = d[lane // 4 + 8 * (r // 2), lane % 4 * 2 + r % 2]
-    return out.view(np.uint32)
+            value = np.float32(total[lane // 4 + 8 * (r // 2), lane % 4 * 2 + r % 2])
+            floats[d[r], lane] = value
+            if np.isnan(value):
+                words[d[r], lane] = _NAN
 
 
 @jit
-def bounds(index):  # type: ignore[no-untyped-def]
-    """The smallest and the largest number."""
-    low, high = index[0], index[0]
-    for i in range(1, index.shape[0]):
-        low = min(low, index[i])
-        high = max(high, index[i])
-    return low, high
-
-
-@jit
-def note_write(writer, written_at, ordinary, undefined, index, agent, clock, plain):  # type: ignore[no-untyped-def]
-    """Write down who wrote some bytes."""
-    for i in range(index.shape[0]):
-        at = index[i]
-        writer[at] = agent
-        written_at[at] = clock
-        ordinary[at] = plain
-        undefined[at] = False
-
-
-@jit
-def note_read(mark, index, clock):  # type: ignore[no-untyped-def]
-    """Write down when some bytes were read."""
-    for i in range(index.shape[0]):
-        mark[index[i]] = clock
+def products(words, plan, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
+    """Products one after another; a row of ``plan`` has the rows in ``words`` of D, A, B and C of one."""
+    for i in range(plan.shape[0]):
+        _multiply(words, plan[i], values, k, wide, group, bits, fraction)
 
 
 @jit

@@ -122,12 +122,13 @@ def product(shape: Shape, a: list[np.ndarray], b: list[np.ndarray], c: list[np.n
     if compiled is None or model is None or shape.d != "f32" or shape.a not in ("f16", "bf16", "tf32"):
         result = multiply(shape, *(np.stack(registers, axis=1) for registers in (a, b, c)))
         return list(np.ascontiguousarray(result.T))
-    words = np.concatenate((*a, *b, *c)).reshape(-1, LANES)
+    words = np.concatenate((*a, *b, *c, *c)).reshape(-1, LANES)  # the last four become D
+    count = len(words)
+    plan = np.array([[*range(count - 4, count), *range(count - 4)]])
     wide = shape.a == "tf32"
     values = tensor_core.all_values("f16" if wide else shape.a)
-    return list(
-        compiled.matrix_multiply(words, values, shape.k, wide, model.group, model.bits, model.fraction)
-    )
+    compiled.products(words, plan, values, shape.k, wide, model.group, model.bits, model.fraction)
+    return list(words[-4:])
 
 
 def _matrix(

@@ -40,6 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..spans import of_elements
 from .swizzle import Swizzle, swizzle
 
 
@@ -286,6 +287,53 @@ def _relative(tensor: TensorMap) -> tuple[np.ndarray, np.ndarray]:
     offset.setflags(write=False)
     shared.setflags(write=False)
     return offset, shared
+
+
+class WholeBox(NamedTuple):
+    """A box within its tensor: ``row_bytes`` from each of ``rows``, and 16-byte chunks of shared memory.
+
+    `rows`: int64 addresses. `chunks`: int64 numbers of the chunks, in the order of the rows' bytes.
+    """
+
+    rows: np.ndarray
+    row_bytes: int
+    chunks: np.ndarray
+
+
+CHUNK = 16
+"""Bytes that every swizzle keeps together; boxes start and end at multiples of it."""
+
+
+def whole_box(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> WholeBox | None:
+    """The result of `box_map` for a box within its tensor; None for others, and for errors."""
+    coords = tuple(coords)
+    if len(coords) != tensor.rank or coords[0] * tensor.element.bytes % CHUNK or shared_address % 128:
+        return None
+    steps = (1, *tensor.element_strides[1:])
+    ends = (c + (n - 1) * s for c, n, s in zip(coords, tensor.box_elements, steps, strict=True))
+    if min(coords) < 0 or any(end >= size for end, size in zip(ends, tensor.extents, strict=True)):
+        return None
+    rows, row_bytes = _rows(tensor)
+    if row_bytes % CHUNK:
+        return None
+    base = tensor.address + sum(c * s for c, s in zip(coords, tensor.strides, strict=True))
+    return WholeBox(base + rows, row_bytes, chunks_of(tensor, shared_address))
+
+
+@functools.lru_cache(maxsize=256)
+def _rows(tensor: TensorMap) -> tuple[np.ndarray, int]:
+    """Offsets of the runs of bytes of a box in global memory, and the bytes of each."""
+    spans = of_elements(_relative(tensor)[0], tensor.element.bytes)
+    return spans.starts, spans.size
+
+
+@functools.lru_cache(maxsize=512)
+def chunks_of(tensor: TensorMap, shared_address: int) -> np.ndarray:
+    """Numbers of the chunks of shared memory that a box at this address fills."""
+    first = _relative(tensor)[1][:: CHUNK // tensor.element.bytes]
+    chunks = swizzle(shared_address + first, tensor.swizzle) // CHUNK
+    chunks.setflags(write=False)
+    return chunks
 
 
 def fill_value(tensor: TensorMap) -> int:

@@ -16,6 +16,7 @@ import re
 
 import numpy as np
 
+from .. import fast
 from . import tensor_core
 from .swizzle import Swizzle, swizzle
 
@@ -136,11 +137,6 @@ def operand_pieces(
     return np.unique(operand_addresses(descriptor, rows, element_bytes, transposed) >> 4)
 
 
-def bytes_of(pieces: np.ndarray) -> np.ndarray:
-    """The addresses of the bytes of 16-byte pieces."""
-    return ((pieces << 4)[:, None] + np.arange(16)).reshape(-1)
-
-
 @functools.lru_cache(maxsize=256)
 def _offsets(leading: int, stride: int, mode: Swizzle, rows: int, size: int, transposed: bool) -> np.ndarray:
     """Byte offsets before the swizzle."""
@@ -254,3 +250,27 @@ def multiply(
         left, right, c, shape.accumulator, saturate=saturate or shape.saturate, accumulation=accumulation
     )
     return matrix_to_accumulator(result, shape)
+
+
+def accumulate(
+    shape: Shape, a: np.ndarray, b: np.ndarray, blocks: list[np.ndarray], add: bool,
+    *, negate_a: bool = False, negate_b: bool = False, saturate: bool = False,
+) -> None:  # fmt: skip
+    """The same in place: `blocks` are the accumulators of the four warps, uint32 (R, 32) each.
+
+    `add`: scale-d, without which what they hold does not count.
+    """
+    model = tensor_core.ACCUMULATION.get(("wgmma", shape.a))
+    compiled = fast.kernels()
+    if compiled is not None and model is not None and shape.accumulator == "f32":
+        left = tensor_core.operand_values(a, shape.a)
+        right = tensor_core.operand_values(b, shape.b)
+        compiled.warpgroup_product(
+            -left if negate_a != negate_b else left, np.ascontiguousarray(right.T), *blocks, add, model.group,
+            model.bits, model.fraction,
+        )  # fmt: skip
+        return
+    d = np.concatenate([block.T for block in blocks]) if add else None
+    result = multiply(shape, a, b, d, negate_a=negate_a, negate_b=negate_b, saturate=saturate)
+    for i, block in enumerate(blocks):
+        block[:] = result[32 * i : 32 * i + 32].T
