@@ -35,7 +35,7 @@ READ = -3
 
 
 class Handlers(NamedTuple):
-    """Functions that execute operations: by the start of an opcode, and one that gives a run of `mma.sync` its."""
+    """Functions that execute operations: by the start of an opcode; and one that makes them for products."""
 
     of_opcode: dict[str, Callable]
     of_products: Callable[[list[Instruction]], Callable]

@@ -9,7 +9,7 @@ EVERYTHING = frozenset((a, b) for a in (0, 1) for b in (0, 1))
 
 @dataclass(frozen=True)
 class Litmus:
-    """What the first and the second thread do, and the outcomes of the model.
+    """Code of the first and of the second thread, and the outcomes of the model.
 
     Words x (%rd10) and y (%rd10 + 128) are 0 and %r61 is 1; the outcome's two words go to %rd12.
     """

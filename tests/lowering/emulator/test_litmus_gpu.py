@@ -62,9 +62,9 @@ THREADS, LAUNCHES = 256, 100
 
 
 def _outcomes(litmus: Litmus) -> Counter:
-    """How often each outcome came: each thread of a pair of CTAs is a test of its own."""
+    """Outcomes by their number: each thread of a pair of CTAs is a test of its own."""
     text = KERNEL.format(first=litmus.first, second=litmus.second).encode() + b"\0"
-    torch.cuda.init()
+    torch.zeros(1, device="cuda")  # brings the context up
     library = ask_driver("cuLibraryLoadData", text, None, None, 0, None, None, 0)
     function = ask_driver("cuKernelGetFunction", ask_driver("cuLibraryGetKernel", library, b"k"))
     pairs = torch.cuda.get_device_properties(0).multi_processor_count // 2  # all are resident
@@ -75,8 +75,8 @@ def _outcomes(litmus: Litmus) -> Counter:
         met = torch.zeros(pairs, dtype=torch.int32, device="cuda")
         pointers = tuple(x.data_ptr() for x in (words, result, met))
         stream = torch.cuda.current_stream().cuda_stream
-        arguments = (pointers, (ctypes.c_void_p,) * 3)
-        ask_driver("cuLaunchKernel", function, 2 * pairs, 1, 1, THREADS, 1, 1, 0, stream, arguments, 0)
+        grid, block, arguments = (2 * pairs, 1, 1), (THREADS, 1, 1), (pointers, (ctypes.c_void_p,) * 3)
+        ask_driver("cuLaunchKernel", function, *grid, *block, 0, stream, arguments, 0)
         found.update(map(tuple, result.tolist()))
     ask_driver("cuLibraryUnload", library)
     return found
