@@ -7,10 +7,10 @@ taken for, and one alignment class, so that another problem size finds the same 
 * the alignment class is the largest of 16, 8, 4, 2 and 1 bytes that divides the base address and every
   symbolic stride. A vector access must respect all of them, so one class per tensor says what a kernel
   can use, and keeps the number of kernels small;
-* strides are 64-bit once the tensor spans 2**31 elements.
+* strides are 64-bit once the tensor spans 2**31 elements, or one of them, a mode of size 1's too, is as long.
 
 A mode of size 1 has no stride worth the name (PyTorch leaves any value there), so it is symbolic and has
-no say in the alignment class.
+no say in the alignment class; but a launch with 32-bit strides refuses one that does not fit.
 """
 
 from __future__ import annotations
@@ -261,7 +261,8 @@ def tensor_class(name: str, tensor: Any) -> TensorClass:
         )
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) if 0 not in shape else 0
     wide_shape = max(shape) >= WIDE_EXTENT
-    return TensorClass(dtype, tuple(classes), align, extent >= WIDE_EXTENT or wide_shape, wide_shape)
+    wide_strides = wide_shape or max(extent, *strides) >= WIDE_EXTENT
+    return TensorClass(dtype, tuple(classes), align, wide_strides, wide_shape)
 
 
 def named_tensors(

@@ -46,7 +46,8 @@ def meta(shape, stride=None, dtype=torch.bfloat16, offset=0):
         # 2**31 elements or more: 64-bit strides; a mode that long: 64-bit shape too.
         (meta((1 << 15, 1 << 16)), "bfloat16[s,1]a16w"),
         (meta((2, 16), (1 << 31, 1)), "bfloat16[s,1]a16w"),
-        (meta((1, 16), (1 << 40, 1)), "bfloat16[s,1]a16"),
+        (meta((1, 16), (1 << 40, 1)), "bfloat16[s,1]a16w"),  # which a 32-bit stride would be refused
+        (meta((1, 16), ((1 << 31) - 8, 1)), "bfloat16[s,1]a16"),
         (meta((1 << 31,)), "bfloat16[1]a16ww"),
         (meta(((1 << 15), (1 << 16) - 8)), "bfloat16[s,1]a16"),
     ],
