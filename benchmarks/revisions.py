@@ -114,7 +114,8 @@ def tree_of(version: str) -> Iterator[Path]:
         raise SystemExit(f"{version!r} is no folder and no revision: {archive.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-            files.extractall(folder, filter="data")
+            files.extraction_filter = getattr(tarfile, "data_filter", None)  # None before 3.11.4
+            files.extractall(folder)
         yield Path(folder)
 
 

@@ -19,7 +19,7 @@ import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lowering.address import Address
@@ -270,19 +270,21 @@ def named_tensors(
 ) -> list[tuple[str, Any]]:
     """The tensors of a call; `by_address`: and those behind an `Address`."""
     found: list[tuple[str, Any]] = []
-
-    def add(name: str, arg: Any) -> None:
-        if isinstance(arg, (tuple, list)):
-            for i, item in enumerate(arg):
-                add(f"{name}[{i}]", item)
-        elif hasattr(arg, "data_ptr"):
-            found.append((name, arg))
-        elif by_address and isinstance(arg, Address):
-            found.append((name, arg.tensor))
-
     for i, arg in enumerate(args):
-        add(parameters[i].name if i < len(parameters) else f"#{i}", arg)
+        found += _tensors_in(parameters[i].name if i < len(parameters) else f"#{i}", arg, by_address)
     return found
+
+
+def _tensors_in(name: str, arg: Any, by_address: bool) -> Iterator[tuple[str, Any]]:
+    # Not a closure that calls itself: such a one keeps what it has found until the cycles are collected, on a
+    # GPU all tensors of a first call.
+    if isinstance(arg, (tuple, list)):
+        for i, item in enumerate(arg):
+            yield from _tensors_in(f"{name}[{i}]", item, by_address)
+    elif hasattr(arg, "data_ptr"):
+        yield name, arg
+    elif by_address and isinstance(arg, Address):
+        yield name, arg.tensor
 
 
 def key_of(parts: dict[str, Any]) -> str:

@@ -463,7 +463,8 @@ def committed(revision: str, tree: Path = ROOT) -> Iterator[Path]:
         raise SystemExit(archive.stderr.decode().strip())
     with tempfile.TemporaryDirectory(prefix="machine_code_") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-            files.extractall(folder, filter="data")
+            files.extraction_filter = getattr(tarfile, "data_filter", None)  # None before 3.11.4
+            files.extractall(folder)
         with snapshot(Path(folder)) as copy:
             yield copy
 

@@ -34,9 +34,12 @@ class Values(Source):
         self.device = torch.device(device)
 
     def values(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-        """Of the normal distribution; fp8 ones rounded."""
+        """Of the normal distribution; fp8 ones rounded. fp16 matrices are smaller: a gate multiplies two sums
+        of many products, and the result must be below 65504."""
         narrow = dtype.itemsize == 1
         made = torch.randn(shape, dtype=BF16 if narrow else dtype, device=self.device)
+        if dtype is torch.float16 and len(shape) == 2:
+            made /= 4
         return made.to(dtype) if narrow else made
 
     def factors(self, *shape: int) -> torch.Tensor:
@@ -58,12 +61,12 @@ def run_calls(calls: Iterable[Call], source: Source, seconds: float) -> int:
             print(f"stopped after {seconds:.0f} s and {left} calls")
             break
         try:
-            result = call._replace(operation=_timed(call.operation, times)).run(source)
-            worst[call.name] = max(worst.get(call.name, 0.0), references.check(call, result))
-        except Exception as error:  # of any call: the others go on
+            error = _error(call._replace(operation=_timed(call.operation, times)), source)
+            worst[call.name] = max(worst.get(call.name, 0.0), error)
+        except Exception as problem:  # of any call: the others go on
             failed += 1
-            print(f"FAILED {call.label}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            if isinstance(error, torch.AcceleratorError):
+            print(f"FAILED {call.label}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+            if isinstance(problem, torch.AcceleratorError):
                 raise  # nothing runs after it
     for name, error in worst.items():
         print(f"{name}: largest relative error {error:.2g}")
@@ -73,6 +76,11 @@ def run_calls(calls: Iterable[Call], source: Source, seconds: float) -> int:
         print(text.format(*shown))
     print(f"{len(times)} calls ran, {failed} failed")
     return failed
+
+
+def _error(call: Call, source: Source) -> float:
+    """Of a call's results, which are freed before the next one's are made."""
+    return references.check(call, call.run(source))
 
 
 def _timed(operation: Callable[..., Any], times: list[float]) -> Callable[..., Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,15 @@ import torch
 from lowering import Address
 from lowering.errors import ArgumentTypeError, ArgumentValueError
 from lowering.function import _add_other
-from lowering.signature import NoneClass, Parameter, ScalarClass, TupleClass, classify, tensor_class
+from lowering.signature import (
+    NoneClass,
+    Parameter,
+    ScalarClass,
+    TupleClass,
+    classify,
+    named_tensors,
+    tensor_class,
+)
 
 
 def meta(shape, stride=None, dtype=torch.bfloat16, offset=0):
@@ -174,3 +184,20 @@ def test_a_number_that_int32_does_not_hold_is_wide():
         _add_other(token, (number,))
         tokens.append(token)
     assert tokens[0] == tokens[1] != tokens[2]
+
+
+def test_the_tensors_of_a_call_are_freed_with_it():
+    """No cycle keeps them: on a GPU each first call of a shape would hold its tensors until a collection."""
+    tensors = [torch.empty(2) for _ in range(3)]
+    seen = [weakref.ref(tensor) for tensor in tensors]
+    args = (tensors[0], (tensors[1], 1.0, None), Address(tensors[2]))
+    parameters = [Parameter(name, "", False) for name in ("a", "rest")]
+    gc.disable()
+    try:
+        named = named_tensors(parameters, args, by_address=True)
+        assert [name for name, _ in named] == ["a", "rest[0]", "#2"]
+        assert [name for name, _ in named_tensors(parameters, args)] == ["a", "rest[0]"]
+        del tensors, args, named
+        assert [ref() for ref in seen] == [None] * 3
+    finally:
+        gc.enable()

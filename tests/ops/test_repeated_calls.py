@@ -24,8 +24,8 @@ from reference.bsr import random_bsr
 from tests.ops.bsr import bsr_cases
 
 FP8 = torch.float8_e4m3fn
-ADDRESS = 1 << 32
-"""Numbers from here on are addresses."""
+ADDRESS = 1 << 22
+"""Numbers from here on are addresses: every extent, stride and flag of these calls is below."""
 
 
 @pytest.fixture
