@@ -42,7 +42,8 @@ VOCABULARY = 61
 BATCHES = size(64, 1)
 LINEAR = ("dense", "fp8", "sparse")
 AGREE = 0.02
-"""Relative difference of the two curves: bf16 sums in another order, fp8 scales of a rank's own columns."""
+"""Relative difference of the two curves: bf16 sums in another order, fp8 scales of a rank's own columns. Of a
+loss that is nearly gone, to a twentieth of the first one."""
 
 
 class Sizes(NamedTuple):
@@ -238,7 +239,7 @@ def main(arguments: list[str] | None = None) -> None:
     single, shared = (curve(ranks, options) for ranks in (1, options.nproc))
     if options.plot:
         plot({"1 rank": single, f"{options.nproc} ranks, tp {options.tp}": shared}, options.plot)
-    worst = max(abs(a - b) / a for a, b in zip(single, shared))
+    worst = max(abs(a - b) / max(a, single[0] / 20) for a, b in zip(single, shared))
     print(f"loss {shared[0]:.4f} -> {shared[-1]:.4f}; the curves differ by at most {worst:.2%}")
     assert worst <= AGREE and math.isfinite(worst), "the ranks' curve is not the one rank's"
     assert shared[-1] < shared[0], "the loss must fall"

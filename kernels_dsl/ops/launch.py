@@ -26,12 +26,9 @@ def launcher_of(
     TypeError where a user's function cannot be traced.
     """
     if target.emulated:
+        from lowering.kept import emulated_launch
 
-        def emulated(*values: KernelArgument) -> Any:
-            with _users_errors():
-                return function(*values, **constexprs)
-
-        return emulated, None
+        return _users_errors()(emulated_launch(function, args, constexprs)), None
     with _users_errors():
         compiled = function.compile(*args, **constexprs)
     if not compiled.launched and torch.cuda.is_current_stream_capturing():

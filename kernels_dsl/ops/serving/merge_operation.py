@@ -92,13 +92,10 @@ def _build(dtype: torch.dtype, call: MergeArguments, target: Target) -> Plan:
     if 0 in shape:
         return lambda out, lse: _of_nothing(out, lse, Merged(*make()))
     like = torch.empty(shape, dtype=dtype, device="meta")
-    launch = Launch(
-        FUNCTION, target,
-        {"vector": width_of(shape[-1], call.out, like), "early": target.device.capability >= (9, 0)},
-    )  # fmt: skip
+    constants = {"vector": width_of(shape[-1], call.out, like), "early": target.device.capability >= (9, 0)}
     missing = _MAX_MODES - call.out.dim()
 
-    def merge(out: torch.Tensor, lse: torch.Tensor, merged: Merged) -> None:
+    def merge(launch: Launch, out: torch.Tensor, lse: torch.Tensor, merged: Merged) -> None:
         args = (out, lse, *merged)
         if missing:
             args = tuple([_with_modes(x, n == 0 or n == 1, missing) for n, x in enumerate(args)])
@@ -106,15 +103,17 @@ def _build(dtype: torch.dtype, call: MergeArguments, target: Target) -> Plan:
 
     mode = max(range(len(shape) - 1), key=lambda mode: shape[mode])
     step = max(_MOST // (math.prod(shape) // shape[mode]), 1)
+    # Each part has its own: where it begins decides how its tensors are aligned.
+    launches = [Launch(FUNCTION, target, constants) for _ in range(0, shape[mode], step)]
 
     def run(out: torch.Tensor, lse: torch.Tensor) -> Merged:
         merged = Merged(*make())
-        if step >= shape[mode]:
-            merge(out, lse, merged)
+        if len(launches) == 1:
+            merge(launches[0], out, lse, merged)
             return merged
         states = zip(out.split(step, mode + 1), lse.split(step, mode + 1))
-        for state, part in zip(states, zip(*(x.split(step, mode) for x in merged))):
-            merge(*state, Merged(*part))
+        for launch, state, part in zip(launches, states, zip(*(x.split(step, mode) for x in merged))):
+            merge(launch, *state, Merged(*part))
         return merged
 
     return run
