@@ -1,4 +1,4 @@
-"""The launch that a caller keeps for later calls, under the emulator: it refuses what a GPU's would refuse."""
+"""The launch that a caller keeps for later calls, under the emulator: refused where a GPU would refuse."""
 
 from __future__ import annotations
 
