@@ -162,11 +162,24 @@ def shard(inputs: Inputs, order: str) -> Inputs:
     return Inputs(leaves, shard_sequence(inputs.d_out, order=order).clone())
 
 
-def ours(inputs: Inputs, method: str, order: str) -> Contender:
+class Method(NamedTuple):
+    """One of our methods: the contender's name, and the arguments that choose it."""
+
+    contender: str
+    method: str
+    order: str
+    deterministic: bool = True
+
+
+def ours(inputs: Inputs, method: Method) -> Contender:
     """One of our methods, on this rank's rows."""
     from kernels_dsl.distributed import context_parallel_attention
 
-    return Contender(inputs, partial(context_parallel_attention, method=method, order=order, causal=True))
+    _, name, order, deterministic = method
+    forward = partial(
+        context_parallel_attention, method=name, order=order, causal=True, deterministic=deterministic
+    )
+    return Contender(inputs, forward)
 
 
 def one_gpu(inputs: Inputs) -> Contender:
@@ -217,19 +230,20 @@ def flash_attention_4(inputs: Inputs) -> Contender:
 
 
 METHODS = {
-    "ring": (OURS, "zigzag"),
-    "all_gather": ("ours_all_gather", "zigzag"),
-    "ulysses": ("ours_ulysses", "contiguous"),
+    "ring": Method(OURS, "ring", "zigzag"),
+    "ring_free": Method("ours_free", "ring", "zigzag", deterministic=False),
+    "all_gather": Method("ours_all_gather", "all_gather", "zigzag"),
+    "ulysses": Method("ours_ulysses", "ulysses", "contiguous"),
 }
-"""Our methods: name of the contender, order of the rows."""
+"""Our methods by name. FlashAttention-4's ring is as free in the order of dQ's sums as "ring_free"."""
 
 
 def contenders(inputs: Inputs, shape: Shape, wanted: Wanted, device: Device) -> dict[str, Contender]:
     """All by name. Those with the same rows share tensors."""
-    methods = {key: METHODS[key] for key in METHODS if key in wanted.methods}
-    orders = {order for _, order in methods.values()} | ({"zigzag"} if wanted.peers else set())
+    methods = [METHODS[key] for key in METHODS if key in wanted.methods]
+    orders = {method.order for method in methods} | ({"zigzag"} if wanted.peers else set())
     rows = {order: shard(inputs, order) for order in orders}
-    made = {name: ours(rows[order], key, order) for key, (name, order) in methods.items()}
+    made = {method.contender: ours(rows[method.order], method) for method in methods}
     if wanted.one_gpu:
         made[ONE_GPU] = one_gpu(inputs)
     for peer in wanted.peers:
@@ -280,13 +294,13 @@ def verify(shape: Shape, device: Device) -> None:
 
     inputs = whole(shape, device)
     expected = once(one_gpu(inputs), device)
-    for method, order in (("ring", "zigzag"), ("all_gather", "zigzag"), ("ulysses", "contiguous")):
-        found = once(ours(shard(inputs, order), method, order), device)
+    for key, method in METHODS.items():
+        found = once(ours(shard(inputs, method.order), method), device)
         pairs = zip((found.out, *found.gradients), (expected.out, *expected.gradients))
         for name, (mine, reference) in zip(("out", "dq", "dk", "dv"), pairs):
-            mine = unshard_sequence(mine, order=order).float()
+            mine = unshard_sequence(mine, order=method.order).float()
             error = float((mine - reference.float()).abs().max() / reference.float().abs().max())
-            assert error < TOLERANCE, f"{method}: {name} has an error of {error}"
+            assert error < TOLERANCE, f"{key}: {name} has an error of {error}"
 
 
 def union_us(spans: Iterable[Sequence[float]]) -> list[list[float]]:
