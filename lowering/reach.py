@@ -30,7 +30,7 @@ from lowering.sources import Fingerprint, file_stamp
 
 log = logging.getLogger("lowering")
 
-FORMAT = 1
+FORMAT = 2
 
 
 @frozen

@@ -26,7 +26,7 @@ import site
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +41,8 @@ log = logging.getLogger("lowering")
 
 # A file changed within this many seconds may change again without a new modification time.
 RACY_SECONDS = 2.0
-MEMO_NAME = "sources.json"
+MEMO_NAME = "sources-2.json"  # another number for other facts
+_FLAG = "TYPE_CHECKING"
 
 
 @frozen
@@ -279,7 +280,7 @@ def file_facts(path: str, package: str) -> tuple[tuple[int, int], FileFacts]:
 def _read_facts(source: bytes, path: str, package: str) -> FileFacts:
     tree = ast.parse(source, filename=path)
     imports: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -293,6 +294,43 @@ def _read_facts(source: bytes, path: str, package: str) -> FileFacts:
         node.name: parameters_in_source(node) for node in tree.body if isinstance(node, ast.FunctionDef)
     }
     return FileFacts(hashlib.sha256(source).hexdigest(), tuple(sorted(imports - {""})), functions)
+
+
+def _run_nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of a module, without what is under `if TYPE_CHECKING`, which only type checkers read."""
+    skips = any(_imports_flag(node) for node in tree.body) and not _sets_flag(tree)
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if skips and isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == _FLAG:
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _imports_flag(node: ast.stmt) -> bool:
+    """True for an import of `TYPE_CHECKING` from `typing`, which is false whenever a program runs."""
+    return (
+        isinstance(node, ast.ImportFrom)
+        and (node.module, node.level) == ("typing", 0)
+        and any(alias.name == _FLAG and alias.asname is None for alias in node.names)
+    )
+
+
+def _sets_flag(tree: ast.Module) -> bool:
+    """True if a module may give the name `TYPE_CHECKING` another value than that of `typing`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == _FLAG and not isinstance(node.ctx, ast.Load):
+            return True
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and not _imports_flag(node):
+            if any((alias.asname or alias.name) in (_FLAG, "*") for alias in node.names):
+                return True
+        if isinstance(node, ast.arg) and node.arg == _FLAG:
+            return True
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == _FLAG:
+            return True
+    return False
 
 
 def remember_in(folder: Path) -> None:

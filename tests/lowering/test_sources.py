@@ -62,6 +62,28 @@ def test_every_reached_file_counts(project, name):
     assert digest() != before
 
 
+FLAGGED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fpkg.unrelated\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    (
+        (FLAGGED, False),
+        (f"{FLAGGED}else:\n    import fpkg.unrelated\n", True),
+        (f"{FLAGGED}TYPE_CHECKING = True\n", True),
+        (f"{FLAGGED}from fother import *\n", True),
+        (FLAGGED.replace("typing", "fother"), True),
+        (FLAGGED.replace("if TYPE", "if not TYPE"), True),
+        (FLAGGED.replace("if TYPE", "if 1 or TYPE"), True),
+    ),
+)
+def test_imports_for_type_checkers_do_not_count(project, text, counts):
+    (project / "fpkg/late.py").write_text(text)
+    before = digest()
+    (project / "fpkg/unrelated.py").write_text("x = 1\n")
+    assert (digest() != before) is counts
+
+
 def test_other_files_and_places_do_not_count(project, tmp_path_factory, monkeypatch):
     before = digest()
     (project / "fpkg/unrelated.py").write_text("x = 1\n")
