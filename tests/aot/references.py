@@ -99,12 +99,14 @@ def _double(value: Any) -> Any:
 
 
 def expanded(scale: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """One scale for each element of a tensor of `shape`, in whatever groups of equal size it has them."""
+    """One scale for each element of a tensor of `shape`: of blocks of 128, or of groups of equal size."""
     scale = scale.double()
     if scale.dim() < len(shape):
         return scale.reshape(*scale.shape, *[1] * (len(shape) - scale.dim())).expand(shape)
     for mode, size in enumerate(shape):
-        scale = scale.repeat_interleave(-(-size // scale.shape[mode]), dim=mode).narrow(mode, 0, size)
+        groups = scale.shape[mode]
+        group = 128 if 1 < groups == -(-size // 128) else -(-size // groups)
+        scale = scale.repeat_interleave(group, dim=mode).narrow(mode, 0, size)
     return scale
 
 

@@ -218,8 +218,10 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         sizes = pattern.rows, pattern.columns
         check_pairs(*(sizes[::-1] if arguments.by_column else sizes))
 
+    by_column = arguments.by_column  # `packed` holds no tensor of the call
+
     def packed() -> torch.Tensor:
-        lists = pattern.by_column if arguments.by_column else pattern.by_row
+        lists = pattern.by_column if by_column else pattern.by_row
         if rule is not None:
             return lists.in_pieces(rule)
         return lists.in_pairs if chosen.pairs else lists.packed

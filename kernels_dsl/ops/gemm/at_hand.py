@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from kernels_dsl.config import gemm_table
-from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.config.order import order_of
 from kernels_dsl.ops.gemm.arguments import GemmCall
 from kernels_dsl.ops.gemm.decide import Decision
@@ -20,12 +19,12 @@ Run = Callable[..., torch.Tensor]
 
 
 def with_kernel_at_hand(
-    first: Run, call: GemmCall, decision: Decision, target: Target, build: Callable[[GemmConfig], Run]
+    first: Run, call: GemmCall, decision: Decision, target: Target, build: Callable[..., tuple[Run, Decision]]
 ) -> Run:
     """`first`, which does what `decision` says; where its kernel would have to be compiled, the run of the
     fastest configuration of the family that need not.
 
-    build: a configuration's run. A run loads all its kernels before it launches any. CompileRefused, of
+    build: the run with (config, a, b). A run loads all its kernels before it launches any. CompileRefused, of
     `first`, where there are no kernels for the call.
     """
     chosen: Run | None = None
@@ -43,7 +42,7 @@ def with_kernel_at_hand(
                 raise  # the emulator loads kernels as they are launched: out may be an operand, and written
             order = order_of(call.batch_invariant, call.reduction)
             for config in gemm_table.ranked(decision.problem, target.device, decision.family, order):
-                other = build(config)
+                other, _ = build(config, a, b)
                 try:
                     result = other(a, b, out, operands)
                 except CompileRefused:

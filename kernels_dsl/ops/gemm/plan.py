@@ -69,23 +69,24 @@ def build(
     staged = out is not None and layouts[2].contiguous is None and not out.is_contiguous()
     if staged:
         layouts = (layouts[0], layouts[1], contiguous_layout(call.d_shape, call.d_dtype.itemsize))
-    decision = decide(call, stored_layouts(layouts, arguments), target, config, family)
-    prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
-    prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
-    launch = (launch_of or Launch)(call, decision, target)
-    view_d = _restrided(layouts[2].strides)
-    if prepare_a is prepare_b is view_d is None and not staged:
-        run = _bare(launch, a.device)
-    else:
+    stored = stored_layouts(layouts, arguments)
+
+    def with_config(config: GemmConfig | None, a: torch.Tensor, b: torch.Tensor) -> tuple[Run, Decision]:
+        decision = decide(call, stored, target, config, family)
+        prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
+        prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
+        launch = (launch_of or Launch)(call, decision, target)
+        view_d = _restrided(layouts[2].strides)
+        if prepare_a is prepare_b is view_d is None and not staged:
+            return _bare(launch, a.device), decision
         run = _prepared(launch, prepare_a, prepare_b, view_d)
-        run = _allocating(call, _through_contiguous(run, call) if staged else run)
+        return _allocating(call, _through_contiguous(run, call) if staged else run), decision
+
+    run, decision = with_config(config, a, b)
     if config is None and cache.compiling_refused():
         from kernels_dsl.ops.gemm.at_hand import with_kernel_at_hand
 
-        def with_config(other: GemmConfig) -> Run:
-            return build(call, replace(arguments, config=other), target, launch_of).run  # type: ignore[type-var]
-
-        run = with_kernel_at_hand(run, call, decision, target, with_config)
+        run = with_kernel_at_hand(run, call, decision, target, with_config)  # which holds no tensor
     return Plan(run, operand_maker(call.operands, arguments.operands, target), decision, extents)
 
 
