@@ -67,10 +67,23 @@ def _frozen(cls: type[Any], eq: bool) -> type[Any]:
         setattr(cls, name, method)
     if "__init__" in names:
         cls.__signature__ = _Signature(cls)
+        if not hasattr(cls, "__post_init__") and all(field.init for field in fields):
+            cls.__copied_fields__ = frozenset(field.name for field in fields)
     if "__repr__" not in own:
         cls.__repr__ = _repr  # type: ignore[assignment]
     cls.__setattr__, cls.__delattr__ = _setattr, _delattr  # type: ignore[assignment]
     return cls
+
+
+def changed(record: T, **changes: Any) -> T:
+    """`dataclasses.replace` in a tenth of the time, where a copy of the fields is all there is to it."""
+    cls, values = type(record), vars(record)
+    names = cls.__dict__.get("__copied_fields__", ())
+    if len(values) != len(names) or not changes.keys() <= names:
+        return dataclasses.replace(record, **changes)  # type: ignore[type-var]
+    made = object.__new__(cls)
+    vars(made).update(values, **changes)
+    return made
 
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from kernels_dsl.config.budget import two_partial_sets, why_not
@@ -17,7 +16,7 @@ from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90Ge
 from kernels_dsl.config.order import INVARIANT_TILE_N, Order, why_not_in_order
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.stream_k import shares
-from lowering.records import frozen
+from lowering.records import changed, frozen
 
 LINE_BYTES = 128  # of L2; the K extent of a tile is as long
 L2_BYTES = 60 << 20  # of an H200; what the constants below were fitted with
@@ -266,10 +265,10 @@ def adapted(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     """`config` with the fields that follow from the problem's alignment and type, not from its speed."""
     if isinstance(config, Sm90GemmConfig):
         aligned = problem.d_align == 16 or config.split_k > 1  # split-K's workspace has aligned rows
-        return config if aligned or not config.epi_tma else replace(config, epi_tma=False)
+        return config if aligned or not config.epi_tma else changed(config, epi_tma=False)
     # A K tile is so many bytes: float32 operands get half the elements.
     tile_k = config.tile_k * 2 // problem.ab_bytes
-    return replace(
+    return changed(
         config,
         tile_k=tile_k,
         copy_bytes_a=min(config.copy_bytes_a, problem.a_align),
@@ -286,6 +285,32 @@ def kind_of(problem: GemmProblem, family: str) -> str:
     return "sm90 fp8 scaled" if problem.promotion.scaled else "sm90 fp8 promoted"
 
 
+def _tries(
+    problem: GemmProblem, device: Device, family: str, order: Order
+) -> Iterator[tuple[Candidate, GemmConfig, GemmProblem]]:
+    """Every configuration worth a try, feasible or not, with each split of K.
+
+    Beside each: the configuration that `why_not` must have nothing against, and the problem as it sees it.
+    """
+    turned: GemmProblem | None = None
+    for candidate in TABLES[kind_of(problem, family)]:
+        if why_not_in_order(candidate.config, order) is not None:
+            continue
+        seen = problem
+        if candidate.config.turned:
+            seen = turned = turned or oriented(problem, candidate.config)
+        if family == "sm90" and _half_empty(candidate.config, seen, order):
+            continue
+        for split in SPLITS if not (candidate.config.turned or order is not Order.ANY) else (1,):
+            if split > 1 and not _split_pays(candidate.config, problem, device, split):
+                continue
+            config = candidate.config if split == 1 else changed(candidate.config, split_k=split)
+            config = adapted(config, problem)
+            yield candidate if config is candidate.config else changed(candidate, config=config), config, seen
+            if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
+                yield changed(candidate, config=changed(config, stream_k=True)), config, seen
+
+
 def candidates(
     problem: GemmProblem, device: Device, family: str, order: Order = Order.ANY
 ) -> Iterator[Candidate]:
@@ -293,20 +318,24 @@ def candidates(
 
     order: those alone that `why_not_in_order` has nothing against.
     """
-    for candidate in TABLES[kind_of(problem, family)]:
-        if why_not_in_order(candidate.config, order) is not None:
-            continue
-        if family == "sm90" and _half_empty(candidate.config, oriented(problem, candidate.config), order):
-            continue
-        for split in SPLITS if not (candidate.config.turned or order is not Order.ANY) else (1,):
-            if split > 1 and not _split_pays(candidate.config, problem, device, split):
-                continue
-            config = candidate.config if split == 1 else replace(candidate.config, split_k=split)
-            config = adapted(config, problem)
-            if why_not(config, problem, device) is None:
-                yield candidate if config is candidate.config else replace(candidate, config=config)
-                if isinstance(config, Sm90GemmConfig) and _cutting_pays(config, problem, device):
-                    yield replace(candidate, config=replace(config, stream_k=True))
+    for candidate, config, _ in _tries(problem, device, family, order):
+        if why_not(config, problem, device) is None:
+            yield candidate
+
+
+def _first_ranked(
+    problem: GemmProblem, device: Device, family: str, order: Order
+) -> tuple[Candidate | None, float]:
+    """The candidate of the least estimate, and its seconds; None and infinity where none is feasible.
+
+    Whether one is feasible takes longer to say than its estimate, so only those are asked that would be first.
+    """
+    best, least = None, math.inf
+    for candidate, config, seen in _tries(problem, device, family, order):
+        seconds = _seconds(candidate, seen, device)
+        if (best is None or seconds < least) and why_not(config, problem, device) is None:
+            best, least = candidate, seconds
+    return best, least
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -317,7 +346,7 @@ def oriented(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
     """`problem` as a kernel with `config` sees it: with M and N exchanged where that is turned."""
     if not config.turned:
         return problem
-    return replace(
+    return changed(
         problem, m=problem.n, n=problem.m, a_k_major=problem.b_k_major, b_k_major=problem.a_k_major,
         a_align=problem.b_align, b_align=problem.a_align,
         promotion=None if problem.promotion is None else problem.promotion.swapped(),
@@ -354,8 +383,12 @@ def _cutting_pays(config: Sm90GemmConfig, problem: GemmProblem, device: Device) 
 
 def estimate(candidate: Candidate, problem: GemmProblem, device: Device) -> float:
     """Seconds that the model gives `candidate` on `problem`."""
+    return _seconds(candidate, oriented(problem, candidate.config), device)
+
+
+def _seconds(candidate: Candidate, problem: GemmProblem, device: Device) -> float:
+    """The same, of a problem as the candidate sees it."""
     config = candidate.config
-    problem = oriented(problem, config)
     model = MODELS[kind_of(problem, config.family)]
     chip = device.sm_count / 132  # rates of the whole chip were measured on 132 SMs
     cluster_m, cluster_n = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
@@ -414,11 +447,7 @@ def choose(problem: GemmProblem, device: Device, family: str, order: Order = Ord
     few = None if order is not Order.ANY or family != "sm90" else _for_few_rows(problem, device)
     if few is not None:
         return _rasterised(few, problem)
-    best = min(
-        candidates(problem, device, family, order),
-        key=lambda candidate: estimate(candidate, problem, device),
-        default=None,
-    )
+    best, _ = _first_ranked(problem, device, family, order)
     if best is None:
         raise ValueError(f"no {family} configuration fits {problem} on {device.name}")
     return _rasterised(best.config, problem)
@@ -433,7 +462,7 @@ def ranked(
         config = _rasterised(candidate.config, problem)
         yield config
         if isinstance(config, Sm90GemmConfig):
-            yield replace(config, raster_along_m=not config.raster_along_m)
+            yield changed(config, raster_along_m=not config.raster_along_m)
 
 
 FEW_ROWS = range(17, 145)
@@ -458,7 +487,7 @@ def _for_few_rows(problem: GemmProblem, device: Device) -> Sm90GemmConfig | None
     if problem.m > 128:
         if problem.k > 2 * problem.n:  # too few tiles: the candidates have splits of K
             return None
-        config = replace(config, tile_m=128)
+        config = changed(config, tile_m=128)
     adjusted = adapted(config, problem)
     return (
         adjusted
@@ -474,7 +503,7 @@ def _rasterised(config: GemmConfig, problem: GemmProblem) -> GemmConfig:
     problem = oriented(problem, config)
     tiles_m = _ceil_div(problem.m, config.tile_m * config.cluster_m)
     tiles_n = _ceil_div(problem.n, config.tile_n * config.cluster_n)
-    return replace(config, raster_along_m=tiles_m >= tiles_n)
+    return changed(config, raster_along_m=tiles_m >= tiles_n)
 
 
 @frozen
@@ -510,5 +539,4 @@ def copying_pays(
 @lru_cache(maxsize=4096)
 def best_estimate(problem: GemmProblem, device: Device, family: str) -> float:
     """Seconds of the best configuration of `family`; infinity where none fits."""
-    times = [estimate(candidate, problem, device) for candidate in candidates(problem, device, family)]
-    return min(times, default=float("inf"))
+    return _first_ranked(problem, device, family, Order.ANY)[1]
