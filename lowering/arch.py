@@ -7,7 +7,6 @@ instructions of one generation alone: WGMMA and TMA features that a later GPU do
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import lru_cache
 from typing import Any
@@ -65,10 +64,11 @@ def limits(arch: str) -> ArchLimits:
 
 def capability(arch: str) -> tuple[int, int]:
     """Compute capability of an architecture's name: ``sm_90a`` is (9, 0)."""
-    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    if match is None:
+    digits = arch.removeprefix("sm_")
+    digits = digits[:-1] if digits.endswith(("a", "f")) else digits
+    if not arch.startswith("sm_") or len(digits) < 2 or not digits.isdecimal():
         raise ArgumentValueError(f"arch must look like sm_90a, got {arch!r}")
-    return int(match[1]), int(match[2])
+    return int(digits[:-1]), int(digits[-1])
 
 
 def of_capability(major: int, minor: int) -> str:

@@ -10,7 +10,7 @@ import re
 from typing import TypeVar
 
 # Control sequences (colours, cursor), operating-system commands (titles, links), and any other escape.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.?)", re.DOTALL)
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.?)"
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -52,7 +52,8 @@ class Untrusted(LoweringError, OSError):
 
 def plain(text: object) -> str:
     """The text without escape sequences for a terminal, which the DSL's messages carry even into a log."""
-    return _ESCAPES.sub("", str(text))
+    shown = str(text)
+    return re.sub(_ESCAPES, "", shown, flags=re.DOTALL) if "\x1b" in shown else shown
 
 
 def without_colours(error: _Error) -> _Error:

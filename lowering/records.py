@@ -17,6 +17,8 @@ import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from lowering.tuples import NamedTuple as NamedTuple
+
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:

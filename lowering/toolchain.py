@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,8 +39,11 @@ def _version(distribution: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         raise LoweringError(f"the package {distribution} is not installed") from None
     # Parsing all of the file, which holds the package's README, takes milliseconds.
-    found = re.search(r"^Version:[ \t]*(\S+)", metadata.read_text("METADATA") or "", re.M)
-    return found[1] if found else metadata.version
+    for line in (metadata.read_text("METADATA") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "Version" and value.strip():
+            return value.strip()
+    return metadata.version
 
 
 @lru_cache(maxsize=1)
@@ -63,11 +65,8 @@ def flavour() -> str:
 
     The DSL takes the newest installed one that the driver supports, and without a driver the newest.
     """
-    found = [
-        int(m[1])
-        for p in root().iterdir()
-        if (m := re.fullmatch(r"cu(\d+)", p.name)) and (p / "lib").is_dir()
-    ]
+    numbers = {name: name.removeprefix("cu") for name in os.listdir(root()) if name.startswith("cu")}
+    found = [int(n) for name, n in numbers.items() if n.isdecimal() and (root() / name / "lib").is_dir()]
     if not found:
         raise LoweringError(
             f"{root()} holds no CUDA flavour: install nvidia-cutlass-dsl or nvidia-cutlass-dsl[cu13]"
@@ -99,9 +98,10 @@ def host_isa() -> str:
     if machine != "x86_64":
         return machine
     try:
-        text = Path("/proc/cpuinfo").read_text()
-        flags = set(re.search(r"^flags\s*:(.*)$", text, re.M)[1].split())  # type: ignore[index]
-    except (OSError, TypeError):
+        # Of the first CPU alone: the system writes the text as it is read, which takes long for hundreds.
+        with open("/proc/cpuinfo") as lines:
+            flags = next(set(line.split()) for line in lines if line.startswith("flags"))
+    except (OSError, StopIteration):
         return "x86-64"
     if {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags:
         return "x86-64-v4"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from kernels_dsl.config.attention import AttentionVariant, Extent, padded_dim
 from kernels_dsl.config.family import FAMILIES
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 
 @frozen

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 STAGE_K = 64
 """Elements of K in a stage, 128 bytes: longer blocks take several stages, shorter ones share one."""

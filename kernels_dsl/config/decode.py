@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kernels_dsl.config.problem import Device
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 MAX_ROWS = 64
 """Query rows of a KV head (queries times the query heads that share it) that a CTA takes together."""

@@ -328,7 +328,7 @@ def _first_ranked(
 ) -> tuple[Candidate | None, float]:
     """The candidate of the least estimate, and its seconds; None and infinity where none is feasible.
 
-    Whether one is feasible takes longer to say than its estimate, so only those are asked that would be first.
+    Whether one is feasible takes longer to say than its estimate: only those are asked that would be first.
     """
     best, least = None, math.inf
     for candidate, config, seen in _tries(problem, device, family, order):

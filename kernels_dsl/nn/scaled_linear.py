@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,6 +14,7 @@ from kernels_dsl.checks.options import boolean, instance, one_of, shown
 from kernels_dsl.ops.quantize.operation import QuantizeArguments
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.ops.scaled.scaled_gemm import scaled_gemm
+from lowering.records import NamedTuple
 
 RECIPES = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("1x128", "128x128")}
 """Recipe -> how activations and gradients, and how weights are scaled, as `quantize` says it."""

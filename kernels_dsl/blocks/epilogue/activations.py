@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from lowering.records import NamedTuple
 
 _LOG2_E = math.log2(math.e)
 

@@ -7,11 +7,11 @@ value. This module imports the compiler and PyTorch only inside functions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS, sigmoid
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _OAI_ALPHA = 1.702
 _OAI_LIMIT = 7.0

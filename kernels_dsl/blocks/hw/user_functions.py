@@ -16,7 +16,7 @@ from typing import Any
 
 _BRANCHES = ("DYNAMIC_TO_STATIC_BOOL", "Unsupported DSL type: vector")
 """Messages of the DSL for a missing truth value: of a number, and of a vector in a rewritten function."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_ESCAPES = r"\x1b\[[0-9;]*m"
 _OURS = frozenset({"kernels_dsl", "cutlass"})
 """Packages whose frames are not the user's."""
 
@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
     """The cause of an error, and the remedy."""
     from kernels_dsl.blocks.hw.traced_values import FloatLost, NeedsValue
 
-    text = _ESCAPES.sub("", str(error))
+    text = re.sub(_ESCAPES, "", str(error))
     if isinstance(error, NeedsValue) or any(sign in text for sign in _BRANCHES):
         return (
             "it branches on a traced value (if, and, or, not, while, for, min, max …), must choose with "

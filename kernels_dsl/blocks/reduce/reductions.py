@@ -8,9 +8,9 @@ them. What kernels compute is in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 
 class Reduction(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.pages import check_pages
 from kernels_dsl.ops.operation import Arguments, Named
 from kernels_dsl.sparse.attention_blocks import ALIGNMENTS, BlockLists, block_sizes
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 if TYPE_CHECKING:
     from typing_extensions import Self

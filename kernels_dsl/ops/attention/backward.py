@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from kernels_dsl.ops.attention.query_lists import query_lists
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tracing import constant_result
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _MODULES = "kernels_dsl.kernels.attention."
 PREPARE = lowering.jit(_MODULES + "backward_prepare:prepare_backward", name="attention_backward_prepare")

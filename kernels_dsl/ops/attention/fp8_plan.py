@@ -7,7 +7,7 @@ the summed mode only; its time is part of the call. One host function launches b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,7 +38,7 @@ from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
 from kernels_dsl.sparse.attention_blocks import BlockLists
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _FILE = "kernels_dsl.kernels.attention.fp8_with_transpose"
 FUNCTIONS = {

@@ -8,7 +8,7 @@ belong to no sequence keep what they held, and so do elements between the stride
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.ops import checked
 from kernels_dsl.ops.attention.arguments import MODES, NO_EXTRAS, AttentionArguments, AttentionCall, Extras
 from kernels_dsl.ops.attention.pages import capacity_of
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 ROW_ALIGN = 16
 Step = Callable[[torch.Tensor], torch.Tensor]

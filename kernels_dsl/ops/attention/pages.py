@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from kernels_dsl.checks.eager_path import check_tensor
+from lowering.records import NamedTuple
 
 MOST_KEYS = 1 << 30
 """Of a sequence: sums of two positions stay within 32 bits."""

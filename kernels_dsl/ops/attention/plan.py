@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,6 +36,7 @@ from kernels_dsl.ops.attention.pages import gather_pages
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import tile_counter
+from lowering.records import NamedTuple
 
 FUNCTIONS = {
     "sm90": lowering.jit("kernels_dsl.kernels.attention.forward_sm90:attention_sm90", name="attention_sm90"),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
 from kernels_dsl.sparse.attention_blocks import BlockLists
+from lowering.records import NamedTuple
 
 _MAX_KEPT = 256
 """Lists of so many patterns are kept; of more the oldest are forgotten."""

@@ -6,7 +6,7 @@ transforms still take it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from kernels_dsl.ops.attention.functions import name_of
 from kernels_dsl.ops.attention.gradient import backward, setup_context
 from kernels_dsl.ops.attention.plan import Plan
 from kernels_dsl.sparse.attention_blocks import DEFAULT_BLOCK
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _NO_LISTS = (None, None, None, None)
 _NO_SEQLENS = (None, None, None, None)

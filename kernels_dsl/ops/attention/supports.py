@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels_dsl.ops.attention.arguments import (
     AttentionOptions,
@@ -13,6 +13,7 @@ from kernels_dsl.ops.attention.arguments import (
     aux_of,
     widths_of,
 )
+from lowering.records import NamedTuple
 
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table", "max_seqlen_q")
 """Arguments that packed sequences have beside others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from kernels_dsl.ops.gemm.gated_arguments import (
     product_shape,
 )
 from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from lowering.records import NamedTuple
 
 
 class Gated(NamedTuple):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.blocks.epilogue.gates import GATES
 from kernels_dsl.checks.eager_path import needs_dispatcher
+from lowering.records import NamedTuple
 
 _FACTORS = 2  # a, b
 Saved = tuple[torch.Tensor | None, ...]

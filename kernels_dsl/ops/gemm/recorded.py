@@ -7,12 +7,12 @@ transforms still take it. The nodes are in `nodes`, which calls without gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from kernels_dsl.ops.gemm.arguments import ProductArguments
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _NONE_GIVEN = (None, None, None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from kernels_dsl.ops.gemm.plan import Plan
 from kernels_dsl.ops.gemm.product import check_out_apart
 from kernels_dsl.ops.gemm.reduced_plan import build, reduced_shape
 from kernels_dsl.ops.operation import Operation
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 _DIMS = (-1, -2)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.ops.target import Target
+from lowering.records import NamedTuple
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from kernels_dsl.config.quantize import PITCH, TILE
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.quantize.arguments import Scheme
+from lowering.records import NamedTuple
 
 Made = tuple[torch.Tensor, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,6 +31,7 @@ from kernels_dsl.ops.launch import Launch, address_of
 from kernels_dsl.ops.quantize.buffers import Made
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import addresses
+from lowering.records import NamedTuple
 
 _FOLDER = "kernels_dsl.kernels.quantize"
 FUNCTIONS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.serving.vectors import width_of
 from kernels_dsl.ops.target import Target
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.serving.append_kv:append_kv", name="append_kv")
 DTYPES = (torch.bfloat16, torch.float16)

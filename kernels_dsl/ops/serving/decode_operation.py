@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.target import Target
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)

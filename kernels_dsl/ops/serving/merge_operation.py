@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -16,7 +15,7 @@ from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.vectors import width_of
 from kernels_dsl.ops.target import Target
-from lowering.records import frozen
+from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.serving.merge_states:merge_states", name="merge_states")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
