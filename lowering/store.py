@@ -269,6 +269,8 @@ class Store:
 
 @frozen
 class _Lock:
+    """An open lock file, and whether it is locked."""
+
     descriptor: int
     held: bool
 
