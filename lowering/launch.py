@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
 from lowering import ffi, scratch, sealed, toolchain
-from lowering.dsl_import import without_jax
 from lowering.errors import ArgumentValueError, LoweringError, plain, without_colours
 from lowering.launches import ENTRY, LaunchFacts
 from lowering.store import Entry
@@ -77,6 +76,8 @@ class CompiledKernel:
         try:
             if self._is_shared_object:
                 return getattr(sealed.load_library(self.entry.library, self.name), ENTRY)
+            from lowering.dsl_import import without_jax  # here, since libraries need no compiler
+
             with without_jax():
                 import cutlass.cute as cute
 
