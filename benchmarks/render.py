@@ -24,7 +24,7 @@ from benchmarks.short_tables import cell
 _ROOT = Path(__file__).resolve().parents[1]
 
 NOT_TIMED = ("emulator_vs_gpu", "instructions", "fuzz", "llama_block")
-"""Results of another form, which docs/how_the_emulator_works.md, reliability.md and distributed.md describe."""
+"""Results of another form: docs/how_the_emulator_works.md, reliability.md and distributed.md have them."""
 
 
 def rate_table(facts: dict[str, Any], rows: list[Row], case: str = "M×N×K") -> str:
