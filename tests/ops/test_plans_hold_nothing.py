@@ -1,4 +1,4 @@
-"""What is kept of a call for later ones holds none of its tensors: their memory goes with the caller's."""
+"""Plans, which are kept for later calls, hold no tensor of the first one: its memory is freed with it."""
 
 from __future__ import annotations
 

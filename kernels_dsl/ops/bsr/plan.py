@@ -172,7 +172,7 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
     extents = tuple(byte_extent(x) if isinstance(x, torch.Tensor) else 0 for x in spans)
     product_options.check_forced(config, family, CONFIGS)
     families = target.families(family if config is None else config.family)
-    fp8 = arguments.scaled
+    fp8, by_column = arguments.scaled, arguments.by_column
     if fp8:
         families = _fp8_families(arguments, target, families)
     make_out = allocate.maker(call.d_shape, call.d_dtype, dense.device)
@@ -199,7 +199,7 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         tile = chosen.tile_m if arguments.dense_left else chosen.tile_n
         check_grid(name, -(-extent // tile), call.batch or 1)
     modes = tuple(spec.modes for spec in call.operands)
-    turned = fp8 and arguments.by_column  # blocks are transposed beforehand
+    turned = fp8 and by_column  # blocks are transposed beforehand
     stored = arguments.sparse.block[::-1] if turned else arguments.sparse.block
     constexprs = {
         "config": chosen,
@@ -218,9 +218,7 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         sizes = pattern.rows, pattern.columns
         check_pairs(*(sizes[::-1] if arguments.by_column else sizes))
 
-    by_column = arguments.by_column  # `packed` holds no tensor of the call
-
-    def packed() -> torch.Tensor:
+    def packed() -> torch.Tensor:  # holds no tensor of the call
         lists = pattern.by_column if by_column else pattern.by_row
         if rule is not None:
             return lists.in_pieces(rule)
