@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
-from . import copies, cp_async, fragments, loads, matrix, products, remote, sync, tensormaps, warp_ops
+from . import copies, cp_async, fast, fragments, loads, matrix, products, remote, sync, tensormaps, warp_ops
 from .global_shadow import GlobalShadow
 from .machine import Machine
 from .memory import GlobalMemory
@@ -42,6 +43,15 @@ def _place(module: Module, kernel: str, machine: Machine | None, error: Exceptio
     text = f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"
     report = Report(Kind.UNKNOWN_OPCODE, str(error), kernel, ins.line, ins.text, source)
     return text, report
+
+
+def _runner(machine: Machine) -> Any:
+    """The runner of steps in compiled code; None without it."""
+    if fast.kernels() is None:
+        return None
+    from .interpreted import Runner
+
+    return Runner(machine)
 
 
 def execute(
@@ -96,11 +106,19 @@ def execute(
             watch=watch,
             max_steps=max_steps,
             before=before,
+            runner=_runner,
         )
         machine.step = first_step
         if started is not None:
             started(machine)
-        machine.run()
+        frozen = gc.get_freeze_count()
+        if not frozen:
+            gc.freeze()  # what was there before is not looked at again and again
+        try:
+            machine.run()
+        finally:
+            if not frozen:
+                gc.unfreeze()
     except PtxError as error:
         place, report = _place(module, kernel.name, machine, error)
         log.add(report)
@@ -118,5 +136,7 @@ def execute(
         raise EmulatorError(text, tuple(log.reports)) from error
     finally:
         if stats is not None:
+            if machine is not None and machine.runner is not None:
+                machine.runner.count(stats)
             stats.finish(module.files)
     return machine

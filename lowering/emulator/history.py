@@ -79,14 +79,19 @@ def _keeping(handler: Callable) -> Callable:
         result = handler(m, w, ins, mask)
         w.began = clock if result is BLOCK else None
         if result is not BLOCK:
-            past = w.past
-            if not past or past[-1].ins is not ins:
-                past.append(Past(ins, clock))
-                if len(past) > 2 * HISTORY:
-                    del past[:HISTORY]
+            remember(w, ins, clock)
         return result
 
     return run
+
+
+def remember(w: Warp, ins: Instruction, clock: int) -> None:
+    """Write an instruction that began at this clock into the warp's history."""
+    past = w.past
+    if not past or past[-1].ins is not ins:
+        past.append(Past(ins, clock))
+        if len(past) > 2 * HISTORY:
+            del past[:HISTORY]
 
 
 def last(w: Warp, *kinds: str, family: str = "") -> Instruction | None:

@@ -166,11 +166,18 @@ def _unordered_write(touch: Touch, other: Touch) -> Array:
     return touch.overlaps(other) & (touch.lanes[:, None] != other.lanes)
 
 
+def _log(w: Warp, space: str) -> LaneLog:
+    """The log of a warp, with what compiled code noted."""
+    if space == "shared" and w.lane_touches is not None:
+        w.lane_touches.hand_over(w)
+    return w.lanes[space]
+
+
 def note_read(
     m: Machine, w: Warp, ins: Instruction, space: str, addresses: Array, size: int, mask: Array
 ) -> None:
     """An ordinary read of ``space`` by the lanes of ``mask``."""
-    log = w.lanes[space]
+    log = _log(w, space)
     clash = log.read(Touch(addresses, size, mask, ins))
     if clash is not None:
         _report(m, w, ins, space, clash, "read")
@@ -182,7 +189,7 @@ def note_write(
 ) -> None:  # fmt: skip
     """An ordinary write of uint8 (n, size) ``data`` to ``space`` by the lanes of ``mask``."""
     touch = Touch(addresses, data.shape[1], mask, ins)
-    clash = w.lanes[space].write(touch, differs)
+    clash = _log(w, space).write(touch, differs)
     if clash is not None:
         _report(m, w, ins, space, clash, "write")
     elif len(set(addresses.tolist())) < len(addresses):
@@ -191,8 +198,9 @@ def note_write(
 
 def note_copied(w: Warp, touches: list[Touch]) -> None:
     """Lanes waited for copies of their own: the others do not know that these have arrived."""
+    log = _log(w, "shared")
     for touch in touches:
-        w.lanes["shared"].writes.add(touch)
+        log.writes.add(touch)
 
 
 def _check_one_store(m: Machine, w: Warp, touch: Touch, space: str, data: Array) -> None:

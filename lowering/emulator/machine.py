@@ -55,6 +55,7 @@ class Machine:
         watch: Any = None,
         max_steps: int | None = None,
         before: GlobalShadow | None = None,
+        runner: Callable[[Machine], Any] | None = None,
     ):
         self.kernel, self.launch, self.memory, self.log = kernel, launch, memory, log
         self.files, self.check, self.watch, self.sms = files, check, watch, sms
@@ -70,6 +71,7 @@ class Machine:
         history.keep(self.program)
         self.names = Names(self)
         self.params = np.frombuffer(launch.params.ljust(4096, b"\0"), np.uint8)
+        self.runner = runner(self) if runner is not None and watch is None else None
         self.step = 0
         self.events: list[tuple[int, int, Callable[[], None], Instruction | None]] = []
         self.at: tuple[Warp | None, Instruction | None] = (None, None)  # what runs, for errors
@@ -318,11 +320,17 @@ class Machine:
             raise EmulatorError(f"kernel {self.kernel.name}: more than {self.max_steps} steps")
 
     def _run_warp(self, warp: Warp, quantum: int) -> str:
-        steps, program = self.program.steps, self.program
-        for _ in range(quantum):
+        steps, program, runner = self.program.steps, self.program, self.runner
+        while quantum > 0:
             if not warp.frames:
                 return "done"
             frame = warp.frames[-1]
+            if runner is not None and runner.takes(warp, frame.pc):
+                done = runner.run(warp, frame, quantum)
+                quantum -= done
+                if done:
+                    continue
+            quantum -= 1
             if frame.pc == frame.reconverge and len(warp.frames) > 1:
                 warp.frames.pop()
                 top = warp.frames[-1]
@@ -346,7 +354,7 @@ class Machine:
                 if self.stats is not None:
                     self.stats.ran(step)
                 if step.flow:
-                    _mark(warp, step)
+                    mark(warp, step)
                 frame.pc += 1
             elif step.kind == "op":
                 if self._operation(warp, frame, step) is BLOCK:
@@ -387,7 +395,7 @@ class Machine:
             if self.stats is not None:
                 self.stats.ran(step)
             if step.flow:
-                _mark(warp, step)
+                mark(warp, step)
         frame.pc += 1
         return None
 
@@ -522,7 +530,8 @@ class Machine:
         return found[:MOST_TABLES] + [f"    and {len(found) - MOST_TABLES} more"] * (len(found) > MOST_TABLES)
 
 
-def _mark(warp: Warp, step: Step) -> None:
+def mark(warp: Warp, step: Step) -> None:
+    """Remember which registers that reach a WGMMA a step changed or read."""
     for target, source in step.flow:
         if source == READ:
             warp.read.add(target)

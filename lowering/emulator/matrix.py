@@ -13,7 +13,8 @@ from operator import is_
 
 import numpy as np
 
-from . import access, suspects, taint
+from . import access, fast, suspects, taint
+from .fast.registers import Registers
 from .machine import Machine
 from .ptx import Imm, Instruction, Vector, registers
 from .reports import EmulatorError, Kind
@@ -24,6 +25,7 @@ from .warp_ops import check_members
 
 Array = np.ndarray
 _parse_wgmma = functools.lru_cache(maxsize=256)(wgmma.parse_opcode)
+_decode_descriptor = functools.lru_cache(maxsize=1024)(wgmma.decode_descriptor)
 _parse_mma = functools.lru_cache(maxsize=256)(mma.parse_opcode)
 
 
@@ -87,28 +89,27 @@ def wgmma_fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``wgmma.mma_async``: one warp's quarter of the operation joins the others."""
-    group = _warpgroup(w, ins)
+    _warpgroup(w, ins)
     if not mask.all():
         m.report(Kind.BARRIER_DIVERGENCE, "wgmma needs all threads of the warpgroup", w, ins, lanes=mask)
-    shape = _parse_wgmma(ins.opcode)
     operands = ins.operands
-    from_registers = isinstance(operands[1], Vector)
     _check_fence(m, w, ins)
     scale = bool(w.value(operands[3], "pred" if hasattr(operands[3], "cls") else "b32")[0])
-    immediates = tuple(o.value for o in operands[4:] if isinstance(o, Imm))
     b_word = int(w.value(operands[2], "b64")[0])
-    a_word = None if from_registers else int(w.value(operands[1], "b64")[0])
+    a_word = None if isinstance(operands[1], Vector) else int(w.value(operands[1], "b64")[0])
+    issue(m, w, ins, (a_word, b_word, scale))
+
+
+def issue(m: Machine, w: Warp, ins: Instruction, words: tuple[int | None, int, bool]) -> None:
+    """One warp's quarter of a WGMMA with these descriptors, ``None`` for an A in registers, and scale-d."""
+    group = _warpgroup(w, ins)
+    shape = _parse_wgmma(ins.opcode)
+    operands, from_registers = ins.operands, words[0] is None
     sequence = w.state["wgmma_sequence"] = w.state.get("wgmma_sequence", -1) + 1
     if sequence >= len(group.operations):
-        try:
-            a = None if a_word is None else wgmma.decode_descriptor(a_word)
-            b = wgmma.decode_descriptor(b_word)
-        except wgmma.MatrixDescriptorError as error:
-            m.report(Kind.DESCRIPTOR, str(error), w, ins)
-            raise EmulatorError(str(error), tuple(m.log.reports)) from None
-        group.operations.append(_Operation(ins, shape, a, b, (a_word, b_word, scale), immediates))
+        group.operations.append(_decoded(m, w, ins, shape, words))
     operation = group.operations[sequence]
-    if operation.ins is not ins or operation.words != (a_word, b_word, scale):
+    if operation.ins is not ins or operation.words != words:
         m.report(
             Kind.BARRIER_DIVERGENCE,
             "the warps of a warpgroup issue different wgmma operations or descriptors",
@@ -116,17 +117,7 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
             ins,
         )
     commits = w.state.get("wgmma_commits", 0)
-    held = [w.R[i] for i in operands[0].indices]
-    block = w.pending.get(id(held[0]))
-    if not scale or block is None or len(block.rows) != len(held) or not all(map(is_, held, block.rows)):
-        block = _Accumulators(len(held))
-        w.pending.update(dict.fromkeys(map(id, block.rows), block))
-        w.accumulating.append(block)
-        for i, value in zip(operands[0].indices, block.rows, strict=True):
-            w.R[i] = value
-        old = held if scale else None
-    else:
-        old = None
+    block, old = _accumulators(w, operands[0].indices, words[2])
     block.group = commits + 1
     a_registers = np.stack([w.R[i] for i in operands[1].indices], axis=1) if from_registers else None
     operation.parts[w.number % 4] = _Part(old, block.values, a_registers, w.vc, w.fc)
@@ -139,6 +130,42 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         _check_operands(m, w, ins, operation, group, commits + 1)
     if m.stats is not None:
         m.stats.add(ins, "matrix_flops", 2 * 16 * shape.n * shape.k)
+
+
+def _decoded(
+    m: Machine, w: Warp, ins: Instruction, shape: wgmma.Shape, words: tuple[int | None, int, bool]
+) -> _Operation:
+    """The operation that the first warp of four begins."""
+    immediates = tuple(o.value for o in ins.operands[4:] if isinstance(o, Imm))
+    try:
+        a = None if words[0] is None else _decode_descriptor(words[0])
+        b = _decode_descriptor(words[1])
+    except wgmma.MatrixDescriptorError as error:
+        m.report(Kind.DESCRIPTOR, str(error), w, ins)
+        raise EmulatorError(str(error), tuple(m.log.reports)) from None
+    return _Operation(ins, shape, a, b, words, immediates)
+
+
+def _accumulators(w: Warp, indices: list[int], scale: bool) -> tuple[_Accumulators, list[Array] | None]:
+    """The block that a WGMMA computes into, and accumulators that it starts from, where others."""
+    block = w.pending.get(id(w.R[indices[0]]))
+    if scale and block is not None and len(block.rows) == len(indices):
+        registers = w.R
+        if isinstance(registers, Registers):
+            same = registers.holds(indices, block.rows)
+        else:
+            same = all(map(is_, map(registers.__getitem__, indices), block.rows))
+        if same:
+            return block, None
+    held = map(w.R.__getitem__, indices)
+    # What is not pending is kept as it is now: compiled code may change it.
+    old = [row if id(row) in w.pending else row.copy() for row in held] if scale else None
+    block = _Accumulators(len(indices))
+    w.pending.update(dict.fromkeys(map(id, block.rows), block))
+    w.accumulating.append(block)
+    for i, value in zip(indices, block.rows, strict=True):
+        w.R[i] = value
+    return block, old
 
 
 def _warpgroup(w: Warp, ins: Instruction) -> Warpgroup:
@@ -177,7 +204,7 @@ def _check_operands(
     m: Machine, w: Warp, ins: Instruction, op: _Operation, group: Warpgroup, clock: int
 ) -> None:
     """Race checks of both operands against the clocks of the warp that knows least."""
-    if not m.check:
+    if not m.check or _nothing_wrong(m, op, group, clock):
         return
     vc = functools.reduce(np.minimum, [p.vc for p in op.parts.values()])
     fc = functools.reduce(np.minimum, [p.fc for p in op.parts.values()])
@@ -223,6 +250,32 @@ def _check_operands(
                 other=m.place(f"write by {unfenced.agent.name}", unfenced.ins),
                 look_at=suspects.unfenced(m, w, ins, cta, unfenced),
             )
+
+
+@functools.lru_cache(maxsize=1024)
+def _bytes_of(descriptor: wgmma.MatrixDescriptor, rows: int, dtype: str, transposed: bool) -> Array:
+    """Offsets of the 16-byte pieces of an operand."""
+    size = np.dtype(tensor_core.storage_type(dtype)).itemsize
+    return wgmma.operand_pieces(descriptor, rows, size, transposed) << 4
+
+
+def _nothing_wrong(m: Machine, op: _Operation, group: Warpgroup, clock: int) -> bool:
+    """Note the reads of both operands in compiled code; False, with nothing noted, where one needs a look."""
+    compiled = fast.kernels()
+    if compiled is None:
+        return False
+    trans_a, trans_b = _transposes(op)
+    try:
+        pieces = [_bytes_of(op.b, op.shape.n, op.shape.b, trans_b)]
+        if op.a is not None:
+            pieces.append(_bytes_of(op.a, 64, op.shape.a, trans_a))
+    except wgmma.MatrixDescriptorError:
+        return False
+    if any(int(p[0]) < SHARED_BASE or int(p[-1]) + 16 > m.shared_bytes for p in pieces):
+        return False
+    one, two, three, four = op.parts.values()
+    clocks = (one.vc, two.vc, three.vc, four.vc), (one.fc, two.fc, three.fc, four.fc)
+    return group.cta.shadow.consume(compiled, pieces, clocks, group.agent, clock, op.ins)
 
 
 def _transposes(op: _Operation) -> tuple[bool, bool]:
@@ -305,6 +358,8 @@ def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         w.accumulating.remove(block)
         for row in block.rows:
             del w.pending[id(row)]
+        if isinstance(w.R, Registers):
+            w.R.arrived(w.pending)
     if w.pending_a:
         w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
     return None

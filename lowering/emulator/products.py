@@ -52,7 +52,9 @@ def _compiled(run: list[Instruction], shape: mma.Shape, model: tensor_core.Accum
         words = np.empty((rows, 32), np.uint32)
         held = w.R
         np.concatenate([held[i] for i in inputs], out=words[: len(inputs)].reshape(-1))
-        compiled.products(words, plan, values, shape.k, wide, model.group, model.bits, model.fraction)
+        compiled.products(
+            words.reshape(-1), plan * 32, values, shape.k, wide, model.group, model.bits, model.fraction
+        )
         for register, row in outputs:
             held[register] = words[row]
         if m.stats is not None:

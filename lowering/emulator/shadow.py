@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import fast
 
 if TYPE_CHECKING:
+    from .program import Step
     from .ptx import Instruction
 
 Array = np.ndarray
+MOST_NOTES = 1 << 16
 FOREVER = np.iinfo(np.int32).max
 
 
@@ -143,10 +145,37 @@ class Shadow:
         self.undefined = np.ones(size, bool)
         self.readers = Readers(size)
         self.strong: Array | None = None  # bytes last written by a strong access, where there are any
-        # For reports: instructions by (agent, its clock, whether they wrote), and by their line.
+        # For reports: instructions by (agent, its clock, whether they wrote), and by their line. What comes
+        # is noted as numbers first, by compiled code too: the steps of `program`, or -1 - n for told[n].
         self.touched: dict[tuple[int, int, bool], dict[int, Touch]] = {}
+        self.notes = np.empty((256, 6), np.int64)
+        self.used = 0
+        self.program: list[Step] = []
+        self.told: list[Instruction] = []
 
     def _note(self, low: int, high: int, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
+        if self.used == len(self.notes):
+            self.make_room()
+        if not self.told or self.told[-1] is not ins:
+            self.told.append(ins)
+        self.notes[self.used] = agent, clock, wrote, -len(self.told), low, high
+        self.used += 1
+
+    def make_room(self) -> None:
+        """More room for notes, but for very many."""
+        if self.used < MOST_NOTES:
+            self.notes = np.concatenate([self.notes, np.empty_like(self.notes)])
+        else:
+            self._sort_notes()
+
+    def _sort_notes(self) -> None:
+        for agent, clock, wrote, number, low, high in self.notes[: self.used].tolist():
+            ins = self.program[number].first if number >= 0 else self.told[-1 - number]
+            self._touched_by(low, high, agent, clock, bool(wrote), ins)
+        self.used = 0
+        self.told.clear()
+
+    def _touched_by(self, low: int, high: int, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
         mine = self.touched.setdefault((agent, clock, wrote), {})
         last = mine.get(ins.line)
         if last is not None:
@@ -157,6 +186,7 @@ class Shadow:
 
     def _instruction(self, agent: int, clock: int, wrote: bool, offset: int) -> Instruction | None:
         """The last instruction that touched byte ``offset``."""
+        self._sort_notes()
         found = self.touched.get((agent, clock, wrote), {})
         return next((t.ins for t in reversed(found.values()) if t.low <= offset < t.high), None)
 
@@ -194,6 +224,23 @@ class Shadow:
         row = self.readers.row(agent)  # which may make room for more
         self.readers.marks[row, index] = clock
         return conflict
+
+    def consume(
+        self, compiled: Any, pieces: list[Array], clocks: tuple, agent: int, clock: int, ins: Instruction
+    ) -> bool:
+        """Note the async proxy's reads of 16-byte pieces, if all have been written, and follow the writes.
+
+        ``clocks``: the vector clocks, and those of proxy fences, of the four warps that ask for the read.
+        """
+        row = self.readers.row(agent)
+        held = (self.writer, self.written_at, self.ordinary, self.undefined)
+        for offsets in pieces:
+            if not compiled.may_consume(held, clocks, offsets):
+                return False
+        for offsets in pieces:
+            compiled.mark(self.readers.marks, row, clock, offsets)
+            self._note(int(offsets[0]), int(offsets[-1]) + 16, agent, clock, False, ins)
+        return True
 
     def _early(self, index: Array | slice, vc: Array, strong: bool) -> Conflict | None:
         """The write that an access with these clocks does not follow."""

@@ -83,8 +83,11 @@ class Warp:
         kernel = cta.machine.kernel
         zero: dict[str, Array] = {cls: np.zeros(LANES, dtype) for cls, dtype in CLASS_DTYPE.items()}
         zero["b128"] = np.zeros((LANES, 2), np.uint64)
-        self.R: list[Array] = [zero[cls] for cls in kernel.reg_classes]
         self.S = _special_registers(self)
+        runner = cta.machine.runner
+        self.R: Any = [zero[cls] for cls in kernel.reg_classes] if runner is None else runner.registers(self)
+        self.lane_touches: Any = None if runner is None else runner.touches(self)
+        self.all_live, self.ranks = bool(self.live.all()), int(np.prod(cta.machine.launch.cluster))
         self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
         domain = cta.domain
         self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
@@ -142,6 +145,8 @@ class Warp:
         """The lanes came together: what each did before is ordered before what the others do next."""
         for log in self.lanes.values():
             log.clear()
+        if self.lane_touches is not None:
+            self.lane_touches.clear()
 
     def tick(self) -> None:
         """Start a new interval: the clocks handed over so far do not cover what the warp does next."""
@@ -313,6 +318,8 @@ class Cta:
         self.warp_count = -(-threads // LANES)
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
+        self.shadow.program = machine.program.steps
+        self.memory = self._memory()
         self.mbarriers: dict[int, MBarrier] = {}
         self.uses: dict[int, Use] = {}  # from other CTAs, see peers.py
         self.exiting: Array | None = None  # clocks of the warps that have ended
@@ -330,6 +337,12 @@ class Cta:
                 self.warpgroups.append(group)
                 for warp in group.warps:
                     warp.group = group
+
+    def _memory(self) -> tuple[Array, ...]:
+        """Shared memory as bytes, halves and words, and what its shadow knows of writes."""
+        whole, shadow = self.smem[: len(self.smem) // 4 * 4], self.shadow
+        views = (self.smem, whole.view(np.uint16), whole.view(np.uint32))
+        return (*views, shadow.writer, shadow.written_at, shadow.ordinary, shadow.undefined)
 
 
 class Cluster:

@@ -31,10 +31,10 @@ class Stats:
         self._steps: Counter[int] = Counter()
         self._of: dict[int, Step] = {}
 
-    def ran(self, step: Step) -> None:
+    def ran(self, step: Step, times: int = 1) -> None:
         """A step ran."""
         key = id(step)
-        self._steps[key] += 1
+        self._steps[key] += times
         self._of[key] = step
 
     def add(self, ins: Instruction, name: str, amount: int) -> None:

@@ -237,6 +237,33 @@ def fenced(ordinary, writer, written_at, fc, offsets, size):  # type: ignore[no-
 
 
 @jit
+def may_consume(held, clocks, offsets):  # type: ignore[no-untyped-def]
+    """True if all bytes are defined, and four warps know their writes: fenced, where ordinary."""
+    writer, written_at, ordinary, undefined = held
+    vcs, fcs = clocks
+    last_writer, last_clock, last_ordinary = -2, 0, False
+    for i in range(offsets.shape[0]):
+        for at in range(offsets[i], offsets[i] + 16):
+            if undefined[at]:
+                return False
+            by, clock, plain = writer[at], written_at[at], ordinary[at]
+            if by == last_writer and clock == last_clock and plain == last_ordinary:
+                continue
+            last_writer, last_clock, last_ordinary = by, clock, plain
+            for warp in range(4):
+                if clock > vcs[warp][by] or (plain and clock > fcs[warp][by]):
+                    return False
+    return True
+
+
+@jit
+def mark(marks, row, clock, offsets):  # type: ignore[no-untyped-def]
+    """Note a read of 16 bytes from each offset in a row."""
+    for i in range(offsets.shape[0]):
+        marks[row, offsets[i] : offsets[i] + 16] = clock
+
+
+@jit
 def any_of(flags, offsets, size):  # type: ignore[no-untyped-def]
     """True if a flag is set in the pieces of ``size`` bytes."""
     for i in range(offsets.shape[0]):
@@ -287,7 +314,7 @@ def distribute(rows, transposed):  # type: ignore[no-untyped-def]
 
 @jit
 def _multiply(words, plan, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
-    """`mma.multiply` to float32, among rows of ``words``, uint32 (rows, 32): those of D, A, B, C in ``plan``.
+    """`mma.multiply` to float32, among rows of 32 ``words``: the first of those of D, A, B, C in ``plan``.
 
     ``wide``: operands of 32 bits, the value of each its own; otherwise of 16, and ``values`` is the table of
     all of them.
@@ -304,7 +331,7 @@ def _multiply(words, plan, values, k, wide, group, bits, fraction):  # type: ign
     for lane in range(32):
         row, quad = lane // 4, lane % 4
         for r in range(a_rows.shape[0]):
-            word = words[a_rows[r], lane]
+            word = words[a_rows[r] + lane]
             for i in range(each):
                 if wide:
                     one[0] = word & np.uint32(0xFFFFE000)
@@ -313,7 +340,7 @@ def _multiply(words, plan, values, k, wide, group, bits, fraction):  # type: ign
                     value = values[(word >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
                 a[row + 8 * (r % 2), (r // 2) * 4 * each + quad * each + i] = value
         for r in range(b_rows.shape[0]):
-            word = words[b_rows[r], lane]
+            word = words[b_rows[r] + lane]
             for i in range(each):
                 if wide:
                     one[0] = word & np.uint32(0xFFFFE000)
@@ -322,19 +349,19 @@ def _multiply(words, plan, values, k, wide, group, bits, fraction):  # type: ign
                     value = values[(word >> np.uint32(16 * i)) & np.uint32(0xFFFF)]
                 b[r * 4 * each + quad * each + i, row] = value
         for r in range(4):
-            c[row + 8 * (r // 2), quad * 2 + r % 2] = floats[c_rows[r], lane]
+            c[row + 8 * (r // 2), quad * 2 + r % 2] = floats[c_rows[r] + lane]
     total = aligned(a, b, c, group, bits, fraction)
     for lane in range(32):
         for r in range(4):
             value = np.float32(total[lane // 4 + 8 * (r // 2), lane % 4 * 2 + r % 2])
-            floats[d[r], lane] = value
+            floats[d[r] + lane] = value
             if np.isnan(value):
-                words[d[r], lane] = _NAN
+                words[d[r] + lane] = _NAN
 
 
 @jit
 def products(words, plan, values, k, wide, group, bits, fraction):  # type: ignore[no-untyped-def]
-    """Products one after another; a row of ``plan`` has the rows in ``words`` of D, A, B and C of one."""
+    """Products one after another; a row of ``plan`` is that of one."""
     for i in range(plan.shape[0]):
         _multiply(words, plan[i], values, k, wide, group, bits, fraction)
 

@@ -127,7 +127,9 @@ def product(shape: Shape, a: list[np.ndarray], b: list[np.ndarray], c: list[np.n
     plan = np.array([[*range(count - 4, count), *range(count - 4)]])
     wide = shape.a == "tf32"
     values = tensor_core.all_values("f16" if wide else shape.a)
-    compiled.products(words, plan, values, shape.k, wide, model.group, model.bits, model.fraction)
+    compiled.products(
+        words.reshape(-1), plan * 32, values, shape.k, wide, model.group, model.bits, model.fraction
+    )
     return list(words[-4:])
 
 

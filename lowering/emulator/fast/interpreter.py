@@ -1,0 +1,338 @@
+"""Steps of a warp in compiled code: register arithmetic, branches that do not diverge, some operations.
+
+A run ends before a step that it does not know, or in which anything is out of the ordinary: that one is left
+to the Python code, which is the reference, with its reports.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import memory as shared
+from . import opcodes as o
+from .compiled import products
+from .jit import jit
+
+
+@jit
+def _load(file, at, width):  # type: ignore[no-untyped-def]
+    """One lane's value as 64 bits."""
+    if width == o.WORD:
+        return np.int64(file[2][at])
+    if width == o.SIGNED_WORD:
+        return np.int64(np.int32(file[2][at]))
+    if width == o.LONG:
+        return np.int64(file[3][at])
+    if width == o.BIT:
+        return np.int64(file[0][at])
+    if width == o.HALF:
+        return np.int64(file[1][at])
+    return np.int64(np.int16(file[1][at]))
+
+
+@jit
+def _store(file, at, width, value):  # type: ignore[no-untyped-def]
+    """The low bits of ``value`` into one lane."""
+    if width == o.WORD:
+        file[2][at] = np.uint32(value & 0xFFFFFFFF)
+    elif width == o.LONG:
+        file[3][at] = np.uint64(value)
+    elif width == o.BIT:
+        file[0][at] = np.uint8(value & 1)
+    else:
+        file[1][at] = np.uint16(value & 0xFFFF)
+
+
+@jit
+def _bf16(bits):  # type: ignore[no-untyped-def]
+    """A float32 pattern rounded to bfloat16, nearest even; NaN becomes the canonical one."""
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return np.int64(0x7FFF)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@jit
+def _shifted(op, x, amount):  # type: ignore[no-untyped-def]
+    if op == o.SHR_SIGNED:
+        return x >> min(amount, 63)
+    if amount > 63:
+        return np.int64(0)
+    if op == o.SHL:
+        return x << amount
+    return np.int64(np.uint64(x) >> np.uint64(amount))
+
+
+@jit
+def _divided(op, x, y):  # type: ignore[no-untyped-def]
+    """Quotient rounded towards zero, or remainder; all ones, or the dividend, where the divisor is zero."""
+    if y == 0:
+        return np.int64(-1) if op == o.DIVIDE else x
+    quotient = abs(x) // abs(y)
+    if (x < 0) != (y < 0):
+        quotient = -quotient
+    return quotient if op == o.DIVIDE else x - quotient * y
+
+
+@jit
+def _compared(op, x, y):  # type: ignore[no-untyped-def]
+    if op >= o.LT_UNSIGNED:
+        a, b = np.uint64(x), np.uint64(y)
+        less, equal = a < b, a == b
+        op = op - o.LT_UNSIGNED + o.LT
+    else:
+        less, equal = x < y, x == y
+    if op == o.EQ:
+        return equal
+    if op == o.NE:
+        return not equal
+    if op == o.LT:
+        return less
+    if op == o.LE:
+        return less or equal
+    if op == o.GT:
+        return not (less or equal)
+    return not less
+
+
+@jit
+def _result(op, x, y, z):  # type: ignore[no-untyped-def]
+    """Of one lane; comparisons give 1 or 0."""
+    if op == o.MOV:
+        return x
+    if op == o.ADD:
+        return x + y
+    if op == o.SUB:
+        return x - y
+    if op == o.MUL:
+        return x * y
+    if op == o.MAD:
+        return x * y + z
+    if op == o.AND:
+        return x & y
+    if op == o.OR:
+        return x | y
+    if op == o.XOR:
+        return x ^ y
+    if op == o.SHL or op == o.SHR or op == o.SHR_SIGNED:
+        return _shifted(op, x, y)
+    if op == o.SELECT:
+        return x if z else y
+    if op >= o.EQ and op <= o.GE_UNSIGNED:
+        return np.int64(_compared(op, x, y))
+    if op == o.PACK32:
+        return x | (y << 32)
+    if op == o.PACK16:
+        return x | (y << 16)
+    if op == o.BF16:
+        return _bf16(x)
+    if op == o.BF16X2:
+        return _bf16(y) | (_bf16(x) << 16)
+    if op == o.NOT:
+        return ~x
+    if op == o.NOT_PREDICATE:
+        return x ^ 1
+    if op == o.NEGATE:
+        return -x
+    if op == o.MIN:
+        return min(x, y)
+    if op == o.MAX:
+        return max(x, y)
+    if op == o.MIN_UNSIGNED:
+        return np.int64(min(np.uint64(x), np.uint64(y)))
+    if op == o.MAX_UNSIGNED:
+        return np.int64(max(np.uint64(x), np.uint64(y)))
+    if op == o.MAPA:
+        return (x & 0xFFFFFF) | (y << 24)
+    return _divided(op, x, y)
+
+
+@jit
+def _instruction(file, row, mask):  # type: ignore[no-untyped-def]
+    """One instruction of arithmetic in the lanes of ``mask`` that its guard lets through."""
+    op, guard = row[o.OP], row[o.GUARD]
+    y, z = np.int64(0), np.int64(0)
+    for lane in range(32):
+        if not mask[lane] or (guard >= 0 and np.int64(file[0][guard + lane]) == row[o.NEGATED]):
+            continue
+        x = _load(file, row[o.A] + lane, row[o.A_WIDTH])
+        if row[o.A_WIDTH] == o.BIT:
+            x ^= row[o.FLAGS] & 1
+        if row[o.B] >= 0:
+            y = _load(file, row[o.B] + lane, row[o.B_WIDTH])
+            if row[o.B_WIDTH] == o.BIT:
+                y ^= (row[o.FLAGS] >> 1) & 1
+        if row[o.C] >= 0:
+            z = _load(file, row[o.C] + lane, row[o.C_WIDTH])
+            if row[o.C_WIDTH] == o.BIT:
+                z ^= (row[o.FLAGS] >> 2) & 1
+        value = _result(op, x, y, z)
+        if row[o.COMBINE] >= 0:
+            other = np.int64(file[0][row[o.OTHER] + lane]) ^ ((row[o.FLAGS] >> 3) & 1)
+            value = _result(row[o.COMBINE], value, other, z)
+        _store(file, row[o.TARGET] + lane, row[o.TARGET_WIDTH], value)
+
+
+@jit
+def _shuffle(file, row):  # type: ignore[no-untyped-def]
+    """``shfl.sync.idx`` of a whole warp."""
+    held = np.empty(32, np.uint32)
+    for lane in range(32):
+        amount = np.int64(file[2][row[o.B] + lane]) & 31
+        control = np.int64(file[2][row[o.C] + lane])
+        segment, clamp = (control >> 8) & 31, control & 31
+        source = (lane & segment) | (amount & ~segment)
+        if source > ((lane & segment) | (clamp & ~segment)):
+            source = lane
+        held[lane] = file[2][row[o.A] + source]
+    for lane in range(32):
+        file[2][row[o.TARGET] + lane] = held[lane]
+
+
+@jit
+def _taken(file, step, mask):  # type: ignore[no-untyped-def]
+    """Numbers of lanes of ``mask`` the guard of a step lets through, and of all its lanes."""
+    taken, active = 0, 0
+    for lane in range(32):
+        if mask[lane]:
+            active += 1
+            if np.int64(file[0][step[o.STEP_GUARD] + lane]) != step[o.STEP_NEGATED]:
+                taken += 1
+    return taken, active
+
+
+@jit
+def _products(program, file, row):  # type: ignore[no-untyped-def]
+    """``mma.sync``, several of them."""
+    plan = program[4][row[o.TARGET] : row[o.COMBINE]].reshape((-1, row[o.OFFSET]))
+    model = program[5]
+    products(file[2], plan, program[6], row[o.OTHER], False, model[0], model[1], model[2])
+    return True
+
+
+@jit
+def _operation(program, memory, file, row, state, counts):  # type: ignore[no-untyped-def]
+    """An operation of a whole warp; False, and nothing done, where it must be left to the Python code."""
+    op = row[o.OP]
+    if op == o.LDMATRIX:
+        return shared.load_matrix(program, memory, file, row, state, counts)
+    if op == o.STMATRIX:
+        return shared.store_matrix(program, memory, file, row, state, counts)
+    if op == o.MMA:
+        return _products(program, file, row)
+    if op == o.LOAD or op == o.STORE:
+        return shared.access(program, memory, file, row, state, counts)
+    if op == o.SHUFFLE:
+        state[o.CONVERGED] = 1
+        _shuffle(file, row)
+        return True
+    if op == o.ELECT:
+        state[o.CONVERGED] = 1
+        for lane in range(32):
+            if row[o.TARGET] >= 0:
+                file[2][row[o.TARGET] + lane] = 0
+            file[0][row[o.A] + lane] = lane == 0
+        return True
+    return False
+
+
+@jit
+def _mapa(file, row, mask, ranks):  # type: ignore[no-untyped-def]
+    """``mapa``; False, and nothing done, where a lane names a CTA that there is not."""
+    guard = row[o.GUARD]
+    for lane in range(32):
+        runs = mask[lane] and (guard < 0 or np.int64(file[0][guard + lane]) != row[o.NEGATED])
+        if runs and np.int64(file[2][row[o.B] + lane]) >= ranks:
+            return False
+    _instruction(file, row, mask)
+    return True
+
+
+@jit
+def _wgmma(program, file, row, state, entry):  # type: ignore[no-untyped-def]
+    """``wgmma.mma_async``: its descriptors and scale-d, for the Python code to note after the run."""
+    if not state[o.FENCED]:
+        return False
+    entry[2] = np.int64(file[3][row[o.A]])
+    entry[3] = np.int64(file[3][row[o.B]])
+    entry[4] = np.int64(file[0][row[o.C]]) ^ ((row[o.FLAGS] >> 2) & 1)
+    for i in range(row[o.TARGET], row[o.COMBINE]):
+        file[4][program[4][i]] = True
+    state[o.PENDING] = 1
+    return True
+
+
+@jit
+def _waits(program, at, away):  # type: ignore[no-untyped-def]
+    """True if the step uses a register that a WGMMA has not filled yet."""
+    for i in range(program[2][at], program[2][at + 1]):
+        if away[program[3][i]]:
+            return True
+    return False
+
+
+@jit
+def run(program, memory, file, mask, state, counts, log):  # type: ignore[no-untyped-def]
+    """Steps of a warp from ``state``, which says how far it came; ``mask``: the lanes that run."""
+    code, steps = program[0], program[1]
+    at, done, logged, issued = state[o.PC], 0, 0, False
+    while done < state[o.LEFT] and at != state[o.MEETING] and 0 <= at < steps.shape[0]:
+        step = steps[at]
+        kind, guarded = step[o.KIND], step[o.STEP_GUARD] >= 0
+        if kind == o.UNKNOWN and not guarded:
+            break
+        waits = state[o.PENDING] and not step[o.ACCUMULATES] and _waits(program, at, file[4])
+        if waits:
+            break
+        if kind == o.STRAIGHT:
+            if step[o.NOTED] and logged == o.LOG:
+                break
+            for i in range(step[o.FIRST], step[o.LAST]):
+                _instruction(file, code[i], mask)
+        elif kind == o.BRANCH:
+            goal = step[o.GOAL]
+            if guarded:
+                taken, active = _taken(file, step, mask)
+                if taken and taken < active:
+                    break
+                if not taken:
+                    goal = at + 1
+            done += 1
+            at = goal
+            continue
+        else:
+            if guarded:
+                taken, active = _taken(file, step, mask)
+                if not taken:  # nothing happens
+                    done += 1
+                    at += 1
+                    continue
+                guarded = taken < active
+            if kind == o.OPERATION and code[step[o.FIRST], o.OP] == o.MAPA:
+                if not _mapa(file, code[step[o.FIRST]], mask, state[o.RANKS]):
+                    break
+                counts[at, 0] += 1
+                done += 1
+                at += 1
+                continue
+            if kind == o.UNKNOWN or guarded or not state[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
+                break
+            row = code[step[o.FIRST]]
+            state[o.AT] = at
+            if row[o.OP] == o.WGMMA:
+                if not _wgmma(program, file, row, state, log[logged]):
+                    break
+                issued = True
+            elif issued:  # it may have to be seen before this
+                break
+            elif not _operation(program, memory, file, row, state, counts):
+                break
+        if step[o.NOTED]:
+            if step[o.NOTED] == o.MARKS:
+                state[o.FENCED] = 0
+            log[logged, 0] = at
+            log[logged, 1] = done
+            logged += 1
+        counts[at, 0] += 1
+        done += 1
+        at += 1
+    state[o.PC], state[o.DONE], state[o.LOGGED] = at, done, logged
