@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +110,61 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def first_use(name: str, folder: Path, lock: Path | None) -> dict[str, Any]:
-    """The first use of a public name, in a new process: a forked one would copy pages meanwhile.
+def _command(name: str, *options: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", name, *options]
 
-    folder: of kernels and byte code. lock: a file that lets one process at a time measure, while others
-    start; None: the folder is being filled, and the process may compile. RuntimeError where it fails.
-    """
-    environment = {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
-    if lock is not None:
-        environment.update(KERNELS_DSL_BENCH_LOCK=str(lock), KERNELS_DSL_NO_COMPILE="1")
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.public_calls", name]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment of processes with kernels and byte code in a folder."""
+    return {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
+
+
+def fill(name: str, folder: Path) -> None:
+    """Use a public name in a process that may compile. RuntimeError where it fails."""
+    done = subprocess.run(
+        _command(name), capture_output=True, text=True, env=_environment(folder), check=False
+    )
     if done.returncode:
         raise RuntimeError(f"the first use of {name} failed:\n{done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_turns(names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The first use of each, in new processes: forked ones would copy pages meanwhile.
+
+    They start side by side. Once torch and the GPU are there in all, each measures while the others wait.
+    RuntimeError where one fails.
+    """
+    environment = {**_environment(folder), "KERNELS_DSL_NO_COMPILE": "1"}
+    with ExitStack() as stack:
+        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in names]
+        children = [
+            stack.enter_context(
+                subprocess.Popen(
+                    _command(name, "--turns"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error,
+                    text=True, env=environment,
+                )
+            )
+            for name, error in zip(names, errors)
+        ]  # fmt: skip
+
+        def line(at: int) -> str:
+            stdout = children[at].stdout
+            found = stdout.readline() if stdout is not None else ""
+            if not found:
+                errors[at].seek(0)
+                text = errors[at].read().strip()[-2000:]
+                raise RuntimeError(f"the first use of {names[at]} failed:\n{text}")
+            return found
+
+        for at in range(len(names)):
+            line(at)
+        made = []
+        for at, child in enumerate(children):
+            if child.stdin is not None:
+                child.stdin.write("go\n")
+                child.stdin.flush()
+            made.append(json.loads(line(at)))
+        return made
 
 
 def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -137,13 +179,16 @@ def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def first_uses(names: Sequence[str], repeats: int, jobs: int) -> list[dict[str, Any]]:
     """Rows of public names: kernels and byte code are made, then each name gets `repeats` processes."""
+    queue = [*names] * repeats
+    made: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(lambda name: first_use(name, folder, None), names))
-            lock = folder / "one-at-a-time"
-            done = list(pool.map(lambda name: first_use(name, folder, lock), [*names] * repeats))
-    return [first_use_row(name, [made for made in done if made["name"] == name]) for name in names]
+            list(pool.map(lambda name: fill(name, folder), names))
+        while queue:
+            made += in_turns(queue[:jobs], folder)
+            del queue[:jobs]
+    return [first_use_row(name, [use for use in made if use["name"] == name]) for name in names]
 
 
 def first_use_line(row: dict[str, Any]) -> str:
@@ -164,7 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the rows as JSON")
     parser.add_argument("--names", nargs="+", default=list(public_calls.CALLS), help="public names; all")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="processes for each name")
-    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=min(4, os.cpu_count() or 1), help="started at a time; one measures"
+    )
     given = parser.parse_args(argv)
     for name in given.names:
         if name not in public_calls.CALLS:

@@ -6,19 +6,16 @@ first use as JSON. `benchmarks.first_call` starts it. Nothing above `measure` im
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 ARCH = "sm_90a"  # what a machine without a GPU compiles for
-LOCK_VARIABLE = "KERNELS_DSL_BENCH_LOCK"
+READY = "ready"
 _N, _BLOCK, _HEADS, _DIM = 512, 64, 4, 128
 _E4M3 = torch.float8_e4m3fn
 
@@ -179,23 +176,22 @@ def _call_without_gpu(name: str, library: Any, given: Inputs, load: bool) -> int
     return len(recorded)
 
 
-def measure(name: str, load: bool = True) -> dict[str, Any]:
+def measure(name: str, load: bool = True, turns: bool = False) -> dict[str, Any]:
     """Use one public name in this process, which has imported torch alone. Times in milliseconds.
 
     With a GPU: from `import kernels_dsl` until the result is there. Without: up to the launch; `load`: the
-    kernels are taken from the cache, and compiled if need be. With $KERNELS_DSL_BENCH_LOCK, processes that
-    share that file do so one after the other; torch and the GPU they start side by side.
+    kernels are taken from the cache, and compiled if need be. `turns`: once torch and the GPU are there, it
+    prints "ready" and waits for a line of its input.
     """
     cuda = has_gpu()
     given = inputs("cuda" if cuda else "cpu")
     if cuda:
         torch.mm(given.a, given.b)
         torch.cuda.synchronize()
-    path = os.environ.get(LOCK_VARIABLE)
-    with open(path, "w") if path else nullcontext() as lock:
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return _use(name, given, cuda, load)
+    if turns:
+        print(READY, flush=True)
+        sys.stdin.readline()
+    return _use(name, given, cuda, load)
 
 
 def _use(name: str, given: Inputs, cuda: bool, load: bool) -> dict[str, Any]:
@@ -223,4 +219,7 @@ def _use(name: str, given: Inputs, cuda: bool, load: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], "--no-kernels" not in sys.argv)), flush=True)
+    turns = "--turns" in sys.argv
+    print(json.dumps(measure(sys.argv[1], "--no-kernels" not in sys.argv, turns)), flush=True)
+    if turns:
+        sys.stdin.read()  # to end is work, too, which would disturb the next one

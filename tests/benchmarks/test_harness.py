@@ -193,6 +193,11 @@ def test_wrong_arguments_exit_with_two(arguments, capsys):
     assert stopped.value.code == 2
 
 
+def test_a_first_use_that_fails_shows_its_processes_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"the first use of nonsuch failed:[^$]*nonsuch"):
+        first_call.in_turns(["nonsuch"], tmp_path)
+
+
 def test_a_first_call_that_fails_shows_the_childs_error(tmp_path, monkeypatch):
     monkeypatch.setattr(first_call, "_CHILD", "raise SystemExit('the child says why')")
     with pytest.raises(RuntimeError, match="the child says why"):
