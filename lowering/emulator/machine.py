@@ -436,6 +436,8 @@ class Machine:
                 self._check_end(cta)
             self._title(cluster)
             self.clusters.remove(cluster)
+            for cta in cluster.ctas:
+                cta.release()
 
     def _title(self, cluster: Cluster) -> None:
         """Roles, cluster peers and names of barriers for the timeline."""

@@ -338,6 +338,12 @@ class Cta:
                 for warp in group.warps:
                     warp.group = group
 
+    def release(self) -> None:
+        """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""
+        del self.smem, self.shadow, self.memory
+        for warp in self.warps:
+            del warp.R, warp.lane_touches
+
     def _memory(self) -> tuple[Array, ...]:
         """Shared memory as bytes, halves and words, and what its shadow knows of writes."""
         whole, shadow = self.smem[: len(self.smem) // 4 * 4], self.shadow
