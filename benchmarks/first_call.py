@@ -119,13 +119,17 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**with_bytecode(folder / "bytecode"), "KERNELS_DSL_CACHE_DIR": str(folder / "kernels")}
 
 
+def _failed(name: str, said: str) -> RuntimeError:
+    return RuntimeError(f"the first use of {name} failed:\n{said.strip()[-2000:]}")
+
+
 def fill(name: str, folder: Path) -> None:
     """Use a public name in a process that may compile. RuntimeError where it fails."""
     done = subprocess.run(
         _command(name), capture_output=True, text=True, env=_environment(folder), check=False
     )
     if done.returncode:
-        raise RuntimeError(f"the first use of {name} failed:\n{done.stderr.strip()[-2000:]}")
+        raise _failed(name, done.stderr)
 
 
 def in_turns(names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
@@ -147,23 +151,22 @@ def in_turns(names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
             for name, error in zip(names, errors)
         ]  # fmt: skip
 
-        def line(at: int) -> str:
+        def said(at: int) -> str:
             stdout = children[at].stdout
             found = stdout.readline() if stdout is not None else ""
             if not found:
                 errors[at].seek(0)
-                text = errors[at].read().strip()[-2000:]
-                raise RuntimeError(f"the first use of {names[at]} failed:\n{text}")
+                raise _failed(names[at], errors[at].read())
             return found
 
         for at in range(len(names)):
-            line(at)
+            said(at)  # that it is ready
         made = []
         for at, child in enumerate(children):
             if child.stdin is not None:
                 child.stdin.write("go\n")
                 child.stdin.flush()
-            made.append(json.loads(line(at)))
+            made.append(json.loads(said(at)))
         return made
 
 

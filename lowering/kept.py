@@ -23,7 +23,7 @@ def emulated_launch(
     def launch(*values: Any) -> Any:
         classes = function.signature(*values)
         for parameter, wanted, found in zip(function.runtime_parameters, first, classes):
-            if wanted is not found and not serves(wanted, found):
+            if not serves(wanted, found):
                 raise ArgumentValueError(
                     f"argument {parameter.name!r} of {function.name!r} is {found}, and the kernel that is "
                     f"kept for this launch was made for {wanted}"

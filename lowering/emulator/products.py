@@ -38,7 +38,7 @@ def _one_by_one(run: list[Instruction]) -> Callable:
 
 def _compiled(run: list[Instruction], shape: mma.Shape, model: tensor_core.Accumulation) -> Callable:
     inputs, outputs, plan = _registers(run)
-    rows = int(plan.max()) + 1
+    rows, places = int(plan.max()) + 1, plan * 32
     fallback = _one_by_one(run)
     wide = shape.a == "tf32"
     values = tensor_core.all_values("f16" if wide else shape.a)
@@ -53,7 +53,7 @@ def _compiled(run: list[Instruction], shape: mma.Shape, model: tensor_core.Accum
         held = w.R
         np.concatenate([held[i] for i in inputs], out=words[: len(inputs)].reshape(-1))
         compiled.products(
-            words.reshape(-1), plan * 32, values, shape.k, wide, model.group, model.bits, model.fraction
+            words.reshape(-1), places, values, shape.k, wide, model.group, model.bits, model.fraction
         )
         for register, row in outputs:
             held[register] = words[row]

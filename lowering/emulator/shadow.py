@@ -238,7 +238,7 @@ class Shadow:
             if not compiled.may_consume(held, clocks, offsets):
                 return False
         for offsets in pieces:
-            compiled.mark(self.readers.marks, row, clock, offsets)
+            compiled.mark(self.readers.marks, row, clock, offsets, 16)
             self._note(int(offsets[0]), int(offsets[-1]) + 16, agent, clock, False, ins)
         return True
 

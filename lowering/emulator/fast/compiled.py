@@ -191,12 +191,18 @@ def _follows(writer, written_at, vc, offsets, size):  # type: ignore[no-untyped-
 
 
 @jit
+def mark(marks, row, clock, offsets, size):  # type: ignore[no-untyped-def]
+    """Note a read of the pieces in a row."""
+    for i in range(offsets.shape[0]):
+        marks[row, offsets[i] : offsets[i] + size] = clock
+
+
+@jit
 def read(writer, written_at, vc, marks, row, clock, offsets, size):  # type: ignore[no-untyped-def]
     """Note a read in ``row`` and return its bounds; (-1, -1), and no note, if it does not follow a write."""
     if not inside(offsets, size, writer.shape[0]) or not _follows(writer, written_at, vc, offsets, size):
         return -1, -1
-    for i in range(offsets.shape[0]):
-        marks[row, offsets[i] : offsets[i] + size] = clock
+    mark(marks, row, clock, offsets, size)
     return _bounds(offsets, size)
 
 
@@ -254,13 +260,6 @@ def may_consume(held, clocks, offsets):  # type: ignore[no-untyped-def]
                 if clock > vcs[warp][by] or (plain and clock > fcs[warp][by]):
                     return False
     return True
-
-
-@jit
-def mark(marks, row, clock, offsets):  # type: ignore[no-untyped-def]
-    """Note a read of 16 bytes from each offset in a row."""
-    for i in range(offsets.shape[0]):
-        marks[row, offsets[i] : offsets[i] + 16] = clock
 
 
 @jit

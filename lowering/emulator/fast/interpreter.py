@@ -213,10 +213,8 @@ def _products(program, file, row):  # type: ignore[no-untyped-def]
 def _operation(program, memory, file, row, state, counts):  # type: ignore[no-untyped-def]
     """An operation of a whole warp; False, and nothing done, where it must be left to the Python code."""
     op = row[o.OP]
-    if op == o.LDMATRIX:
-        return shared.load_matrix(program, memory, file, row, state, counts)
-    if op == o.STMATRIX:
-        return shared.store_matrix(program, memory, file, row, state, counts)
+    if op == o.LDMATRIX or op == o.STMATRIX:
+        return shared.matrix(program, memory, file, row, state, counts)
     if op == o.MMA:
         return _products(program, file, row)
     if op == o.LOAD or op == o.STORE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import opcodes as o
-from .compiled import _follows, any_of, bank_conflicts
+from .compiled import any_of, bank_conflicts, read, write
 from .jit import jit
 
 
@@ -30,14 +30,11 @@ def _addresses(memory, file, row, state, count, size):  # type: ignore[no-untype
 
 
 @jit
-def _note(memory, state, offsets, size, wrote):  # type: ignore[no-untyped-def]
+def _note(memory, state, low, high, wrote):  # type: ignore[no-untyped-def]
     """Remember the instruction, for reports."""
-    low, high = offsets[0], offsets[0]
-    for i in range(1, offsets.shape[0]):
-        low, high = min(low, offsets[i]), max(high, offsets[i])
     entry = memory[o.NOTES][state[o.NOTES_USED]]
     entry[0], entry[1], entry[2] = state[o.AGENT], state[o.CLOCK], wrote
-    entry[3], entry[4], entry[5] = state[o.AT], low, high + size
+    entry[3], entry[4], entry[5] = state[o.AT], low, high
     state[o.NOTES_USED] += 1
 
 
@@ -50,12 +47,13 @@ def may_read(memory, state, offsets, size):  # type: ignore[no-untyped-def]
         return True
     if any_of(memory[o.UNDEFINED], offsets, size):
         return False
-    if not _follows(memory[o.WRITER], memory[o.WRITTEN_AT], memory[o.VC], offsets, size):
+    low, high = read(
+        memory[o.WRITER], memory[o.WRITTEN_AT], memory[o.VC], memory[o.MARKS_OF_READS], state[o.READER],
+        state[o.CLOCK], offsets, size,
+    )  # fmt: skip
+    if low < 0:
         return False
-    marks = memory[o.MARKS_OF_READS]
-    for i in range(offsets.shape[0]):
-        marks[state[o.READER], offsets[i] : offsets[i] + size] = state[o.CLOCK]
-    _note(memory, state, offsets, size, 0)
+    _note(memory, state, low, high, 0)
     return True
 
 
@@ -66,23 +64,14 @@ def may_write(memory, state, offsets, size):  # type: ignore[no-untyped-def]
         return False
     if not state[o.CHECKS]:
         return True
-    vc = memory[o.VC]
-    if not _follows(memory[o.WRITER], memory[o.WRITTEN_AT], vc, offsets, size):
+    low, high = write(
+        memory[o.WRITER], memory[o.WRITTEN_AT], memory[o.ORDINARY], memory[o.UNDEFINED], memory[o.VC],
+        memory[o.MARKS_OF_READS], memory[o.READERS], state[o.READERS_USED], offsets, size, state[o.AGENT],
+        state[o.CLOCK], True,
+    )  # fmt: skip
+    if low < 0:
         return False
-    marks, agents = memory[o.MARKS_OF_READS], memory[o.READERS]
-    for row in range(state[o.READERS_USED]):
-        seen = vc[agents[row]]
-        for i in range(offsets.shape[0]):
-            for at in range(offsets[i], offsets[i] + size):
-                if marks[row, at] > seen:
-                    return False
-    for i in range(offsets.shape[0]):
-        low, high = offsets[i], offsets[i] + size
-        memory[o.WRITER][low:high] = state[o.AGENT]
-        memory[o.WRITTEN_AT][low:high] = state[o.CLOCK]
-        memory[o.ORDINARY][low:high] = True
-        memory[o.UNDEFINED][low:high] = False
-    _note(memory, state, offsets, size, 1)
+    _note(memory, state, low, high, 1)
     return True
 
 
@@ -95,46 +84,37 @@ def count(counts, state, offsets, size):  # type: ignore[no-untyped-def]
 
 
 @jit
-def load_matrix(program, memory, file, row, state, counts):  # type: ignore[no-untyped-def]
-    """``ldmatrix``."""
-    first, matrices = row[o.TARGET], row[o.COMBINE] - row[o.TARGET]
+def matrix(program, memory, file, row, state, counts):  # type: ignore[no-untyped-def]
+    """``ldmatrix`` and ``stmatrix``."""
+    first, matrices, stores = row[o.TARGET], row[o.COMBINE] - row[o.TARGET], row[o.OP] == o.STMATRIX
     offsets = _addresses(memory, file, row, state, 8 * matrices, 16)
-    if not may_read(memory, state, offsets, 16):
+    if stores:
+        if not may_write(memory, state, offsets, 16):
+            return False
+        state[o.WROTE] = 1
+    elif not may_read(memory, state, offsets, 16):
         return False
     state[o.CONVERGED] = 1
     count(counts, state, offsets, 16)
     for i in range(matrices):
-        target = program[4][first + i]
+        register = program[4][first + i]
         for lane in range(32):
-            if row[o.FLAGS] & 8:
+            if row[o.FLAGS] & 8:  # transposed
                 column, at = lane // 4, i * 8 + lane % 4 * 2
-                low = np.uint32(memory[1][offsets[at] // 2 + column])
-                high = np.uint32(memory[1][offsets[at + 1] // 2 + column])
-                file[2][target + lane] = low | (high << np.uint32(16))
+                low, high = offsets[at] // 2 + column, offsets[at + 1] // 2 + column
+                if stores:
+                    value = file[2][register + lane]
+                    memory[1][low] = np.uint16(value & np.uint32(0xFFFF))
+                    memory[1][high] = np.uint16(value >> np.uint32(16))
+                else:
+                    halves = np.uint32(memory[1][low]), np.uint32(memory[1][high])
+                    file[2][register + lane] = halves[0] | (halves[1] << np.uint32(16))
             else:
-                file[2][target + lane] = memory[2][offsets[i * 8 + lane // 4] // 4 + lane % 4]
-    return True
-
-
-@jit
-def store_matrix(program, memory, file, row, state, counts):  # type: ignore[no-untyped-def]
-    """``stmatrix``."""
-    first, matrices = row[o.TARGET], row[o.COMBINE] - row[o.TARGET]
-    offsets = _addresses(memory, file, row, state, 8 * matrices, 16)
-    if not may_write(memory, state, offsets, 16):
-        return False
-    state[o.CONVERGED] = state[o.WROTE] = 1
-    count(counts, state, offsets, 16)
-    for i in range(matrices):
-        source = program[4][first + i]
-        for lane in range(32):
-            value = file[2][source + lane]
-            if row[o.FLAGS] & 8:
-                column, at = lane // 4, i * 8 + lane % 4 * 2
-                memory[1][offsets[at] // 2 + column] = np.uint16(value & np.uint32(0xFFFF))
-                memory[1][offsets[at + 1] // 2 + column] = np.uint16(value >> np.uint32(16))
-            else:
-                memory[2][offsets[i * 8 + lane // 4] // 4 + lane % 4] = value
+                word = offsets[i * 8 + lane // 4] // 4 + lane % 4
+                if stores:
+                    memory[2][word] = file[2][register + lane]
+                else:
+                    file[2][register + lane] = memory[2][word]
     return True
 
 

@@ -25,7 +25,7 @@ NONE = -1
 
 # Columns of a step.
 KIND, FIRST, LAST, GOAL, STEP_GUARD, STEP_NEGATED, NOTED, ACCUMULATES = range(8)
-STEP_COLUMNS, MARKS = 8, 2
+MARKS = 2
 """Noted, and marks registers that reach a WGMMA."""
 
 # The state that a run begins with and leaves.
