@@ -275,7 +275,7 @@ class Shadow:
             offsets, size = _pieces(index)
             held = (self.writer, self.written_at, self.ordinary, self.undefined)
             read = (self.readers.marks, self.readers.agents, self.readers.count)
-            low, high = compiled.write(*held, vc, *read, offsets, size, agent, clock, ordinary)
+            low, high = compiled.write(held, read, vc, (agent, clock), offsets, size, ordinary)
             if low >= 0:
                 self._note(low, high, agent, clock, True, ins)
                 return None

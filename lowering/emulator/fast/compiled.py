@@ -207,10 +207,15 @@ def read(writer, written_at, vc, marks, row, clock, offsets, size):  # type: ign
 
 
 @jit
-def write(  # type: ignore[no-untyped-def]
-    writer, written_at, ordinary, undefined, vc, marks, readers, count, offsets, size, agent, clock, plain
-):
-    """Note a write and return its bounds; (-1, -1), and no note, if it does not follow an access."""
+def write(held, reads, vc, mine, offsets, size, plain):  # type: ignore[no-untyped-def]
+    """Note a write and return its bounds; (-1, -1), and no note, if it does not follow an access.
+
+    ``held``: the last writers, their clocks, and which bytes are ordinary and undefined. ``reads``: marks,
+    the agents of their rows, and how many there are. ``mine``: the agent that writes, and its clock.
+    """
+    writer, written_at, ordinary, undefined = held
+    marks, readers, count = reads
+    agent, clock = mine
     if not inside(offsets, size, writer.shape[0]) or not _follows(writer, written_at, vc, offsets, size):
         return -1, -1
     for row in range(count):

@@ -64,11 +64,9 @@ def may_write(memory, state, offsets, size):  # type: ignore[no-untyped-def]
         return False
     if not state[o.CHECKS]:
         return True
-    low, high = write(
-        memory[o.WRITER], memory[o.WRITTEN_AT], memory[o.ORDINARY], memory[o.UNDEFINED], memory[o.VC],
-        memory[o.MARKS_OF_READS], memory[o.READERS], state[o.READERS_USED], offsets, size, state[o.AGENT],
-        state[o.CLOCK], True,
-    )  # fmt: skip
+    held = memory[o.WRITER], memory[o.WRITTEN_AT], memory[o.ORDINARY], memory[o.UNDEFINED]
+    reads = memory[o.MARKS_OF_READS], memory[o.READERS], state[o.READERS_USED]
+    low, high = write(held, reads, memory[o.VC], (state[o.AGENT], state[o.CLOCK]), offsets, size, True)
     if low < 0:
         return False
     _note(memory, state, low, high, 1)
