@@ -110,11 +110,9 @@ class Operands:
         a, b = self.a.resolve_neg(), self.b.resolve_neg()
         return reference.gemm(a, b, **self._plain(), **more).expand(self.product.shape)
 
-    def like(self, order: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
-        """PyTorch's in float32, perhaps with K in another order."""
+    def like(self, **more: Any) -> torch.Tensor:
+        """PyTorch's in float32."""
         a, b = self.a.resolve_neg(), self.b.resolve_neg()
-        if order is not None:
-            a, b = a[..., order], b[..., order, :]
         return peer(a, b, torch.float32, **self._plain(), **more).expand(self.product.shape)
 
     def _plain(self) -> dict[str, Any]:

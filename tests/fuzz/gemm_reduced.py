@@ -17,15 +17,13 @@ from tests.fuzz.epilogues import FUNCTIONS
 from tests.fuzz.gemm_beside import Operands, Product, draw_product
 from tests.fuzz.memory import PLAIN, Arena, Layout
 from tests.fuzz.planted import Operations
-from tests.fuzz.values import filler
+from tests.fuzz.values import FEW, at_worst, filler, scaled_draws
 
 NAMES = ("a", "b", "reduce", "dim", "c", "bias", "bias_axis", "residual", "alpha", "beta", "activation",
          "epilogue", "epilogue_args", "out", "reduced_out", "out_dtype", "config", "family")  # fmt: skip
 WRONG = {"reduce": "reduce", "dim": "dim", "shape": "reduced_out", "dtype": "reduced_out",
          "itself": "reduced_out", "an input": "reduced_out"}  # fmt: skip
 """A mistake -> the argument that the error must name."""
-_FEW = 256
-_ORDERS = 6
 _EXACT = 1 << 22
 """Sums of halves up to here are exact in float32."""
 
@@ -154,8 +152,8 @@ class ReducedCase:
         as_rows = (-1, self.lines[-1])
         peer = row.exact(like, self.dim) if like.shape[self.dim] else right.float()
         x, y, z = (t.reshape(as_rows) for t in (reduced, right, peer))
-        if x.numel() < _FEW and not tolerance.measure(x, y, z).ok:
-            z = self._worst(operands, values, peer, right).reshape(as_rows)
+        if x.numel() < FEW and not tolerance.measure(x, y, z).ok:
+            z = at_worst(y, z, self._worst(operands, values, right).reshape(as_rows))
         # Equal elements are rounded the same way at each addition, in whatever order: errors do not average.
         repeated = self.product.a.expanded or self.product.b.expanded
         tolerance.check(x, y, z, ulps=4.0 if repeated else 1.0, case="reduced")
@@ -176,21 +174,20 @@ class ReducedCase:
         sizes = exact.abs() if self.reduce == "sum" else exact.square()
         return float(sizes.sum(self.dim).max()) < _EXACT
 
-    def _worst(
-        self, operands: Operands, values: tuple[Any, ...], worst: torch.Tensor, right: torch.Tensor
-    ) -> torch.Tensor:
-        """PyTorch's reduction, `worst`, as few numbers say little about the error to expect: each becomes the
-        worst of those of sums in several orders."""
-        row = REDUCTIONS[self.reduce]
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(_ORDERS):
-            order = torch.randperm(self.product.k, generator=generator).to(right.device)
-            product = lambda order=order, **more: operands.like(order, **more)  # noqa: E731
-            d = self._result(product, torch.float32, values)
-            lines = torch.randperm(d.shape[self.dim], generator=generator).to(d.device)
-            other = row.exact(d.index_select(self.dim, lines), self.dim)
-            worst = torch.where((other - right).abs() > (worst - right).abs(), other, worst)
-        return worst
+    def _worst(self, operands: Operands, values: tuple[Any, ...], right: torch.Tensor) -> torch.Tensor:
+        """The largest errors of PyTorch's reduction in several draws."""
+        row, error = REDUCTIONS[self.reduce], torch.zeros_like(right)
+        tensors = {"a": operands.a.resolve_neg(), "b": operands.b.resolve_neg()}
+        numbered = {str(i): x for i, x in enumerate(values)}
+        for factors, options, others in scaled_draws(tensors, operands.options, numbered):
+            drawn = replace(operands, **factors, options=options)
+            given = tuple(others.values())
+            exact, like = (
+                row.exact(self._result(drawn.exact, torch.float64, given), self.dim),
+                row.exact(self._result(drawn.like, torch.float32, given), self.dim),
+            )
+            error = torch.maximum(error, (like - exact).abs())
+        return error
 
 
 def draw_reduced(draw: Draw) -> ReducedCase:
