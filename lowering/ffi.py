@@ -1,10 +1,10 @@
 """The part of `tvm_ffi` that a launch needs, without the rest of the package.
 
-The package's `__init__` imports code generators, dataclasses and a C++ builder: 20 ms that a kernel from the
-cache does not need. A launch needs the shared library, the extension module, the exception classes and the
-exchange of tensors with PyTorch. So the package is put in place with its `__init__` deferred, as
-`importlib.util.LazyLoader` does. Code that asks it for another name, such as the DSL, runs it then, in the
-same module.
+The package's `__init__` imports code generators, dataclasses, containers and a C++ builder: 25 ms that a
+kernel from the cache does not need. A launch needs the shared library, the extension module and the exception
+classes, and with PyTorch of some versions the module that gives tensors their exchange. So the package is put
+in place with its `__init__` deferred, as `importlib.util.LazyLoader` does. Code that asks it for another
+name, such as the DSL, runs it then, in the same module.
 
 Its extension module imports cuda-python's driver, 12 ms, to compare arguments with `CUstream`. Nothing is one
 before somebody else has imported that: `DeferredDriver` stands in for it until then.
@@ -27,8 +27,11 @@ from typing import Any
 log = logging.getLogger("lowering")
 
 NAME = "tvm_ffi"
-# `core` is given classes by `_dtype` and `error`, and tuples by `container`.
-NEEDED = ("core", "registry", "_dtype", "container", "error", "_tensor", "module", "_optional_torch_c_dlpack")
+# `core` is given classes by `_dtype` and `error`.
+NEEDED = ("core", "_dtype", "error")
+# Modules that others of the package import from it; those may be imported before `__init__` runs.
+_PRIVATE = ("_ffi_api",)
+_EXCHANGE = "__dlpack_c_exchange_api__"  # of tensors; the package gives it to those of older PyTorch
 _DRIVER = "cuda.bindings.driver"
 _DUNDERS = ("__all__", "__version__", "__version_tuple__")  # that `__init__` defines
 _lock = threading.RLock()
@@ -39,6 +42,8 @@ class DeferredPackage(ModuleType):
     """A package whose `__init__` runs when a missing name is asked for; an ordinary module from then on."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in _PRIVATE:
+            return importlib.import_module(f"{NAME}.{name}")
         if not name.startswith("__") or name in _DUNDERS:
             _run_init(self)
             if name in self.__dict__:
@@ -118,8 +123,9 @@ def load() -> None:
         _importing.append(NAME)
         try:
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            exchanges = hasattr(sys.modules["torch"].Tensor, _EXCHANGE)
             with _deferred_driver():
-                for name in NEEDED:
+                for name in NEEDED if exchanges else (*NEEDED, "_optional_torch_c_dlpack"):
                     importlib.import_module(f"{NAME}.{name}")
         except (ImportError, OSError) as error:
             log.info("%s is imported whole: %s", NAME, error)

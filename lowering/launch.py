@@ -75,7 +75,7 @@ class CompiledKernel:
         load_runtime()
         try:
             if self._is_shared_object:
-                return getattr(sealed.load_library(self.entry.library, self.name), ENTRY)
+                return sealed.load_function(self.entry.library, ENTRY, self.name)
             from lowering.dsl_import import without_jax  # here, since libraries need no compiler
 
             with without_jax():

@@ -19,6 +19,11 @@ assert type(package) is ffi.DeferredPackage
 assert "tvm_ffi.cpp" not in sys.modules and "tvm_ffi.dataclasses" not in sys.modules
 """
 PROGRAMS = {
+    "a tuple of arguments": """
+from tvm_ffi.core import _get_global_func
+assert _get_global_func("ffi.ArraySize", False)((1, torch.ones(2), "a")) == 3
+assert type(package) is ffi.DeferredPackage; package.Array
+""",
     "a name": "import tvm_ffi; assert list(tvm_ffi.Array([1, 2])) == [1, 2]",
     "a name of a submodule": "from tvm_ffi import cpp, Shape; assert Shape((3,)) == (3,)",
     "a submodule": "import tvm_ffi.structural; assert package.structural_equal([1], [1])",

@@ -89,7 +89,7 @@ def test_a_load_error_has_no_colours(monkeypatch):
         raise RuntimeError(f"{RED}no{RESET}")
 
     kernel = compile_affine()
-    monkeypatch.setattr("lowering.sealed.load_library", fails)
+    monkeypatch.setattr("lowering.sealed.load_function", fails)
     with pytest.raises(lowering.LoweringError, match=r"could not be loaded: no$") as caught:
         _ = kernel.launch
     assert str(caught.value.__cause__) == "no"
