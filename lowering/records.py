@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import inspect
 import itertools
+import re
 import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -48,16 +49,12 @@ def frozen(cls: type[Any] | None = None, /, *, eq: bool = True) -> Any:
 
 
 def _frozen(cls: type[Any], eq: bool) -> type[Any]:
-    inherits = any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])  # then its base must be frozen
+    inherits = hasattr(cls, "__dataclass_fields__")  # then its base must be frozen
     own = cls.__dict__
     if inherits or not _give_fields(cls):
         dataclasses.dataclass(init=False, repr=False, eq=False, frozen=inherits)(cls)
-    else:
-        cls.__dataclass_params__ = copy.copy(_Plain.__dict__["__dataclass_params__"])  # type: ignore[attr-defined]
-    parameters = own["__dataclass_params__"]
-    parameters.init = parameters.repr = parameters.frozen = True
-    parameters.eq = eq
-    fields = dataclasses.fields(cls)
+    cls.__dataclass_params__ = _PARAMETERS[eq]  # type: ignore[attr-defined]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = ["__init__"] if "__init__" not in own else []
     if eq:
         names += ["__eq__"] if "__eq__" not in own else []
@@ -95,8 +92,17 @@ class _Plain:
     field: Any
 
 
+def _parameters(eq: bool) -> Any:
+    """What a frozen dataclass says of itself, the same for all of ours."""
+    made = copy.copy(_Plain.__dict__["__dataclass_params__"])
+    made.init = made.repr = made.frozen = True
+    made.eq = eq
+    return made
+
+
+_PARAMETERS = {eq: _parameters(eq) for eq in (True, False)}
 _ORDINARY = _Plain.__dict__["__dataclass_fields__"]["field"]._field_type
-_SPECIAL = ("ClassVar", "InitVar", "KW_ONLY")
+_SPECIAL = re.compile("ClassVar|InitVar|KW_ONLY")
 
 
 def _give_fields(cls: type[Any]) -> bool:
@@ -110,7 +116,9 @@ def _give_fields(cls: type[Any]) -> bool:
         return False
     fields: dict[str, Any] = {}
     for name, annotation in annotations.items():
-        if not isinstance(annotation, str) or any(word in annotation for word in _SPECIAL):
+        if isinstance(annotation, str) and annotation.startswith("ClassVar["):
+            continue
+        if not isinstance(annotation, str) or _SPECIAL.search(annotation):
             return False
         default = own.get(name, _MISSING)
         field = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
