@@ -49,8 +49,8 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.attention.fp8_inputs import quantize_qkv as quantize_qkv
     from kernels_dsl.ops.attention.functions import kernel_function as kernel_function
     from kernels_dsl.ops.bsr.bsr import bsr_gemm as bsr_gemm
-    from kernels_dsl.ops.bsr.bsr import bsr_sddmm as bsr_sddmm
     from kernels_dsl.ops.bsr.bsr import bsr_supports as bsr_supports
+    from kernels_dsl.ops.bsr.sampled import bsr_sddmm as bsr_sddmm
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm as bsr_scaled_gemm
     from kernels_dsl.ops.bsr.scaled import bsr_scaled_supports as bsr_scaled_supports
     from kernels_dsl.ops.checked import checked as checked
@@ -117,7 +117,7 @@ _PUBLIC = {
     "scaled_linear": "kernels_dsl.nn.scaled_linear",
     "ScaledLinear": "kernels_dsl.nn.scaled_linear",
     "bsr_gemm": "kernels_dsl.ops.bsr.bsr",
-    "bsr_sddmm": "kernels_dsl.ops.bsr.bsr",
+    "bsr_sddmm": "kernels_dsl.ops.bsr.sampled",
     "bsr_supports": "kernels_dsl.ops.bsr.bsr",
     "bsr_scaled_gemm": "kernels_dsl.ops.bsr.scaled",
     "bsr_scaled_supports": "kernels_dsl.ops.bsr.scaled",

@@ -204,8 +204,9 @@ NEW_IN_OPS = re.compile(
     r"attention/(backward|gradient|pages|query_lists|recorded)\.py"
 )
 """Capabilities that came after `MOST_LINES_OF_OPS` was set."""
-MOST_LINES_OF_OPS = 8272
-"""8,200, and what later capabilities added to the files of the first ones."""
+MOST_LINES_OF_OPS = 8412
+"""8,200, what later capabilities added to the files of the first ones, and the heads of ten files that were
+split so that a first use imports less."""
 
 
 def test_the_operations_stay_small():

@@ -13,7 +13,8 @@ from kernels_dsl.aot.recorded import Kernel, kernel_of, recorded
 from kernels_dsl.config.bsr import PAIR_COLUMNS
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.problem import DEVICES_BY_ARCH, Device
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
 from kernels_dsl.sparse.lists import row_chunks, row_lists
 from kernels_dsl.sparse.pattern import Pattern, pattern_of

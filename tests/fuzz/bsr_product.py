@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from kernels_dsl.config.bsr import Sm90BsrConfig
-from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM
 from reference import inputs, tolerance
 from reference.bsr import Bsr, to_dense
 from reference.gemm import activation_function, tensor_core_sums

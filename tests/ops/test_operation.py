@@ -9,7 +9,9 @@ import torch
 
 from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import operation
-from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM, BSR_SDDMM
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.bsr.sampled_product import BSR_SDDMM
+from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm.grouped_arguments import GROUPED_GEMM
 from kernels_dsl.ops.gemm.product import GEMM
 from kernels_dsl.ops.operation import Arguments, Operation

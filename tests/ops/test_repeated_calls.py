@@ -13,7 +13,8 @@ from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import launch, operation
 from kernels_dsl.ops.attention import fp8_plan, gradient
 from kernels_dsl.ops.attention.operation import ATTENTION
-from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm.recorded import Recorded
 from kernels_dsl.ops.quantize.arguments import SCALINGS

@@ -11,7 +11,8 @@ import torch
 
 from kernels_dsl.aot.calls.call import BF16, DTYPES, Arguments, Call, Source
 from kernels_dsl.nn.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
 from kernels_dsl.ops.quantize.quantize import quantize
 from kernels_dsl.sparse.pattern import pattern_of

@@ -12,13 +12,10 @@ from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_te
 from kernels_dsl.config.bsr import Sm90BsrConfig
 from kernels_dsl.config.gemm import Sm80GemmConfig
 from kernels_dsl.ops.gemm.arguments import (
-    BLOCK_SCALE,
     FP8_DTYPES,
-    INPUT_DTYPES,
     GemmCall,
     OperandSpec,
     ProductArguments,
-    check_device,
     check_dtype,
     check_extents,
     check_out,
@@ -26,7 +23,6 @@ from kernels_dsl.ops.gemm.arguments import (
     result_dtype,
 )
 from kernels_dsl.ops.operation import Arguments, Named
-from kernels_dsl.ops.scaled.arguments import OperandScale, check_scale
 from kernels_dsl.sparse.pattern import Pattern, pattern_of
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering.records import frozen
@@ -109,6 +105,10 @@ class BsrProductArguments(MatrixArguments, ProductArguments):
         """Rows and columns of a block as it is stored."""
         return self.values.shape[-2], self.values.shape[-1]
 
+    def scale_operands(self, extents: tuple[int, int], batch: int | None) -> tuple[OperandSpec, ...]:
+        """The scales of the factors as operands, for a result of (M, N) `extents`."""
+        return ()
+
     def refuse_gradients(self) -> None:
         """ValueError where gradients are asked for that do not exist, and for a `config`."""
         if self.config is not None:
@@ -152,63 +152,6 @@ class BsrArguments(BsrProductArguments):
             refuse_functions(self.epilogue, self.activation)
 
 
-@frozen
-class BsrScaledArguments(BsrProductArguments):
-    """The arguments of `bsr_scaled_gemm`."""
-
-    crow: torch.Tensor
-    col: torch.Tensor
-    values: torch.Tensor
-    dense: torch.Tensor
-    scales: torch.Tensor
-    dense_scale: torch.Tensor
-    c: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
-    epilogue_args: tuple[Any, ...] = ()
-    shape: tuple[int, int] = (0, 0)
-    transposed: bool = False
-    dense_left: bool = False
-    alpha: float = 1.0
-    beta: float = 1.0
-    bias_axis: str = "n"
-    activation: str | None = None
-    epilogue: Named = None
-    out_dtype: torch.dtype | None = None
-    family: str | None = None
-    config: Named = None
-    matrix: BsrTensor | None = None
-    out: torch.Tensor | None = None
-
-    scaled = True
-    operands = ("alpha", "beta", "c", "bias", "residual", "scales", "dense_scale")
-
-
-@frozen
-class SampledArguments(MatrixArguments):
-    """The arguments of `bsr_sddmm`, of a pattern that is not transposed."""
-
-    crow: torch.Tensor
-    col: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    shape: tuple[int, int]
-    block: tuple[int, int]
-    alpha: float = 1.0
-    out_dtype: torch.dtype | None = None
-    matrix: BsrTensor | None = None
-
-    outputs = ()
-
-
-@frozen
-class SampledCall:
-    """A checked call of `bsr_sddmm`: values of `d_shape` and `d_dtype`."""
-
-    d_shape: tuple[int, ...]
-    d_dtype: torch.dtype
-
-
 def describe(call: BsrProductArguments) -> GemmCall:
     """Check a product's arguments; TypeError or ValueError says what is wrong."""
     sparse, dense, name = call.sparse, call.dense, call.aliases["dense"]
@@ -235,8 +178,8 @@ def describe(call: BsrProductArguments) -> GemmCall:
     batch = _batch(call, name)
     d_shape = (m, n) if batch is None else (batch, m, n)
     epilogue, operands = describe_epilogue(d_shape, sparse.device, vars(call))
-    if isinstance(call, BsrScaledArguments):
-        operands = (*_scale_specs(call, (m, n), batch), *operands)
+    if call.scaled:
+        operands = (*call.scale_operands((m, n), batch), *operands)
         epilogue = ScaledEpilogue(epilogue, 1)
     default = torch.bfloat16 if call.scaled else sparse.dtype
     out_dtype = result_dtype(call.out, call.out_dtype, default)
@@ -258,65 +201,9 @@ def _check_dtypes(call: BsrProductArguments, name: str) -> None:
         raise TypeError(f"{name} has dtype {dense}, must be the sparse matrix' dtype, {dtype}")
 
 
-def _scale_specs(
-    call: BsrScaledArguments, extents: tuple[int, int], batch: int | None
-) -> tuple[OperandSpec, OperandSpec]:
-    """The scales as operands: of the kept blocks, which the main loop takes, and of the dense factor."""
-    names = call.aliases
-    for field in ("scales", "dense_scale"):
-        check_scale(names[field], getattr(call, field), call.values.device)
-    shape, blocks = tuple(call.scales.shape), tuple(call.values.shape[:-2])
-    if shape not in (blocks, (*blocks, 1, 1)):
-        raise ValueError(
-            f"{names['scales']} has shape {shape}, must be {blocks} or {(*blocks, 1, 1)}: one of each kept "
-            "block"
-        )
-    left, shape = call.dense_left, tuple(call.dense_scale.shape)
-    spec = OperandScale("dense_scale", left, shape, extents[0 if left else 1], 0, batch).broadcast()
-    if spec is None:
-        single = (extents[0], 1) if left else (1, extents[1])
-        lead = "" if batch is None else f", with a batch of {batch} before it or without"
-        raise ValueError(
-            f"{names['dense_scale']} has shape {shape}, must be one element or {single}, a scale a "
-            f"{'row' if left else 'column'}{lead}"
-        )
-    return OperandSpec("scales", BLOCK_SCALE), spec
-
-
 def _batch(call: BsrProductArguments, name: str) -> int | None:
     factors = ((call.values, 4), (call.dense, 3))
     batches = [x.shape[0] for x, rank in factors if x.dim() == rank]
     if len(batches) == 2 and batches[0] != batches[1]:
         raise ValueError(f"{name} has batch {batches[1]}, must be that of the values, {batches[0]}")
     return batches[0] if batches else None
-
-
-def describe_sampled(call: SampledArguments) -> SampledCall:
-    """Check a sampled product; TypeError or ValueError says what is wrong."""
-    dtype = call.out_dtype or call.a.dtype
-    batch = check_sampled(call.a, call.b, call.shape, call.block, dtype)
-    return SampledCall((*([] if batch is None else [batch]), call.col.shape[0], *call.block), dtype)
-
-
-def check_sampled(
-    a: torch.Tensor, b: torch.Tensor, shape: tuple[int, int], block: tuple[int, int], out_dtype: torch.dtype
-) -> int | None:
-    """Check the factors of a sampled product and return its batch, None for none."""
-    for name, x in (("a", a), ("b", b)):
-        check_tensor(name, x)
-        check_dtype(name, x.dtype, (torch.bfloat16, torch.float16))
-        if x.dim() not in (2, 3):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, must have two modes, or three with a batch")
-    if a.dtype != b.dtype:
-        raise TypeError(f"b has dtype {b.dtype}, must be a's dtype, {a.dtype}")
-    check_device("b", b, a.device)
-    check_dtype("out_dtype", out_dtype, INPUT_DTYPES)
-    if (a.shape[-2], b.shape[-1]) != tuple(shape) or a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"a and b have shapes {tuple(a.shape)} and {tuple(b.shape)}, must be (M, K) and (K, N) with the "
-            f"pattern's M and N, {tuple(shape)}"
-        )
-    batches = {x.shape[0] for x in (a, b) if x.dim() == 3}
-    if len(batches) > 1:
-        raise ValueError(f"b has batch {b.shape[0]}, must be a's, {a.shape[0]}")
-    return batches.pop() if batches else None

@@ -1,4 +1,4 @@
-"""Block-sparse products as operations. Their plans are kept with the matrix, or with its pattern."""
+"""Products with a block-sparse factor as operations."""
 
 from __future__ import annotations
 
@@ -9,37 +9,18 @@ import torch
 
 from kernels_dsl.checks import overlap
 from kernels_dsl.checks.eager_path import refuse_written
-from kernels_dsl.ops import call_cache
 from kernels_dsl.ops.bsr.arguments import (
     BsrArguments,
     BsrProductArguments,
-    BsrScaledArguments,
-    MatrixArguments,
-    SampledArguments,
     describe,
-    describe_sampled,
 )
-from kernels_dsl.ops.bsr.plan import Plan, build, build_sampled
-from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from kernels_dsl.ops.bsr.matrix_operation import MatrixOperation
+from kernels_dsl.ops.bsr.plan import Plan, build
 from kernels_dsl.ops.gemm.recorded import Recorded
-from kernels_dsl.ops.operation import Operation
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among, weight
 from kernels_dsl.sparse.tensor import BsrTensor, unchecked
 
-Call = TypeVar("Call", bound=MatrixArguments)
 Product = TypeVar("Product", bound=BsrProductArguments)
-Made = TypeVar("Made")
-
-
-class MatrixOperation(Operation[Call, Made]):
-    """An operation whose plans are kept with a matrix."""
-
-    most_plans = 256  # of one matrix
-
-    def calls_of(self, call: Call) -> dict[Any, Any]:
-        """The call cache of such calls."""
-        return call.plans
-
-    plans_of = calls_of
 
 
 class BsrProduct(MatrixOperation[Product, Plan]):
@@ -67,23 +48,6 @@ def _follow(plan: Plan, call: BsrProductArguments) -> torch.Tensor:
         overlap.check_overlap(call.out, operands)
     values = None if plan.operands is None else plan.operands(call.operand_values())
     return plan.run(call.values, call.dense, call.out, values)
-
-
-def repeated_sampled(calls: dict[Any, Any], key: Any, factors: tuple[Any, ...], alpha: float) -> Any:
-    """The values of a sampled product like an earlier one; None where there was none."""
-    plan = call_cache.find(calls, key, factors)
-    if plan is None:
-        return None
-    try:
-        return plan(*factors, None if alpha == 1.0 else (alpha,))
-    except ValueError as error:
-        call_cache.refused(calls, key, error)
-    return None
-
-
-def _follow_sampled(plan: Any, call: SampledArguments) -> torch.Tensor:
-    result: torch.Tensor = plan(call.a, call.b, None if call.alpha == 1.0 else (float(call.alpha),))
-    return result
 
 
 class _BsrGemm(BsrProduct[BsrArguments]):
@@ -148,6 +112,8 @@ class _ForBackward:
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
         """As the operator."""
+        from kernels_dsl.ops.bsr.sampled_product import BSR_SDDMM, SampledArguments, repeated_sampled
+
         key = ("for backward", a.shape, b.shape, alpha, out_dtype)
         result = repeated_sampled(self._calls, key, (a, b), alpha)
         if result is None:
@@ -161,7 +127,3 @@ class _ForBackward:
 
 
 BSR_GEMM = _BsrGemm("bsr_gemm", BsrArguments)
-BSR_SCALED_GEMM = BsrProduct("bsr_scaled_gemm", BsrScaledArguments)
-BSR_SDDMM: MatrixOperation[SampledArguments, Any] = MatrixOperation(
-    "bsr_sddmm", SampledArguments, describe_sampled, build_sampled, _follow_sampled
-)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.bsr.gradient import FACTORS, backward, summed
-from kernels_dsl.ops.bsr.product import BSR_GEMM, BSR_SCALED_GEMM, BSR_SDDMM
+from kernels_dsl.ops.bsr.product import BSR_GEMM
+from kernels_dsl.ops.bsr.sampled_product import BSR_SDDMM
+from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM
 from kernels_dsl.ops.gemm.grad import keep_for_backward
 from kernels_dsl.ops.operators import LIBRARY, NO_GRADIENT, Operator
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from kernels_dsl.checks.options import boolean
-from kernels_dsl.ops.bsr.arguments import BsrConfig, BsrScaledArguments
-from kernels_dsl.ops.bsr.product import BSR_SCALED_GEMM
+from kernels_dsl.ops.bsr.arguments import BsrConfig
+from kernels_dsl.ops.bsr.scaled_product import BSR_SCALED_GEMM, BsrScaledArguments
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among, weight
 from kernels_dsl.sparse.tensor import BsrTensor
 
 _Tensor = torch.Tensor

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from kernels_dsl.checks.layout import MatrixLayout, layout_of
+from kernels_dsl.checks.layout import MatrixLayout
 from kernels_dsl.config import gemm_table
 from kernels_dsl.config.budget import why_not
 from kernels_dsl.config.family import FAMILIES
@@ -39,27 +38,6 @@ class Decision:
     def family(self) -> str:
         """The kernel family, "sm90" or "sm80"."""
         return self.config.family
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """The address of a tensor's first element; its offset where the tensor has no memory of its own."""
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # fake and functional tensors
-        return tensor.storage_offset() * tensor.element_size()
-
-
-def matrix_layout(tensor: torch.Tensor) -> MatrixLayout:
-    """`layout_of` a tensor."""
-    return layout_of(tensor.shape, tensor.stride(), _address(tensor), tensor.element_size())
-
-
-def contiguous_layout(shape: Sequence[int], element_bytes: int) -> MatrixLayout:
-    """The layout of a fresh contiguous tensor."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(size, 1))
-    return layout_of(shape, strides, 0, element_bytes)
 
 
 def copy_needed(layout: MatrixLayout, k_mode: str, dtype: torch.dtype, family: str) -> str | None:

@@ -16,7 +16,7 @@ from kernels_dsl.ops.gemm.gated_arguments import (
     check_outputs_apart,
     product_shape,
 )
-from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among, weight
 from lowering.records import NamedTuple
 
 

@@ -12,7 +12,8 @@ from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import GemmArguments
-from kernels_dsl.ops.gemm.product import GEMM, check_out_apart, repeated, tensors_among, weight
+from kernels_dsl.ops.gemm.product import GEMM, check_out_apart
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among, weight
 
 _Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ from kernels_dsl.checks.eager_path import PLAIN_TYPES
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.grouped_arguments import GROUPED_GEMM, GroupedArguments
-from kernels_dsl.ops.gemm.product import repeated, tensors_among
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among
 
 
 def grouped_gemm(

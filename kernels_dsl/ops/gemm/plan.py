@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,24 +9,23 @@ from typing import Any
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
-from kernels_dsl.checks.layout import MatrixLayout, padded_strides
+from kernels_dsl.checks.layout import MatrixLayout
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config import stream_k
-from kernels_dsl.config.gemm import MAXIMUM, NUMBER, EntryLayout, GemmConfig, Sm90GemmConfig
+from kernels_dsl.config.gemm import EntryLayout, GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.gemm_table import oriented
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.gemm import kernels as gemm_kernels
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmCall, OperandSpec
-from kernels_dsl.ops.gemm.decide import Decision, contiguous_layout, decide, families, matrix_layout
-from kernels_dsl.ops.launch import address_of
+from kernels_dsl.ops.gemm.arguments import DenseArguments, GemmCall
+from kernels_dsl.ops.gemm.decide import Decision, decide, families
+from kernels_dsl.ops.gemm.layouts import contiguous_layout, matrix_layout
+from kernels_dsl.ops.gemm.steps import Operands, Step, operand_maker, preparation, restrided
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace
 from lowering import cache
 from lowering.records import frozen
 
-Operands = tuple[Any, ...] | None  # None where the epilogue has none
-Step = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[..., torch.Tensor]
 
 _EMPTY_K = 16  # extent of the zero operands that stand for those with K = 0
@@ -76,7 +74,7 @@ def build(
         prepare_a = preparation(a, layouts[0], decision.copy_a, call.batch)
         prepare_b = preparation(b, layouts[1], decision.copy_b, call.batch)
         launch = (launch_of or Launch)(call, decision, target)
-        view_d = _restrided(layouts[2].strides)
+        view_d = restrided(layouts[2].strides)
         if prepare_a is prepare_b is view_d is None and not staged:
             return _bare(launch, a.device), decision
         run = _prepared(launch, prepare_a, prepare_b, view_d)
@@ -218,35 +216,6 @@ class Launch:
         self._reduce(workspace, d, epilogue_operands)
 
 
-def _restrided(strides: tuple[int, ...] | None) -> Step | None:
-    if strides is None:
-        return None
-    return lambda tensor: tensor.as_strided(tensor.shape, strides)
-
-
-def preparation(
-    tensor: torch.Tensor, layout: MatrixLayout, copy: str | None, batch: int | None
-) -> Step | None:
-    """The step that prepares a or b for the launch; None for nothing."""
-    shared = tensor.dim() == 3 and batch != 1 and (tensor.shape[0] == 1 or tensor.stride(0) == 0)
-    # One matrix for all batches: its copy is one matrix too, and a batch of 1 has no stride to rely on.
-    drop_batch = shared and (copy is not None or tensor.shape[0] == 1)
-    if copy is None:
-        strides = layout.strides if layout.strides is None or not drop_batch else layout.strides[1:]
-        view = _restrided(strides)
-        if not drop_batch:
-            return view
-        return (lambda x: x[0]) if view is None else (lambda x: view(x[0]))
-    shape = tuple(tensor.shape[1:] if drop_batch else tensor.shape)
-    strides = padded_strides(shape, copy, tensor.element_size())
-    make = allocate.pitched_maker(shape, strides, tensor.dtype, tensor.device)
-
-    def copied(x: torch.Tensor) -> torch.Tensor:
-        return make().copy_(x[0] if drop_batch else x)
-
-    return copied
-
-
 def _prepared(launch: Launch, prepare_a: Step | None, prepare_b: Step | None, view_d: Step | None) -> Run:
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands) -> torch.Tensor:
         launch(
@@ -306,30 +275,3 @@ def _allocating(call: GemmCall, run: Run) -> Run:
         return run(a, b, out, operands)
 
     return allocating
-
-
-def operand_maker(
-    specs: tuple[OperandSpec, ...], order: tuple[str, ...], target: Target
-) -> Callable[[tuple[Any, ...]], Operands] | None:
-    """`operands(values)`: what a kernel takes of values in `order`, behind which come those of
-    `epilogue_args`; None where it takes none."""
-    if not specs:
-        return None
-    order = (*order, "epilogue_args")
-    places = [order.index(spec.source) + spec.index for spec in specs]
-    steps = [_operand_step(spec, target) for spec in specs]
-    if not any(steps):
-        if len(places) > 1:
-            return operator.itemgetter(*places)  # the quickest way to pick values of a tuple
-        return lambda values: (values[places[0]],)
-    both = list(zip(places, steps))
-    return lambda values: tuple([values[at] if step is None else step(values[at]) for at, step in both])
-
-
-def _operand_step(spec: OperandSpec, target: Target) -> Callable[[Any], Any] | None:
-    """The step from an argument to the operand; None for nothing."""
-    if not spec.modes:
-        return float if spec.source == "epilogue_args" else None  # an int would be another signature
-    if spec.modes in (NUMBER, MAXIMUM):
-        return address_of(target)
-    return None if spec.expand is None else operator.methodcaller("expand", spec.expand)

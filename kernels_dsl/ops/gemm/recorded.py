@@ -7,7 +7,7 @@ transforms still take it. The nodes are in `nodes`, which calls without gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,14 +17,17 @@ from lowering.records import NamedTuple, frozen
 _NONE_GIVEN = (None, None, None)
 
 
-class ProductPlan(Protocol):
-    """The common part of all products' plans: see `gemm.plan.Plan`."""
+if TYPE_CHECKING:
+    from typing import Protocol
 
-    @property
-    def run(self) -> Callable[..., torch.Tensor]: ...
+    class ProductPlan(Protocol):
+        """The common part of all products' plans: see `gemm.plan.Plan`."""
 
-    @property
-    def operands(self) -> Callable[[tuple[Any, ...]], Any] | None: ...
+        @property
+        def run(self) -> Callable[..., torch.Tensor]: ...
+
+        @property
+        def operands(self) -> Callable[[tuple[Any, ...]], Any] | None: ...
 
 
 @frozen(eq=False)

@@ -10,13 +10,13 @@ import torch
 from kernels_dsl.checks.eager_path import PLAIN_TYPES, refuse_written
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import repeated, tensors_among, weight
 from kernels_dsl.ops.gemm.reduced_arguments import (
     GEMM_REDUCE,
     Reduced,
     ReducedArguments,
     check_outputs_apart,
 )
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among, weight
 
 
 def gemm_reduce(

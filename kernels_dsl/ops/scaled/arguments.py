@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from kernels_dsl.blocks.epilogue.functions import ScaledEpilogue
 from kernels_dsl.checks import options
-from kernels_dsl.checks.eager_path import check_output, check_tensor
+from kernels_dsl.checks.eager_path import check_output
 from kernels_dsl.config.gemm import MAXIMUM, NUMBER
 from kernels_dsl.config.promotion import GROUP, Promotion
 from kernels_dsl.ops.gemm.arguments import (
@@ -30,6 +29,7 @@ from kernels_dsl.ops.gemm.arguments import (
 )
 from kernels_dsl.ops.gemm.product import Product
 from kernels_dsl.ops.operation import Named
+from kernels_dsl.ops.scaled.operand_scale import OperandScale, check_scale
 from lowering.records import frozen
 
 OUT_DTYPES = (*INPUT_DTYPES, *FP8_DTYPES)
@@ -66,67 +66,6 @@ class ScaledArguments(DenseArguments):
     )  # fmt: skip
 
 
-@frozen
-class OperandScale:
-    """The scale of an operand with `extent` rows (of a, on the left) or columns (of b), and `groups` of 128
-    along K."""
-
-    name: str
-    left: bool
-    shape: tuple[int, ...]
-    extent: int
-    groups: int
-    batch: int | None
-
-    def _oriented(self, along: int, across: int) -> tuple[int, int]:
-        return (along, across) if self.left else (across, along)
-
-    @property
-    def _has_fitting_batch(self) -> bool:
-        lead = self.shape[:-2]
-        return len(self.shape) >= 2 and lead in ((), (1,), (self.batch,))
-
-    def broadcast(self) -> OperandSpec | None:
-        """The scale as an operand of the epilogue, by its own modes; None where it is none."""
-        rank, wanted = len(self.shape), self._oriented(self.extent, 1)
-        if math.prod(self.shape) == 1:
-            return OperandSpec(self.name, NUMBER)
-        if not self._has_fitting_batch or self.shape[-2:] not in (wanted, (1, 1)):
-            return None
-        modes = "11" if self.shape[-2:] == (1, 1) else "m1" if self.left else "1n"
-        lead = "" if rank == 2 else "1" if self.shape[0] == 1 else "l"
-        return OperandSpec(self.name, lead + modes)
-
-    def by_blocks(self) -> tuple[OperandSpec, int] | None:
-        """The scale as one of 128 elements of K, and of how many rows; None where it is none."""
-        if not self._has_fitting_batch:
-            return None
-        for rows in (1, GROUP):
-            if self.shape[-2:] == self._oriented(-(-self.extent // rows), self.groups):
-                count = 1 if self.batch is None else self.batch
-                one_for_all = len(self.shape) == 3 and self.shape[0] == 1 != count
-                expand = (count, *self.shape[1:]) if one_for_all else None
-                return OperandSpec(self.name, BLOCK_SCALE, expand=expand), rows
-        return None
-
-    def error(self) -> ValueError:
-        """An error that says what the scale must be."""
-        single, block, large = (
-            self._oriented(*pair)
-            for pair in (
-                (self.extent, 1),
-                (self.extent, self.groups),
-                (-(-self.extent // GROUP), self.groups),
-            )
-        )
-        lead = "" if self.batch is None else f", with a batch of {self.batch} before it or without"
-        return ValueError(
-            f"{self.name} has shape {self.shape}, must be one element, {single} for a scale a "
-            f"{'row' if self.left else 'column'}, or for 128 elements of K {block} or {large}, both "
-            f"scales then{lead}"
-        )
-
-
 def describe(call: ScaledArguments) -> GemmCall:
     """Check the arguments of `scaled_gemm` and say what they ask for. TypeError or ValueError says what is
     wrong."""
@@ -157,13 +96,6 @@ def check_scales(call: Any) -> None:
     """TypeError or ValueError where the scales of a and b are no float32 tensors on their device."""
     for name in ("scale_a", "scale_b"):
         check_scale(name, getattr(call, name), call.a.device)
-
-
-def check_scale(name: str, scale: Any, device: torch.device) -> None:
-    """The same of one scale."""
-    check_tensor(name, scale)
-    check_dtype(name, scale.dtype, (torch.float32,))
-    check_device(name, scale, device)
 
 
 def promoted(

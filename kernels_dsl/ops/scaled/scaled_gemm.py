@@ -11,7 +11,7 @@ from kernels_dsl.checks.eager_path import PLAIN_TYPES
 from kernels_dsl.config.gemm import GemmConfig
 from kernels_dsl.ops.gemm import plan as gemm_plan
 from kernels_dsl.ops.gemm import product_options
-from kernels_dsl.ops.gemm.product import repeated, tensors_among
+from kernels_dsl.ops.gemm.repeated import repeated, tensors_among
 from kernels_dsl.ops.scaled.arguments import SCALED_GEMM, ScaledArguments
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.ops.tile_counter import counter_and_workspace
 from kernels_dsl.sparse.tensor import BsrTensor
 from reference import buffers, tolerance

@@ -9,7 +9,8 @@ import torch
 
 from kernels_dsl.config.bsr import MatchRule
 from kernels_dsl.nn.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.ops.target import Target, target_of
 from kernels_dsl.ops.tile_counter import tile_counter
 from kernels_dsl.sparse.tensor import BsrTensor

@@ -14,7 +14,8 @@ import torch
 
 from kernels_dsl.measure import host_us
 from kernels_dsl.nn.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.ops.bsr.scaled import bsr_scaled_gemm
 from kernels_dsl.sparse.tensor import BsrTensor
 from reference.bsr import random_bsr

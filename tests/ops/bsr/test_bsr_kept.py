@@ -10,6 +10,7 @@ import torch
 
 from kernels_dsl.nn.bsr_linear import BsrLinear
 from kernels_dsl.ops.bsr import bsr as bsr_module
+from kernels_dsl.ops.bsr.torch_matrices import from_torch
 from kernels_dsl.sparse import pattern as pattern_module
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator, recording
@@ -56,12 +57,12 @@ def test_a_loaded_pattern_is_that_of_the_next_call() -> None:
 
 def test_a_torch_matrix_that_was_changed_in_place() -> None:
     first, second = (_matrix(columns).to_torch() for columns in ([2, 0], [1, 1]))
-    found = _used(bsr_module._from_torch(first))
-    assert bsr_module._from_torch(first) is found
+    found = _used(from_torch(first))
+    assert from_torch(first) is found
     first.copy_(second)
-    now = bsr_module._from_torch(first)
+    now = from_torch(first)
     assert now._kept == {} and torch.equal(now.to_dense(), second.to_dense())
-    assert bsr_module._from_torch(first) is now
+    assert from_torch(first) is now
 
 
 def test_a_layer_under_autocast_and_its_refusals() -> None:

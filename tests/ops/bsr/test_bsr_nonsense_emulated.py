@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.sparse.tensor import BsrTensor
 from lowering import emulator
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels_dsl.nn.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm
+from kernels_dsl.ops.bsr.bsr import bsr_gemm
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.sparse.tensor import BsrTensor
 
 DENSE = torch.ones(32, 48).bfloat16()

@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernels_dsl.nn.bsr_linear import BsrLinear
-from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_sddmm, bsr_supports
+from kernels_dsl.ops.bsr.bsr import bsr_gemm, bsr_supports
+from kernels_dsl.ops.bsr.sampled import bsr_sddmm
 from kernels_dsl.sparse.lists import HEAVY_LENGTH
 from kernels_dsl.sparse.pattern import Pattern, pattern_of
 from kernels_dsl.sparse.tensor import BsrTensor
