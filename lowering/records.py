@@ -49,9 +49,9 @@ def frozen(cls: type[Any] | None = None, /, *, eq: bool = True) -> Any:
 
 
 def _frozen(cls: type[Any], eq: bool) -> type[Any]:
-    inherits = hasattr(cls, "__dataclass_fields__")  # then its base must be frozen
     own = cls.__dict__
-    if inherits or not _give_fields(cls):
+    if not _give_fields(cls):
+        inherits = hasattr(cls, "__dataclass_fields__")  # then its base must be frozen
         dataclasses.dataclass(init=False, repr=False, eq=False, frozen=inherits)(cls)
     cls.__dataclass_params__ = _PARAMETERS[eq]  # type: ignore[attr-defined]
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -106,15 +106,20 @@ _SPECIAL = re.compile("ClassVar|InitVar|KW_ONLY")
 
 
 def _give_fields(cls: type[Any]) -> bool:
-    """Give a class without a base its fields, on which `dataclasses.dataclass` spends most of its time.
+    """Give a class its fields, on which `dataclasses.dataclass` spends most of its time.
 
-    False where that must look: annotations that are no strings or no fields, defaults that may change.
+    False where that must look: annotations that are no strings or no fields, defaults that may change, a
+    base that is not one of ours.
     """
     own = cls.__dict__
     annotations = own.get("__annotations__")
     if annotations is None or cls.__doc__ is None:
         return False
+    if getattr(cls, "__dataclass_params__", _PARAMETERS[True]) not in _PARAMETERS.values():
+        return False
     fields: dict[str, Any] = {}
+    for base in cls.__mro__[:0:-1]:
+        fields.update(base.__dict__.get("__dataclass_fields__", {}))
     for name, annotation in annotations.items():
         if isinstance(annotation, str) and annotation.startswith("ClassVar["):
             continue
