@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels_dsl._version import __version__
-
 if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
+    from kernels_dsl._version import __version__ as __version__
     from kernels_dsl.advice.advise import advise as advise
     from kernels_dsl.autotune import autotune_gemm as autotune_gemm
     from kernels_dsl.blocks.epilogue.functions import LinearEpilogue as LinearEpilogue
@@ -79,6 +78,7 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
 
 # Public name -> the module that defines it.
 _PUBLIC = {
+    "__version__": "kernels_dsl._version",
     "gemm": "kernels_dsl.ops.gemm.gemm",
     "supports": "kernels_dsl.ops.gemm.gemm",
     "autotune_gemm": "kernels_dsl.autotune",
@@ -133,7 +133,7 @@ _PUBLIC = {
     "LinearEpilogue": "kernels_dsl.blocks.epilogue.functions",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = [*_PUBLIC]
 
 
 def _refuse_shadow() -> None:
@@ -141,6 +141,8 @@ def _refuse_shadow() -> None:
     ours = Path(__file__).parents[1] / "lowering"
     found = importlib.util.find_spec("lowering")
     origin = found.origin if found is not None else None
+    if origin == str(ours / "__init__.py"):
+        return
     if origin is None or Path(origin).resolve().parent != ours.resolve():
         raise ImportError(
             f"kernels_dsl needs the package 'lowering' that is installed with it, in {ours}, but Python "

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 
 import lowering
-from kernels_dsl.blocks.hw.user_functions import UserFunctionError
 from kernels_dsl.ops.target import Target
 
 KernelArgument: TypeAlias = torch.Tensor | lowering.Address | float | tuple[Any, ...] | None
@@ -46,6 +45,8 @@ def _users_errors() -> Iterator[None]:
     try:
         yield
     except lowering.CompileError as error:
+        from kernels_dsl.blocks.hw.user_functions import UserFunctionError
+
         if isinstance(error.__cause__, UserFunctionError):
             raise error.__cause__ from error.__cause__.__cause__
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +15,13 @@ from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import GemmConfig, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.order import Order, order_of, why_not_in_order
 from kernels_dsl.config.problem import GemmProblem
-from kernels_dsl.config.tuned import TunedRecord
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.target import Target
+from lowering import cache
 from lowering.records import frozen
+
+if TYPE_CHECKING:
+    from kernels_dsl.config.tuned import TunedRecord
 
 
 @frozen
@@ -105,19 +109,23 @@ def _problem(
 
 @lru_cache(maxsize=8)
 def _record_at(path: Path) -> TunedRecord:
+    from kernels_dsl.config.tuned import TunedRecord
+
     return TunedRecord(path)
+
+
+def _record_path() -> Path:
+    return cache.dir() / "tuned_gemm.json"
 
 
 def tuned_record() -> TunedRecord:
     """The tuner's record, beside the kernel cache."""
-    from lowering import cache
-
-    return _record_at(cache.dir() / "tuned_gemm.json")
+    return _record_at(_record_path())
 
 
 def _pick(problem: GemmProblem, target: Target, family: str, order: Order) -> GemmConfig:
     """The measured winner if there is one that still fits, else the model's choice."""
-    if not target.emulated:
+    if not target.emulated and _record_path().exists():
         config = tuned_record().get(problem, target.device, family)
         if config is not None and why_not(config, problem, target.device) is None:
             if why_not_in_order(config, order, problem.ab_bytes) is None:
