@@ -93,7 +93,7 @@ class _Plain:
 
 
 def _parameters(eq: bool) -> Any:
-    """What a frozen dataclass says of itself, the same for all of ours."""
+    """Facts that a frozen dataclass has of itself, the same for all of ours."""
     made = copy.copy(_Plain.__dict__["__dataclass_params__"])
     made.init = made.repr = made.frozen = True
     made.eq = eq

@@ -177,7 +177,7 @@ def test_the_reference_lists_every_public_name():
 
     text = (ROOT / "docs/reference/api.md").read_text()
     listed = re.findall(r"^\.\. auto(?:function|class):: kernels_dsl\.(\w+)$", text, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(kernels_dsl._PUBLIC)
+    assert sorted(listed) == sorted({*kernels_dsl._PUBLIC} - {"__version__"})
 
 
 def test_the_reference_lists_every_block():

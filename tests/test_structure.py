@@ -204,7 +204,7 @@ NEW_IN_OPS = re.compile(
     r"attention/(backward|gradient|pages|query_lists|recorded)\.py"
 )
 """Capabilities that came after `MOST_LINES_OF_OPS` was set."""
-MOST_LINES_OF_OPS = 8412
+MOST_LINES_OF_OPS = 8420
 """8,200, what later capabilities added to the files of the first ones, and the heads of ten files that were
 split so that a first use imports less."""
 
