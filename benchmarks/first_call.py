@@ -21,7 +21,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,6 +56,9 @@ print(json.dumps({
     "compiler_imported": "cutlass" in sys.modules,
 }))
 """
+CORES = len(os.sched_getaffinity(0))
+START_SECONDS = 6.0  # of a core, until a process has torch and the GPU
+PROCESS_BYTES = 1 << 30  # of memory that it takes
 WARM_RUNS = 3
 WARM_LIMIT_MS = 50.0
 REPEATS = 10
@@ -180,18 +184,40 @@ def first_use_row(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any
     return {"name": name, **row, "longest_ms": longest, "modules": len(modules), "unwanted": unwanted}
 
 
-def first_uses(names: Sequence[str], repeats: int, jobs: int) -> list[dict[str, Any]]:
-    """Rows of public names: kernels and byte code are made, then each name gets `repeats` processes."""
+def together() -> int:
+    """Processes that start at a time: three a core, which wait for each other's files, as memory allows."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(3 * CORES, free // PROCESS_BYTES))
+
+
+def first_uses(
+    names: Sequence[str], repeats: int, jobs: int, keep: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Make kernels and byte code of public names, then give each name `repeats` processes, `jobs` at a time.
+
+    `keep` gets the rows of all that is measured after each batch of processes.
+    """
     queue = [*names] * repeats
+    batches = [queue[at : at + jobs] for at in range(0, len(queue), jobs)]
+    seconds = len(queue) * START_SECONDS / min(jobs, CORES)
+    print(
+        f"{len(queue)} processes, {len(batches)} batches of {jobs} at most: about {seconds:.0f} s once all "
+        f"kernels of {len(names)} names are compiled",
+        flush=True,
+    )
     made: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with ThreadPoolExecutor(jobs) as pool:
+        start = time.monotonic()
+        with ThreadPoolExecutor(min(jobs, CORES)) as pool:
             list(pool.map(lambda name: fill(name, folder), names))
-        while queue:
-            made += in_turns(queue[:jobs], folder)
-            del queue[:jobs]
-    return [first_use_row(name, [use for use in made if use["name"] == name]) for name in names]
+        print(f"kernels: {time.monotonic() - start:.0f} s", flush=True)
+        for number, batch in enumerate(batches, 1):
+            start = time.monotonic()
+            made += in_turns(batch, folder)
+            print(f"batch {number} of {len(batches)}: {time.monotonic() - start:.0f} s", flush=True)
+            uses = {name: [use for use in made if use["name"] == name] for name in names}
+            keep([first_use_row(name, samples) for name, samples in uses.items() if samples])
 
 
 def first_use_line(row: dict[str, Any]) -> str:
@@ -212,22 +238,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the rows as JSON")
     parser.add_argument("--names", nargs="+", default=list(public_calls.CALLS), help="public names; all")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="processes for each name")
-    parser.add_argument(
-        "--jobs", type=int, default=min(4, os.cpu_count() or 1), help="started at a time; one measures"
-    )
+    parser.add_argument("--jobs", type=int, default=together(), help="started at a time; one measures")
     given = parser.parse_args(argv)
     for name in given.names:
         if name not in public_calls.CALLS:
             parser.error(f"--names has {name!r}, must be of: {', '.join(public_calls.CALLS)}")
-    rows = first_uses(given.names, given.repeats, given.jobs)
+    rows: list[dict[str, Any]] = []
+    facts = machine.header() if public_calls.has_gpu() else {"gpu": "none: up to the launch"}
+
+    def keep(found: list[dict[str, Any]]) -> None:
+        rows[:] = found
+        if given.out is not None:
+            stored = {"suite": "first_use", "header": facts, "rows": rows}
+            given.out.write_text(json.dumps(stored, indent=1) + "\n")
+
+    first_uses(given.names, given.repeats, given.jobs, keep)
     print("warm first use of each public name, with byte code, in ms after `import torch`: ", end="")
     print(f"medians of {given.repeats}")
     for row in rows:
         print(first_use_line(row))
-    if given.out is not None:
-        facts = machine.header() if public_calls.has_gpu() else {"gpu": "none: up to the launch"}
-        stored = {"suite": "first_use", "header": facts, "rows": rows}
-        given.out.write_text(json.dumps(stored, indent=1) + "\n")
     return int(any(row["total_ms"] > WARM_LIMIT_MS for row in rows))
 
 
