@@ -27,10 +27,10 @@ from typing import Any
 log = logging.getLogger("lowering")
 
 NAME = "tvm_ffi"
-# `core` is given classes by `_dtype` and `error`.
-NEEDED = ("core", "_dtype", "error")
+# `core` is given classes by `error`, and by `_dtype` one that arguments are compared with.
+NEEDED = ("core", "error")
 # Modules that others of the package import from it; those may be imported before `__init__` runs.
-_PRIVATE = ("_ffi_api",)
+_PRIVATE = ("_dtype", "_ffi_api")
 _EXCHANGE = "__dlpack_c_exchange_api__"  # of tensors; the package gives it to those of older PyTorch
 _DRIVER = "cuda.bindings.driver"
 _DUNDERS = ("__all__", "__version__", "__version_tuple__")  # that `__init__` defines
@@ -83,6 +83,10 @@ class _NoStream:
     """A class without instances: `CUstream`, while its module is not imported."""
 
 
+class _NoDtype(str):
+    """The same in place of `tvm_ffi.dtype`, whose module takes a millisecond and puts its own there."""
+
+
 @contextmanager
 def _deferred_driver() -> Iterator[None]:
     """In the block, `from cuda.bindings import driver` gives the deferred one, unless it is there.
@@ -127,7 +131,8 @@ def load() -> None:
             with _deferred_driver():
                 for name in NEEDED if exchanges else (*NEEDED, "_optional_torch_c_dlpack"):
                     importlib.import_module(f"{NAME}.{name}")
-        except (ImportError, OSError) as error:
+            sys.modules[f"{NAME}.core"]._set_class_dtype(_NoDtype)
+        except (ImportError, OSError, AttributeError) as error:
             log.info("%s is imported whole: %s", NAME, error)
             _importing.clear()
             _run_init(package)

@@ -27,6 +27,8 @@ assert type(package) is ffi.DeferredPackage; package.Array
     "a name": "import tvm_ffi; assert list(tvm_ffi.Array([1, 2])) == [1, 2]",
     "a name of a submodule": "from tvm_ffi import cpp, Shape; assert Shape((3,)) == (3,)",
     "a submodule": "import tvm_ffi.structural; assert package.structural_equal([1], [1])",
+    "a dtype": "import tvm_ffi; assert tvm_ffi.convert(lambda x: x)(torch.int8) == tvm_ffi.dtype('int8')",
+    "a private submodule": "from tvm_ffi import _dtype; assert _dtype.dtype('int8') == 'int8'; package.Array",
     "its version": "assert package.__version__[0].isdigit()",
     "its names": "assert 'from_dlpack' in dir(package)",
     "a dunder that it has not": (
