@@ -97,14 +97,20 @@ def entry_of(lists: QueryLists, at: KeyTile, place: Int32) -> Entry:
 
 
 @cute.jit
-def decode_key_tile(index: Int32, tiles: KeyTiles, from_last: cutlass.Constexpr) -> KeyTile:
-    """Tile number `index`: those of one head follow one another, so that their Q and dO are read from L2.
+def decode_key_tile(
+    index: Int32, tiles: KeyTiles, from_last: cutlass.Constexpr, heads_at_once: cutlass.Constexpr = 1
+) -> KeyTile:
+    """Tile number `index`: those of `heads_at_once` heads follow one another, key tile by key tile, so that
+    their Q and dO are read from L2.
 
     Under a causal mask the first tiles of a head visit the most queries. `from_last`: the last comes first.
     """
-    image = index // tiles.n
+    first_head = index // (tiles.n * heads_at_once) * heads_at_once
+    heads = cutlass.min(heads_at_once, tiles.kv_heads * tiles.batch - first_head)
+    place = index - first_head * tiles.n
+    n = place // heads
+    image = first_head + place - n * heads
     batch = image // tiles.kv_heads
-    n = index - image * tiles.n
     if cutlass.const_expr(from_last):
         n = tiles.n - 1 - n
     return KeyTile(n, image - batch * tiles.kv_heads, batch)

@@ -6,14 +6,16 @@ keys. (Dao, 'FlashAttention-2', 2023, algorithm 2; Shah et al., 'FlashAttention-
 Roles. A producer warp issues the TMA loads: K and V once, then Q with its log-sum-exp and dO with its row
 sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK and dV of them in registers.
 
-A step of a consumer, for one query block; products are WGMMA:
+A step of a consumer, for one query block i; products are WGMMA:
 
-    tensor cores | S^T = K Q^T, dP^T = V dO^T |      | dV += P^T dO | dK += dS^T Q, dQ = dS K |
-    registers                          | P = exp2(S - lse) | dS = P (dP - row sum) |    | dQ to memory
+    tensor cores | S^T = K Q^T, dP^T = V dO^T    |      | dV += P^T dO | dK += dS^T Q, dQ(i-1) = dS(i-1) K |
+    registers    | dQ(i-2) out | P = exp2(S - lse) | dS = P (dP - row sum) | dS out
 
-dS^T goes to shared memory, where both warpgroups meet: each computes half of dQ over the keys of both. The
-halves are added to float32 sums in global memory, which `backward_dq` scales, converts and stores. In the
-deterministic variant a query tile's shares are added in the order of their key tiles.
+dS^T goes to shared memory: each warpgroup computes half of dQ over the keys of both, a step later. So neither
+waits for the other's dS, and they stay half a step apart, as they start: one has the tensor cores while the
+other computes exponentials. The halves are added to float32 sums in global memory, which `backward_finish`
+scales, converts and stores. In the deterministic variant a query tile's shares are added in the order of
+their key tiles.
 """
 
 from typing import Any, NamedTuple
@@ -36,10 +38,11 @@ from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
-from .backward_sm90_consumer import Mmas, Output, Outputs, consume
+from .backward_sm90_consumer import Mmas, Output, Outputs, Shared, consume
+from .backward_sm90_handoff import make_handoff
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
-from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
+from .backward_sm90_spec import CONSUMERS, HEADS_AT_ONCE, BackwardSpec, make_spec
 from .backward_sm90_sums import add_sums
 from .backward_sm90_visits import site_of
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
@@ -135,7 +138,7 @@ def make_layouts(spec: BackwardSpec) -> SmemLayouts:
         v=staged_smem_layout(spec.dtype, (spec.tile_k, spec.dim_v), 1, major.K),
         q=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim), spec.stages, major.K),
         do=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim_v), spec.stages, major.K),
-        ds=staged_smem_layout(spec.dtype, (spec.tile_q, spec.tile_k), spec.ds_stages, major.MN),
+        ds=staged_smem_layout(spec.dtype, (spec.tile_q, spec.tile_k), spec.stages, major.MN),
         staging=staged_smem_layout(spec.dtype, spec.dk_epilogue.subtile, spec.dk_epilogue.stages, major.K),
     )
 
@@ -166,11 +169,13 @@ def backward_kernel(
         q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
         do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
     )
-    handoffs: Any = None
+    handoffs: Any = barriers + 4 + 4 * spec.stages
     if cutlass.const_expr(spec.roles):
-        handoffs = make_handoffs(spec, barriers + 4 + 4 * spec.stages)
+        handoffs = make_handoffs(spec, handoffs)
+    else:
+        handoffs = make_handoff(handoffs, spec.stages, warps)
     sync_after_init((1, 1))
-    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last)
+    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last, HEADS_AT_ONCE)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
@@ -200,7 +205,7 @@ def backward_kernel(
     else:
         cute.arch.setmaxregister_increase(spec.registers.consumer)
         if exists(spec, at, seq):
-            consume(spec, rings, mmas, tiles, outputs, work, job, group)
+            consume(spec, Shared(rings, handoffs, mmas, tiles), outputs, work, job, group)
 
 
 def exists(spec: BackwardSpec, at: KeyTile, seq: SeqInfo) -> cutlass.Boolean:

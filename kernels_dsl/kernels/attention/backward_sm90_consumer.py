@@ -23,15 +23,19 @@ from kernels_dsl.blocks.epilogue.functions import identity
 from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
     Consumer,
+    NamedBarrier,
+    give_turn,
     sync_consumers,
+    wait_turn,
 )
 from kernels_dsl.blocks.hw.pipeline import consumer_state
-from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
+from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
+from .backward_sm90_handoff import await_empty, before, fence_for_async_readers, give, give_back
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_sums import await_turn, give_sums
-from .backward_sm90_visits import Site, Visit, for_each_block, site_of
+from .backward_sm90_sums import await_turn, give_sums, send_sums, write_sums
+from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, site_of
 from .backward_work import (
     SHARE_THREADS,
     VECTOR,
@@ -88,6 +92,8 @@ class Fragments(NamedTuple):
     """float32 (64 keys, D) accumulators."""
     dv: cute.Tensor
     """float32 (64 keys, Dv) accumulators."""
+    dq: cute.Tensor
+    """float32 accumulators of this warpgroup's share, see `BackwardSpec.dq_share`."""
 
 
 class Outputs(NamedTuple):
@@ -97,28 +103,35 @@ class Outputs(NamedTuple):
     dv: Output
 
 
+class Shared(NamedTuple):
+    """What both consumer warpgroups work with. `exchange`: the ring of dS, whose states are those of Q."""
+
+    rings: Rings
+    exchange: pipeline.PipelineAsync
+    mmas: Mmas
+    tiles: SharedTiles
+
+
 @cute.jit
 def consume(
-    spec: cutlass.Constexpr,
-    rings: Rings,
-    mmas: Mmas,
-    tiles: SharedTiles,
-    outputs: Outputs,
-    work: BackwardWork,
-    job: KeyJob,
-    group: Int32,
+    spec: cutlass.Constexpr, shared: Shared, outputs: Outputs, work: BackwardWork, job: KeyJob, group: Int32
 ):
     """Consumer warpgroup number `group`: 64 keys of one work tile against its query blocks."""
     site = site_of(spec, work, job, group, group)
+    rings, mmas, tiles = shared.rings, shared.mmas, shared.tiles
     parts = make_fragments(spec, mmas, tiles, site)
     parts.dk.fill(0.0)
     parts.dv.fill(0.0)
-    once, state = consumer_state(1), consumer_state(spec.stages)
+    once = consumer_state(1)
     rings.k.consumer_wait(once)
     rings.v.consumer_wait(once)
     if cutlass.const_expr(spec.varlen):
         clear_keys(spec, tiles, site)
-    for_each_block(spec, site, state, partial(step, spec, rings, mmas, parts, tiles, site))
+    if job.walk.count > 0:
+        state = step(spec, shared, parts, site, True, consumer_state(spec.stages), first_visit(spec, site))
+        state = for_each_block(spec, site, state, partial(step, spec, shared, parts, site, False), skipped=1)
+        if cutlass.const_expr(spec.gives_q):
+            finish_dq(shared, parts, site, state)
     if cutlass.const_expr(spec.gives_q):
         await_turn(site.group)  # the last share is read: the other warp says so after each
     if cutlass.const_expr(spec.gives_kv):
@@ -160,63 +173,101 @@ def make_fragments(spec: BackwardSpec, mmas: Mmas, tiles: SharedTiles, site: Sit
         k_rows=mmas.dq.make_fragment_B(dq.partition_B(k_rows)),
         dk=cute.make_rmem_tensor(mmas.dk.partition_shape_C((WGMMA_M, spec.dim)), Float32),
         dv=cute.make_rmem_tensor(mmas.dv.partition_shape_C((WGMMA_M, spec.dim_v)), Float32),
+        dq=cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32),
     )
 
 
 @cute.jit
 def step(
     spec: cutlass.Constexpr,
-    rings: Rings,
-    mmas: Mmas,
+    shared: Shared,
     parts: Fragments,
-    tiles: SharedTiles,
     site: Site,
+    first: cutlass.Constexpr,
     state: pipeline.PipelineState,
     visit: Visit,
 ) -> pipeline.PipelineState:
-    """One query block: P and dS from their products, then its shares of dV, dK and dQ."""
-    stage = state.index
+    """One query block: P and dS from their products, its shares of dV and dK, and dQ of the block before."""
+    rings, mmas, tiles, stage = shared.rings, shared.mmas, shared.tiles, state.index
     scores = cute.make_rmem_tensor(mmas.s.partition_shape_C((WGMMA_M, spec.tile_q)), Float32)
     d_probs = cute.make_rmem_tensor(scores.layout, Float32)
     rings.q.consumer_wait(state)
     if cutlass.const_expr(spec.varlen):
         rings.do.consumer_wait(state)
         clear_queries(spec, tiles, stage, site, visit.query.block)
+    if cutlass.const_expr(first):
+        start_apart(site)
+    lse = query_values(spec, tiles.lse, stage, site)  # now: products keep reads of shared memory waiting
     issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
+    gives = cutlass.const_expr(spec.gives_q and not first)
+    if cutlass.const_expr(gives):
+        if state.count > 1:
+            write_sums(tiles, parts.dq, site)
     if cutlass.const_expr(not spec.varlen):
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
-    lse = query_values(spec, tiles.lse, stage, site)
+    if cutlass.const_expr(gives):
+        if state.count > 1:
+            send_sums(site)
     warpgroup.wait_group(1)
     probs, d_scores = operand_registers(spec), operand_registers(spec)
     weigh_scores(spec, lse, site, visit, scores, probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
+    if cutlass.const_expr(first):
+        let_other_start(site)
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
     slopes_of_scores(spec, site, visit, row_sums, scores, d_probs, probs)
     to_operand(d_probs, d_scores)
+    settle(d_scores)
     if cutlass.const_expr(spec.gives_q):
-        buffer = state.count % spec.ds_stages
-        store_d_scores(spec, mmas.s, d_scores, tiles.ds, buffer, site)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        sync_consumers(CONSUMERS)
-        dq = cute.make_rmem_tensor(mmas.dq.partition_shape_C(spec.dq_share), Float32)
-        issue_product(mmas.dq, dq, parts.ds[None, None, None, buffer], parts.k_rows, False)
+        await_empty(shared.exchange, state)
+        store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
     if cutlass.const_expr(spec.gives_q):
-        # Sums of dQ go out while dK is computed.
-        warpgroup.wait_group(1 if spec.gives_kv else 0)
-        rings.do.consumer_release(state)
-        give_sums(spec, tiles, dq, site)
-        warpgroup.wait_group(0)
-    else:
-        warpgroup.wait_group(0)
-        rings.do.consumer_release(state)
+        fence_for_async_readers()
+        give(shared.exchange, state)
+    if cutlass.const_expr(gives):
+        issue_dq(shared, parts, before(state))
+    warpgroup.wait_group(0)
+    if cutlass.const_expr(gives):
+        give_back(shared.exchange, before(state))
+    rings.do.consumer_release(state)
     rings.q.consumer_release(state)
     state.advance()
     return state
+
+
+def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState) -> None:
+    """Issues this warpgroup's share of dQ of a block, once both warpgroups have given its dS."""
+    shared.exchange.consumer_wait(state)
+    issue_product(shared.mmas.dq, parts.dq, parts.ds[None, None, None, state.index], parts.k_rows, False)
+
+
+@cute.jit
+def finish_dq(shared: Shared, parts: Fragments, site: Site, state: pipeline.PipelineState):
+    """Gives the shares of dQ of the last two blocks, of which the last has to be computed."""
+    if state.count > 1:
+        give_sums(shared.tiles, parts.dq, site)
+    issue_dq(shared, parts, before(state))
+    warpgroup.wait_group(0)
+    give_sums(shared.tiles, parts.dq, site)
+
+
+@cute.jit
+def start_apart(site: Site):
+    """The second warpgroup starts when the first has its probabilities: half a step later."""
+    if site.group == 1:
+        wait_turn(NamedBarrier.MMA_ORDER, site.group)
+
+
+@cute.jit
+def let_other_start(site: Site):
+    """See `start_apart`."""
+    if site.group == 0:
+        give_turn(NamedBarrier.MMA_ORDER, 1 - site.group)
 
 
 def operand_registers(spec: BackwardSpec) -> cute.Tensor:
@@ -295,7 +346,7 @@ def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, site: Site):
     if first < spec.tile_k:
         for tile in (tiles.k, tiles.v):
             clear_rows(tile[None, None, 0], cutlass.max(first, 0), site, spec.consumers)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
         sync_consumers(spec.consumers)
 
 
@@ -306,7 +357,7 @@ def clear_queries(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32, sit
     if first < spec.tile_q:
         for tile in (tiles.q, tiles.do):
             clear_rows(tile[None, None, stage], first, site, CONSUMERS)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
         sync_consumers(CONSUMERS)
 
 

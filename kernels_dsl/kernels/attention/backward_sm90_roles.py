@@ -40,6 +40,7 @@ from .backward_sm90_consumer import (
     turned,
     weigh_scores,
 )
+from .backward_sm90_handoff import await_empty, fence_for_async_readers, give, give_back, make_handoff
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_sums import await_turn, pass_turn
@@ -81,40 +82,10 @@ class Product(NamedTuple):
 
 
 def make_handoffs(spec: BackwardSpec, barriers: cute.Pointer) -> Handoffs:
-    """Initialises the mbarriers of both rings: 4 * stages words. A warp arrives at each of them once."""
-
-    def ring(start: cute.Pointer) -> pipeline.PipelineAsync:
-        warps = pipeline.CooperativeGroup(pipeline.Agent.Thread, 4)
-        return pipeline.PipelineAsync.create(
-            barrier_storage=start,
-            num_stages=spec.stages,
-            producer_group=warps,
-            consumer_group=warps,
-            defer_sync=True,
-        )
-
-    return Handoffs(ring(barriers), ring(barriers + 2 * spec.stages))
-
-
-@cute.jit
-def give(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
-    """This warp has written its part of a stage."""
-    cute.arch.sync_warp()
-    if cute.arch.lane_idx() == 0:
-        ring.producer_commit(state)
-
-
-@cute.jit
-def give_back(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
-    """This warp has read its part of a stage."""
-    cute.arch.sync_warp()
-    if cute.arch.lane_idx() == 0:
-        ring.consumer_release(state)
-
-
-def await_empty(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> None:
-    """Blocks until the stage at the state of a consumer may be written."""
-    ring.sync_object_empty.wait(state.index, state.phase ^ 1)
+    """Initialises the mbarriers of both rings."""
+    return Handoffs(
+        make_handoff(barriers, spec.stages, 4), make_handoff(barriers + 2 * spec.stages, spec.stages, 4)
+    )
 
 
 def fragments(
@@ -262,7 +233,7 @@ def slopes_of(
     if cutlass.const_expr(spec.gives_q):
         await_empty(role.handoffs.ds, state)
         store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
         give(role.handoffs.ds, state)
     if cutlass.const_expr(not spec.varlen):
         rings.q.consumer_wait(state)

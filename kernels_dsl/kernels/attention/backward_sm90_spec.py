@@ -12,6 +12,11 @@ from kernels_dsl.config.attention_backward import SumsOfTile
 
 CONSUMERS = 2
 """Warpgroups that compute dK and dV."""
+HEADS_AT_ONCE = 4
+"""Heads whose key tiles start side by side.
+
+Tiles that start together then wait less for one another's turn, and fewer of them add to the same sums.
+"""
 
 
 class Registers(NamedTuple):
@@ -43,9 +48,6 @@ class BackwardSpec:
     variant: Any  # AttentionVariant
     gives_q: bool
     gives_kv: bool
-
-    ds_stages = 2
-    """Buffers of dS: one barrier a block is enough with two."""
 
     @property
     def row_tile(self) -> int:
@@ -91,8 +93,8 @@ class BackwardSpec:
 
     @property
     def handoff_words(self) -> int:
-        """mbarriers of the rings between roles."""
-        return 4 * self.stages if self.roles else 0
+        """Words of the mbarriers of P and dS on their way to another warpgroup."""
+        return (2 if self.roles else 1) * 2 * self.stages
 
     @property
     def handed_elements(self) -> int:

@@ -34,18 +34,32 @@ class Site(NamedTuple):
 
 
 @cute.jit
-def for_each_block(spec: cutlass.Constexpr, site: Site, state: Any, step: cutlass.Constexpr):
-    """Calls `step(state, visit)`, which returns the next state, for each query block of a key tile."""
+def for_each_block(
+    spec: cutlass.Constexpr, site: Site, state: Any, step: cutlass.Constexpr, skipped: cutlass.Constexpr = 0
+):
+    """Calls `step(state, visit)`, which returns the next state, for each query block of a key tile but the
+    first `skipped`. Returns the last state."""
     work, job = site.work, site.job
     at, walk = job.at, job.walk
+    begin = walk.first + skipped
     if cutlass.const_expr(work.lists is not None):
-        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
+        for place in cutlass.range(begin, walk.first + walk.count, unroll=1):
             state = step(state, visit_of(spec, site, listed_block(work, job, place)))
     else:
         for member in cutlass.range(work.heads_per_kv, unroll=1):
             head = at.kv_head * work.heads_per_kv + member
-            for block in cutlass.range(walk.first, walk.end, unroll=1):
+            for block in cutlass.range(begin, walk.end, unroll=1):
                 state = step(state, visit_of(spec, site, QueryBlock(head, block)))
+            begin = walk.first
+    return state
+
+
+def first_visit(spec: BackwardSpec, site: Site) -> Visit:
+    """The first query block that `for_each_block` visits, where there is one."""
+    work, job = site.work, site.job
+    if cutlass.const_expr(work.lists is not None):
+        return visit_of(spec, site, listed_block(work, job, job.walk.first))
+    return visit_of(spec, site, QueryBlock(job.at.kv_head * work.heads_per_kv, job.walk.first))
 
 
 def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:

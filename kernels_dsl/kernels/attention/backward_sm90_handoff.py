@@ -1,0 +1,50 @@
+"""Rings of stages in shared memory that warps fill for other warps, in the SM90 attention backward."""
+
+import cutlass.cute as cute
+from cutlass import pipeline
+
+
+def make_handoff(barriers: cute.Pointer, stages: int, warps: int) -> pipeline.PipelineAsync:
+    """Initialises a ring's mbarriers, 2 * stages words. As many warps read a stage as fill it: `warps`."""
+    group = pipeline.CooperativeGroup(pipeline.Agent.Thread, warps)
+    return pipeline.PipelineAsync.create(
+        barrier_storage=barriers,
+        num_stages=stages,
+        producer_group=group,
+        consumer_group=group,
+        defer_sync=True,
+    )
+
+
+@cute.jit
+def give(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
+    """This warp has written its part of a stage."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        ring.producer_commit(state)
+
+
+@cute.jit
+def give_back(ring: pipeline.PipelineAsync, state: pipeline.PipelineState):
+    """This warp has read its part of a stage."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        ring.consumer_release(state)
+
+
+def await_empty(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> None:
+    """Blocks until the stage at the state of a consumer may be written."""
+    ring.sync_object_empty.wait(state.index, state.phase ^ 1)
+
+
+@cute.jit
+def before(state: pipeline.PipelineState) -> pipeline.PipelineState:
+    """The state before this one, of a ring that has two stages."""
+    index = state.index ^ 1
+    return pipeline.PipelineState(state.stages, state.count - 1, index, state.phase ^ index)
+
+
+@cute.jit
+def fence_for_async_readers():
+    """What this thread wrote to shared memory is seen by TMA and WGMMA, of whoever it is then given to."""
+    cute.arch.fence_proxy("async.shared", space="cta")
