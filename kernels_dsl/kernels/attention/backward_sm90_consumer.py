@@ -104,7 +104,7 @@ class Outputs(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What both consumer warpgroups work with. `exchange`: the ring of dS, whose states are those of Q."""
+    """Rings and tiles of both consumer warpgroups. `exchange`: the ring of dS, whose states are those of Q."""
 
     rings: Rings
     exchange: pipeline.PipelineAsync

@@ -46,5 +46,5 @@ def before(state: pipeline.PipelineState) -> pipeline.PipelineState:
 
 @cute.jit
 def fence_for_async_readers():
-    """What this thread wrote to shared memory is seen by TMA and WGMMA, of whoever it is then given to."""
+    """Lets TMA and WGMMA, of whoever is then given it, see what this thread wrote to shared memory."""
     cute.arch.fence_proxy("async.shared", space="cta")
