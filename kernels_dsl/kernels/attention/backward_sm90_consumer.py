@@ -212,6 +212,7 @@ def step(
     warpgroup.wait_group(1)
     probs, d_scores = operand_registers(spec), operand_registers(spec)
     weigh_scores(spec, lse, site, visit, scores, probs)
+    settle(probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
     if cutlass.const_expr(first):
         let_other_start(site)
