@@ -30,9 +30,12 @@ def load_function(library: bytes, entry: str, name: str) -> Callable[..., Any]:
 
     :param name: shown in ``/proc/*/maps``.
     """
-    from tvm_ffi.core import _get_global_func  # `registry`, where it is public, takes 0.4 ms
+    try:
+        from tvm_ffi.core import _get_global_func as get_global_func  # public in `registry`, which takes 0.4 ms
+    except ImportError:
+        from tvm_ffi.registry import get_global_func
 
-    load, get, keep = (_get_global_func(function, True) for function in _MODULE_FUNCTIONS)
+    load, get, keep = (get_global_func(function, True) for function in _MODULE_FUNCTIONS)
     if load is not None and get is not None and keep is not None:
         try:
             descriptor = sealed_copy(library, name)
