@@ -8,8 +8,8 @@ sums, through a ring each. Two consumer warpgroups have 64 keys each and hold dK
 
 A step of a consumer, for one query block i; products are WGMMA:
 
-    tensor cores | S^T = K Q^T, dP^T = V dO^T    |      | dV += P^T dO | dK += dS^T Q, dQ(i-1) = dS(i-1) K |
-    registers    | dQ(i-2) out | P = exp2(S - lse) | dS = P (dP - row sum) | dS out
+    tensor cores | S^T = K Q^T, dP^T = V dO^T |      | dV += P^T dO | dQ(i-1) = dS(i-1) K, dK += dS^T Q |
+    registers              | P = exp2(S - lse) | dS = P (dP - row sum), to memory |    | dQ to memory
 
 dS^T goes to shared memory: each warpgroup computes half of dQ over the keys of both, a step later. So neither
 waits for the other's dS, and they stay half a step apart, as they start: one has the tensor cores while the
@@ -42,7 +42,7 @@ from .backward_sm90_consumer import Mmas, Output, Outputs, Shared, consume
 from .backward_sm90_handoff import make_handoff
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
-from .backward_sm90_spec import CONSUMERS, HEADS_AT_ONCE, BackwardSpec, make_spec
+from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
 from .backward_sm90_sums import add_sums
 from .backward_sm90_visits import site_of
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
@@ -175,7 +175,7 @@ def backward_kernel(
     else:
         handoffs = make_handoff(handoffs, spec.stages, warps)
     sync_after_init((1, 1))
-    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last, HEADS_AT_ONCE)
+    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last, spec.heads_at_once)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)

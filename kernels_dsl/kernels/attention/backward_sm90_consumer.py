@@ -34,7 +34,7 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from .backward_sm90_handoff import await_empty, before, fence_for_async_readers, give, give_back
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
-from .backward_sm90_sums import await_turn, give_sums, send_sums, write_sums
+from .backward_sm90_sums import await_turn, give_sums
 from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, site_of
 from .backward_work import (
     SHARE_THREADS,
@@ -104,7 +104,7 @@ class Outputs(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Rings and tiles of both consumer warpgroups. `exchange`: the ring of dS, whose states are those of Q."""
+    """Rings and tiles of both consumer warpgroups. `exchange`: the ring of dS, in step with that of Q."""
 
     rings: Rings
     exchange: pipeline.PipelineAsync
@@ -131,7 +131,9 @@ def consume(
         state = step(spec, shared, parts, site, True, consumer_state(spec.stages), first_visit(spec, site))
         state = for_each_block(spec, site, state, partial(step, spec, shared, parts, site, False), skipped=1)
         if cutlass.const_expr(spec.gives_q):
-            finish_dq(shared, parts, site, state)
+            issue_dq(shared, parts, before(state))
+            warpgroup.wait_group(0)
+            give_sums(tiles, parts.dq, site)
     if cutlass.const_expr(spec.gives_q):
         await_turn(site.group)  # the last share is read: the other warp says so after each
     if cutlass.const_expr(spec.gives_kv):
@@ -197,18 +199,11 @@ def step(
         clear_queries(spec, tiles, stage, site, visit.query.block)
     if cutlass.const_expr(first):
         start_apart(site)
-    lse = query_values(spec, tiles.lse, stage, site)  # now: products keep reads of shared memory waiting
     issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
-    gives = cutlass.const_expr(spec.gives_q and not first)
-    if cutlass.const_expr(gives):
-        if state.count > 1:
-            write_sums(tiles, parts.dq, site)
     if cutlass.const_expr(not spec.varlen):
         rings.do.consumer_wait(state)
     issue_product(mmas.s, d_probs, parts.v, parts.do[None, None, None, stage], False)
-    if cutlass.const_expr(gives):
-        if state.count > 1:
-            send_sums(site)
+    lse = query_values(spec, tiles.lse, stage, site)
     warpgroup.wait_group(1)
     probs, d_scores = operand_registers(spec), operand_registers(spec)
     weigh_scores(spec, lse, site, visit, scores, probs)
@@ -222,20 +217,26 @@ def step(
     slopes_of_scores(spec, site, visit, row_sums, scores, d_probs, probs)
     to_operand(d_probs, d_scores)
     settle(d_scores)
+    gives = cutlass.const_expr(spec.gives_q and not first)
     if cutlass.const_expr(spec.gives_q):
         await_empty(shared.exchange, state)
         store_d_scores(spec, mmas.s, d_scores, tiles.ds, stage, site)
-    if cutlass.const_expr(spec.gives_kv):
-        issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
-    if cutlass.const_expr(spec.gives_q):
         fence_for_async_readers()
         give(shared.exchange, state)
     if cutlass.const_expr(gives):
         issue_dq(shared, parts, before(state))
-    warpgroup.wait_group(0)
+    if cutlass.const_expr(spec.gives_kv):
+        issue_product(mmas.dk, parts.dk, d_scores, parts.q_rows[None, None, None, stage], True)
     if cutlass.const_expr(gives):
+        # Sums of dQ go out while dK is computed.
+        warpgroup.wait_group(1 if spec.gives_kv else 0)
         give_back(shared.exchange, before(state))
-    rings.do.consumer_release(state)
+        rings.do.consumer_release(state)
+        give_sums(tiles, parts.dq, site)
+        warpgroup.wait_group(0)
+    else:
+        warpgroup.wait_group(0)
+        rings.do.consumer_release(state)
     rings.q.consumer_release(state)
     state.advance()
     return state
@@ -245,16 +246,6 @@ def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState) ->
     """Issues this warpgroup's share of dQ of a block, once both warpgroups have given its dS."""
     shared.exchange.consumer_wait(state)
     issue_product(shared.mmas.dq, parts.dq, parts.ds[None, None, None, state.index], parts.k_rows, False)
-
-
-@cute.jit
-def finish_dq(shared: Shared, parts: Fragments, site: Site, state: pipeline.PipelineState):
-    """Gives the shares of dQ of the last two blocks, of which the last has to be computed."""
-    if state.count > 1:
-        give_sums(shared.tiles, parts.dq, site)
-    issue_dq(shared, parts, before(state))
-    warpgroup.wait_group(0)
-    give_sums(shared.tiles, parts.dq, site)
 
 
 @cute.jit

@@ -12,11 +12,6 @@ from kernels_dsl.config.attention_backward import SumsOfTile
 
 CONSUMERS = 2
 """Warpgroups that compute dK and dV."""
-HEADS_AT_ONCE = 4
-"""Heads whose key tiles start side by side.
-
-Tiles that start together then wait less for one another's turn, and fewer of them add to the same sums.
-"""
 
 
 class Registers(NamedTuple):
@@ -73,6 +68,11 @@ class BackwardSpec:
         that wait for their turn have started after those that they wait for, in either order.
         """
         return self.deterministic and self.variant.right and self.variant.lists is None
+
+    @property
+    def heads_at_once(self) -> int:
+        """Heads whose key tiles start side by side: fewer tiles of a head then wait for one another's turn."""
+        return 1 if self.roles else 4
 
     @property
     def stages_sums(self) -> bool:

@@ -74,24 +74,12 @@ def add_share(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
 @cute.jit
 def give_sums(tiles: SharedTiles, dq: cute.Tensor, site: Site):
     """Hands a warpgroup's share of dQ, in its accumulators, to the warp that adds it."""
-    write_sums(tiles, dq, site)
-    send_sums(site)
-
-
-@cute.jit
-def write_sums(tiles: SharedTiles, dq: cute.Tensor, site: Site):
-    """Writes a warpgroup's share of dQ to shared memory, once the one before has been read."""
     await_turn(site.group)
     vectors = cute.size(dq) // VECTOR
     start = tiles.sums[None, site.group].iterator + site.thread * VECTOR
     target = cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * SHARE_THREADS))
     source = cute.make_tensor(dq.iterator, cute.make_layout((VECTOR, vectors)))
     cute.autovec_copy(source, cute.make_tensor(start.align(16), target))
-
-
-@cute.jit
-def send_sums(site: Site):
-    """Hands the share that was written to the warp that adds it."""
     fence_for_async_readers()
     pass_turn(site.group)
 
