@@ -32,10 +32,10 @@ def load_function(library: bytes, entry: str, name: str) -> Callable[..., Any]:
     """
     from tvm_ffi import core
 
-    get_global_func: Any = getattr(core, "_get_global_func", None)  # public in `registry`, which takes 0.4 ms
-    if get_global_func is None:
-        from tvm_ffi import get_global_func
-    load, get, keep = (get_global_func(function, True) for function in _MODULE_FUNCTIONS)
+    find: Any = getattr(core, "_get_global_func", None)  # public in `registry`, which takes 0.4 ms
+    if find is None:
+        from tvm_ffi import get_global_func as find
+    load, get, keep = (find(function, True) for function in _MODULE_FUNCTIONS)
     if load is not None and get is not None and keep is not None:
         try:
             descriptor = sealed_copy(library, name)

@@ -71,7 +71,7 @@ class BackwardSpec:
 
     @property
     def heads_at_once(self) -> int:
-        """Heads whose key tiles start side by side: fewer tiles of a head then wait for one another's turn."""
+        """Heads whose key tiles start side by side: fewer of one head then wait for one another's turn."""
         return 1 if self.roles else 4
 
     @property
