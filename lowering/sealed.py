@@ -30,11 +30,11 @@ def load_function(library: bytes, entry: str, name: str) -> Callable[..., Any]:
 
     :param name: shown in ``/proc/*/maps``.
     """
+    import tvm_ffi
     from tvm_ffi import core
 
-    find: Any = getattr(core, "_get_global_func", None)  # public in `registry`, which takes 0.4 ms
-    if find is None:
-        from tvm_ffi import get_global_func as find
+    # The private name is there as soon as `core` is; the public one imports the whole package.
+    find: Any = getattr(core, "_get_global_func", None) or tvm_ffi.get_global_func
     load, get, keep = (find(function, True) for function in _MODULE_FUNCTIONS)
     if load is not None and get is not None and keep is not None:
         try:
@@ -49,12 +49,10 @@ def load_function(library: bytes, entry: str, name: str) -> Callable[..., Any]:
         except Exception as error:
             # A system without anonymous files, without /proc, or that lets nobody run code from one.
             log.info("%s is loaded from a temporary file: %s", name, error)
-    from tvm_ffi import load_module
-
     with scratch.folder() as folder:
         path = folder / "kernel.so"
         path.write_bytes(library)
-        return load_module(str(path))[entry]
+        return tvm_ffi.load_module(str(path))[entry]
 
 
 def sealed_copy(data: bytes, name: str) -> int:
