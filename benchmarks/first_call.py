@@ -57,7 +57,8 @@ print(json.dumps({
 }))
 """
 CORES = len(os.sched_getaffinity(0))
-START_SECONDS = 6.0  # of a core, until a process has torch and the GPU
+START_SECONDS = 6.0  # of a core, until a process has torch and the GPU,
+GPU_SECONDS = 1.0  # for which processes wait in turn
 PROCESS_BYTES = 1 << 30  # of memory that it takes
 WARM_RUNS = 3
 WARM_LIMIT_MS = 50.0
@@ -199,7 +200,7 @@ def first_uses(
     """
     queue = [*names] * repeats
     batches = [queue[at : at + jobs] for at in range(0, len(queue), jobs)]
-    seconds = len(queue) * START_SECONDS / min(jobs, CORES)
+    seconds = len(queue) * max(GPU_SECONDS, START_SECONDS / min(jobs, CORES))
     print(
         f"{len(queue)} processes, {len(batches)} batches of {jobs} at most: about {seconds:.0f} s once all "
         f"kernels of {len(names)} names are compiled",
