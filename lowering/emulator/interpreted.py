@@ -9,6 +9,7 @@ import numpy as np
 from . import history, matrix
 from .fast import interpreter
 from .fast import opcodes as o
+from .fast.context import CtaRow, LaunchRow, WarpRow
 from .fast.encode import Encoder
 from .fast.registers import LANES, Registers
 from .fast.touches import Touches
@@ -17,11 +18,10 @@ from .semantics import mma
 
 if TYPE_CHECKING:
     from .machine import Machine
-    from .state import Frame, Warp
+    from .state import Warp
     from .stats import Stats
 
 _ALL_BITS = (1 << 64) - 1
-_EVERY = np.ones(LANES, bool)
 
 
 class Runner:
@@ -33,46 +33,50 @@ class Runner:
         self._rows, self._tables = encoder.rows(), encoder.tables
         kinds, guards = encoder.steps[:, o.KIND], encoder.steps[:, o.STEP_GUARD]
         self.knows: list[bool] = ((kinds != o.UNKNOWN) | (guards >= 0)).tolist()
-        self._state = np.zeros(o.STATE, np.int64)
         self._counts = np.zeros((len(self.steps), 3), np.int64)
         self._log = np.zeros((o.LOG, o.ENTRY), np.int64)
+        self.launch = LaunchRow((*self._tables, self._counts, self._log))
 
-    def registers(self, warp: Warp) -> Registers:
-        """The registers of a warp that begins."""
-        made = Registers(self.encoder.layout, self._rows)
+    def begin(self, warp: Warp) -> None:
+        """Give a warp that begins its registers, and what compiled code is to know of it."""
+        held = warp.R = Registers(self.encoder.layout, self._rows)
         for at, size, value in self.encoder.own:
-            made.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
-        return made
+            held.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
+        cta = warp.cta
+        if cta.row is None:
+            cta.row = CtaRow(cta)
+        touches = Touches(self.steps, len(cta.smem) // 4 + 1 if self.encoder.touches else 0)
+        warp.lane_touches, warp.row = touches, WarpRow(warp, cta.row, held, touches)
 
     def takes(self, warp: Warp, at: int) -> bool:
         """True if the interpreter may go on with a warp from step ``at``."""
-        return 0 <= at < len(self.knows) and self.knows[at] and not warp.taint and not warp.pending_a
+        if warp.taint or warp.pending_a or len(warp.frames) > o.MOST_FRAMES:
+            return False
+        return 0 <= at < len(self.knows) and (self.knows[at] or at == warp.frames[-1].reconverge)
 
-    def run(self, warp: Warp, frame: Frame, left: int) -> int:
-        """Run at most ``left`` steps; returns how many there were."""
-        machine, state, held, cta = self.machine, self._state, warp.R, warp.cta
-        held.settle(warp.pending)
-        shadow, touched = cta.shadow, warp.lane_touches
-        if shadow.used + left > len(shadow.notes):
-            shadow.make_room()
-        agent, vc = warp.agent, warp.vc
-        state[:] = (
-            frame.pc, left, frame.reconverge if len(warp.frames) > 1 else -2, frame.full and warp.all_live,
-            bool(warp.pending), warp.wgmma_fenced and not warp.dirty and not warp.read, warp.ranks, cta.rank,
-            agent, vc[agent], shadow.readers.rows.get(agent, -1), shadow.readers.count, shadow.used,
-            shadow.strong is not None, machine.check, machine.stats is not None, touched.known, touched.used,
-            0, 0, 0, 0, 0,
-        )  # fmt: skip
-        memory = (*cta.memory, shadow.readers.marks, shadow.readers.agents, shadow.notes, vc, touched.arrays)
-        mask = _EVERY if frame.full else frame.mask
-        interpreter.run(self._tables, memory, held.file, mask, state, self._counts, self._log)
-        after = state.tolist()
-        frame.pc, shadow.used = after[o.PC], after[o.NOTES_USED]
+    def run(self, warp: Warp, left: int) -> int:
+        """Run a warp for at most ``left`` turns of its loop; returns how many there were."""
+        machine, held, cta, touched, row = self.machine, warp.R, warp.cta, warp.lane_touches, warp.row
+        if held.assigned:
+            held.settle(warp.pending)
+        cta.row.begin(left)
+        row.begin(warp)
+        numbers = row.numbers
+        numbers[o.LEFT], numbers[o.PENDING] = left, bool(warp.pending)
+        numbers[o.FENCED] = warp.wgmma_fenced and not warp.dirty and not warp.read
+        numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = touched.known, touched.used
+        interpreter.run(self.launch.row, row.row)
+        after = numbers[: o.FRAMES + o.FRAME].tolist()
+        cta.shadow.used = after[o.NOTES_USED]
+        if after[o.REFRAMED]:
+            warp.frames = row.frames()
+        else:
+            warp.frames[-1].pc = numbers[o.FRAMES + o.FRAME * (after[o.DEPTH] - 1) + o.FRAME_PC]
         self._lanes(warp, after)
         if after[o.LOGGED]:
             self._note(warp, after[o.LOGGED])
         machine.step += after[o.DONE]
-        return after[o.DONE]
+        return after[o.SPENT]
 
     def _lanes(self, warp: Warp, after: list[int]) -> None:
         """Results of the run for a warp's lanes: that they came together, and what they touched since."""
@@ -101,10 +105,6 @@ class Runner:
             if step.flow:
                 mark(warp, step)
         machine.step = start
-
-    def touches(self, warp: Warp) -> Touches:
-        """The place where accesses of a warp's lanes are noted."""
-        return Touches(self.steps, len(warp.cta.smem) // 4 + 1 if self.encoder.touches else 0)
 
     def count(self, stats: Stats) -> None:
         """Hand the counts over."""

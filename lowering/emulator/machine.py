@@ -326,7 +326,7 @@ class Machine:
                 return "done"
             frame = warp.frames[-1]
             if runner is not None and runner.takes(warp, frame.pc):
-                done = runner.run(warp, frame, quantum)
+                done = runner.run(warp, quantum)
                 quantum -= done
                 if done:
                     continue

@@ -85,9 +85,9 @@ class Warp:
         zero["b128"] = np.zeros((LANES, 2), np.uint64)
         self.S = _special_registers(self)
         runner = cta.machine.runner
-        self.R: Any = [zero[cls] for cls in kernel.reg_classes] if runner is None else runner.registers(self)
-        self.lane_touches: Any = None if runner is None else runner.touches(self)
-        self.all_live, self.ranks = bool(self.live.all()), int(np.prod(cta.machine.launch.cluster))
+        self.R: Any = [zero[cls] for cls in kernel.reg_classes] if runner is None else None
+        self.lane_touches: Any = None  # of the runner, as is the row
+        self.row: Any = None
         self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
         domain = cta.domain
         self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
@@ -117,6 +117,8 @@ class Warp:
         self.wgmma_fenced = False
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
         self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
+        if runner is not None:
+            runner.begin(self)
 
     @property
     def clock(self) -> int:
@@ -319,7 +321,7 @@ class Cta:
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
         self.shadow.program = machine.program.steps
-        self.memory = self._memory()
+        self.row: Any = None  # of the runner
         self.mbarriers: dict[int, MBarrier] = {}
         self.uses: dict[int, Use] = {}  # from other CTAs, see peers.py
         self.exiting: Array | None = None  # clocks of the warps that have ended
@@ -340,15 +342,9 @@ class Cta:
 
     def release(self) -> None:
         """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""
-        del self.smem, self.shadow, self.memory
+        del self.smem, self.shadow, self.row
         for warp in self.warps:
-            del warp.R, warp.lane_touches
-
-    def _memory(self) -> tuple[Array, ...]:
-        """Shared memory as bytes, halves and words, and what its shadow knows of writes."""
-        whole, shadow = self.smem[: len(self.smem) // 4 * 4], self.shadow
-        views = (self.smem, whole.view(np.uint16), whole.view(np.uint32))
-        return (*views, shadow.writer, shadow.written_at, shadow.ordinary, shadow.undefined)
+            del warp.R, warp.lane_touches, warp.row
 
 
 class Cluster:

@@ -135,7 +135,7 @@ class Encoder:
 
     def _step(self, step: Step) -> list[int]:
         first, planned, guard = len(self.code), len(self.plan), step.first.pred
-        row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0]
+        row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge]
         row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role))
         if step.kind in ("bra", "op") and guard is not None:
             row[o.STEP_GUARD], row[o.STEP_NEGATED] = self.layout.row(guard.index), int(guard.negated)

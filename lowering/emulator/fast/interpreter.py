@@ -10,6 +10,7 @@ import numpy as np
 
 from . import memory as shared
 from . import opcodes as o
+from . import places
 from .compiled import products
 from .jit import jit
 
@@ -152,7 +153,7 @@ def _instruction(file, row, mask):  # type: ignore[no-untyped-def]
     op, guard = row[o.OP], row[o.GUARD]
     y, z = np.int64(0), np.int64(0)
     for lane in range(32):
-        if not mask[lane] or (guard >= 0 and np.int64(file[0][guard + lane]) == row[o.NEGATED]):
+        if not mask >> lane & 1 or (guard >= 0 and np.int64(file[0][guard + lane]) == row[o.NEGATED]):
             continue
         x = _load(file, row[o.A] + lane, row[o.A_WIDTH])
         if row[o.A_WIDTH] == o.BIT:
@@ -190,14 +191,12 @@ def _shuffle(file, row):  # type: ignore[no-untyped-def]
 
 @jit
 def _taken(file, step, mask):  # type: ignore[no-untyped-def]
-    """Numbers of lanes of ``mask`` the guard of a step lets through, and of all its lanes."""
-    taken, active = 0, 0
+    """The bits of the lanes of ``mask`` that the guard of a step lets through."""
+    taken = np.int64(0)
     for lane in range(32):
-        if mask[lane]:
-            active += 1
-            if np.int64(file[0][step[o.STEP_GUARD] + lane]) != step[o.STEP_NEGATED]:
-                taken += 1
-    return taken, active
+        if mask >> lane & 1 and np.int64(file[0][step[o.STEP_GUARD] + lane]) != step[o.STEP_NEGATED]:
+            taken |= np.int64(1) << lane
+    return taken
 
 
 @jit
@@ -238,7 +237,7 @@ def _mapa(file, row, mask, ranks):  # type: ignore[no-untyped-def]
     """``mapa``; False, and nothing done, where a lane names a CTA that there is not."""
     guard = row[o.GUARD]
     for lane in range(32):
-        runs = mask[lane] and (guard < 0 or np.int64(file[0][guard + lane]) != row[o.NEGATED])
+        runs = mask >> lane & 1 and (guard < 0 or np.int64(file[0][guard + lane]) != row[o.NEGATED])
         if runs and np.int64(file[2][row[o.B] + lane]) >= ranks:
             return False
     _instruction(file, row, mask)
@@ -269,68 +268,118 @@ def _waits(program, at, away):  # type: ignore[no-untyped-def]
 
 
 @jit
-def run(program, memory, file, mask, state, counts, log):  # type: ignore[no-untyped-def]
-    """Steps of a warp from ``state``, which says how far it came; ``mask``: the lanes that run."""
+def _diverge(warp, frame, step, at, taken):  # type: ignore[no-untyped-def]
+    """Part the lanes of a frame at a branch; False where there is no room for the frames."""
+    depth, after, meet = warp[o.DEPTH], at + 1, step[o.REJOIN]
+    if depth + 2 > o.MOST_FRAMES:
+        return False
+    mask = warp[frame + o.FRAME_MASK]
+    if meet == warp[frame + o.FRAME_MEETING] and depth > 1:
+        depth -= 1
+    else:
+        warp[frame + o.FRAME_PC] = meet
+    for lanes, goal in ((mask & ~taken, after), (taken, step[o.GOAL])):
+        new = o.FRAMES + o.FRAME * depth
+        warp[new + o.FRAME_MASK], warp[new + o.FRAME_PC], warp[new + o.FRAME_MEETING] = lanes, goal, meet
+        depth += 1
+    warp[o.DEPTH], warp[o.REFRAMED] = depth, 1
+    return True
+
+
+@jit
+def _begin(warp):  # type: ignore[no-untyped-def]
+    """What a run needs of the CTA and of the warp's clocks."""
+    cta = places.longs(warp[o.CTA], o.CTA_COLUMNS)
+    agents = places.longs(cta[o.READERS_AT], cta[o.READERS_COUNT])
+    warp[o.CLOCK] = places.words(warp[o.VC_AT], warp[o.AGENTS])[warp[o.AGENT]]
+    warp[o.READER] = -1
+    for row in range(cta[o.READERS_COUNT]):
+        if agents[row] == warp[o.AGENT]:
+            warp[o.READER] = row
+    warp[o.READERS_USED], warp[o.NOTES_USED] = cta[o.READERS_COUNT], cta[o.NOTES_COUNT]
+    warp[o.STRONG] = cta[o.STRONG_THERE]
+    warp[o.CONVERGED] = warp[o.WROTE] = warp[o.REFRAMED] = 0
+
+
+@jit
+def run(launch, warp):  # type: ignore[no-untyped-def]
+    """Steps of a warp, from the frames that its row names; the row says how far it came."""
+    _begin(warp)
+    program, memory, file = places.program(launch), places.memory(warp), places.registers(warp)
+    counts = places.table(launch[o.COUNTED], launch[o.COUNTED + 1], 3)
+    log = places.table(launch[o.LOGS], launch[o.LOGS + 1], o.ENTRY)
     code, steps = program[0], program[1]
-    at, done, logged, issued = state[o.PC], 0, 0, False
-    while done < state[o.LEFT] and at != state[o.MEETING] and 0 <= at < steps.shape[0]:
+    spent, popped, logged, issued = 0, 0, 0, False
+    while spent < warp[o.LEFT]:
+        frame = o.FRAMES + o.FRAME * (warp[o.DEPTH] - 1)
+        at, lanes = warp[frame + o.FRAME_PC], warp[frame + o.FRAME_MASK]
+        if at == warp[frame + o.FRAME_MEETING] and warp[o.DEPTH] > 1:
+            warp[o.DEPTH] -= 1
+            warp[o.REFRAMED] = 1
+            spent += 1
+            popped += 1
+            continue
+        if not 0 <= at < steps.shape[0]:
+            break
+        full = lanes == warp[o.LIVE]
+        warp[o.WHOLE] = full and lanes == o.EVERY
+        mask = o.EVERY if full else lanes
         step = steps[at]
         kind, guarded = step[o.KIND], step[o.STEP_GUARD] >= 0
         if kind == o.UNKNOWN and not guarded:
             break
-        waits = state[o.PENDING] and not step[o.ACCUMULATES] and _waits(program, at, file[4])
-        if waits:
+        if warp[o.PENDING] and not step[o.ACCUMULATES] and _waits(program, at, file[4]):
             break
+        goal = at + 1
         if kind == o.STRAIGHT:
             if step[o.NOTED] and logged == o.LOG:
                 break
             for i in range(step[o.FIRST], step[o.LAST]):
                 _instruction(file, code[i], mask)
         elif kind == o.BRANCH:
-            goal = step[o.GOAL]
-            if guarded:
-                taken, active = _taken(file, step, mask)
-                if taken and taken < active:
+            taken = _taken(file, step, lanes) if guarded else lanes
+            if taken and taken != lanes:
+                if not _diverge(warp, frame, step, at, taken):
                     break
-                if not taken:
-                    goal = at + 1
-            done += 1
-            at = goal
+            else:
+                warp[frame + o.FRAME_PC] = step[o.GOAL] if taken else goal
+            spent += 1
             continue
         else:
             if guarded:
-                taken, active = _taken(file, step, mask)
+                taken = _taken(file, step, lanes)
                 if not taken:  # nothing happens
-                    done += 1
-                    at += 1
+                    spent += 1
+                    warp[frame + o.FRAME_PC] = goal
                     continue
-                guarded = taken < active
-            if kind == o.OPERATION and code[step[o.FIRST], o.OP] == o.MAPA:
-                if not _mapa(file, code[step[o.FIRST]], mask, state[o.RANKS]):
+                guarded = taken != lanes
+            row = code[step[o.FIRST]]
+            if kind == o.OPERATION and row[o.OP] == o.MAPA:
+                if not _mapa(file, row, mask, warp[o.RANKS]):
                     break
                 counts[at, 0] += 1
-                done += 1
-                at += 1
+                spent += 1
+                warp[frame + o.FRAME_PC] = goal
                 continue
-            if kind == o.UNKNOWN or guarded or not state[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
+            if kind == o.UNKNOWN or guarded or not warp[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
                 break
-            row = code[step[o.FIRST]]
-            state[o.AT] = at
+            warp[o.AT] = at
             if row[o.OP] == o.WGMMA:
-                if not _wgmma(program, file, row, state, log[logged]):
+                if not _wgmma(program, file, row, warp, log[logged]):
                     break
                 issued = True
             elif issued:  # it may have to be seen before this
                 break
-            elif not _operation(program, memory, file, row, state, counts):
+            elif not _operation(program, memory, file, row, warp, counts):
                 break
         if step[o.NOTED]:
             if step[o.NOTED] == o.MARKS:
-                state[o.FENCED] = 0
+                warp[o.FENCED] = 0
             log[logged, 0] = at
-            log[logged, 1] = done
+            log[logged, 1] = spent - popped
             logged += 1
         counts[at, 0] += 1
-        done += 1
-        at += 1
-    state[o.PC], state[o.DONE], state[o.LOGGED] = at, done, logged
+        spent += 1
+        warp[frame + o.FRAME_PC] = goal
+    warp[o.SPENT], warp[o.DONE], warp[o.LOGGED] = spent, spent - popped, logged
+    places.longs(warp[o.CTA], o.CTA_COLUMNS)[o.NOTES_COUNT] = warp[o.NOTES_USED]

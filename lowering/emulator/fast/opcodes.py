@@ -24,20 +24,41 @@ FLAGS, OFFSET, COLUMNS = 13, 14, 15
 NONE = -1
 
 # Columns of a step.
-KIND, FIRST, LAST, GOAL, STEP_GUARD, STEP_NEGATED, NOTED, ACCUMULATES = range(8)
+KIND, FIRST, LAST, GOAL, STEP_GUARD, STEP_NEGATED, NOTED, ACCUMULATES, REJOIN = range(9)
+STEP_COLUMNS = 9
 MARKS = 2
 """Noted, and marks registers that reach a WGMMA."""
 
-# The state that a run begins with and leaves.
+# A launch: addresses of tables, each with its number of rows after it.
+CODE, STEPS, USED, USED_REGISTERS, PLAN, MODEL, VALUES, COUNTED, LOGS = range(0, 18, 2)
+LAUNCH_COLUMNS = 18
+
+# A CTA: addresses, sizes, and numbers of its shadow.
 (
-    PC, LEFT, MEETING, WHOLE, PENDING, FENCED, RANKS, RANK, AGENT, CLOCK, READER, READERS_USED, NOTES_USED,
-    STRONG, CHECKS, COUNTS, LANES_KNOWN, TOUCHES, CONVERGED, WROTE, AT, DONE, LOGGED,
-) = range(23)  # fmt: skip
-STATE = 23
+    SMEM, SMEM_SIZE, WRITER_AT, WRITTEN_AT_AT, ORDINARY_AT, UNDEFINED_AT, MARKS_AT, READERS_ROOM, READERS_AT,
+    NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE,
+) = range(14)  # fmt: skip
+CTA_COLUMNS = 14
+
+# A warp: addresses and sizes, then the state that a run begins with and leaves.
+(
+    CTA, FILE, FILE_SIZE, AWAY, AWAY_SIZE, VC_AT, AGENTS, TOUCHED, TOUCHED_READS, TOUCHED_WRITES,
+    TOUCHED_LIST, TOUCHED_WORDS, TOUCHES_ROOM, LIVE, RANKS, RANK, AGENT, CHECKS, COUNTS, LEFT, WHOLE, PENDING,
+    FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG, LANES_KNOWN, TOUCHES, CONVERGED, WROTE, AT,
+    SPENT, DONE, LOGGED, REFRAMED, DEPTH, FRAMES,
+) = range(39)  # fmt: skip
+FRAME = 3
+"""Columns of a frame: the bits of its lanes, the next step, the step where it meets others."""
+FRAME_MASK, FRAME_PC, FRAME_MEETING = range(FRAME)
+MOST_FRAMES = 12
+WARP_COLUMNS = FRAMES + FRAME * MOST_FRAMES
+EVERY = 0xFFFFFFFF
+"""The bits of all lanes."""
 LOG, ENTRY = 64, 5
 """Steps of one run that are noted, at most, and the numbers of each."""
 
 # Shared memory: its bytes, halves and words, and what the race detector knows.
 WRITER, WRITTEN_AT, ORDINARY, UNDEFINED, MARKS_OF_READS, READERS, NOTES, VC, LANES = range(3, 12)
+NOTE_COLUMNS = 6
 TOUCH = 34
 """Numbers of an access of 32 lanes: the step, whether it wrote, addresses."""

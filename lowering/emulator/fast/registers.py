@@ -39,7 +39,7 @@ class Registers:
     WGMMA that has not run yet stay apart, since it fills those arrays.
     """
 
-    __slots__ = ("_assigned", "_layout", "_views", "_waiting", "file")
+    __slots__ = ("_layout", "_views", "_waiting", "assigned", "file")
 
     def __init__(self, layout: Layout, rows: Array) -> None:
         whole = rows.copy()
@@ -47,11 +47,11 @@ class Registers:
         self.file = (whole, whole.view(np.uint16), u32, u64, np.zeros(len(layout.starts), np.bool_))
         self._layout = layout
         self._views = {"pred": whole.view(np.bool_), "b16": self.file[1], "b32": u32, "b64": u64}
-        self._assigned: dict[int, Array] = {}
+        self.assigned: dict[int, Array] = {}
         self._waiting: dict[int, Array] = {}
 
     def __getitem__(self, register: int) -> Array:
-        found = self._assigned.get(register)
+        found = self.assigned.get(register)
         if found is None and self._waiting:
             found = self._waiting.get(register)
         return self._row(register) if found is None else found
@@ -65,18 +65,18 @@ class Registers:
         return self._views[cls][first : first + LANES]
 
     def __setitem__(self, register: int, value: Array) -> None:
-        self._assigned[register] = value
+        self.assigned[register] = value
         if self._waiting and self._waiting.pop(register, None) is not None:
             self.file[4][register] = False
 
     def holds(self, registers: list[int], values: list[Array]) -> bool:
         """True if these very arrays are in the registers."""
-        found = self._waiting.get if self._assigned.keys().isdisjoint(registers) else self.__getitem__
+        found = self._waiting.get if self.assigned.keys().isdisjoint(registers) else self.__getitem__
         return all(map(is_, map(found, registers), values))
 
     def settle(self, pending: Collection[int]) -> None:
         """Bring what was assigned to its rows, but for arrays whose identity is in ``pending``."""
-        assigned = self._assigned
+        assigned = self.assigned
         if not assigned:
             return
         ready = {}
@@ -95,5 +95,5 @@ class Registers:
         for register, value in list(self._waiting.items()):
             if id(value) not in pending:
                 del self._waiting[register]
-                self._assigned[register] = value
+                self.assigned[register] = value
                 self.file[4][register] = False

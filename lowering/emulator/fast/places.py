@@ -1,0 +1,108 @@
+"""Arrays in compiled code from their addresses, so that a call takes none: each one costs to hand over.
+
+Who keeps an address keeps the array too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from . import opcodes as o
+from .jit import jit
+
+
+@intrinsic
+def _pointer(context, address):  # type: ignore[no-untyped-def]
+    """An address as a pointer."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@jit
+def longs(address, count):  # type: ignore[no-untyped-def]
+    """int64 numbers at an address."""
+    return carray(_pointer(address), (count,), np.int64)
+
+
+@jit
+def words(address, count):  # type: ignore[no-untyped-def]
+    """int32 numbers at an address."""
+    return carray(_pointer(address), (count,), np.int32)
+
+
+@jit
+def octets(address, count):  # type: ignore[no-untyped-def]
+    """Bytes at an address."""
+    return carray(_pointer(address), (count,), np.uint8)
+
+
+@jit
+def flags(address, count):  # type: ignore[no-untyped-def]
+    """Booleans at an address."""
+    return carray(_pointer(address), (count,), np.bool_)
+
+
+@jit
+def table(address, rows, columns):  # type: ignore[no-untyped-def]
+    """int64 rows at an address."""
+    return carray(_pointer(address), (rows, columns), np.int64)
+
+
+@jit
+def program(launch):  # type: ignore[no-untyped-def]
+    """The tables of a kernel: see `encode`."""
+    return (
+        table(launch[o.CODE], launch[o.CODE + 1], o.COLUMNS),
+        table(launch[o.STEPS], launch[o.STEPS + 1], o.STEP_COLUMNS),
+        longs(launch[o.USED], launch[o.USED + 1]),
+        longs(launch[o.USED_REGISTERS], launch[o.USED_REGISTERS + 1]),
+        longs(launch[o.PLAN], launch[o.PLAN + 1]),
+        longs(launch[o.MODEL], launch[o.MODEL + 1]),
+        carray(_pointer(launch[o.VALUES]), (launch[o.VALUES + 1],), np.float32),
+    )
+
+
+@jit
+def registers(warp):  # type: ignore[no-untyped-def]
+    """A warp's registers as bytes, halves, words and longs, and which of them a WGMMA has not filled yet."""
+    at, size = warp[o.FILE], warp[o.FILE_SIZE]
+    return (
+        octets(at, size),
+        carray(_pointer(at), (size // 2,), np.uint16),
+        carray(_pointer(at), (size // 4,), np.uint32),
+        carray(_pointer(at), (size // 8,), np.uint64),
+        flags(warp[o.AWAY], warp[o.AWAY_SIZE]),
+    )
+
+
+@jit
+def memory(warp):  # type: ignore[no-untyped-def]
+    """Shared memory of a warp's CTA, its shadow, the warp's clocks, and what its lanes touched."""
+    cta = longs(warp[o.CTA], o.CTA_COLUMNS)
+    at, size = cta[o.SMEM], cta[o.SMEM_SIZE]
+    agents, words_of_lanes = warp[o.AGENTS], warp[o.TOUCHED_WORDS]
+    return (
+        octets(at, size),
+        carray(_pointer(at), (size // 2,), np.uint16),
+        carray(_pointer(at), (size // 4,), np.uint32),
+        carray(_pointer(cta[o.WRITER_AT]), (size,), np.int16),
+        words(cta[o.WRITTEN_AT_AT], size),
+        flags(cta[o.ORDINARY_AT], size),
+        flags(cta[o.UNDEFINED_AT], size),
+        carray(_pointer(cta[o.MARKS_AT]), (cta[o.READERS_ROOM], size), np.int32),
+        longs(cta[o.READERS_AT], cta[o.READERS_ROOM]),
+        table(cta[o.NOTES_AT], cta[o.NOTES_ROOM], o.NOTE_COLUMNS),
+        words(warp[o.VC_AT], agents),
+        (
+            longs(warp[o.TOUCHED], 1),
+            longs(warp[o.TOUCHED_READS], words_of_lanes),
+            longs(warp[o.TOUCHED_WRITES], words_of_lanes),
+            table(warp[o.TOUCHED_LIST], warp[o.TOUCHES_ROOM], o.TOUCH),
+        ),
+    )
