@@ -9,6 +9,7 @@ import numpy as np
 from . import history, matrix
 from .fast import interpreter
 from .fast import opcodes as o
+from .fast import wgmma as compiled_wgmma
 from .fast.context import CtaRow, LaunchRow, WarpRow
 from .fast.encode import Encoder
 from .fast.registers import LANES, Registers
@@ -18,10 +19,11 @@ from .semantics import mma
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .ptx import Instruction
     from .state import Warp
     from .stats import Stats
 
-_ALL_BITS = (1 << 64) - 1
+Array = np.ndarray
 
 
 class Runner:
@@ -72,6 +74,8 @@ class Runner:
             warp.frames = row.frames()
         else:
             warp.frames[-1].pc = numbers[o.FRAMES + o.FRAME * (after[o.DEPTH] - 1) + o.FRAME_PC]
+        if after[o.LEARNED]:
+            row.learned(warp)
         self._lanes(warp, after)
         if after[o.LOGGED]:
             self._note(warp, after[o.LOGGED])
@@ -93,18 +97,33 @@ class Runner:
     def _note(self, warp: Warp, logged: int) -> None:
         """Do what the interpreter left to do for some of its steps."""
         machine, start = self.machine, self.machine.step
-        for number, before, a_word, b_word, scale in self._log[:logged].tolist():
+        for number, before, clock, more in self._log[:logged].tolist():
             step = self.steps[number]
             if step.role:
                 warp.did.add(step.role)
-            if step.first.root == "wgmma":
-                machine.step, machine.at = start + before + 1, (warp, step.first)
-                words = (a_word & _ALL_BITS, b_word & _ALL_BITS, bool(scale))
-                matrix.issue(machine, warp, step.first, words)
-                history.remember(warp, step.first, warp.clock)
+            ins = step.first
+            if ins.root == "wgmma":
+                if more or ins.parts[1] == "fence":
+                    machine.step, machine.at = start + before + 1, (warp, ins)
+                    self._of_warpgroup(warp, ins, more)
+                history.remember(warp, ins, clock)
             if step.flow:
                 mark(warp, step)
         machine.step = start
+
+    def _of_warpgroup(self, warp: Warp, ins: Instruction, more: int) -> None:
+        """Finish an operation of WGMMA."""
+        assert warp.group is not None
+        if ins.parts[1] == "mma_async":
+            matrix.check_operands(self.machine, warp, ins, more - 1)
+        elif ins.parts[1] == "commit_group":
+            matrix.committed(self.machine, warp.group, more - 1)
+        else:
+            matrix.wgmma_fence(self.machine, warp, ins, warp.live)
+
+    def multiply(self, operation: Array, smem: Array) -> bool:
+        """Compute a WGMMA that all four warps have issued; False, and nothing done, for kinds not known."""
+        return bool(compiled_wgmma.multiply(self.launch.row, operation, smem))
 
     def count(self, stats: Stats) -> None:
         """Hand the counts over."""
@@ -118,4 +137,6 @@ class Runner:
                 flops = 2 * 16 * 8 * mma.parse_opcode(step.first.opcode).k
                 for ins in step.instructions:
                     stats.add(ins, "matrix_flops", times * flops)
+            elif step.first.root == "wgmma" and step.first.has("mma_async"):
+                stats.add(step.first, "matrix_flops", times * matrix.flops_of(step.first))
         self._counts[:] = 0

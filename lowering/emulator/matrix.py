@@ -7,77 +7,29 @@ are arrays that are filled at that event, so whatever a register was moved to ge
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import is_
 
 import numpy as np
 
 from . import access, fast, suspects, taint
+from .fast import opcodes as o
 from .fast.registers import Registers
 from .machine import Machine
 from .ptx import Imm, Instruction, Vector, registers
 from .reports import EmulatorError, Kind
 from .semantics import ldmatrix, mma, tensor_core, wgmma
 from .shadow import Pieces
-from .state import OFFSET_MASK, SHARED_BASE, Warp, Warpgroup
+from .state import OFFSET_MASK, SHARED_BASE, Warp
 from .warp_ops import check_members
+from .warpgroup import Accumulators, Warpgroup, signed, unsigned
 
 Array = np.ndarray
+Descriptor = wgmma.MatrixDescriptor
 _parse_wgmma = functools.lru_cache(maxsize=256)(wgmma.parse_opcode)
 _decode_descriptor = functools.lru_cache(maxsize=1024)(wgmma.decode_descriptor)
 _parse_mma = functools.lru_cache(maxsize=256)(mma.parse_opcode)
-
-
-class _Accumulators:
-    """One warp's accumulators that a WGMMA computes, pending until group number ``group`` is waited for.
-
-    ``values`` is uint32 (registers, 32), and ``rows`` are what the registers hold. A WGMMA that goes on from
-    pending accumulators computes in place.
-    """
-
-    __slots__ = ("group", "rows", "values")
-
-    def __init__(self, count: int) -> None:
-        self.values = np.empty((count, 32), np.uint32)
-        self.rows = list(self.values)
-        self.group = 0
-
-
-@dataclass
-class _Part:
-    """Contribution of one warp to a WGMMA.
-
-    ``old``: accumulators to start from where these are others than those that it computes. ``a``: registers.
-    """
-
-    old: list[Array] | None
-    new: Array
-    a: Array | None
-    vc: Array
-    fc: Array
-
-
-@dataclass
-class _Operation:
-    """A WGMMA of a warpgroup: complete when all four warps have issued it."""
-
-    ins: Instruction
-    shape: wgmma.Shape
-    a: wgmma.MatrixDescriptor | None
-    b: wgmma.MatrixDescriptor
-    words: tuple
-    immediates: tuple[int, ...]
-    parts: dict[int, _Part] = field(default_factory=dict)
-
-
-@dataclass
-class _Group:
-    """A commit group: operations, and how many warps have committed it."""
-
-    operations: list[_Operation] = field(default_factory=list)
-    committed: int = 0
-    issued: int = 0
 
 
 def wgmma_fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
@@ -103,52 +55,64 @@ def wgmma_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 def issue(m: Machine, w: Warp, ins: Instruction, words: tuple[int | None, int, bool]) -> None:
     """One warp's quarter of a WGMMA with these descriptors, ``None`` for an A in registers, and scale-d."""
     group = _warpgroup(w, ins)
-    shape = _parse_wgmma(ins.opcode)
     operands, from_registers = ins.operands, words[0] is None
-    sequence = w.state["wgmma_sequence"] = w.state.get("wgmma_sequence", -1) + 1
-    if sequence >= len(group.operations):
-        group.operations.append(_decoded(m, w, ins, shape, words))
-    operation = group.operations[sequence]
-    if operation.ins is not ins or operation.words != words:
+    part = w.number % 4
+    number = int(group.numbers[o.ISSUED + part])
+    group.numbers[o.ISSUED + part] += 1
+    if number == group.numbers[o.NEXT]:
+        _check_descriptors(m, w, ins, words)
+        group.begin(w.frames[-1].pc, words)
+    if not _same(m, group.row(number), ins, words):
         m.report(
             Kind.BARRIER_DIVERGENCE,
             "the warps of a warpgroup issue different wgmma operations or descriptors",
             w,
             ins,
         )
-    commits = w.state.get("wgmma_commits", 0)
+    commits = group.commits(w)
     block, old = _accumulators(w, operands[0].indices, words[2])
     block.group = commits + 1
     a_registers = np.stack([w.R[i] for i in operands[1].indices], axis=1) if from_registers else None
-    operation.parts[w.number % 4] = _Part(old, block.values, a_registers, w.vc, w.fc)
+    if old is not None or a_registers is not None:
+        group.held[number, part] = old, a_registers
     if from_registers:
         for i in operands[1].indices:
             w.pending_a[i] = commits + 1
-    _group_of(group, commits).issued += 1
-    if len(operation.parts) == 4:
-        _group_of(group, commits).operations.append(operation)
-        _check_operands(m, w, ins, operation, group, commits + 1)
+    if group.join(number, w, block):
+        check_operands(m, w, ins, number)
     if m.stats is not None:
-        m.stats.add(ins, "matrix_flops", 2 * 16 * shape.n * shape.k)
+        m.stats.add(ins, "matrix_flops", flops_of(ins))
 
 
-def _decoded(
-    m: Machine, w: Warp, ins: Instruction, shape: wgmma.Shape, words: tuple[int | None, int, bool]
-) -> _Operation:
-    """The operation that the first warp of four begins."""
-    immediates = tuple(o.value for o in ins.operands[4:] if isinstance(o, Imm))
+def flops_of(ins: Instruction) -> int:
+    """Of one warp's quarter of a WGMMA."""
+    shape = _parse_wgmma(ins.opcode)
+    return 2 * 16 * shape.n * shape.k
+
+
+def _same(m: Machine, row: Array, ins: Instruction, words: tuple[int | None, int, bool]) -> bool:
+    """True if the row is of this instruction with these descriptors."""
+    if m.program.steps[row[o.W_STEP]].first is not ins:
+        return False
+    mine = signed(words[0] or 0), signed(words[1]), words[2]
+    return all(row[at] == word for at, word in zip((o.W_A, o.W_B, o.W_SCALE), mine, strict=True))
+
+
+def _check_descriptors(m: Machine, w: Warp, ins: Instruction, words: tuple[int | None, int, bool]) -> None:
+    """Report descriptors that mean nothing: the WGMMA cannot be executed."""
     try:
-        a = None if words[0] is None else _decode_descriptor(words[0])
-        b = _decode_descriptor(words[1])
+        for word in words[:2]:
+            if word is not None:
+                _decode_descriptor(word)
     except wgmma.MatrixDescriptorError as error:
         m.report(Kind.DESCRIPTOR, str(error), w, ins)
         raise EmulatorError(str(error), tuple(m.log.reports)) from None
-    return _Operation(ins, shape, a, b, words, immediates)
 
 
-def _accumulators(w: Warp, indices: list[int], scale: bool) -> tuple[_Accumulators, list[Array] | None]:
+def _accumulators(w: Warp, indices: list[int], scale: bool) -> tuple[Accumulators, list[Array] | None]:
     """The block that a WGMMA computes into, and accumulators that it starts from, where others."""
-    block = w.pending.get(id(w.R[indices[0]]))
+    place = w.pending.get(id(w.R[indices[0]]))
+    block = None if place is None else w.accumulating[place >> o.BLOCK_BITS]
     if scale and block is not None and len(block.rows) == len(indices):
         registers = w.R
         if isinstance(registers, Registers):
@@ -160,9 +124,11 @@ def _accumulators(w: Warp, indices: list[int], scale: bool) -> tuple[_Accumulato
     held = map(w.R.__getitem__, indices)
     # What is not pending is kept as it is now: compiled code may change it.
     old = [row if id(row) in w.pending else row.copy() for row in held] if scale else None
-    block = _Accumulators(len(indices))
-    w.pending.update(dict.fromkeys(map(id, block.rows), block))
-    w.accumulating.append(block)
+    slot = next(n for n in itertools.count() if n not in w.accumulating)
+    block = w.accumulating[slot] = Accumulators(len(indices), slot)
+    w.pending.update(zip(map(id, block.rows), block.places(), strict=True))
+    if w.row is not None:
+        w.row.hold(block)
     for i, value in zip(indices, block.rows, strict=True):
         w.R[i] = value
     return block, old
@@ -172,12 +138,6 @@ def _warpgroup(w: Warp, ins: Instruction) -> Warpgroup:
     if w.group is None:
         raise access.stop(ins, f"warp {w.number} is not in a whole warpgroup of four warps")
     return w.group
-
-
-def _group_of(group: Warpgroup, number: int) -> _Group:
-    while len(group.groups) <= number:
-        group.groups.append(_Group())  # type: ignore[arg-type]
-    return group.groups[number]  # type: ignore[return-value]
 
 
 def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
@@ -200,19 +160,18 @@ def _check_fence(m: Machine, w: Warp, ins: Instruction) -> None:
         w.wgmma_fenced = True
 
 
-def _check_operands(
-    m: Machine, w: Warp, ins: Instruction, op: _Operation, group: Warpgroup, clock: int
-) -> None:
-    """Race checks of both operands against the clocks of the warp that knows least."""
-    if not m.check or _nothing_wrong(m, op, group, clock):
+def check_operands(m: Machine, w: Warp, ins: Instruction, number: int) -> None:
+    """Race checks of both operands of a complete WGMMA against the clocks of the warp that knows least."""
+    group = _warpgroup(w, ins)
+    row, (vc, fc) = group.row(number), group.clocks[number % len(group.rows)]
+    shape, (a, b), clock = _parse_wgmma(ins.opcode), _descriptors(row, ins), int(row[o.W_GROUP]) + 1
+    if not m.check or _nothing_wrong(group, ins, (a, b), (vc, fc), clock):
         return
-    vc = functools.reduce(np.minimum, [p.vc for p in op.parts.values()])
-    fc = functools.reduce(np.minimum, [p.fc for p in op.parts.values()])
-    trans_a, trans_b = _transposes(op)
+    trans_a, trans_b = _transposes(ins)
     cta = w.cta
-    operands = [("B", op.b, op.shape.n, op.shape.b, trans_b)]
-    if op.a is not None:
-        operands.append(("A", op.a, 64, op.shape.a, trans_a))
+    operands = [("B", b, shape.n, shape.b, trans_b)]
+    if a is not None:
+        operands.append(("A", a, 64, shape.a, trans_a))
     for name, descriptor, rows, dtype, transposed in operands:
         size = np.dtype(tensor_core.storage_type(dtype)).itemsize
         try:
@@ -259,28 +218,44 @@ def _bytes_of(descriptor: wgmma.MatrixDescriptor, rows: int, dtype: str, transpo
     return wgmma.operand_pieces(descriptor, rows, size, transposed) << 4
 
 
-def _nothing_wrong(m: Machine, op: _Operation, group: Warpgroup, clock: int) -> bool:
+def _descriptors(row: Array, ins: Instruction) -> tuple[Descriptor | None, Descriptor]:
+    """Of A, unless it lies in registers, and of B."""
+    a = None if isinstance(ins.operands[1], Vector) else _decode_descriptor(unsigned(row[o.W_A]))
+    return a, _decode_descriptor(unsigned(row[o.W_B]))
+
+
+def _nothing_wrong(
+    group: Warpgroup,
+    ins: Instruction,
+    descriptors: tuple[Descriptor | None, Descriptor],
+    clocks: tuple[Array, Array],
+    clock: int,
+) -> bool:
     """Note the reads of both operands in compiled code; False, with nothing noted, where one needs a look."""
     compiled = fast.kernels()
     if compiled is None:
         return False
-    trans_a, trans_b = _transposes(op)
+    shape, (a, b), (trans_a, trans_b) = _parse_wgmma(ins.opcode), descriptors, _transposes(ins)
     try:
-        pieces = [_bytes_of(op.b, op.shape.n, op.shape.b, trans_b)]
-        if op.a is not None:
-            pieces.append(_bytes_of(op.a, 64, op.shape.a, trans_a))
+        pieces = [_bytes_of(b, shape.n, shape.b, trans_b)]
+        if a is not None:
+            pieces.append(_bytes_of(a, 64, shape.a, trans_a))
     except wgmma.MatrixDescriptorError:
         return False
-    if any(int(p[0]) < SHARED_BASE or int(p[-1]) + 16 > m.shared_bytes for p in pieces):
+    end = group.cta.machine.shared_bytes
+    if any(int(p[0]) < SHARED_BASE or int(p[-1]) + 16 > end for p in pieces):
         return False
-    one, two, three, four = op.parts.values()
-    clocks = (one.vc, two.vc, three.vc, four.vc), (one.fc, two.fc, three.fc, four.fc)
-    return group.cta.shadow.consume(compiled, pieces, clocks, group.agent, clock, op.ins)
+    return group.cta.shadow.consume(compiled, pieces, clocks, group.agent, clock, ins)
 
 
-def _transposes(op: _Operation) -> tuple[bool, bool]:
-    extra = op.immediates[2:]
-    if op.a is None:
+def immediates_of(ins: Instruction) -> tuple[int, ...]:
+    """Scales and transposes that follow scale-d."""
+    return tuple(x.value for x in ins.operands[4:] if isinstance(x, Imm))
+
+
+def _transposes(ins: Instruction) -> tuple[bool, bool]:
+    extra = immediates_of(ins)[2:]
+    if isinstance(ins.operands[1], Vector):
         return False, bool(extra[0]) if extra else False
     return (bool(extra[0]), bool(extra[1])) if len(extra) == 2 else (False, False)
 
@@ -288,12 +263,13 @@ def _transposes(op: _Operation) -> tuple[bool, bool]:
 def wgmma_commit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``wgmma.commit_group``: when all four warps have committed, the group may run."""
     group = _warpgroup(w, ins)
-    number = w.state.get("wgmma_commits", 0)
-    w.state["wgmma_commits"] = number + 1
-    this = _group_of(group, number)
-    this.committed += 1
-    if this.committed < 4:
-        return
+    number = group.commit(w)
+    if number is not None:
+        committed(m, group, number)
+
+
+def committed(m: Machine, group: Warpgroup, number: int) -> None:
+    """All four warps have committed this group."""
     at = m.step
 
     def run() -> None:
@@ -301,9 +277,9 @@ def wgmma_commit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         if group.done != number:
             m.later(run, 1, 8)
             return
-        for operation in this.operations:
+        for operation in group.of_group(number):
             _execute(m, group, operation)
-        group.done = number + 1
+        group.numbers[o.DONE_GROUPS] = number + 1
         if m.timeline is not None:
             m.timeline.add(
                 f"CTA {group.cta.index} WGMMA {group.number}", "wgmma", f"group {number}", at, m.step
@@ -313,51 +289,58 @@ def wgmma_commit(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     m.later(run)
 
 
-def _execute(m: Machine, group: Warpgroup, op: _Operation) -> None:
-    if len(op.parts) < 4:
+def _execute(m: Machine, group: Warpgroup, number: int) -> None:
+    row, smem = group.row(number), group.cta.smem
+    blocks = [group.blocks[int(at)] for at in row[o.W_BLOCKS :]]
+    held = [group.held.pop((number, part), (None, None)) for part in range(4)]
+    for block, (old, _) in zip(blocks, held, strict=True):
+        if old is not None:
+            np.stack(old, out=block)
+    if m.runner is not None and m.runner.multiply(row, smem):
         return
-    trans_a, trans_b = _transposes(op)
-    smem = group.cta.smem
-    parts = [op.parts[i] for i in range(4)]
+    ins = m.program.steps[row[o.W_STEP]].first
+    shape, (a_at, b_at), (trans_a, trans_b) = (
+        _parse_wgmma(ins.opcode),
+        _descriptors(row, ins),
+        _transposes(ins),
+    )
     try:
-        b = wgmma.read_operand(smem, op.b, op.shape.n, op.shape.b, trans_b)
-        if op.a is not None:
-            a = wgmma.read_operand(smem, op.a, 64, op.shape.a, trans_a)
+        b = wgmma.read_operand(smem, b_at, shape.n, shape.b, trans_b)
+        if a_at is not None:
+            a = wgmma.read_operand(smem, a_at, 64, shape.a, trans_a)
         else:
-            stacked = np.concatenate([p.a for p in parts if p.a is not None])
-            a = wgmma.a_from_registers(stacked, op.shape.a)
+            a = wgmma.a_from_registers(np.concatenate([x for _, x in held if x is not None]), shape.a)
     except wgmma.MatrixDescriptorError as error:
-        m.report(Kind.DESCRIPTOR, str(error), group.warps[0], op.ins)
-        for part in parts:
-            part.new[:] = 0
+        m.report(Kind.DESCRIPTOR, str(error), group.warps[0], ins)
+        for block in blocks:
+            block[:] = 0
         return
-    for part in parts:
-        if part.old is not None:
-            np.stack(part.old, out=part.new)
-    negate = [s == -1 for s in (*op.immediates, 1, 1)[:2]]  # integer types have none
+    negate = [s == -1 for s in (*immediates_of(ins), 1, 1)[:2]]  # integer types have none
     wgmma.accumulate(
-        op.shape, a, b, [p.new for p in parts], op.words[2], negate_a=negate[0], negate_b=negate[1],
-        saturate="satfinite" in op.ins.parts,
+        shape, a, b, blocks, bool(row[o.W_SCALE]), negate_a=negate[0], negate_b=negate[1],
+        saturate="satfinite" in ins.parts,
     )  # fmt: skip
-    op.parts.clear()
 
 
 def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``wgmma.wait_group N``: all but the latest N groups are complete when this returns."""
     group = _warpgroup(w, ins)
-    target = w.state.get("wgmma_commits", 0) - int(ins.operands[0].value)
+    target = group.commits(w) - int(ins.operands[0].value)
     if group.done < target:
-        waiting = [g.number for g in group.warps if g.state.get("wgmma_commits", 0) < target]
+        waiting = [g.number for g in group.warps if group.commits(g) < target]
         text = f"WGMMA group {target - 1} of warpgroup {group.number}"
         if waiting:
             text += f", which warps {waiting} have not committed"
         return m.block(w, text, group.waiters)
     if target > 0:
         w.learn(group.agent, target)
-    for block in [block for block in w.accumulating if block.group <= target]:
-        w.accumulating.remove(block)
+    for block in [block for block in w.accumulating.values() if block.group <= target]:
+        del w.accumulating[block.slot]
+        group.blocks.pop(block.address, None)
         for row in block.rows:
             del w.pending[id(row)]
+        if w.row is not None:
+            w.row.let_go(block)
         if isinstance(w.R, Registers):
             w.R.arrived(w.pending)
     if w.pending_a:

@@ -230,7 +230,7 @@ class Shadow:
     ) -> bool:
         """Note the async proxy's reads of 16-byte pieces, if all have been written, and follow the writes.
 
-        ``clocks``: the vector clocks, and those of proxy fences, of the four warps that ask for the read.
+        ``clocks``: the vector clock, and that of proxy fences, of who asks for the read.
         """
         row = self.readers.row(agent)
         held = (self.writer, self.written_at, self.ordinary, self.undefined)

@@ -24,6 +24,7 @@ from .register_file import RegisterFile
 from .reports import Kind
 from .shadow import AgentKind, Domain, Shadow
 from .translate import CLASS_DTYPE, DTYPE, LANES
+from .warpgroup import Accumulators, Warpgroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,19 +61,6 @@ class Frame:
         self.mask, self.pc, self.reconverge, self.full = mask, pc, reconverge, full
 
 
-class Warpgroup:
-    """WGMMA state of four consecutive warps: operations not yet run and groups done."""
-
-    def __init__(self, cta: Cta, number: int):
-        self.cta, self.number = cta, number
-        self.agent = cta.domain.agent(AgentKind.WGMMA, f"WGMMA of warpgroup {number} of CTA {cta.index}")
-        self.warps: list[Warp] = []
-        self.operations: list = []
-        self.groups: list[list] = []
-        self.done = 0
-        self.waiters: list[Warp] = []
-
-
 class Warp:
     """32 lanes: registers, frames of divergent control flow, clocks, and asynchronous groups."""
 
@@ -105,8 +93,8 @@ class Warp:
         self.waiting_since = 0
         self.timed_out = -1
         self.group: Warpgroup | None = None
-        self.accumulating: list[Any] = []  # what its pending WGMMAs compute, see matrix.py
-        self.pending: dict[int, Any] = {}  # of which of these, by the identity of a register's value
+        self.accumulating: dict[int, Accumulators] = {}  # what its pending WGMMAs compute, by slots
+        self.pending: dict[int, int] = {}  # the place in these, by the identity of a register's value
         self.pending_a: dict[int, int] = {}
         self.dirty: set[int] = set()  # registers of WGMMA that were written since its last fence
         self.read: set[int] = set()  # accumulators that were read since
@@ -339,6 +327,8 @@ class Cta:
                 self.warpgroups.append(group)
                 for warp in group.warps:
                     warp.group = group
+                    if warp.row is not None:
+                        warp.row.join(group)
 
     def release(self) -> None:
         """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""

@@ -118,11 +118,14 @@ def product(a, b, c, group, bits, fraction):  # type: ignore[no-untyped-def]
 
 
 @jit
-def warpgroup_product(a, b, block0, block1, block2, block3, add, group, bits, fraction):  # type: ignore[no-untyped-def]
-    """`wgmma.accumulate` to float32. a (64, K), b (K, N) contiguous float64; blocks uint32 (N / 2, 32)."""
+def warpgroup_product(a, b, blocks, add, model):  # type: ignore[no-untyped-def]
+    """`wgmma.accumulate` to float32. a (64, K), b (K, N) contiguous float64; four blocks uint32 (N / 2, 32).
+
+    ``model``: the group, bits and fraction of `aligned`.
+    """
+    group, bits, fraction = model
     columns = b.shape[1]
     c = np.zeros((64, columns), np.float64)
-    blocks = (block0, block1, block2, block3)
     if add:
         for warp in range(4):
             held = blocks[warp].view(np.float32)
@@ -249,9 +252,9 @@ def fenced(ordinary, writer, written_at, fc, offsets, size):  # type: ignore[no-
 
 @jit
 def may_consume(held, clocks, offsets):  # type: ignore[no-untyped-def]
-    """True if all bytes are defined, and four warps know their writes: fenced, where ordinary."""
+    """True if all bytes are defined, and these clocks cover their writes: as fenced, where ordinary."""
     writer, written_at, ordinary, undefined = held
-    vcs, fcs = clocks
+    vc, fc = clocks
     last_writer, last_clock, last_ordinary = -2, 0, False
     for i in range(offsets.shape[0]):
         for at in range(offsets[i], offsets[i] + 16):
@@ -261,9 +264,8 @@ def may_consume(held, clocks, offsets):  # type: ignore[no-untyped-def]
             if by == last_writer and clock == last_clock and plain == last_ordinary:
                 continue
             last_writer, last_clock, last_ordinary = by, clock, plain
-            for warp in range(4):
-                if clock > vcs[warp][by] or (plain and clock > fcs[warp][by]):
-                    return False
+            if clock > vc[by] or (plain and clock > fc[by]):
+                return False
     return True
 
 

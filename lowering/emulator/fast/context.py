@@ -1,4 +1,4 @@
-"""What compiled code knows of a launch, a CTA and a warp: rows of numbers, and of addresses of arrays."""
+"""Rows of numbers and addresses that tell compiled code of a launch, a CTA and a warp."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..state import Frame
+from ..warpgroup import Accumulators, Warpgroup, address
 from . import opcodes as o
 from .registers import Registers
 from .touches import Touches
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 _BIT = 1 << np.arange(32, dtype=np.int64)
-
-
-def address(array: Array) -> int:
-    """Where the first element lies; the array must be kept."""
-    return array.__array_interface__["data"][0]
 
 
 def bits_of(mask: Array) -> int:
@@ -60,7 +56,7 @@ class CtaRow:
     def begin(self, left: int) -> None:
         """Before a run of at most so many steps."""
         shadow, numbers = self.shadow, self.numbers
-        if shadow.used + left > len(shadow.notes):
+        if shadow.used + 2 * left > len(shadow.notes):  # a WGMMA takes two
             shadow.make_room()
         if shadow.notes is not self.notes or shadow.readers.marks is not self.marks:
             self._find(shadow)
@@ -81,24 +77,45 @@ class WarpRow:
     """A warp's registers, clocks, frames, and what its lanes touched."""
 
     def __init__(self, warp: Warp, cta: CtaRow, registers: Registers, touches: Touches) -> None:
-        machine, vc = warp.machine, warp.cta.domain.clock()
-        self.cta, self.registers, self.vc = cta, registers, vc
-        self.known: Array | None = None  # the clocks that `vc` is a copy of
+        machine, domain = warp.machine, warp.cta.domain
+        self.cta, self.registers = cta, registers
+        self.vc, self.fc = domain.clock(), domain.clock()
+        self.of_vc: Array | None = None  # the warp's clocks that these are copies of
+        self.of_fc: Array | None = None
+        self.blocks = np.zeros(o.MOST_BLOCKS, np.int64)
         self.live: Array | None = None
         self.row = np.zeros(o.WARP_COLUMNS, np.int64)
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
         file, away = registers.file[0], registers.file[4]
         self.row[: o.LEFT] = (
-            address(cta.row), address(file), len(file), address(away), len(away), address(vc), len(vc),
-            *map(address, touches.arrays), len(touches.arrays[1]), len(touches.arrays[3]), 0,
-            int(np.prod(machine.launch.cluster)), warp.cta.rank, warp.agent, machine.check,
-            machine.stats is not None,
+            address(cta.row), address(file), len(file), address(away), len(away), address(self.vc),
+            address(self.fc), len(self.vc), *map(address, touches.arrays), len(touches.arrays[1]),
+            len(touches.arrays[3]), 0, address(self.blocks), 0, int(np.prod(machine.launch.cluster)),
+            warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
         )  # fmt: skip
+
+    def join(self, group: Warpgroup) -> None:
+        """The warp is one of this group."""
+        self.numbers[o.GROUP_AT] = address(group.numbers)
+
+    def hold(self, block: Accumulators) -> None:
+        """Accumulators that WGMMAs compute."""
+        if block.slot < o.MOST_BLOCKS:
+            self.blocks[block.slot] = address(block.numbers)
+        else:
+            self.numbers[o.BLOCKS_HIDDEN] = 1
+
+    def let_go(self, block: Accumulators) -> None:
+        """They are complete."""
+        if block.slot < o.MOST_BLOCKS:
+            self.blocks[block.slot] = 0
 
     def begin(self, warp: Warp) -> None:
         """Before a run: clocks and frames as they are now."""
-        if warp.vc is not self.known:
-            self.vc[:] = self.known = warp.vc
+        if warp.vc is not self.of_vc:
+            self.vc[:] = self.of_vc = warp.vc
+        if warp.fc is not self.of_fc:
+            self.fc[:] = self.of_fc = warp.fc
         if warp.live is not self.live:
             self.live, self.numbers[o.LIVE] = warp.live, bits_of(warp.live)
         numbers, frames = self.numbers, warp.frames
@@ -108,6 +125,10 @@ class WarpRow:
             numbers[at + o.FRAME_MASK] = numbers[o.LIVE] if frame.full else bits_of(frame.mask)
             numbers[at + o.FRAME_PC], numbers[at + o.FRAME_MEETING] = frame.pc, frame.reconverge
             at += o.FRAME
+
+    def learned(self, warp: Warp) -> None:
+        """After a run that changed the warp's clocks."""
+        warp.vc, warp.fc = self.of_vc, self.of_fc = self.vc.copy(), self.fc.copy()
 
     def frames(self) -> list[Frame]:
         """The warp's frames after a run that changed them."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..ptx import TYPE_BYTES, Address, Imm, Instruction, Pair, Reg, Sink, Special, Symbol, Vector, registers
 from ..reports import EmulatorError
-from ..semantics import mma, tensor_core
+from ..semantics import mma, tensor_core, wgmma
 from . import opcodes as o
 from .registers import BYTES, LANES, Layout
 
@@ -110,7 +110,7 @@ class Encoder:
         self._known: dict[tuple, int] = {}
         self.code: list[list[int]] = []
         self.plan: list[int] = []  # lists of registers, or of where they lie
-        self.product: tuple[str, int] | None = None  # type of A and K of mma.sync, where it has one kind
+        self.values: str | None = None  # the type of operands whose values are in the tables
         self.touches = False  # it has loads or stores of shared memory by lanes
         self.steps = np.array([self._step(step) for step in program.steps], np.int64)
         code = np.array(self.code, np.int64).reshape(-1, o.COLUMNS)
@@ -136,7 +136,7 @@ class Encoder:
     def _step(self, step: Step) -> list[int]:
         first, planned, guard = len(self.code), len(self.plan), step.first.pred
         row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge]
-        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role))
+        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root == "wgmma")
         if step.kind in ("bra", "op") and guard is not None:
             row[o.STEP_GUARD], row[o.STEP_NEGATED] = self.layout.row(guard.index), int(guard.negated)
         if step.kind == "bra":
@@ -301,8 +301,8 @@ class Encoder:
             pairs = [(source, o.WORD) for source in ins.operands[1:3]]
             row = self._row(o.MAPA, self._target(ins.operands[0], o.WORD), o.WORD, pairs)
             return self._guarded([row], ins)[0]
-        if ins.root == "wgmma" and ins.has("mma_async"):
-            return self._wgmma(ins)
+        if ins.root == "wgmma":
+            return self._of_warpgroup(ins)
         if ins.root in ("ldmatrix", "stmatrix"):
             return self._matrix(ins)
         if ins.parts[:2] in (("ld", "shared"), ("st", "shared")):
@@ -313,27 +313,23 @@ class Encoder:
 
     def _products_model(self) -> tuple[Array, Array]:
         """Rounding of sums of products, and the table of values of the operands."""
-        if self.product is None:
+        if self.values is None:
             return np.zeros(3, np.int64), np.zeros(0, np.float32)
-        model = tensor_core.ACCUMULATION["mma", self.product[0]]
-        return np.array([model.group, model.bits, model.fraction]), tensor_core.all_values(self.product[0])
+        model = tensor_core.ACCUMULATION["mma", self.values]
+        return np.array([model.group, model.bits, model.fraction]), tensor_core.all_values(self.values)
 
     def _products(self, run: list[Instruction]) -> list[int]:
         try:
             shape = mma.parse_opcode(run[0].opcode)
         except ValueError:
             raise Unknown from None
-        kind = (shape.a, shape.k)
-        if shape.d != "f32" or shape.c != "f32" or shape.a not in ("f16", "bf16") or shape.b != shape.a:
-            raise Unknown
-        if self.product not in (None, kind) or ("mma", shape.a) not in tensor_core.ACCUMULATION:
+        if shape.d != "f32" or shape.c != "f32" or shape.b != shape.a or not self._has_values(shape.a):
             raise Unknown
         places = []
         for ins in run:
             if not all(isinstance(x, Vector) for x in ins.operands):
                 raise Unknown
             places.append([self._target(item, o.WORD) for x in ins.operands for item in x.items])
-        self.product = kind
         row = [o.NONE] * o.COLUMNS
         row[o.OP], row[o.TARGET], row[o.OFFSET], row[o.OTHER] = o.MMA, len(self.plan), len(places[0]), shape.k
         self.plan += [place for one in places for place in one]
@@ -373,11 +369,50 @@ class Encoder:
         self.touches = True
         return row
 
+    def _of_warpgroup(self, ins: Instruction) -> list[int]:
+        """``wgmma``: its issue, fence, commit and wait."""
+        row = [o.NONE] * o.COLUMNS
+        if ins.has("fence"):
+            row[o.OP] = o.WGMMA_FENCE
+        elif ins.has("commit_group"):
+            row[o.OP] = o.WGMMA_COMMIT
+        elif ins.has("wait_group") and isinstance(ins.operands[0], Imm):
+            row[o.OP], row[o.OFFSET] = o.WGMMA_WAIT, ins.operands[0].value
+        elif ins.has("mma_async"):
+            return self._wgmma(ins)
+        else:
+            raise Unknown
+        return row
+
     def _wgmma(self, ins: Instruction) -> list[int]:
         target, a, b, scale = ins.operands[:4]
         if isinstance(a, Vector) or not isinstance(scale, Reg):
             raise Unknown
+        shape = wgmma.parse_opcode(ins.opcode)
+        scales = tuple(x.value for x in ins.operands[4:] if isinstance(x, Imm))
+        size = tensor_core.OPERAND_BITS[shape.a] // 8
+        transposed = scales[2:] if len(scales) == 4 else (0, 0)
+        if size != tensor_core.OPERAND_BITS[shape.b] // 8 or (size != 2 and any(transposed)):
+            raise Unknown
+        model = tensor_core.ACCUMULATION.get(("wgmma", shape.a), tensor_core.Accumulation(0, 0))
+        plain = shape.accumulator == "f32" and shape.a == shape.b and scales[:2] == (1, 1) and model.group
+        self.plan += [
+            shape.n,
+            size,
+            *map(int, map(bool, transposed)),
+            model.group,
+            model.bits,
+            model.fraction,
+        ]
         row = self._row(o.WGMMA, len(self.plan), o.WORD, [(a, o.LONG), (b, o.LONG), (scale, o.BIT)])
+        row[o.OFFSET] = int(bool(plain) and self._has_values(shape.a))
         self.plan += target.indices
         row[o.COMBINE] = len(self.plan)
         return row
+
+    def _has_values(self, kind: str) -> bool:
+        """True if the table of values is, or may be, that of operands of a type."""
+        if kind not in ("f16", "bf16") or self.values not in (None, kind):
+            return False
+        self.values = kind
+        return True

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import memory as shared
 from . import opcodes as o
-from . import places
+from . import places, wgmma
 from .compiled import products
 from .jit import jit
 
@@ -245,16 +245,21 @@ def _mapa(file, row, mask, ranks):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _wgmma(program, file, row, state, entry):  # type: ignore[no-untyped-def]
-    """``wgmma.mma_async``: its descriptors and scale-d, for the Python code to note after the run."""
-    if not state[o.FENCED]:
-        return False
-    entry[2] = np.int64(file[3][row[o.A]])
-    entry[3] = np.int64(file[3][row[o.B]])
-    entry[4] = np.int64(file[0][row[o.C]]) ^ ((row[o.FLAGS] >> 2) & 1)
-    for i in range(row[o.TARGET], row[o.COMBINE]):
-        file[4][program[4][i]] = True
-    state[o.PENDING] = 1
+def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-untyped-def]
+    """An operation of WGMMA; False, and nothing done, where it must be left to the Python code."""
+    op = row[o.OP]
+    entry[2], entry[3] = warp[o.CLOCK], 0
+    if op == o.WGMMA:
+        if not wgmma.issue(program, memory, file, row, warp):
+            return False
+        warp[o.PENDING] = 1
+        entry[3] = warp[o.STOPPED]
+    elif op == o.WGMMA_FENCE:
+        warp[o.FENCED] = 1
+    elif op == o.WGMMA_COMMIT:
+        entry[3] = wgmma.commit(warp)
+    else:
+        return wgmma.wait(row, warp, memory)
     return True
 
 
@@ -288,7 +293,7 @@ def _diverge(warp, frame, step, at, taken):  # type: ignore[no-untyped-def]
 
 @jit
 def _begin(warp):  # type: ignore[no-untyped-def]
-    """What a run needs of the CTA and of the warp's clocks."""
+    """Take what a run needs of the CTA and of the warp's clocks."""
     cta = places.longs(warp[o.CTA], o.CTA_COLUMNS)
     agents = places.longs(cta[o.READERS_AT], cta[o.READERS_COUNT])
     warp[o.CLOCK] = places.words(warp[o.VC_AT], warp[o.AGENTS])[warp[o.AGENT]]
@@ -298,7 +303,7 @@ def _begin(warp):  # type: ignore[no-untyped-def]
             warp[o.READER] = row
     warp[o.READERS_USED], warp[o.NOTES_USED] = cta[o.READERS_COUNT], cta[o.NOTES_COUNT]
     warp[o.STRONG] = cta[o.STRONG_THERE]
-    warp[o.CONVERGED] = warp[o.WROTE] = warp[o.REFRAMED] = 0
+    warp[o.CONVERGED] = warp[o.WROTE] = warp[o.REFRAMED] = warp[o.LEARNED] = warp[o.STOPPED] = 0
 
 
 @jit
@@ -309,8 +314,8 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
     counts = places.table(launch[o.COUNTED], launch[o.COUNTED + 1], 3)
     log = places.table(launch[o.LOGS], launch[o.LOGS + 1], o.ENTRY)
     code, steps = program[0], program[1]
-    spent, popped, logged, issued = 0, 0, 0, False
-    while spent < warp[o.LEFT]:
+    spent, popped, logged = 0, 0, 0
+    while spent < warp[o.LEFT] and not warp[o.STOPPED]:
         frame = o.FRAMES + o.FRAME * (warp[o.DEPTH] - 1)
         at, lanes = warp[frame + o.FRAME_PC], warp[frame + o.FRAME_MASK]
         if at == warp[frame + o.FRAME_MEETING] and warp[o.DEPTH] > 1:
@@ -364,12 +369,9 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             if kind == o.UNKNOWN or guarded or not warp[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
                 break
             warp[o.AT] = at
-            if row[o.OP] == o.WGMMA:
-                if not _wgmma(program, file, row, warp, log[logged]):
+            if o.WGMMA <= row[o.OP] <= o.WGMMA_WAIT:
+                if not _warpgroup(program, memory, file, row, warp, log[logged]):
                     break
-                issued = True
-            elif issued:  # it may have to be seen before this
-                break
             elif not _operation(program, memory, file, row, warp, counts):
                 break
         if step[o.NOTED]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 ) = range(36)  # fmt: skip
 """Of one lane's values: each is taken to 64 bits, and the result is cut to the width of its destination."""
 
-SHUFFLE, ELECT, LDMATRIX, STMATRIX, MMA, WGMMA, LOAD, STORE = range(64, 72)
+(
+    SHUFFLE, ELECT, LDMATRIX, STMATRIX, MMA, LOAD, STORE, WGMMA, WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT,
+) = range(64, 75)  # fmt: skip
 """Of a whole warp."""
 
 BIT, HALF, WORD, LONG, SIGNED_HALF, SIGNED_WORD = range(6)
@@ -42,11 +44,12 @@ CTA_COLUMNS = 14
 
 # A warp: addresses and sizes, then the state that a run begins with and leaves.
 (
-    CTA, FILE, FILE_SIZE, AWAY, AWAY_SIZE, VC_AT, AGENTS, TOUCHED, TOUCHED_READS, TOUCHED_WRITES,
-    TOUCHED_LIST, TOUCHED_WORDS, TOUCHES_ROOM, LIVE, RANKS, RANK, AGENT, CHECKS, COUNTS, LEFT, WHOLE, PENDING,
-    FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG, LANES_KNOWN, TOUCHES, CONVERGED, WROTE, AT,
-    SPENT, DONE, LOGGED, REFRAMED, DEPTH, FRAMES,
-) = range(39)  # fmt: skip
+    CTA, FILE, FILE_SIZE, AWAY, AWAY_SIZE, VC_AT, FC_AT, AGENTS, TOUCHED, TOUCHED_READS, TOUCHED_WRITES,
+    TOUCHED_LIST, TOUCHED_WORDS, TOUCHES_ROOM, GROUP_AT, BLOCKS_AT, LIVE, RANKS, RANK, AGENT, NUMBER, CHECKS,
+    COUNTS, BLOCKS_HIDDEN, LEFT, WHOLE, PENDING, FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG,
+    LANES_KNOWN, TOUCHES, CONVERGED, WROTE, AT, SPENT, DONE, LOGGED, REFRAMED, LEARNED, STOPPED,
+    DEPTH, FRAMES,
+) = range(46)  # fmt: skip
 FRAME = 3
 """Columns of a frame: the bits of its lanes, the next step, the step where it meets others."""
 FRAME_MASK, FRAME_PC, FRAME_MEETING = range(FRAME)
@@ -54,8 +57,28 @@ MOST_FRAMES = 12
 WARP_COLUMNS = FRAMES + FRAME * MOST_FRAMES
 EVERY = 0xFFFFFFFF
 """The bits of all lanes."""
-LOG, ENTRY = 64, 5
-"""Steps of one run that are noted, at most, and the numbers of each."""
+LOG, ENTRY = 64, 4
+"""Steps of one run that are noted, at most, and the numbers of each: the step, how many came before, the
+warp's clock, and one more."""
+
+# A warpgroup: numbers of groups done and of WGMMAs, where their rows lie, and for each warp how many it has
+# issued and committed.
+DONE_GROUPS, OLDEST, NEXT, ROOM, ROWS_AT, CLOCKS_AT, GROUP_AGENT, ISSUED, COMMITS = *range(8), 11
+GROUP_COLUMNS = 15
+
+# A WGMMA: the step, descriptors, scale-d, the parts that have come, its group, the four blocks.
+W_STEP, W_A, W_B, W_SCALE, W_PARTS, W_GROUP, W_BLOCKS = range(7)
+W_COLUMNS = 10
+ALL_PARTS = 15
+
+# Accumulators of one warp: where they lie, how many registers, the last group that computes them.
+B_VALUES, B_COUNT, B_GROUP = range(3)
+B_COLUMNS = 3
+MOST_BLOCKS, BLOCK_BITS = 16, 10
+
+# What the plan says of a WGMMA before its registers.
+P_COLUMNS, P_SIZE, P_TRANSPOSED_A, P_TRANSPOSED_B, P_GROUP, P_BITS, P_FRACTION = range(7)
+P_LENGTH = 7
 
 # Shared memory: its bytes, halves and words, and what the race detector knows.
 WRITER, WRITTEN_AT, ORDINARY, UNDEFINED, MARKS_OF_READS, READERS, NOTES, VC, LANES = range(3, 12)

@@ -15,7 +15,7 @@ from .jit import jit
 
 
 @intrinsic
-def _pointer(context, address):  # type: ignore[no-untyped-def]
+def pointer(context, address):  # type: ignore[no-untyped-def]
     """An address as a pointer."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -27,31 +27,43 @@ def _pointer(context, address):  # type: ignore[no-untyped-def]
 @jit
 def longs(address, count):  # type: ignore[no-untyped-def]
     """int64 numbers at an address."""
-    return carray(_pointer(address), (count,), np.int64)
+    return carray(pointer(address), (count,), np.int64)
 
 
 @jit
 def words(address, count):  # type: ignore[no-untyped-def]
     """int32 numbers at an address."""
-    return carray(_pointer(address), (count,), np.int32)
+    return carray(pointer(address), (count,), np.int32)
 
 
 @jit
 def octets(address, count):  # type: ignore[no-untyped-def]
     """Bytes at an address."""
-    return carray(_pointer(address), (count,), np.uint8)
+    return carray(pointer(address), (count,), np.uint8)
 
 
 @jit
 def flags(address, count):  # type: ignore[no-untyped-def]
     """Booleans at an address."""
-    return carray(_pointer(address), (count,), np.bool_)
+    return carray(pointer(address), (count,), np.bool_)
+
+
+@jit
+def halves(address, count):  # type: ignore[no-untyped-def]
+    """uint16 numbers at an address."""
+    return carray(pointer(address), (count,), np.uint16)
+
+
+@jit
+def patterns(address, shape):  # type: ignore[no-untyped-def]
+    """Rows of 32-bit patterns at an address."""
+    return carray(pointer(address), shape, np.uint32)
 
 
 @jit
 def table(address, rows, columns):  # type: ignore[no-untyped-def]
     """int64 rows at an address."""
-    return carray(_pointer(address), (rows, columns), np.int64)
+    return carray(pointer(address), (rows, columns), np.int64)
 
 
 @jit
@@ -64,20 +76,20 @@ def program(launch):  # type: ignore[no-untyped-def]
         longs(launch[o.USED_REGISTERS], launch[o.USED_REGISTERS + 1]),
         longs(launch[o.PLAN], launch[o.PLAN + 1]),
         longs(launch[o.MODEL], launch[o.MODEL + 1]),
-        carray(_pointer(launch[o.VALUES]), (launch[o.VALUES + 1],), np.float32),
+        carray(pointer(launch[o.VALUES]), (launch[o.VALUES + 1],), np.float32),
     )
 
 
 @jit
 def registers(warp):  # type: ignore[no-untyped-def]
-    """A warp's registers as bytes, halves, words and longs, and which of them a WGMMA has not filled yet."""
+    """A warp's registers in four widths, and places of those that a WGMMA has not filled yet."""
     at, size = warp[o.FILE], warp[o.FILE_SIZE]
     return (
         octets(at, size),
-        carray(_pointer(at), (size // 2,), np.uint16),
-        carray(_pointer(at), (size // 4,), np.uint32),
-        carray(_pointer(at), (size // 8,), np.uint64),
-        flags(warp[o.AWAY], warp[o.AWAY_SIZE]),
+        halves(at, size // 2),
+        patterns(at, (size // 4,)),
+        carray(pointer(at), (size // 8,), np.uint64),
+        words(warp[o.AWAY], warp[o.AWAY_SIZE]),
     )
 
 
@@ -89,13 +101,13 @@ def memory(warp):  # type: ignore[no-untyped-def]
     agents, words_of_lanes = warp[o.AGENTS], warp[o.TOUCHED_WORDS]
     return (
         octets(at, size),
-        carray(_pointer(at), (size // 2,), np.uint16),
-        carray(_pointer(at), (size // 4,), np.uint32),
-        carray(_pointer(cta[o.WRITER_AT]), (size,), np.int16),
+        halves(at, size // 2),
+        patterns(at, (size // 4,)),
+        carray(pointer(cta[o.WRITER_AT]), (size,), np.int16),
         words(cta[o.WRITTEN_AT_AT], size),
         flags(cta[o.ORDINARY_AT], size),
         flags(cta[o.UNDEFINED_AT], size),
-        carray(_pointer(cta[o.MARKS_AT]), (cta[o.READERS_ROOM], size), np.int32),
+        carray(pointer(cta[o.MARKS_AT]), (cta[o.READERS_ROOM], size), np.int32),
         longs(cta[o.READERS_AT], cta[o.READERS_ROOM]),
         table(cta[o.NOTES_AT], cta[o.NOTES_ROOM], o.NOTE_COLUMNS),
         words(warp[o.VC_AT], agents),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from operator import is_
 
 import numpy as np
@@ -44,7 +44,7 @@ class Registers:
     def __init__(self, layout: Layout, rows: Array) -> None:
         whole = rows.copy()
         u32, u64 = whole.view(np.uint32), whole.view(np.uint64)
-        self.file = (whole, whole.view(np.uint16), u32, u64, np.zeros(len(layout.starts), np.bool_))
+        self.file = (whole, whole.view(np.uint16), u32, u64, np.zeros(len(layout.starts), np.int32))
         self._layout = layout
         self._views = {"pred": whole.view(np.bool_), "b16": self.file[1], "b32": u32, "b64": u64}
         self.assigned: dict[int, Array] = {}
@@ -67,15 +67,15 @@ class Registers:
     def __setitem__(self, register: int, value: Array) -> None:
         self.assigned[register] = value
         if self._waiting and self._waiting.pop(register, None) is not None:
-            self.file[4][register] = False
+            self.file[4][register] = 0
 
     def holds(self, registers: list[int], values: list[Array]) -> bool:
         """True if these very arrays are in the registers."""
         found = self._waiting.get if self.assigned.keys().isdisjoint(registers) else self.__getitem__
         return all(map(is_, map(found, registers), values))
 
-    def settle(self, pending: Collection[int]) -> None:
-        """Bring what was assigned to its rows, but for arrays whose identity is in ``pending``."""
+    def settle(self, pending: Mapping[int, int]) -> None:
+        """Bring what was assigned to its rows, but for arrays that ``pending`` knows by identity."""
         assigned = self.assigned
         if not assigned:
             return
@@ -83,7 +83,7 @@ class Registers:
         for register, value in assigned.items():
             if pending and id(value) in pending:
                 self._waiting[register] = value
-                self.file[4][register] = True
+                self.file[4][register] = pending[id(value)]
             else:  # a view may be of a row that changes here
                 ready[register] = value if value.base is None else value.copy()
         assigned.clear()
@@ -96,4 +96,4 @@ class Registers:
             if id(value) not in pending:
                 del self._waiting[register]
                 self.assigned[register] = value
-                self.file[4][register] = False
+                self.file[4][register] = 0

@@ -266,8 +266,8 @@ def accumulate(
         left = tensor_core.operand_values(a, shape.a)
         right = tensor_core.operand_values(b, shape.b)
         compiled.warpgroup_product(
-            -left if negate_a != negate_b else left, np.ascontiguousarray(right.T), *blocks, add, model.group,
-            model.bits, model.fraction,
+            -left if negate_a != negate_b else left, np.ascontiguousarray(right.T), tuple(blocks), add,
+            (model.group, model.bits, model.fraction),
         )  # fmt: skip
         return
     d = np.concatenate([block.T for block in blocks]) if add else None
