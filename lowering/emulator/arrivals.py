@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .barriers import MBarrier, NamedBarrier
     from .machine import Machine
     from .state import Cta, Warp
-
-
-class Arrivals(NamedTuple):
-    """A warp's arrivals on one barrier: in ``phase``, and since its initialisation."""
-
-    phase: int
-    now: int
-    total: int
-
-
-NO_ARRIVALS = Arrivals(0, 0, 0)
-
-
-def note(barrier: MBarrier, warp: Warp, count: int) -> None:
-    """Count arrivals of a warp, before they take effect."""
-    last = barrier.tally.get(warp, NO_ARRIVALS)
-    now = last.now if last.phase == barrier.phase else 0
-    barrier.tally[warp] = Arrivals(barrier.phase, now + count, last.total + count)
 
 
 def of_mbarrier(m: Machine, barrier: MBarrier) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .clocks import Collected, Handover
+from .fast import opcodes as o
 from .shadow import Domain
+from .warpgroup import address
 
 if TYPE_CHECKING:
-    from .arrivals import Arrivals
     from .ptx import Instruction
     from .state import Warp
 
@@ -29,6 +30,14 @@ class SecondWait(NamedTuple):
     clock: int  # of the warp at the second wait
 
 
+class Arrivals(NamedTuple):
+    """A warp's arrivals on one barrier: in ``phase``, and since its initialisation."""
+
+    phase: int
+    now: int
+    total: int
+
+
 class Use(NamedTuple):
     """An instruction that used an mbarrier, and the warps that executed it."""
 
@@ -36,42 +45,109 @@ class Use(NamedTuple):
     warps: set[Warp]
 
 
-class MBarrier:
-    """An mbarrier object of shared memory at ``offset`` of CTA ``cta``.
+def _number(column: int) -> Any:
+    """A property that is kept in a barrier's numbers."""
 
-    ``phase`` counts completed phases, so a wait on parity p passes where ``phase % 2 != p``.
+    def get(barrier: MBarrier) -> int:
+        return int(barrier.numbers[column])
+
+    def put(barrier: MBarrier, value: int) -> None:
+        barrier.numbers[column] = value
+
+    return property(get, put)
+
+
+class MBarrier:
+    """An mbarrier object of shared memory at ``offset`` of CTA ``cta``, in arrays for compiled code.
+
+    ``phase`` counts completed phases, so a wait on parity p passes where ``phase % 2 != p``. ``waits``: the
+    phase and the step of each warp's last wait, by the warp's number in the cluster, -1 for none.
     """
 
-    def __init__(self, cta: Any, offset: int, count: int, domain: Domain, agent: int, owner: Warp):
-        self.cta, self.offset = cta, offset
-        self.expected = self.pending = count
-        self.tx = 0
-        self.phase = 0
-        self.agent = agent
-        self.init_by, self.init_clock = owner.agent, owner.clock
-        self.init_fenced = False  # by fence.mbarrier_init
-        self.domain = domain
-        self.arriving, self.done = Collected(domain), Collected(domain)
+    expected, pending, tx, phase = map(_number, (o.M_EXPECTED, o.M_PENDING, o.M_TX, o.M_PHASE))
+    agent, init_by, init_clock = map(_number, (o.M_AGENT, o.M_INIT_BY, o.M_INIT_CLOCK))
+    init_fenced = _number(o.M_INIT_FENCED)  # by fence.mbarrier_init
+
+    def __init__(self, cta: Any, offset: int, count: int, agent: int, owner: Warp, waits: Array) -> None:
+        self.cta, self.offset, self.waits = cta, offset, waits
+        self.clocks = cta.domain.clocks(4)
+        self.tallied = np.zeros((len(waits), o.TALLY_COLUMNS), np.int64)
+        self.users = np.zeros((8, 1 + len(waits)), np.int64)
+        self.arrived = np.zeros((16, 2), np.int64)
+        numbers = self.numbers = np.zeros(o.M_COLUMNS, np.int64)
+        numbers[: o.M_TWICE] = count, count, 0, 0, agent, owner.agent, owner.clock, 0
+        numbers[o.M_WARPS] = len(waits)
+        self._find()
+        places = (numbers[at : at + 1] for at in (o.M_ARRIVING_KNOWN, o.M_DONE_KNOWN))
+        self.arriving = Collected(cta.domain, self.clocks[:2], next(places))
+        self.done = Collected(cta.domain, self.clocks[2:], next(places))
         self.waiters: list[Warp] = []
-        self.arrivals: list[str] = []  # who arrived in the current phase, for reports
         self.waited_twice: dict[int, SecondWait] = {}
         self.made: Instruction | None = None  # mbarrier.init
-        self.tally: dict[Warp, Arrivals] = {}
-        self.uses: dict[int, Use] = {}  # by PTX line
 
-    def note(self, ins: Instruction, warp: Warp) -> None:
-        """Remember who used the barrier where, for reports."""
-        use = self.uses.get(ins.line)
-        if use is None:
-            use = self.uses[ins.line] = Use(ins, set())
-        use.warps.add(warp)
+    def _find(self) -> None:
+        """Tell compiled code where the arrays are."""
+        self.numbers[o.M_CLOCKS_AT :] = (
+            address(self.clocks), address(self.waits), address(self.tallied), address(self.users),
+            len(self.users), address(self.arrived), len(self.arrived),
+        )  # fmt: skip
 
-    def arrive(self, clocks: Handover, count: int, who: str) -> bool:
-        """Count ``count`` arrivals. Returns whether more arrived than the phase expects."""
+    def _warp(self, number: int) -> Warp:
+        """The warp of this number in the cluster."""
+        ctas = self.cta.cluster.ctas
+        return ctas[number // self.cta.warp_count].warps[number % self.cta.warp_count]
+
+    def note(self, warp: Warp) -> None:
+        """Remember that a warp used the barrier, by the step that it executes, for reports."""
+        step, used = warp.frames[-1].pc, int(self.numbers[o.M_USED])
+        for i in range(used):
+            if self.users[i, 0] == step:
+                self.users[i, 1 + warp.in_cluster] = 1
+                return
+        if used == len(self.users):
+            self.users = np.concatenate([self.users, np.zeros_like(self.users)])
+            self._find()
+        self.users[used, [0, 1 + warp.in_cluster]] = step, 1
+        self.numbers[o.M_USED] += 1
+
+    @property
+    def uses(self) -> dict[int, Use]:
+        """Instructions that used it, by PTX line, in the order of their first use."""
+        steps, found = self.cta.machine.program.steps, {}
+        for step, *used in self.users[: self.numbers[o.M_USED]].tolist():
+            warps = {self._warp(i) for i, flag in enumerate(used) if flag}
+            found[steps[step].first.line] = Use(steps[step].first, warps)
+        return found
+
+    @property
+    def tally(self) -> dict[Warp, Arrivals]:
+        """Arrivals of each warp that has arrived."""
+        rows = self.tallied.tolist()
+        return {self._warp(i): Arrivals(*row[:3]) for i, row in enumerate(rows) if row[3]}
+
+    @property
+    def arrivals(self) -> list[str]:
+        """Who arrived in the current phase, for reports."""
+        return [
+            f"{count} by warp {warp.number}" + ("" if warp.cta is self.cta else f" of CTA {warp.cta.index}")
+            for count, warp in (
+                (n, self._warp(i)) for n, i in self.arrived[: self.numbers[o.M_ARRIVED]].tolist()
+            )
+        ]
+
+    def arrive(self, clocks: Handover, count: int, warp: Warp) -> bool:
+        """Count ``count`` arrivals of a warp. Returns whether more arrived than the phase expects."""
+        row, made = self.tallied[warp.in_cluster], int(self.numbers[o.M_ARRIVED])
+        now = row[1] if row[0] == self.phase else 0
+        row[:] = self.phase, now + count, row[2] + count, 1
         over = count > self.pending
         self.arriving.add(clocks)
         self.pending -= count
-        self.arrivals.append(who)
+        if made == len(self.arrived):
+            self.arrived = np.concatenate([self.arrived, np.zeros_like(self.arrived)])
+            self._find()
+        self.arrived[made] = count, warp.in_cluster
+        self.numbers[o.M_ARRIVED] += 1
         return over
 
     def settle(self) -> bool:
@@ -82,9 +158,14 @@ class MBarrier:
         self.pending += self.expected
         self.done.add(self.arriving)
         self.done.vc[self.agent] = self.done.fc[self.agent] = self.phase
-        self.arriving = Collected(self.domain)
-        self.arrivals.clear()
+        self.arriving.clear()
+        self.numbers[o.M_ARRIVED] = 0
         return True
+
+    def wait_again(self, agent: int, wait: SecondWait) -> None:
+        """Remember a second wait for the same phase."""
+        self.waited_twice[agent] = wait
+        self.numbers[o.M_TWICE] = 1
 
     def overtaken(self) -> list[SecondWait]:
         """Second waits for an earlier phase than the one just completed, which nobody who arrived knew of.
@@ -94,6 +175,7 @@ class MBarrier:
         """
         found = [wait for agent, wait in self.waited_twice.items() if self.done.vc[agent] < wait.clock]
         self.waited_twice.clear()
+        self.numbers[o.M_TWICE] = 0
         return found
 
     def passed(self, parity: int) -> bool:

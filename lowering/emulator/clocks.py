@@ -60,11 +60,47 @@ def join_known(a: Known, b: Known) -> Known:
     return joined
 
 
-class Collected:
-    """The clocks of all that arrived at a barrier."""
+NO_KNOWLEDGE, OF_FINISHED, OTHER = range(3)
+"""Numbers of `NOTHING`, of `FINISHED`, and of any other knowledge."""
 
-    def __init__(self, domain: Domain) -> None:
-        self.vc, self.fc = domain.clock(), domain.clock()
+
+def number_of(known: Known) -> int:
+    """The number by which compiled code knows what is known."""
+    return NO_KNOWLEDGE if known is NOTHING else OF_FINISHED if known is FINISHED else OTHER
+
+
+def known_of(number: int, other: Known) -> Known:
+    """The inverse; ``other``: what it is where it has no number of its own."""
+    return NOTHING if number == NO_KNOWLEDGE else FINISHED if number == OF_FINISHED else other
+
+
+class Collected:
+    """The clocks of all that arrived at a barrier.
+
+    ``clocks``: where to keep them, the two rows of an array that holds a clean clock in each. ``place``: an
+    array of one number, of what is known.
+    """
+
+    def __init__(self, domain: Domain, clocks: Array | None = None, place: Array | None = None) -> None:
+        rows = clocks if clocks is not None else domain.clocks(2)
+        self.vc: Array = rows[0]
+        self.fc: Array = rows[1]
+        self._place: Array = place if place is not None else np.zeros(1, np.int64)
+        self._other = NOTHING
+
+    @property
+    def known(self) -> Known:
+        """Knowledge of other clusters."""
+        return known_of(self._place[0], self._other)
+
+    @known.setter
+    def known(self, known: Known) -> None:
+        self._place[0], self._other = number_of(known), known
+
+    def clear(self) -> None:
+        """Forget all."""
+        for clock in (self.vc, self.fc):
+            clock[:-1] = 0
         self.known = NOTHING
 
     def add(self, other: Handover | Collected) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import history, matrix
+from . import history, matrix, peers, sync
 from .fast import interpreter
 from .fast import opcodes as o
 from .fast import wgmma as compiled_wgmma
@@ -16,6 +16,7 @@ from .fast.registers import LANES, Registers
 from .fast.touches import Touches
 from .machine import mark
 from .semantics import mma
+from .state import OFFSET_MASK, RANK_SHIFT
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -46,7 +47,7 @@ class Runner:
             held.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
         cta = warp.cta
         if cta.row is None:
-            cta.row = CtaRow(cta)
+            cta.row = CtaRow(cta, warp.agent)
         touches = Touches(self.steps, len(cta.smem) // 4 + 1 if self.encoder.touches else 0)
         warp.lane_touches, warp.row = touches, WarpRow(warp, cta.row, held, touches)
 
@@ -66,6 +67,7 @@ class Runner:
         numbers = row.numbers
         numbers[o.LEFT], numbers[o.PENDING] = left, bool(warp.pending)
         numbers[o.FENCED] = warp.wgmma_fenced and not warp.dirty and not warp.read
+        numbers[o.STEP] = machine.step
         numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = touched.known, touched.used
         interpreter.run(self.launch.row, row.row)
         after = numbers[: o.FRAMES + o.FRAME].tolist()
@@ -98,6 +100,10 @@ class Runner:
         """Do what the interpreter left to do for some of its steps."""
         machine, start = self.machine, self.machine.step
         for number, before, clock, more in self._log[:logged].tolist():
+            if number == o.COMPLETED:
+                machine.step = start + before + 1
+                self._complete(warp, clock, more)
+                continue
             step = self.steps[number]
             if step.role:
                 warp.did.add(step.role)
@@ -106,10 +112,29 @@ class Runner:
                 if more or ins.parts[1] == "fence":
                     machine.step, machine.at = start + before + 1, (warp, ins)
                     self._of_warpgroup(warp, ins, more)
-                history.remember(warp, ins, clock)
+                self._remember(warp, ins, clock)
+            elif ins.root == "mbarrier":
+                if more and machine.check:
+                    for cta in warp.cta.cluster.ctas:
+                        if more >> cta.rank & 1:
+                            cta.uses[warp.agent] = peers.Use(clock, warp, ins)
+                self._remember(warp, ins, clock)
             if step.flow:
                 mark(warp, step)
         machine.step = start
+
+    def _complete(self, warp: Warp, address: int, phase: int) -> None:
+        """A phase of the mbarrier at this address is complete."""
+        cta = warp.cta.cluster.ctas[address >> RANK_SHIFT]
+        barrier = cta.mbarriers[address & OFFSET_MASK]
+        sync.note_phase(self.machine, barrier, phase)
+        self.machine.wake(barrier.waiters)
+
+    @staticmethod
+    def _remember(warp: Warp, ins: Instruction, clock: int) -> None:
+        """Write an instruction into the warp's history, as of the clock at which it began."""
+        history.remember(warp, ins, clock if warp.began is None else warp.began)
+        warp.began = None
 
     def _of_warpgroup(self, warp: Warp, ins: Instruction, more: int) -> None:
         """Finish an operation of WGMMA."""

@@ -326,10 +326,10 @@ class Machine:
                 return "done"
             frame = warp.frames[-1]
             if runner is not None and runner.takes(warp, frame.pc):
-                done = runner.run(warp, quantum)
-                quantum -= done
-                if done:
-                    continue
+                quantum -= runner.run(warp, quantum)
+                if quantum == 0:
+                    break
+                frame = warp.frames[-1]
             quantum -= 1
             if frame.pc == frame.reconverge and len(warp.frames) > 1:
                 warp.frames.pop()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import register_file
+from .fast import opcodes as o
 from .reports import Kind
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def note_end(m: Machine, w: Warp) -> None:
     if any(warp.frames for warp in cta.warps):
         return
     cta.ended = cta.exiting
+    if cta.row is not None:
+        cta.row.numbers[o.ENDED] = 1
     register_file.check_end(m, cta)
     for agent, use in cta.uses.items():
         if cta.ended[agent] < use.clock:

@@ -67,9 +67,13 @@ class Domain:
 
     def clock(self) -> Array:
         """A vector clock that has seen nothing."""
-        vc = np.zeros(self.capacity + 1, np.int32)
-        vc[-1] = FOREVER
-        return vc
+        return self.clocks(1)[0]
+
+    def clocks(self, count: int) -> Array:
+        """Several of them, as rows."""
+        clocks = np.zeros((count, self.capacity + 1), np.int32)
+        clocks[:, -1] = FOREVER
+        return clocks
 
 
 class Conflict(NamedTuple):

@@ -103,6 +103,8 @@ class Warp:
         self.began: int | None = None  # clock at which the instruction that it waits in began
         self.taint = taint.at_entry(self)  # registers that hold undefined values
         self.wgmma_fenced = False
+        self.released = -1  # the step of its last arrival on a barrier
+        self.in_cluster = cta.rank * cta.warp_count + number
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
         self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
         if runner is not None:
@@ -305,7 +307,7 @@ class Cta:
         grid = machine.launch.grid
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         threads = int(np.prod(machine.launch.block))
-        self.warp_count = -(-threads // LANES)
+        self.warp_count: int = -(-threads // LANES)
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
         self.shadow.program = machine.program.steps
@@ -314,6 +316,7 @@ class Cta:
         self.uses: dict[int, Use] = {}  # from other CTAs, see peers.py
         self.exiting: Array | None = None  # clocks of the warps that have ended
         self.ended: Array | None = None
+        self.waits: dict[int, Array] = {}  # on mbarriers, by their offsets
         self.named: dict[int, NamedBarrier] = {}
         self.registers = RegisterFile(self.warp_count, machine.kernel.min_ctas)
         # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
@@ -330,6 +333,11 @@ class Cta:
                     if warp.row is not None:
                         warp.row.join(group)
 
+    def waits_at(self, offset: int) -> Array:
+        """The phase and the step of each warp's last wait at the mbarrier of this offset, -1 for none."""
+        warps = self.warp_count * int(np.prod(self.machine.launch.cluster))
+        return self.waits.setdefault(offset, np.full((warps, 2), -1, np.int64))
+
     def release(self) -> None:
         """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""
         del self.smem, self.shadow, self.row
@@ -345,6 +353,7 @@ class Cluster:
         warps = -(-int(np.prod(machine.launch.block)) // LANES)
         self.domain = Domain(int(np.prod(shape)) * (4 * warps + warps // 4 + 160), linear)
         self.barrier = ClusterBarrier(self.domain)
+        self.rows: Array | None = None  # of the runner
         self.ctas: list[Cta] = []
         for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
             index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))

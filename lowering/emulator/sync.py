@@ -95,7 +95,7 @@ def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None
     votes = np.concatenate(barrier.reductions) if barrier.reductions else None
     for warp in through:
         warp.acquire(barrier.clocks)
-        warp.state["released"] = m.step
+        warp.released = m.step
         reduction = warp.state.pop("reduction", None)
         if reduction is not None and votes is not None:
             target, mask, parts = reduction
@@ -172,7 +172,7 @@ def find(m: Machine, w: Warp, ins: Instruction, address: int, copies: bool = Fal
             look_at=suspects.uninitialised_barrier(m, w, ins, w.cta, offset),
         )
         return None
-    barrier.note(ins, w)
+    barrier.note(w)
     if m.check:
         _check_initialised(m, w, ins, barrier, copies)
     return barrier
@@ -248,10 +248,10 @@ def init(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
                 f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}",
             )
         )
-        cta.mbarriers[offset] = MBarrier(cta, offset, count, cta.domain, agent, w)
-        cta.mbarriers[offset].made = ins
-        if old:
-            cta.mbarriers[offset].phase = 0
+        barrier = cta.mbarriers[offset] = MBarrier(cta, offset, count, agent, w, cta.waits_at(offset))
+        barrier.made = ins
+        if cta.row is not None:
+            cta.row.place(offset, barrier)
         access.check_write(m, w, ins, cta, slice(offset, offset + 8), lanes)
 
 
@@ -259,15 +259,14 @@ def invalidate(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``mbarrier.inval``."""
     for address, _ in _addresses(m, w, ins, ins.operands[0], mask):
         w.cta.mbarriers.pop(address & OFFSET_MASK, None)
+        if w.cta.row is not None:
+            w.cta.row.place(address & OFFSET_MASK, None)
 
 
 def complete(m: Machine, barrier: MBarrier) -> None:
     """Complete the phase if it is due and wake who waits; reports phases waited for twice."""
     while barrier.settle():
-        if m.timeline is not None:
-            m.timeline.point(
-                f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(barrier.phase), m.step
-            )
+        note_phase(m, barrier, barrier.phase)
         for wait in barrier.overtaken() if barrier.waited_twice else ():
             m.report(
                 Kind.PHASE_WAITED_TWICE,
@@ -282,13 +281,17 @@ def complete(m: Machine, barrier: MBarrier) -> None:
             break
 
 
+def note_phase(m: Machine, barrier: MBarrier, phase: int) -> None:
+    """Tell of a phase that is complete."""
+    if m.timeline is not None:
+        m.timeline.point(f"CTA {barrier.cta.index} mbarrier {barrier.offset:#x}", "phase", str(phase), m.step)
+
+
 def count_arrivals(
     m: Machine, w: Warp, ins: Instruction, barrier: MBarrier, count: int, clocks: Handover
 ) -> None:
     """Arrivals of a warp on a barrier; reports too many of them."""
-    arrivals.note(barrier, w, count)
-    who = f"{count} by warp {w.number}" + ("" if w.cta is barrier.cta else f" of CTA {w.cta.index}")
-    if barrier.arrive(clocks, count, who):
+    if barrier.arrive(clocks, count, w):
         m.report(
             Kind.ARRIVE_COUNT,
             f"mbarrier {barrier.offset:#x} expects {barrier.expected} arrivals a phase and gets "
@@ -298,7 +301,7 @@ def count_arrivals(
             address=barrier.offset,
             look_at=suspects.counts(m, barrier),
         )
-    w.state["released"] = m.step
+    w.released = m.step
     complete(m, barrier)
 
 
@@ -387,13 +390,11 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
 
 def _note_wait(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier) -> None:
     """Remember the phase; the same one again, after the warp released something, is suspicious."""
-    waits = w.state.setdefault("waits", {})
-    key = (barrier.cta.rank, barrier.offset)
-    before = waits.get(key)
-    if before is not None and before[0] == barrier.phase and w.state.get("released", -1) > before[1]:
-        barrier.waited_twice[w.agent] = SecondWait(w, ins, w.clock)
+    phase, step = barrier.waits[w.in_cluster]
+    if phase == barrier.phase and w.released > step:
+        barrier.wait_again(w.agent, SecondWait(w, ins, w.clock))
     else:
-        waits[key] = (barrier.phase, m.step)
+        barrier.waits[w.in_cluster] = barrier.phase, m.step
 
 
 def pending_count(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..clocks import known_of, number_of
 from ..state import Frame
 from ..warpgroup import Accumulators, Warpgroup, address
 from . import opcodes as o
@@ -14,6 +15,7 @@ from .registers import Registers
 from .touches import Touches
 
 if TYPE_CHECKING:
+    from ..barriers import MBarrier
     from ..shadow import Shadow
     from ..state import Cta, Warp
 
@@ -42,12 +44,20 @@ class LaunchRow:
 class CtaRow:
     """Shared memory of a CTA and its shadow."""
 
-    def __init__(self, cta: Cta) -> None:
+    def __init__(self, cta: Cta, first_agent: int) -> None:
         self.row = np.zeros(o.CTA_COLUMNS, np.int64)
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
         self.shadow = shadow = cta.shadow
         self.notes: Array | None = None
         self.marks: Array | None = None
+        cluster = cta.cluster
+        if cluster.rows is None:
+            cluster.rows = np.zeros(int(np.prod(cta.machine.launch.cluster)), np.int64)
+        cluster.rows[cta.rank] = address(self.row)
+        self.barriers = np.zeros((32, 2), np.int64)
+        self.offsets: dict[int, int] = {}  # of barriers, and their rows there
+        self.numbers[o.BARRIERS_AT] = address(self.barriers)
+        self.row[o.PEERS_AT :] = address(cluster.rows), first_agent, cta.warp_count, 0
         self.row[: o.MARKS_AT] = (
             address(cta.smem), len(cta.smem), address(shadow.writer), address(shadow.written_at),
             address(shadow.ordinary), address(shadow.undefined),
@@ -64,6 +74,15 @@ class CtaRow:
         numbers[o.NOTES_COUNT] = shadow.used
         numbers[o.STRONG_THERE] = shadow.strong is not None
 
+    def place(self, offset: int, barrier: MBarrier | None) -> None:
+        """Tell which mbarrier is at an offset of shared memory, None for none."""
+        at = self.offsets.setdefault(offset, len(self.offsets))
+        if at == len(self.barriers):
+            self.barriers = np.concatenate([self.barriers, np.zeros_like(self.barriers)])
+            self.numbers[o.BARRIERS_AT] = address(self.barriers)
+        self.barriers[at] = offset, 0 if barrier is None else address(barrier.numbers)
+        self.numbers[o.BARRIERS] = len(self.offsets)
+
     def _find(self, shadow: Shadow) -> None:
         """Arrays that are replaced as they grow."""
         self.notes, self.marks = shadow.notes, shadow.readers.marks
@@ -79,9 +98,10 @@ class WarpRow:
     def __init__(self, warp: Warp, cta: CtaRow, registers: Registers, touches: Touches) -> None:
         machine, domain = warp.machine, warp.cta.domain
         self.cta, self.registers = cta, registers
-        self.vc, self.fc = domain.clock(), domain.clock()
+        self.vc, self.fc, self.reached = domain.clock(), domain.clock(), domain.clock()
         self.of_vc: Array | None = None  # the warp's clocks that these are copies of
         self.of_fc: Array | None = None
+        self.of_reached: Array | None = None
         self.blocks = np.zeros(o.MOST_BLOCKS, np.int64)
         self.live: Array | None = None
         self.row = np.zeros(o.WARP_COLUMNS, np.int64)
@@ -93,6 +113,7 @@ class WarpRow:
             len(touches.arrays[3]), 0, address(self.blocks), 0, int(np.prod(machine.launch.cluster)),
             warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
         )  # fmt: skip
+        self.numbers[o.REACHED_AT], self.numbers[o.IN_CLUSTER] = address(self.reached), warp.in_cluster
 
     def join(self, group: Warpgroup) -> None:
         """The warp is one of this group."""
@@ -116,9 +137,14 @@ class WarpRow:
             self.vc[:] = self.of_vc = warp.vc
         if warp.fc is not self.of_fc:
             self.fc[:] = self.of_fc = warp.fc
+        if warp.reached is not self.of_reached:
+            self.reached[:] = self.of_reached = warp.reached
+            self.numbers[o.REACHED] = 1
         if warp.live is not self.live:
             self.live, self.numbers[o.LIVE] = warp.live, bits_of(warp.live)
         numbers, frames = self.numbers, warp.frames
+        numbers[o.KNOWN], numbers[o.RELEASED] = number_of(warp.known), warp.released
+        numbers[o.SUSPENDED] = "try_wait" in warp.state or "gave_up" in warp.state
         numbers[o.DEPTH] = len(frames)
         at = o.FRAMES
         for frame in frames:
@@ -129,6 +155,8 @@ class WarpRow:
     def learned(self, warp: Warp) -> None:
         """After a run that changed the warp's clocks."""
         warp.vc, warp.fc = self.of_vc, self.of_fc = self.vc.copy(), self.fc.copy()
+        warp.known = known_of(self.numbers[o.KNOWN], warp.known)
+        warp.released = self.numbers[o.RELEASED]
 
     def frames(self) -> list[Frame]:
         """The warp's frames after a run that changed them."""

@@ -34,6 +34,8 @@ _KEPT = re.compile(
     r"%((n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)\.[xyz]|laneid|lanemask_(eq|lt|le|ge|gt)|cluster_n?ctarank)"
 )
 """Special registers that a warp keeps through a launch."""
+_REMEMBERED = ("wgmma", "mbarrier")
+"""Operations that a warp's history has."""
 _MALFORMED = (ValueError, KeyError, IndexError, AttributeError, TypeError, EmulatorError)
 """Errors that a malformed instruction raises: the Python code says so in its place, if it comes there."""
 
@@ -136,7 +138,7 @@ class Encoder:
     def _step(self, step: Step) -> list[int]:
         first, planned, guard = len(self.code), len(self.plan), step.first.pred
         row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge]
-        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root == "wgmma")
+        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root in _REMEMBERED)
         if step.kind in ("bra", "op") and guard is not None:
             row[o.STEP_GUARD], row[o.STEP_NEGATED] = self.layout.row(guard.index), int(guard.negated)
         if step.kind == "bra":
@@ -301,6 +303,8 @@ class Encoder:
             pairs = [(source, o.WORD) for source in ins.operands[1:3]]
             row = self._row(o.MAPA, self._target(ins.operands[0], o.WORD), o.WORD, pairs)
             return self._guarded([row], ins)[0]
+        if ins.root == "mbarrier":
+            return self._of_mbarrier(ins)
         if ins.root == "wgmma":
             return self._of_warpgroup(ins)
         if ins.root in ("ldmatrix", "stmatrix"):
@@ -338,15 +342,12 @@ class Encoder:
 
     def _words(self, op: int, where: object, items: object, flags: int = 0) -> list[int]:
         """An access to shared memory of words in these registers."""
-        if not isinstance(where, Address) or not isinstance(where.base, Reg) or where.coords:
-            raise Unknown
-        width = {"b32": o.WORD, "b64": o.LONG}.get(where.base.cls)
-        if width is None:
-            raise Unknown
+        at, width, offset = self._address(where)
         places = [self._target(x, o.WORD) for x in (items.items if isinstance(items, Vector) else (items,))]
-        row = self._row(op, len(self.plan), o.WORD, [(where.base, width)])
+        row = self._row(op, len(self.plan), o.WORD, [])
         self.plan += places
-        row[o.COMBINE], row[o.OFFSET], row[o.FLAGS] = len(self.plan), where.offset, flags
+        row[o.A], row[o.A_WIDTH], row[o.OFFSET] = at, width, offset
+        row[o.COMBINE], row[o.FLAGS] = len(self.plan), flags
         return row
 
     def _matrix(self, ins: Instruction) -> list[int]:
@@ -368,6 +369,39 @@ class Encoder:
         row = self._words(o.LOAD if loads else o.STORE, where, items)
         self.touches = True
         return row
+
+    def _of_mbarrier(self, ins: Instruction) -> list[int]:
+        """``mbarrier.arrive`` and waits for a parity."""
+        operands, kind = list(ins.operands), ins.parts[1]
+        if {"relaxed", "noComplete"} & set(ins.parts) or ins.parts[-1] != "b64":
+            raise Unknown
+        row = [o.NONE] * o.COLUMNS
+        row[o.FLAGS] = 0
+        if kind in ("try_wait", "test_wait") and "parity" in ins.parts:
+            row[o.OP], row[o.FLAGS] = o.MBARRIER_WAIT, 16 * (kind == "try_wait")
+            row[o.TARGET] = self._target(operands.pop(0), o.BIT)
+        elif kind == "arrive":
+            row[o.OP], row[o.FLAGS] = o.MBARRIER_ARRIVE, 16 * ins.has("expect_tx")
+            token = None if isinstance(operands[0], Address) else operands.pop(0)
+            if token is not None and not isinstance(token, Sink):
+                row[o.TARGET] = self._target(token, o.LONG)
+        else:
+            raise Unknown
+        row[o.A], row[o.A_WIDTH], row[o.OFFSET] = self._address(operands[0])
+        if len(operands) > 1:
+            row[o.B] = self.place(operands[1], o.WORD)
+        elif row[o.FLAGS]:
+            raise Unknown
+        return row
+
+    def _address(self, where: object) -> tuple[int, int, int]:
+        """The place and width of an address in a register, and what is added to it."""
+        if not isinstance(where, Address) or not isinstance(where.base, Reg) or where.coords:
+            raise Unknown
+        width = {"b32": o.WORD, "b64": o.LONG}.get(where.base.cls)
+        if width is None:
+            raise Unknown
+        return self.place(where.base, width), width, where.offset
 
     def _of_warpgroup(self, ins: Instruction) -> list[int]:
         """``wgmma``: its issue, fence, commit and wait."""

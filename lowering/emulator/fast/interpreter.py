@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import mbarrier, places, wgmma
 from . import memory as shared
 from . import opcodes as o
-from . import places, wgmma
 from .compiled import products
 from .jit import jit
 
@@ -264,6 +264,20 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
 
 
 @jit
+def _of_mbarrier(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
+    """An operation on mbarriers by these lanes: the number of entries of the log before its own.
+
+    -1, and nothing done, where it is left to the Python code.
+    """
+    if log.shape[0] == 0:
+        return -1
+    if row[o.OP] == o.MBARRIER_ARRIVE:
+        return mbarrier.arrive(file, row, lanes, warp, memory, log)
+    log[0, 2], log[0, 3] = warp[o.CLOCK], 0
+    return 0 if mbarrier.wait(file, row, lanes, warp, memory) else -1
+
+
+@jit
 def _waits(program, at, away):  # type: ignore[no-untyped-def]
     """True if the step uses a register that a WGMMA has not filled yet."""
     for i in range(program[2][at], program[2][at + 1]):
@@ -314,7 +328,8 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
     counts = places.table(launch[o.COUNTED], launch[o.COUNTED + 1], 3)
     log = places.table(launch[o.LOGS], launch[o.LOGS + 1], o.ENTRY)
     code, steps = program[0], program[1]
-    spent, popped, logged = 0, 0, 0
+    spent, popped, logged, start = 0, 0, 0, warp[o.STEP]
+    taken = np.int64(0)
     while spent < warp[o.LEFT] and not warp[o.STOPPED]:
         frame = o.FRAMES + o.FRAME * (warp[o.DEPTH] - 1)
         at, lanes = warp[frame + o.FRAME_PC], warp[frame + o.FRAME_MASK]
@@ -362,6 +377,20 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             if kind == o.OPERATION and row[o.OP] == o.MAPA:
                 if not _mapa(file, row, mask, warp[o.RANKS]):
                     break
+                counts[at, 0] += 1
+                spent += 1
+                warp[frame + o.FRAME_PC] = goal
+                continue
+            if kind == o.OPERATION and row[o.OP] >= o.MBARRIER_ARRIVE:
+                warp[o.AT], warp[o.STEP] = at, start + spent - popped + 1
+                active = taken if step[o.STEP_GUARD] >= 0 else lanes
+                made = _of_mbarrier(file, row, active, warp, memory, log[logged:])
+                if made < 0:
+                    break
+                for i in range(made + 1):
+                    log[logged + i, 1] = spent - popped
+                logged += made + 1
+                log[logged - 1, 0] = at
                 counts[at, 0] += 1
                 spent += 1
                 warp[frame + o.FRAME_PC] = goal

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 (
     SHUFFLE, ELECT, LDMATRIX, STMATRIX, MMA, LOAD, STORE, WGMMA, WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT,
-) = range(64, 75)  # fmt: skip
+    MBARRIER_ARRIVE, MBARRIER_WAIT,
+) = range(64, 77)  # fmt: skip
 """Of a whole warp."""
 
 BIT, HALF, WORD, LONG, SIGNED_HALF, SIGNED_WORD = range(6)
@@ -38,9 +39,10 @@ LAUNCH_COLUMNS = 18
 # A CTA: addresses, sizes, and numbers of its shadow.
 (
     SMEM, SMEM_SIZE, WRITER_AT, WRITTEN_AT_AT, ORDINARY_AT, UNDEFINED_AT, MARKS_AT, READERS_ROOM, READERS_AT,
-    NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE,
-) = range(14)  # fmt: skip
-CTA_COLUMNS = 14
+    NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE, BARRIERS_AT, BARRIERS, PEERS_AT,
+    FIRST_AGENT, WARPS, ENDED,
+) = range(20)  # fmt: skip
+CTA_COLUMNS = 20
 
 # A warp: addresses and sizes, then the state that a run begins with and leaves.
 (
@@ -48,8 +50,8 @@ CTA_COLUMNS = 14
     TOUCHED_LIST, TOUCHED_WORDS, TOUCHES_ROOM, GROUP_AT, BLOCKS_AT, LIVE, RANKS, RANK, AGENT, NUMBER, CHECKS,
     COUNTS, BLOCKS_HIDDEN, LEFT, WHOLE, PENDING, FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG,
     LANES_KNOWN, TOUCHES, CONVERGED, WROTE, AT, SPENT, DONE, LOGGED, REFRAMED, LEARNED, STOPPED,
-    DEPTH, FRAMES,
-) = range(46)  # fmt: skip
+    REACHED_AT, REACHED, KNOWN, RELEASED, SUSPENDED, IN_CLUSTER, STEP, DEPTH, FRAMES,
+) = range(53)  # fmt: skip
 FRAME = 3
 """Columns of a frame: the bits of its lanes, the next step, the step where it meets others."""
 FRAME_MASK, FRAME_PC, FRAME_MEETING = range(FRAME)
@@ -59,7 +61,8 @@ EVERY = 0xFFFFFFFF
 """The bits of all lanes."""
 LOG, ENTRY = 64, 4
 """Steps of one run that are noted, at most, and the numbers of each: the step, how many came before, the
-warp's clock, and one more."""
+warp's clock, and one more. COMPLETED in place of the step: an mbarrier's address and its new phase."""
+COMPLETED = -1
 
 # A warpgroup: numbers of groups done and of WGMMAs, where their rows lie, and for each warp how many it has
 # issued and committed.
@@ -75,6 +78,16 @@ ALL_PARTS = 15
 B_VALUES, B_COUNT, B_GROUP = range(3)
 B_COLUMNS = 3
 MOST_BLOCKS, BLOCK_BITS = 16, 10
+
+# An mbarrier: its state, and where its clocks (arriving and done, two each) and its tables lie.
+(
+    M_EXPECTED, M_PENDING, M_TX, M_PHASE, M_AGENT, M_INIT_BY, M_INIT_CLOCK, M_INIT_FENCED, M_TWICE,
+    M_WARPS, M_ARRIVING_KNOWN, M_DONE_KNOWN, M_USED, M_ARRIVED, M_CLOCKS_AT, M_WAITS_AT, M_TALLY_AT,
+    M_USERS_AT, M_USERS_ROOM, M_ARRIVED_AT, M_ARRIVED_ROOM,
+) = range(21)  # fmt: skip
+M_COLUMNS = 21
+TALLY_COLUMNS = 4
+"""Of a warp's arrivals: phase, in that phase, in all, whether any."""
 
 # What the plan says of a WGMMA before its registers.
 P_COLUMNS, P_SIZE, P_TRANSPOSED_A, P_TRANSPOSED_B, P_GROUP, P_BITS, P_FRACTION = range(7)

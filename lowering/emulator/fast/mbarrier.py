@@ -1,0 +1,228 @@
+"""mbarriers in compiled code: arrivals, and waits for phases that are complete.
+
+Each operation does nothing and says so where anything is out of the ordinary: the Python code then does it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import opcodes as o
+from . import places
+from .jit import jit
+
+
+@jit
+def _find(warp, address):  # type: ignore[no-untyped-def]
+    """The place of the mbarrier at a cluster-window address, and the row of its CTA; zeros for none."""
+    rank, offset = address >> 24, address & 0xFFFFFF
+    if rank < 0 or rank >= warp[o.RANKS]:
+        return np.int64(0), np.int64(0)
+    own = places.longs(warp[o.CTA], o.CTA_COLUMNS)
+    place = places.longs(own[o.PEERS_AT], warp[o.RANKS])[rank]
+    if place == 0:
+        return np.int64(0), np.int64(0)
+    cta = places.longs(place, o.CTA_COLUMNS)
+    known = places.table(cta[o.BARRIERS_AT], cta[o.BARRIERS], 2)
+    for i in range(cta[o.BARRIERS]):
+        if known[i, 0] == offset:
+            return known[i, 1], place
+    return np.int64(0), np.int64(0)
+
+
+@jit
+def _known(mine, others):  # type: ignore[no-untyped-def]
+    """The number of what two know together; -1 where it has none."""
+    if others == 0 or (mine == others and mine != 2):
+        return mine
+    return others if mine == 0 and others != 2 else -1
+
+
+@jit
+def _usable(warp, barrier, vc):  # type: ignore[no-untyped-def]
+    """True if the barrier's initialisation comes before this use, and there is room to note the use."""
+    users = places.table(barrier[o.M_USERS_AT], barrier[o.M_USERS_ROOM], 1 + barrier[o.M_WARPS])
+    noted = barrier[o.M_USED] < barrier[o.M_USERS_ROOM]
+    for i in range(barrier[o.M_USED]):
+        noted |= users[i, 0] == warp[o.AT]
+    if not noted or not warp[o.CHECKS] or vc[barrier[o.M_INIT_BY]] >= barrier[o.M_INIT_CLOCK]:
+        return noted
+    reached = places.words(warp[o.REACHED_AT], warp[o.AGENTS])
+    reaches = warp[o.REACHED] and reached[barrier[o.M_INIT_BY]] >= barrier[o.M_INIT_CLOCK]
+    return reaches and barrier[o.M_INIT_FENCED] != 0
+
+
+@jit
+def _use(warp, barrier):  # type: ignore[no-untyped-def]
+    """Note the use, for reports."""
+    users = places.table(barrier[o.M_USERS_AT], barrier[o.M_USERS_ROOM], 1 + barrier[o.M_WARPS])
+    for i in range(barrier[o.M_USED]):
+        if users[i, 0] == warp[o.AT]:
+            users[i, 1 + warp[o.IN_CLUSTER]] = 1
+            return
+    at = barrier[o.M_USED]
+    users[at, 0] = warp[o.AT]
+    users[at, 1 + warp[o.IN_CLUSTER]] = 1
+    barrier[o.M_USED] += 1
+
+
+@jit
+def _most(into, other):  # type: ignore[no-untyped-def]
+    """Take the larger clocks."""
+    for i in range(into.shape[0]):
+        into[i] = max(into[i], other[i])
+
+
+@jit
+def _address(file, row, lane):  # type: ignore[no-untyped-def]
+    """The cluster-window address that a lane names."""
+    at = row[o.A] + lane
+    base = np.int64(file[3][at]) if row[o.A_WIDTH] == o.LONG else np.int64(file[2][at])
+    return (base + row[o.OFFSET]) & ((1 << 60) - 1)
+
+
+@jit
+def _may_arrive(warp, address, count, memory):  # type: ignore[no-untyped-def]
+    """The place of the mbarrier that arrivals may be counted on here; zero where not."""
+    place, owner = _find(warp, address)
+    if place == 0:
+        return place
+    barrier = places.longs(place, o.M_COLUMNS)
+    known = _known(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
+    if known < 0 or _known(barrier[o.M_DONE_KNOWN], known) < 0 or not _usable(warp, barrier, memory[o.VC]):
+        return np.int64(0)
+    full = barrier[o.M_ARRIVED] == barrier[o.M_ARRIVED_ROOM]
+    if full or barrier[o.M_TWICE] or count > barrier[o.M_PENDING] or barrier[o.M_EXPECTED] == 0:
+        return np.int64(0)
+    if owner != warp[o.CTA] and warp[o.CHECKS]:
+        cta, begun = places.longs(owner, o.CTA_COLUMNS), False
+        reached = places.words(warp[o.REACHED_AT], warp[o.AGENTS])
+        for agent in range(cta[o.FIRST_AGENT], cta[o.FIRST_AGENT] + cta[o.WARPS]):
+            begun |= memory[o.VC][agent] > 0 or (warp[o.REACHED] and reached[agent] > 0)
+        if cta[o.ENDED] or not begun:
+            return np.int64(0)
+    return place
+
+
+@jit
+def _count(warp, barrier, count, memory):  # type: ignore[no-untyped-def]
+    """Count arrivals of a warp."""
+    number, phase = warp[o.IN_CLUSTER], barrier[o.M_PHASE]
+    tally = places.table(barrier[o.M_TALLY_AT], barrier[o.M_WARPS], o.TALLY_COLUMNS)[number]
+    tally[1] = count + (tally[1] if tally[0] == phase else 0)
+    tally[0], tally[2], tally[3] = phase, tally[2] + count, 1
+    arrived = places.table(barrier[o.M_ARRIVED_AT], barrier[o.M_ARRIVED_ROOM], 2)[barrier[o.M_ARRIVED]]
+    arrived[0], arrived[1] = count, number
+    barrier[o.M_ARRIVED] += 1
+    clocks, agents = places.words(barrier[o.M_CLOCKS_AT], 4 * warp[o.AGENTS]), warp[o.AGENTS]
+    _most(clocks[:agents], memory[o.VC])
+    _most(clocks[agents : 2 * agents], places.words(warp[o.FC_AT], agents))
+    barrier[o.M_ARRIVING_KNOWN] = _known(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
+    barrier[o.M_PENDING] -= count
+
+
+@jit
+def _settle(barrier, agents):  # type: ignore[no-untyped-def]
+    """Complete the phase if it is due; returns whether it was."""
+    if barrier[o.M_PENDING] > 0 or barrier[o.M_TX] != 0:
+        return False
+    barrier[o.M_PHASE] += 1
+    barrier[o.M_PENDING] += barrier[o.M_EXPECTED]
+    clocks = places.words(barrier[o.M_CLOCKS_AT], 4 * agents)
+    _most(clocks[2 * agents :], clocks[: 2 * agents])
+    barrier[o.M_DONE_KNOWN] = _known(barrier[o.M_DONE_KNOWN], barrier[o.M_ARRIVING_KNOWN])
+    for which in range(2):
+        clocks[(2 + which) * agents + barrier[o.M_AGENT]] = barrier[o.M_PHASE]
+        clocks[which * agents : (which + 1) * agents - 1] = 0
+    barrier[o.M_ARRIVING_KNOWN], barrier[o.M_ARRIVED] = 0, 0
+    return True
+
+
+@jit
+def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
+    """``mbarrier.arrive`` and its ``.expect_tx`` by these lanes.
+
+    Returns the number of phases that it completes, which are so many entries of the log, before one that
+    names the peers where it arrives; -1 and nothing done where it is left to the Python code.
+    """
+    found, counts, amounts = np.zeros(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
+    addresses, distinct = np.zeros(4, np.int64), 0
+    expects = row[o.FLAGS] & 16
+    for lane in range(32):
+        if not lanes >> lane & 1:
+            continue
+        address, which = _address(file, row, lane), 0
+        while which < distinct and addresses[which] != address:
+            which += 1
+        if which == 4:
+            return -1
+        addresses[which] = address
+        distinct = max(distinct, which + 1)
+        amount = np.int64(file[2][row[o.B] + lane]) if row[o.B] >= 0 else 1
+        amounts[which] += amount
+        counts[which] += 1 if expects else amount
+    if log.shape[0] < distinct + 1:
+        return -1
+    for i in range(distinct):
+        found[i] = _may_arrive(warp, addresses[i], counts[i], memory)
+        if found[i] == 0:
+            return -1
+    completed = 0
+    for i in range(distinct):
+        barrier = places.longs(found[i], o.M_COLUMNS)
+        _use(warp, barrier)
+        if row[o.TARGET] >= 0:
+            for lane in range(32):
+                if lanes >> lane & 1 and _address(file, row, lane) == addresses[i]:
+                    file[3][row[o.TARGET] + lane] = barrier[o.M_PHASE]
+        if expects:
+            barrier[o.M_TX] += amounts[i]
+        _count(warp, barrier, counts[i], memory)
+        if _settle(barrier, warp[o.AGENTS]):
+            log[completed, 0], log[completed, 2] = o.COMPLETED, addresses[i]
+            log[completed, 3] = barrier[o.M_PHASE]
+            completed += 1
+    log[completed, 2], log[completed, 3] = warp[o.CLOCK], 0
+    for i in range(distinct):
+        if addresses[i] >> 24 != warp[o.RANK]:
+            log[completed, 3] |= 1 << (addresses[i] >> 24)
+    memory[o.VC][warp[o.AGENT]] += 1
+    warp[o.CLOCK] += 1
+    warp[o.RELEASED], warp[o.LEARNED] = warp[o.STEP], 1
+    return completed
+
+
+@jit
+def wait(file, row, lanes, warp, memory):  # type: ignore[no-untyped-def]
+    """``mbarrier.try_wait.parity`` and ``test_wait`` of one barrier; False, and nothing done, for others."""
+    first, address, parity = True, np.int64(0), np.int64(0)
+    for lane in range(32):
+        if lanes >> lane & 1:
+            if first:
+                address, parity = _address(file, row, lane), np.int64(file[2][row[o.B] + lane]) & 1
+                first = False
+            elif _address(file, row, lane) != address:
+                return False
+    place, _ = _find(warp, address)
+    if warp[o.SUSPENDED] or place == 0:
+        return False
+    barrier = places.longs(place, o.M_COLUMNS)
+    known = _known(warp[o.KNOWN], barrier[o.M_DONE_KNOWN])
+    if barrier[o.M_PHASE] & 1 == parity or known < 0 or not _usable(warp, barrier, memory[o.VC]):
+        return False
+    if row[o.FLAGS] & 16:  # try_wait
+        last = places.table(barrier[o.M_WAITS_AT], barrier[o.M_WARPS], 2)[warp[o.IN_CLUSTER]]
+        if last[0] == barrier[o.M_PHASE] and warp[o.RELEASED] > last[1]:
+            return False
+        last[0], last[1] = barrier[o.M_PHASE], warp[o.STEP]
+    _use(warp, barrier)
+    agents = warp[o.AGENTS]
+    done = places.words(barrier[o.M_CLOCKS_AT], 4 * agents)[2 * agents :]
+    _most(memory[o.VC], done[:agents])
+    _most(places.words(warp[o.FC_AT], agents), done[agents:])
+    warp[o.KNOWN] = known
+    warp[o.CONVERGED] = warp[o.LEARNED] = 1
+    for lane in range(32):
+        if lanes >> lane & 1:
+            file[0][row[o.TARGET] + lane] = 1
+    return True
