@@ -127,7 +127,7 @@ class MBarrier:
 
     @property
     def arrivals(self) -> list[str]:
-        """Who arrived in the current phase, for reports."""
+        """Texts of who arrived in the current phase, for reports."""
         return [
             f"{count} by warp {warp.number}" + ("" if warp.cta is self.cta else f" of CTA {warp.cta.index}")
             for count, warp in (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import access, ordering, sync
+from .fast import opcodes
 from .lanes import Touch, note_copied
 from .machine import Machine
 from .ptx import Address, Instruction, Reg
@@ -37,6 +38,8 @@ def _copies(w: Warp) -> CopyGroups:
         agent = w.cta.domain.agent(AgentKind.CP_ASYNC, f"cp.async of warp {w.number} of CTA {w.cta.index}")
         groups = w.state["copies"] = CopyGroups(agent)
         w.state["cp_async_agent"] = agent
+        if w.row is not None:
+            w.row.numbers[opcodes.COPIES] = agent
     return groups
 
 

@@ -11,7 +11,7 @@ from .fast import interpreter
 from .fast import opcodes as o
 from .fast import wgmma as compiled_wgmma
 from .fast.context import CtaRow, LaunchRow, WarpRow
-from .fast.encode import Encoder
+from .fast.encode import REMEMBERED, Encoder
 from .fast.registers import LANES, Registers
 from .fast.touches import Touches
 from .machine import mark
@@ -36,6 +36,10 @@ class Runner:
         self._rows, self._tables = encoder.rows(), encoder.tables
         kinds, guards = encoder.steps[:, o.KIND], encoder.steps[:, o.STEP_GUARD]
         self.knows: list[bool] = ((kinds != o.UNKNOWN) | (guards >= 0)).tolist()
+        self._notes = [
+            (step.first, step.role, step.flow, step.kind == "op" and step.first.root in REMEMBERED)
+            for step in self.steps
+        ]
         self._counts = np.zeros((len(self.steps), 3), np.int64)
         self._log = np.zeros((o.LOG, o.ENTRY), np.int64)
         self.launch = LaunchRow((*self._tables, self._counts, self._log))
@@ -87,8 +91,6 @@ class Runner:
     def _lanes(self, warp: Warp, after: list[int]) -> None:
         """Results of the run for a warp's lanes: that they came together, and what they touched since."""
         touched, used = warp.lane_touches, after[o.TOUCHES]
-        if after[o.WROTE]:
-            warp.unfenced |= True
         if after[o.CONVERGED]:
             warp.converge()
             if after[o.CONVERGED] == 1:
@@ -98,29 +100,24 @@ class Runner:
 
     def _note(self, warp: Warp, logged: int) -> None:
         """Do what the interpreter left to do for some of its steps."""
-        machine, start = self.machine, self.machine.step
+        machine, start, notes = self.machine, self.machine.step, self._notes
         for number, before, clock, more in self._log[:logged].tolist():
             if number == o.COMPLETED:
                 machine.step = start + before + 1
                 self._complete(warp, clock, more)
                 continue
-            step = self.steps[number]
-            if step.role:
-                warp.did.add(step.role)
-            ins = step.first
-            if ins.root == "wgmma":
-                if more or ins.parts[1] == "fence":
-                    machine.step, machine.at = start + before + 1, (warp, ins)
-                    self._of_warpgroup(warp, ins, more)
-                self._remember(warp, ins, clock)
-            elif ins.root == "mbarrier":
-                if more and machine.check:
-                    for cta in warp.cta.cluster.ctas:
-                        if more >> cta.rank & 1:
-                            cta.uses[warp.agent] = peers.Use(clock, warp, ins)
-                self._remember(warp, ins, clock)
-            if step.flow:
-                mark(warp, step)
+            ins, role, flow, remembers = notes[number]
+            if role:
+                warp.did.add(role)
+            if more:
+                machine.step, machine.at = start + before + 1, (warp, ins)
+                self._finish(warp, ins, clock, more)
+            if remembers:
+                began, warp.began = warp.began, None
+                if not warp.past or warp.past[-1].ins is not ins:
+                    history.remember(warp, ins, clock if began is None else began)
+            if flow:
+                mark(warp, self.steps[number])
         machine.step = start
 
     def _complete(self, warp: Warp, address: int, phase: int) -> None:
@@ -130,14 +127,13 @@ class Runner:
         sync.note_phase(self.machine, barrier, phase)
         self.machine.wake(barrier.waiters)
 
-    @staticmethod
-    def _remember(warp: Warp, ins: Instruction, clock: int) -> None:
-        """Write an instruction into the warp's history, as of the clock at which it began."""
-        history.remember(warp, ins, clock if warp.began is None else warp.began)
-        warp.began = None
-
-    def _of_warpgroup(self, warp: Warp, ins: Instruction, more: int) -> None:
-        """Finish an operation of WGMMA."""
+    def _finish(self, warp: Warp, ins: Instruction, clock: int, more: int) -> None:
+        """Do the rest of an operation; ``more``: see the interpreter."""
+        if ins.root == "mbarrier":
+            for cta in warp.cta.cluster.ctas if self.machine.check else ():
+                if more >> cta.rank & 1:
+                    cta.uses[warp.agent] = peers.Use(clock, warp, ins)
+            return
         assert warp.group is not None
         if ins.parts[1] == "mma_async":
             matrix.check_operands(self.machine, warp, ins, more - 1)

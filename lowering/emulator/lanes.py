@@ -132,10 +132,8 @@ class LaneLog:
 
     def clear(self) -> None:
         """The lanes came together."""
-        if self.reads:
-            self.reads.clear()
-        if self.writes:
-            self.writes.clear()
+        self.reads.clear()
+        self.writes.clear()
 
     def read(self, touch: Touch) -> Clash | None:
         """Note a read; returns the write by another lane that it does not follow."""

@@ -480,11 +480,11 @@ class Machine:
     def _stalled(self) -> None:
         """Nothing can run: let try_wait give up once, and if that changes nothing it is a deadlock."""
         waiting = [w for cluster in self.clusters for c in cluster.ctas for w in c.warps if w.waiting]
-        again = [w for w in waiting if w.state.get("try_wait") and w.timed_out != self.progress]
+        again = [w for w in waiting if w.suspended and w.timed_out != self.progress]
         if again:
             for warp in again:
                 warp.timed_out = self.progress
-                warp.state["gave_up"] = True
+                warp.gave_up = True
                 warp.waiting = ""
                 self.ready.append(warp)
             return

@@ -103,6 +103,7 @@ class Warp:
         self.began: int | None = None  # clock at which the instruction that it waits in began
         self.taint = taint.at_entry(self)  # registers that hold undefined values
         self.wgmma_fenced = False
+        self.suspended = self.gave_up = False  # by mbarrier.try_wait, and what the next one does
         self.released = -1  # the step of its last arrival on a barrier
         self.in_cluster = cta.rank * cta.warp_count + number
         self.state: dict[str, Any] = {}  # of the handlers: groups of cp.async and of bulk stores, waits
@@ -136,7 +137,8 @@ class Warp:
     def converge(self) -> None:
         """The lanes came together: what each did before is ordered before what the others do next."""
         for log in self.lanes.values():
-            log.clear()
+            if log.reads.touches or log.writes.touches:
+                log.clear()
         if self.lane_touches is not None:
             self.lane_touches.clear()
 

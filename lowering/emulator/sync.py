@@ -374,10 +374,9 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
                 _note_wait(m, w, ins, barrier)
         elif first is None:
             first = barrier
-    gave_up = w.state.pop("gave_up", False)
-    w.state.pop("try_wait", None)
+    gave_up, w.gave_up, w.suspended = w.gave_up, False, False
     if first is not None and ins.has("try_wait") and not gave_up and m.random.random() < 0.75:
-        w.state["try_wait"] = True
+        w.suspended = True
         parity = int(wanted[np.argmax(mask)]) & 1
         return m.block(
             w,

@@ -226,7 +226,7 @@ def fence(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """
     if ins.has("proxy") and any(p.startswith("async") for p in ins.parts):
         ordering.proxy_fence(w, ins)
-        w.unfenced = w.unfenced & ~mask
+        w.unfenced &= ~mask
         if not w.unfenced.any():
             fc = w.fc.copy()
             fc[w.agent] = w.clock

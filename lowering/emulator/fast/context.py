@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,12 @@ def bits_of(mask: Array) -> int:
     return int(_BIT[mask].sum())
 
 
+@functools.lru_cache(maxsize=4096)
 def lanes_of(bits: int) -> Array:
-    """The mask of these bits."""
-    return (_BIT & bits) != 0
+    """The mask of these bits, not to be written to."""
+    mask = (_BIT & bits) != 0
+    mask.setflags(write=False)
+    return mask
 
 
 class LaunchRow:
@@ -114,6 +118,7 @@ class WarpRow:
             warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
         )  # fmt: skip
         self.numbers[o.REACHED_AT], self.numbers[o.IN_CLUSTER] = address(self.reached), warp.in_cluster
+        self.numbers[o.UNFENCED_AT], self.numbers[o.COPIES] = address(warp.unfenced), -1
 
     def join(self, group: Warpgroup) -> None:
         """The warp is one of this group."""
@@ -144,8 +149,13 @@ class WarpRow:
             self.live, self.numbers[o.LIVE] = warp.live, bits_of(warp.live)
         numbers, frames = self.numbers, warp.frames
         numbers[o.KNOWN], numbers[o.RELEASED] = number_of(warp.known), warp.released
-        numbers[o.SUSPENDED] = "try_wait" in warp.state or "gave_up" in warp.state
+        numbers[o.SUSPENDED] = warp.suspended or warp.gave_up
         numbers[o.DEPTH] = len(frames)
+        if len(frames) == 1 and frames[0].full:
+            numbers[o.FRAMES + o.FRAME_MASK] = numbers[o.LIVE]
+            numbers[o.FRAMES + o.FRAME_PC] = frames[0].pc
+            numbers[o.FRAMES + o.FRAME_MEETING] = frames[0].reconverge
+            return
         at = o.FRAMES
         for frame in frames:
             numbers[at + o.FRAME_MASK] = numbers[o.LIVE] if frame.full else bits_of(frame.mask)

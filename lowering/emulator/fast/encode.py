@@ -34,7 +34,7 @@ _KEPT = re.compile(
     r"%((n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)\.[xyz]|laneid|lanemask_(eq|lt|le|ge|gt)|cluster_n?ctarank)"
 )
 """Special registers that a warp keeps through a launch."""
-_REMEMBERED = ("wgmma", "mbarrier")
+REMEMBERED = ("wgmma", "mbarrier", "fence", "griddepcontrol")
 """Operations that a warp's history has."""
 _MALFORMED = (ValueError, KeyError, IndexError, AttributeError, TypeError, EmulatorError)
 """Errors that a malformed instruction raises: the Python code says so in its place, if it comes there."""
@@ -138,7 +138,7 @@ class Encoder:
     def _step(self, step: Step) -> list[int]:
         first, planned, guard = len(self.code), len(self.plan), step.first.pred
         row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge]
-        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root in _REMEMBERED)
+        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root in REMEMBERED)
         if step.kind in ("bra", "op") and guard is not None:
             row[o.STEP_GUARD], row[o.STEP_NEGATED] = self.layout.row(guard.index), int(guard.negated)
         if step.kind == "bra":
@@ -303,6 +303,8 @@ class Encoder:
             pairs = [(source, o.WORD) for source in ins.operands[1:3]]
             row = self._row(o.MAPA, self._target(ins.operands[0], o.WORD), o.WORD, pairs)
             return self._guarded([row], ins)[0]
+        if ins.root in ("fence", "griddepcontrol"):
+            return self._fence(ins)
         if ins.root == "mbarrier":
             return self._of_mbarrier(ins)
         if ins.root == "wgmma":
@@ -391,6 +393,19 @@ class Encoder:
         if len(operands) > 1:
             row[o.B] = self.place(operands[1], o.WORD)
         elif row[o.FLAGS]:
+            raise Unknown
+        return row
+
+    def _fence(self, ins: Instruction) -> list[int]:
+        """Fences for the async proxy and of mbarriers' initialisations, and programmatic dependent launch."""
+        row = [o.NONE] * o.COLUMNS
+        if ins.parts[:3] == ("fence", "proxy", "async") and len(ins.parts) == 4 and "shared" in ins.parts[3]:
+            row[o.OP] = o.PROXY_FENCE
+        elif ins.root == "fence" and ins.has("mbarrier_init"):
+            row[o.OP] = o.INIT_FENCE
+        elif ins.root == "griddepcontrol":
+            row[o.OP] = o.GRID_WAIT if ins.has("wait") else o.GRID_LAUNCH
+        else:
             raise Unknown
         return row
 

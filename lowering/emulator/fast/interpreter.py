@@ -255,7 +255,7 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
         warp[o.PENDING] = 1
         entry[3] = warp[o.STOPPED]
     elif op == o.WGMMA_FENCE:
-        warp[o.FENCED] = 1
+        warp[o.FENCED] = entry[3] = 1
     elif op == o.WGMMA_COMMIT:
         entry[3] = wgmma.commit(warp)
     else:
@@ -264,8 +264,8 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
 
 
 @jit
-def _of_mbarrier(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
-    """An operation on mbarriers by these lanes: the number of entries of the log before its own.
+def _synchronise(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
+    """An operation on mbarriers, or a fence, by these lanes: the number of entries of the log before its own.
 
     -1, and nothing done, where it is left to the Python code.
     """
@@ -274,7 +274,15 @@ def _of_mbarrier(file, row, lanes, warp, memory, log):  # type: ignore[no-untype
     if row[o.OP] == o.MBARRIER_ARRIVE:
         return mbarrier.arrive(file, row, lanes, warp, memory, log)
     log[0, 2], log[0, 3] = warp[o.CLOCK], 0
-    return 0 if mbarrier.wait(file, row, lanes, warp, memory) else -1
+    if row[o.OP] == o.MBARRIER_WAIT:
+        return 0 if mbarrier.wait(file, row, lanes, warp, memory) else -1
+    if row[o.OP] == o.PROXY_FENCE:
+        mbarrier.proxy_fence(lanes, warp, memory)
+    elif row[o.OP] == o.INIT_FENCE:
+        mbarrier.init_fence(warp)
+    elif row[o.OP] == o.GRID_WAIT:
+        return 0 if mbarrier.grid_wait(warp) else -1
+    return 0
 
 
 @jit
@@ -317,7 +325,7 @@ def _begin(warp):  # type: ignore[no-untyped-def]
             warp[o.READER] = row
     warp[o.READERS_USED], warp[o.NOTES_USED] = cta[o.READERS_COUNT], cta[o.NOTES_COUNT]
     warp[o.STRONG] = cta[o.STRONG_THERE]
-    warp[o.CONVERGED] = warp[o.WROTE] = warp[o.REFRAMED] = warp[o.LEARNED] = warp[o.STOPPED] = 0
+    warp[o.CONVERGED] = warp[o.REFRAMED] = warp[o.LEARNED] = warp[o.STOPPED] = 0
 
 
 @jit
@@ -381,10 +389,10 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
                 spent += 1
                 warp[frame + o.FRAME_PC] = goal
                 continue
-            if kind == o.OPERATION and row[o.OP] >= o.MBARRIER_ARRIVE:
+            if kind == o.OPERATION and row[o.OP] >= o.PROXY_FENCE:
                 warp[o.AT], warp[o.STEP] = at, start + spent - popped + 1
                 active = taken if step[o.STEP_GUARD] >= 0 else lanes
-                made = _of_mbarrier(file, row, active, warp, memory, log[logged:])
+                made = _synchronise(file, row, active, warp, memory, log[logged:])
                 if made < 0:
                     break
                 for i in range(made + 1):

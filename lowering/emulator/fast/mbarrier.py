@@ -226,3 +226,42 @@ def wait(file, row, lanes, warp, memory):  # type: ignore[no-untyped-def]
         if lanes >> lane & 1:
             file[0][row[o.TARGET] + lane] = 1
     return True
+
+
+@jit
+def proxy_fence(lanes, warp, memory):  # type: ignore[no-untyped-def]
+    """``fence.proxy.async`` of shared memory."""
+    unfenced, left = places.flags(warp[o.UNFENCED_AT], 32), False
+    for lane in range(32):
+        if lanes >> lane & 1:
+            unfenced[lane] = False
+        left |= unfenced[lane]
+    if left:
+        return
+    fc = places.words(warp[o.FC_AT], warp[o.AGENTS])
+    fc[warp[o.AGENT]] = memory[o.VC][warp[o.AGENT]]
+    if warp[o.COPIES] >= 0:
+        fc[warp[o.COPIES]] = memory[o.VC][warp[o.COPIES]]
+    warp[o.LEARNED] = 1
+
+
+@jit
+def init_fence(warp):  # type: ignore[no-untyped-def]
+    """``fence.mbarrier_init``."""
+    cta = places.longs(warp[o.CTA], o.CTA_COLUMNS)
+    known = places.table(cta[o.BARRIERS_AT], cta[o.BARRIERS], 2)
+    for i in range(cta[o.BARRIERS]):
+        if known[i, 1]:
+            barrier = places.longs(known[i, 1], o.M_COLUMNS)
+            if barrier[o.M_INIT_BY] == warp[o.AGENT]:
+                barrier[o.M_INIT_FENCED] = 1
+
+
+@jit
+def grid_wait(warp):  # type: ignore[no-untyped-def]
+    """``griddepcontrol.wait``; False, and nothing done, where its warp knows of other clusters."""
+    known = _known(warp[o.KNOWN], 1)
+    if known < 0:
+        return False
+    warp[o.KNOWN], warp[o.LEARNED] = known, 1
+    return True

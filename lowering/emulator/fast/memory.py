@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import opcodes as o
+from . import places
 from .compiled import any_of, bank_conflicts, read, write
 from .jit import jit
 
@@ -89,7 +90,7 @@ def matrix(program, memory, file, row, state, counts):  # type: ignore[no-untype
     if stores:
         if not may_write(memory, state, offsets, 16):
             return False
-        state[o.WROTE] = 1
+        places.flags(state[o.UNFENCED_AT], 32)[:] = True
     elif not may_read(memory, state, offsets, 16):
         return False
     state[o.CONVERGED] = 1
@@ -164,7 +165,7 @@ def access(program, memory, file, row, state, counts):  # type: ignore[no-untype
         if not may_write(memory, state, offsets, 4 * words):
             state[o.TOUCHES] -= state[o.CHECKS]
             return False
-        state[o.WROTE] = 1
+        places.flags(state[o.UNFENCED_AT], 32)[:] = True
     elif not may_read(memory, state, offsets, 4 * words):
         state[o.TOUCHES] -= state[o.CHECKS]
         return False
