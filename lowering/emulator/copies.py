@@ -116,10 +116,13 @@ def _descriptor(m: Machine, w: Warp, ins: Instruction, address: int) -> tma.Tens
             access.report_fault(m, w, ins, fault, 128, "read of a tensor map")
             return None
     try:
-        return tma.decode_descriptor(raw)
+        return _tensor_map(raw.tobytes())
     except tma.TensorMapError as error:
         m.report(Kind.DESCRIPTOR, str(error), w, ins, address=address, space="global")
         return None
+
+
+_tensor_map = functools.lru_cache(maxsize=256)(tma.decode_descriptor)
 
 
 def _lane_value(w: Warp, operand: object, lane: int, dtype: str = "s32") -> int:
@@ -176,7 +179,10 @@ def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:
             columns += [w.value(c, "s32").astype(np.int64) for c in operand.coords]
         else:
             columns.append(w.value(operand, "b64").astype(np.int64))
-    _, first = np.unique(np.stack([c[lanes] for c in columns]), axis=1, return_index=True)
+    chosen = np.stack([c[lanes] for c in columns])
+    if (chosen == chosen[:, :1]).all():
+        return [int(lanes[0])]
+    _, first = np.unique(chosen, axis=1, return_index=True)
     return [int(lanes[i]) for i in sorted(first)]
 
 
@@ -197,12 +203,10 @@ def _box_at(
     store: bool = False,
 ) -> _Box | None:  # fmt: skip
     """The box at these coordinates and this offset in shared memory; None, and a report, for a bad one."""
-    whole = tma.whole_box(tensor, coords, offset)
-    if whole is not None:
-        rows, chunks = of_lanes(whole.rows, whole.row_bytes), whole.chunks
-        inside = offset >= SHARED_BASE and int(chunks.max()) * tma.CHUNK + tma.CHUNK <= m.shared_bytes
-        if inside and m.memory.plain(rows.low, rows.high) is not None:
-            return _Box(tensor, _index_of(tensor, offset), rows, tensor.transaction_bytes, whole=whole)
+    box, end = _whole(tensor, tuple(coords), offset)
+    if box is not None and box.spans is not None and offset >= SHARED_BASE and end <= m.shared_bytes:
+        if m.memory.plain(box.spans.low, box.spans.high) is not None:
+            return box
     elements = _box(m, w, ins, tensor, coords, offset, store)
     if elements is None:
         return None
@@ -211,6 +215,16 @@ def _box_at(
     reached = elements.shared_address[valid] if store else elements.shared_address
     index = byte_index(reached, size) if len(reached) else slice(0, 0)
     return _Box(tensor, index, spans, elements.transaction_bytes, elements=elements)
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole(tensor: tma.TensorMap, coords: tuple[int, ...], offset: int) -> tuple[_Box | None, int]:
+    """A box within its tensor, and the end of its shared memory; None for others."""
+    whole = tma.whole_box(tensor, coords, offset)
+    if whole is None:
+        return None, 0
+    rows, end = of_lanes(whole.rows, whole.row_bytes), int(whole.chunks.max()) * tma.CHUNK + tma.CHUNK
+    return _Box(tensor, _index_of(tensor, offset), rows, tensor.transaction_bytes, whole=whole), end
 
 
 @functools.lru_cache(maxsize=512)

@@ -140,10 +140,13 @@ class GlobalMemory:
 
     def load(self, addresses: Array, size: int) -> tuple[Array, bool]:
         """``size`` bytes at each of int64 ``addresses`` as uint8 (n, size), and whether any was unwritten."""
+        compiled, parts = fast.kernels(), self._split(addresses, size)
+        if compiled is not None and len(parts) == 1 and parts[0][0].unwritten is None:
+            region = parts[0][0]
+            return compiled.rows(region.data, addresses - region.start, size), False
         out = np.empty((len(addresses), size), np.uint8)
         unwritten = False
-        compiled = fast.kernels()
-        for region, where in self._split(addresses, size):
+        for region, where in parts:
             if compiled is not None and region.unwritten is None:
                 out[where] = compiled.rows(region.data, addresses[where] - region.start, size)
                 continue
@@ -162,7 +165,11 @@ class GlobalMemory:
 
     def store(self, addresses: Array, data: Array) -> None:
         """Write uint8 (n, size) ``data``; where lanes hit the same byte the last lane wins."""
+        compiled = fast.kernels()
         for region, where in self._split(addresses, data.shape[1]):
+            if compiled is not None and region.unwritten is None:
+                compiled.put_rows(region.data, addresses[where] - region.start, data[where])
+                continue
             index = (addresses[where] - region.start)[:, None] + np.arange(data.shape[1])
             region.data[index] = data[where]
             if region.unwritten is not None:

@@ -32,9 +32,10 @@ def note_use(m: Machine, w: Warp, ins: Instruction, cta: Cta, agent: int, clock:
     """Warp ``w`` uses the memory of a peer, or starts a copy there, until ``agent`` comes to ``clock``."""
     if not m.check:
         return
+    reached = _reached(w)
     if cta.ended is not None:
         _report(m, Use(clock, w, ins), cta, "has ended")
-    elif not any(_reached(w)[warp.agent] for warp in cta.warps):
+    elif not any(reached[warp.agent] for warp in cta.warps):
         _report(m, Use(clock, w, ins), cta, "may not have begun: no cluster barrier comes before this")
     cta.uses[agent] = Use(clock, w, ins)
 

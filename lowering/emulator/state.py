@@ -337,8 +337,10 @@ class Cta:
 
     def waits_at(self, offset: int) -> Array:
         """The phase and the step of each warp's last wait at the mbarrier of this offset, -1 for none."""
-        warps = self.warp_count * int(np.prod(self.machine.launch.cluster))
-        return self.waits.setdefault(offset, np.full((warps, 2), -1, np.int64))
+        if offset not in self.waits:
+            x, y, z = self.machine.launch.cluster
+            self.waits[offset] = np.full((self.warp_count * x * y * z, 2), -1, np.int64)
+        return self.waits[offset]
 
     def release(self) -> None:
         """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""

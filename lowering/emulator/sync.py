@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,29 +26,34 @@ Array = np.ndarray
 
 
 def _aligned(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
-    if not np.array_equal(mask, w.live):
+    if mask is not w.live and not np.array_equal(mask, w.live):
         missing = np.flatnonzero(w.live & ~mask).tolist()
         m.report(
             Kind.BARRIER_DIVERGENCE, f"lanes {missing} of the warp are on another path", w, ins, lanes=mask
         )
 
 
+@functools.lru_cache(maxsize=64)
+def _mode(parts: tuple[str, ...]) -> str:
+    """The kind of operation that an opcode asks of a named barrier."""
+    return next(p for p in parts[1:] if p in ("sync", "arrive", "red"))
+
+
 def _expected(cta: Cta, barrier: NamedBarrier) -> int:
     if barrier.expected is not None:
         return barrier.expected
-    return 32 * sum(1 for warp in cta.warps if warp.frames)
+    return 32 * len([warp for warp in cta.warps if warp.frames])
 
 
 def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``bar.sync``, ``bar.arrive``, ``bar.red`` and their ``barrier.`` and ``.cta`` spellings."""
     if w.state.pop("barrier_passed", False):
         return None
-    operands = list(ins.operands)
-    mode = next(p for p in ins.parts[1:] if p in ("sync", "arrive", "red"))
+    operands, mode = list(ins.operands), _mode(ins.parts)
     target = operands.pop(0) if mode == "red" else None
     predicate = operands.pop() if mode == "red" else None
-    number = int(w.value(operands[0], "b32")[np.argmax(mask)])
-    count = int(w.value(operands[1], "b32")[np.argmax(mask)]) if len(operands) > 1 else None
+    numbers = [int(w.value(x, "b32")[mask.argmax()]) for x in operands[:2]]
+    number, count = numbers[0], numbers[1] if len(numbers) > 1 else None
     _aligned(m, w, ins, mask)
     barrier = w.cta.named.setdefault(number, NamedBarrier(number))
     if barrier.arrived == 0:
@@ -80,10 +86,9 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if _settle_named(m, w.cta, barrier, w):
         return None
     w.state["barrier_passed"] = True
-    missing = _expected(w.cta, barrier) - barrier.arrived
-    return m.block(
-        w, f"barrier {number} ({missing} of {_expected(w.cta, barrier)} threads missing)", barrier.waiters
-    )
+    expected = _expected(w.cta, barrier)
+    missing = expected - barrier.arrived
+    return m.block(w, f"barrier {number} ({missing} of {expected} threads missing)", barrier.waiters)
 
 
 def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None) -> bool:

@@ -180,9 +180,23 @@ def _bounds(offsets, size):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _alike(values, low, high):  # type: ignore[no-untyped-def]
+    """True if all of these numbers are the same."""
+    different = values[low] ^ values[low]
+    for at in range(low, high):
+        different |= values[at] ^ values[low]
+    return different == 0
+
+
+@jit
 def _follows(writer, written_at, vc, offsets, size):  # type: ignore[no-untyped-def]
     """True if the clocks cover the last write of every byte."""
     for i in range(offsets.shape[0]):
+        low, high = offsets[i], offsets[i] + size
+        if size > 256 and _alike(writer, low, high) and _alike(written_at, low, high):
+            if written_at[low] > vc[writer[low]]:
+                return False
+            continue
         last_writer, last_clock = -1, 0
         for at in range(offsets[i], offsets[i] + size):
             by, clock = writer[at], written_at[at]
@@ -244,6 +258,11 @@ def fenced(ordinary, writer, written_at, fc, offsets, size):  # type: ignore[no-
     if not inside(offsets, size, writer.shape[0]):
         return False
     for i in range(offsets.shape[0]):
+        some = False
+        for at in range(offsets[i], offsets[i] + size):
+            some |= ordinary[at]
+        if not some:
+            continue
         for at in range(offsets[i], offsets[i] + size):
             if ordinary[at] and written_at[at] > fc[writer[at]]:
                 return False
@@ -380,3 +399,11 @@ def rows(memory, offsets, size):  # type: ignore[no-untyped-def]
         for j in range(size):
             out[i, j] = memory[offsets[i] + j]
     return out
+
+
+@jit
+def put_rows(memory, offsets, data):  # type: ignore[no-untyped-def]
+    """A row of ``data`` to each offset, the last one last."""
+    for i in range(offsets.shape[0]):
+        for j in range(data.shape[1]):
+            memory[offsets[i] + j] = data[i, j]

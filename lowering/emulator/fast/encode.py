@@ -192,13 +192,15 @@ class Encoder:
             return self._constant(int(bool(operand.value)) if width == o.BIT else operand.value, width)
         if isinstance(operand, Special) and _KEPT.fullmatch(operand.name) and width != o.BIT:
             name = operand.name
-            return self._of_warp(("special", name), width, lambda w: w.S[name])
+            return self._of_warp(("special", name), width, lambda w: np.asarray(w.S.values_of[name]))
         if isinstance(operand, Symbol) and width in (o.WORD, o.LONG):
             value = self.symbol_value(operand)
             variable = self.kernel.variables.get(operand.name)
             if variable is None or variable.space != "shared":
                 return self._constant(value, width)
-            return self._of_warp(("symbol", value), width, lambda w: w.S["window"].astype(np.int64) + value)
+            return self._of_warp(
+                ("symbol", value), width, lambda w: np.asarray(w.S.values_of["window"] + value)
+            )
         raise Unknown
 
     def _target(self, operand: object, width: int) -> int:
