@@ -142,9 +142,9 @@ class Runner:
         else:
             matrix.wgmma_fence(self.machine, warp, ins, warp.live)
 
-    def multiply(self, operation: Array, smem: Array) -> bool:
-        """Compute a WGMMA that all four warps have issued; False, and nothing done, for kinds not known."""
-        return bool(compiled_wgmma.multiply(self.launch.row, operation, smem))
+    def multiply(self, operations: Array, smem: Array) -> int:
+        """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""
+        return int(compiled_wgmma.multiply(self.launch.row, operations, smem))
 
     def count(self, stats: Stats) -> None:
         """Hand the counts over."""

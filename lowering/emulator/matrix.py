@@ -277,8 +277,7 @@ def committed(m: Machine, group: Warpgroup, number: int) -> None:
         if group.done != number:
             m.later(run, 1, 8)
             return
-        for operation in group.of_group(number):
-            _execute(m, group, operation)
+        _execute_all(m, group, group.of_group(number))
         group.numbers[o.DONE_GROUPS] = number + 1
         if m.timeline is not None:
             m.timeline.add(
@@ -289,6 +288,18 @@ def committed(m: Machine, group: Warpgroup, number: int) -> None:
     m.later(run)
 
 
+def _execute_all(m: Machine, group: Warpgroup, numbers: list[int]) -> None:
+    """Execute WGMMAs one after another; compiled code takes runs of those whose operands lie in memory."""
+    done = 0
+    while done < len(numbers):
+        if m.runner is not None and not group.held:
+            rows = group.rows[np.array(numbers[done:]) % len(group.rows)]
+            done += m.runner.multiply(rows, group.cta.smem)
+        if done < len(numbers):
+            _execute(m, group, numbers[done])
+            done += 1
+
+
 def _execute(m: Machine, group: Warpgroup, number: int) -> None:
     row, smem = group.row(number), group.cta.smem
     blocks = [group.blocks[int(at)] for at in row[o.W_BLOCKS :]]
@@ -296,7 +307,7 @@ def _execute(m: Machine, group: Warpgroup, number: int) -> None:
     for block, (old, _) in zip(blocks, held, strict=True):
         if old is not None:
             np.stack(old, out=block)
-    if m.runner is not None and m.runner.multiply(row, smem):
+    if m.runner is not None and m.runner.multiply(row[None], smem):
         return
     ins = m.program.steps[row[o.W_STEP]].first
     shape, (a_at, b_at), (trans_a, trans_b) = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,16 +126,17 @@ class Warpgroup:
         row[o.W_GROUP] = -1
         numbers[o.NEXT] += 1
 
-    def of_group(self, group: int) -> Iterator[int]:
-        """Numbers of the complete WGMMAs of a group; they have run afterwards."""
+    def of_group(self, group: int) -> list[int]:
+        """Numbers of the complete WGMMAs of a group, which are to run now."""
         numbers = self.numbers
-        for number in range(numbers[o.OLDEST], numbers[o.NEXT]):
-            row = self.row(number)
-            if row[o.W_GROUP] == group:
-                yield number
-                row[o.W_GROUP], row[o.W_STEP] = -1, -1
-        while numbers[o.OLDEST] < numbers[o.NEXT] and self.row(int(numbers[o.OLDEST]))[o.W_STEP] < 0:
-            numbers[o.OLDEST] += 1
+        found = [n for n in range(numbers[o.OLDEST], numbers[o.NEXT]) if self.row(n)[o.W_GROUP] == group]
+        for number in found:
+            self.row(number)[o.W_GROUP] = o.W_DONE
+        oldest, end = numbers[o.OLDEST].item(), numbers[o.NEXT].item()
+        while oldest < end and self.row(oldest)[o.W_GROUP] == o.W_DONE:
+            oldest += 1
+        numbers[o.OLDEST] = oldest
+        return found
 
 
 def signed(word: int) -> int:

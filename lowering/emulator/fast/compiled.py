@@ -118,6 +118,36 @@ def product(a, b, c, group, bits, fraction):  # type: ignore[no-untyped-def]
 
 
 @jit
+def gather_blocks(blocks, columns):  # type: ignore[no-untyped-def]
+    """The accumulators of four warps, uint32 (N / 2, 32) each, as a matrix (64, N) of float64."""
+    out = np.empty((64, columns), np.float64)
+    for warp in range(4):
+        held = blocks[warp].view(np.float32)
+        for register in range(columns // 2):
+            row = warp * 16 + 8 * (register // 2 % 2)
+            column = register // 4 * 8 + register % 2
+            for lane in range(32):
+                out[row + lane // 4, column + lane % 4 * 2] = held[register, lane]
+    return out
+
+
+@jit
+def scatter_blocks(blocks, matrix):  # type: ignore[no-untyped-def]
+    """The inverse, every NaN the canonical one."""
+    for warp in range(4):
+        block = blocks[warp]
+        held = block.view(np.float32)
+        for register in range(matrix.shape[1] // 2):
+            row = warp * 16 + 8 * (register // 2 % 2)
+            column = register // 4 * 8 + register % 2
+            for lane in range(32):
+                value = np.float32(matrix[row + lane // 4, column + lane % 4 * 2])
+                held[register, lane] = value
+                if np.isnan(value):
+                    block[register, lane] = _NAN
+
+
+@jit
 def warpgroup_product(a, b, blocks, add, model):  # type: ignore[no-untyped-def]
     """`wgmma.accumulate` to float32. a (64, K), b (K, N) contiguous float64; four blocks uint32 (N / 2, 32).
 
@@ -125,27 +155,8 @@ def warpgroup_product(a, b, blocks, add, model):  # type: ignore[no-untyped-def]
     """
     group, bits, fraction = model
     columns = b.shape[1]
-    c = np.zeros((64, columns), np.float64)
-    if add:
-        for warp in range(4):
-            held = blocks[warp].view(np.float32)
-            for register in range(columns // 2):
-                row = warp * 16 + 8 * (register // 2 % 2)
-                column = register // 4 * 8 + register % 2
-                for lane in range(32):
-                    c[row + lane // 4, column + lane % 4 * 2] = held[register, lane]
-    d = aligned(a, b, c, group, bits, fraction)
-    for warp in range(4):
-        block = blocks[warp]
-        held = block.view(np.float32)
-        for register in range(columns // 2):
-            row = warp * 16 + 8 * (register // 2 % 2)
-            column = register // 4 * 8 + register % 2
-            for lane in range(32):
-                value = np.float32(d[row + lane // 4, column + lane % 4 * 2])
-                held[register, lane] = value
-                if np.isnan(value):
-                    block[register, lane] = _NAN
+    c = gather_blocks(blocks, columns) if add else np.zeros((64, columns), np.float64)
+    scatter_blocks(blocks, aligned(a, b, c, group, bits, fraction))
 
 
 @jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import mbarrier, places, wgmma
+from . import mbarrier, places, wgmma, words
 from . import memory as shared
 from . import opcodes as o
 from .compiled import products
@@ -151,6 +151,8 @@ def _result(op, x, y, z):  # type: ignore[no-untyped-def]
 def _instruction(file, row, mask):  # type: ignore[no-untyped-def]
     """One instruction of arithmetic in the lanes of ``mask`` that its guard lets through."""
     op, guard = row[o.OP], row[o.GUARD]
+    if guard < 0 and mask == o.EVERY and words.instruction(file, row):
+        return
     y, z = np.int64(0), np.int64(0)
     for lane in range(32):
         if not mask >> lane & 1 or (guard >= 0 and np.int64(file[0][guard + lane]) == row[o.NEGATED]):

@@ -74,6 +74,8 @@ GROUP_COLUMNS = 15
 W_STEP, W_A, W_B, W_SCALE, W_PARTS, W_GROUP, W_BLOCKS = range(7)
 W_COLUMNS = 10
 ALL_PARTS = 15
+W_DONE = -2
+"""In place of the group of a WGMMA that runs, or has run."""
 
 # Accumulators of one warp: where they lie, how many registers, the last group that computes them.
 B_VALUES, B_COUNT, B_GROUP = range(3)

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import opcodes as o
 from . import places
-from .compiled import mark, may_consume, warpgroup_product
+from .compiled import aligned, gather_blocks, mark, may_consume, scatter_blocks
 from .jit import jit
 
 _UNKNOWN_BITS = 0x3FFFC000C000C000
@@ -186,29 +186,61 @@ def _matrix(smem, word, rows, transposed, values, out, across):  # type: ignore[
 
 
 @jit
-def multiply(launch, operation, smem):  # type: ignore[no-untyped-def]
-    """The products of a WGMMA whose parts have all come; False, and nothing done, where of another kind."""
-    program = places.program(launch)
-    row = program[0][program[1][operation[o.W_STEP], o.FIRST]]
-    if program[1][operation[o.W_STEP], o.KIND] != o.OPERATION or row[o.OP] != o.WGMMA or not row[o.OFFSET]:
-        return False
-    plan = program[4][row[o.TARGET] - o.P_LENGTH : row[o.TARGET]]
+def _operands(program, operation, plan, smem):  # type: ignore[no-untyped-def]
+    """A (64, 16) and B (16, N) of a WGMMA; empty where they do not lie in shared memory."""
     columns = plan[o.P_COLUMNS]
+    a, b = np.empty((64, 16), np.float64), np.empty((16, columns), np.float64)
     for word, rows, transposed in (
         (operation[o.W_A], 64, plan[o.P_TRANSPOSED_A]),
         (operation[o.W_B], columns, plan[o.P_TRANSPOSED_B]),
     ):
         if _inside(_pieces(word, rows, transposed), smem.shape[0])[0] < 0:
-            return False
-    a, b = np.empty((64, 16), np.float64), np.empty((16, columns), np.float64)
+            return a[:0], b
     halves = smem[: smem.shape[0] // 2 * 2].view(np.uint16)
     _matrix(halves, operation[o.W_A], 64, plan[o.P_TRANSPOSED_A], program[6], a, False)
     _matrix(halves, operation[o.W_B], columns, plan[o.P_TRANSPOSED_B], program[6], b, True)
+    return a, b
+
+
+@jit
+def _blocks(operation, columns):  # type: ignore[no-untyped-def]
+    """The accumulators of the four warps."""
     at, size = operation[o.W_BLOCKS :], (columns // 2, 32)
-    blocks = (
+    return (
         places.patterns(at[0], size), places.patterns(at[1], size), places.patterns(at[2], size),
         places.patterns(at[3], size),
     )  # fmt: skip
-    model = plan[o.P_GROUP], plan[o.P_BITS], plan[o.P_FRACTION]
-    warpgroup_product(a, b, blocks, bool(operation[o.W_SCALE]), model)
-    return True
+
+
+@jit
+def multiply(launch, operations, smem):  # type: ignore[no-untyped-def]
+    """The products of WGMMAs whose parts have all come, in order, up to one of another kind; how many."""
+    program = places.program(launch)
+    held = np.empty((0, 0), np.float64)  # the accumulators of the last one
+    for done in range(operations.shape[0]):
+        operation = operations[done]
+        step = program[1][operation[o.W_STEP]]
+        row = program[0][step[o.FIRST]]
+        known = step[o.KIND] == o.OPERATION and row[o.OP] == o.WGMMA and row[o.OFFSET] > 0
+        plan = program[4][row[o.TARGET] - o.P_LENGTH : row[o.TARGET]] if known else program[4][:0]
+        last = operations[max(done - 1, 0)]
+        same = done > 0 and (last[o.W_BLOCKS :] == operation[o.W_BLOCKS :]).all()
+        same = same and known and held.shape[1] == plan[o.P_COLUMNS]
+        if done > 0 and not same:
+            scatter_blocks(_blocks(last, held.shape[1]), held)
+        if not known:
+            return done
+        a, b = _operands(program, operation, plan, smem)
+        if a.shape[0] == 0:
+            if same:
+                scatter_blocks(_blocks(last, held.shape[1]), held)
+            return done
+        columns = plan[o.P_COLUMNS]
+        if not operation[o.W_SCALE]:
+            held = np.zeros((64, columns), np.float64)
+        elif not same:
+            held = gather_blocks(_blocks(operation, columns), columns)
+        held = aligned(a, b, held, plan[o.P_GROUP], plan[o.P_BITS], plan[o.P_FRACTION])
+    if operations.shape[0]:
+        scatter_blocks(_blocks(operations[operations.shape[0] - 1], held.shape[1]), held)
+    return operations.shape[0]
