@@ -75,12 +75,13 @@ def wait_bulk(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``cp.async.bulk.wait_group`` and ``.read``: all but the latest N groups of each lane that waits."""
     groups = _stores(w)
     keep = int(ins.operands[0].value)
-    for lane in np.flatnonzero(mask):
-        mine = groups.lanes.get(int(lane), [])
+    waiting = [lane for lane in np.flatnonzero(mask).tolist() if lane in groups.lanes]
+    for lane in waiting:
+        mine = groups.lanes[lane]
         due = mine[: max(0, len(mine) - keep)]
         if any(not op["done"] for _, ops in due for op in ops):
             return m.block(w, "bulk stores to read shared memory", groups.waiters)
-        groups.lanes[int(lane)] = mine[len(due) :]
+        groups.lanes[lane] = mine[len(due) :]
     open_clocks = [clock for mine in groups.lanes.values() for clock, ops in mine if ops]
     w.learn(groups.agent, min(open_clocks) - 1 if open_clocks else groups.clock)
     groups.lanes = {k: v for k, v in groups.lanes.items() if v or k in groups.open}

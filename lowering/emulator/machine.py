@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -65,6 +66,7 @@ class Machine:
         # CTAs of a cooperative launch may wait for each other, so they run all at the same time.
         self.resident = sys.maxsize if launch.attributes.get("cooperative") else resident
         self.max_steps = max_steps
+        self.ranks = math.prod(launch.cluster)
         self._lay_out()
         self.uses_wgmma = any(i.root == "wgmma" for i in kernel.instructions)
         self.program = Program(kernel, handlers, self.symbol_value, single=watch is not None)

@@ -69,11 +69,9 @@ class Warp:
         self.machine = cta.machine
         self.live = np.arange(LANES) < threads
         kernel = cta.machine.kernel
-        zero: dict[str, Array] = {cls: np.zeros(LANES, dtype) for cls, dtype in CLASS_DTYPE.items()}
-        zero["b128"] = np.zeros((LANES, 2), np.uint64)
         self.S = _special_registers(self)
         runner = cta.machine.runner
-        self.R: Any = [zero[cls] for cls in kernel.reg_classes] if runner is None else None
+        self.R: Any = _zeros(kernel.reg_classes) if runner is None else None
         self.lane_touches: Any = None  # of the runner, as is the row
         self.row: Any = None
         self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
@@ -250,6 +248,13 @@ def _immediate(value: int, dtype: str) -> Array:
     return out
 
 
+def _zeros(classes: list[str]) -> list[Array]:
+    """Registers of these classes before anything is written to them."""
+    zero: dict[str, Array] = {cls: np.zeros(LANES, dtype) for cls, dtype in CLASS_DTYPE.items()}
+    zero["b128"] = np.zeros((LANES, 2), np.uint64)
+    return [zero[cls] for cls in classes]
+
+
 def _is_wide(base: object) -> bool:
     return (isinstance(base, Reg) and base.cls == "b64") or isinstance(base, (Imm, Symbol))
 
@@ -270,21 +275,27 @@ class _Specials(dict):
         return found
 
 
+_LANE = np.arange(LANES, dtype=np.uint32)
+_ONE = np.uint32(1)
+_OF_LANES = {
+    "%laneid": _LANE, "%lanemask_eq": _ONE << _LANE, "%lanemask_lt": (_ONE << _LANE) - _ONE,
+    "%lanemask_le": (_ONE << _LANE) | ((_ONE << _LANE) - _ONE), "%lanemask_ge": ~((_ONE << _LANE) - _ONE),
+    "%lanemask_gt": ~((_ONE << _LANE) | ((_ONE << _LANE) - _ONE)),
+}  # fmt: skip
+"""Special registers that are the same in all warps."""
+
+
 def _special_registers(warp: Warp) -> _Specials:
     cta = warp.cta
     launch, sms = cta.machine.launch, cta.machine.sms
     linear = warp.number * LANES + np.arange(LANES)
     bx, by, _ = launch.block
-    lane = np.arange(LANES, dtype=np.uint32)
-    one = np.uint32(1)
     values: dict[str, Any] = {
-        "%laneid": lane, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
+        **_OF_LANES, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
         "%nsmid": sms, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
-        "%cluster_ctarank": cta.rank, "%cluster_nctarank": int(np.prod(launch.cluster)),
+        "%cluster_ctarank": cta.rank, "%cluster_nctarank": cta.machine.ranks,
         "%is_explicit_cluster": int(launch.cluster != (1, 1, 1)), "%dynamic_smem_size": launch.smem,
-        "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE, "%lanemask_eq": one << lane,
-        "%lanemask_lt": (one << lane) - one, "%lanemask_le": (one << lane) | ((one << lane) - one),
-        "%lanemask_ge": ~((one << lane) - one), "%lanemask_gt": ~((one << lane) | ((one << lane) - one)),
+        "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE,
         "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
     }  # fmt: skip
     tid = (linear % bx, linear // bx % by, linear // (bx * by))
@@ -338,8 +349,7 @@ class Cta:
     def waits_at(self, offset: int) -> Array:
         """The phase and the step of each warp's last wait at the mbarrier of this offset, -1 for none."""
         if offset not in self.waits:
-            x, y, z = self.machine.launch.cluster
-            self.waits[offset] = np.full((self.warp_count * x * y * z, 2), -1, np.int64)
+            self.waits[offset] = np.full((self.warp_count * self.machine.ranks, 2), -1, np.int64)
         return self.waits[offset]
 
     def release(self) -> None:

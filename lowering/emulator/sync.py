@@ -135,6 +135,8 @@ def cluster_arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 def _settle_cluster(m: Machine, w: Warp) -> None:
     cluster = w.cta.cluster
+    if cluster.barrier.arrived == 0:
+        return
     alive = sum(1 for cta in cluster.ctas for warp in cta.warps if warp.frames)
     if cluster.barrier.settle(alive):
         m.wake(cluster.barrier.waiters)

@@ -56,7 +56,7 @@ class CtaRow:
         self.marks: Array | None = None
         cluster = cta.cluster
         if cluster.rows is None:
-            cluster.rows = np.zeros(int(np.prod(cta.machine.launch.cluster)), np.int64)
+            cluster.rows = np.zeros(cta.machine.ranks, np.int64)
         cluster.rows[cta.rank] = address(self.row)
         self.barriers = np.zeros((32, 2), np.int64)
         self.offsets: dict[int, int] = {}  # of barriers, and their rows there
@@ -114,7 +114,7 @@ class WarpRow:
         self.row[: o.LEFT] = (
             address(cta.row), address(file), len(file), address(away), len(away), address(self.vc),
             address(self.fc), len(self.vc), *map(address, touches.arrays), len(touches.arrays[1]),
-            len(touches.arrays[3]), 0, address(self.blocks), 0, int(np.prod(machine.launch.cluster)),
+            len(touches.arrays[3]), 0, address(self.blocks), 0, machine.ranks,
             warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
         )  # fmt: skip
         self.numbers[o.REACHED_AT], self.numbers[o.IN_CLUSTER] = address(self.reached), warp.in_cluster
@@ -170,10 +170,8 @@ class WarpRow:
 
     def frames(self) -> list[Frame]:
         """The warp's frames after a run that changed them."""
-        held = self.numbers[: o.FRAMES + o.FRAME * self.numbers[o.DEPTH]].tolist()
-        return [
-            Frame(lanes_of(mask), at, meeting, mask == held[o.LIVE])
-            for mask, at, meeting in zip(
-                *(held[o.FRAMES + i :: o.FRAME] for i in range(o.FRAME)), strict=True
-            )
-        ]
+        numbers, frames = self.numbers, []
+        for at in range(o.FRAMES, o.FRAMES + o.FRAME * numbers[o.DEPTH], o.FRAME):
+            mask, pc, meeting = numbers[at : at + o.FRAME]
+            frames.append(Frame(lanes_of(mask), pc, meeting, mask == numbers[o.LIVE]))
+        return frames
