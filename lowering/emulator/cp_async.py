@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import access, ordering, sync
+from . import access, fast, ordering, sync
 from .fast import opcodes
 from .lanes import Touch, note_copied
 from .machine import Machine
@@ -47,15 +47,10 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async`` of 4, 8 or 16 bytes a lane, with zero fill past the source size."""
     groups = _copies(w)
     size = int(ins.operands[2].value)
-    count = np.full(32, size)
-    ignored = next((o for o in ins.operands[3:] if isinstance(o, Reg) and o.cls == "pred"), None)
-    if ignored is not None:
-        count = np.where(w.value(ignored, "pred"), 0, size)
-    elif len(ins.operands) - ins.has("L2::cache_hint") > 3:
-        count = w.value(ins.operands[3], "b32").astype(np.int64)
-    count = np.minimum(count[mask], size)
-    targets = w.address(ins.operands[0])[mask]
-    sources = w.address(ins.operands[1])[mask]
+    count = _counts(w, ins, size, mask)
+    targets, sources = w.address(ins.operands[0]), w.address(ins.operands[1])
+    if not mask.all():
+        targets, sources = targets[mask], sources[mask]
     offsets = targets & OFFSET_MASK
     pieces = access.shared_target(m, w, ins, targets, size, mask)
     for cta, _, where in pieces:
@@ -67,8 +62,10 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
                 m.report_conflict(conflict, "write", w, ins, cta)
     if m.stats is not None:
         m.stats.add(ins, "cp_async_bytes", len(targets) * size)
-    if (count > 0).any():
-        read = of_lanes(sources[count > 0], size if (count == size).all() else int(count[count > 0].min()))
+    if count is None:
+        ordering.copy_from(m, w, ins, of_lanes(sources, size), groups.agent, groups.clock + 1)
+    elif (count > 0).any():
+        read = of_lanes(sources[count > 0], int(count[count > 0].min()))
         ordering.copy_from(m, w, ins, read, groups.agent, groups.clock + 1)
     issued = m.step
     operation: dict = {"done": False, "touch": Touch(targets, size, mask, ins)}
@@ -77,26 +74,46 @@ def cp_async(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
         if operation["done"]:
             return
         operation["done"] = True
-        full = count == size
-        whole = bool(full.all())
-        if whole:
-            data = access.load_global(m, w, ins, sources, size)
-        else:
-            data = np.zeros((len(sources), size), np.uint8)
-            if full.any():
-                data[full] = access.load_global(m, w, ins, sources[full], size)
-        for lane in () if whole else np.flatnonzero((count > 0) & ~full):
-            part = int(count[lane])
-            unit = np.arange(part)
-            data[lane, :part] = access.load_global(m, w, ins, sources[lane] + unit, 1)[:, 0]
+        data = _arriving(m, w, ins, sources, size, count)
         inside = (offsets >= SHARED_BASE) & (offsets + size <= m.shared_bytes)
-        w.cta.smem[offsets[inside, None] + np.arange(size)] = data[inside]
+        compiled = fast.kernels()
+        if compiled is not None and inside.all():
+            compiled.put_rows(w.cta.smem, offsets, data)
+        else:
+            w.cta.smem[offsets[inside, None] + np.arange(size)] = data[inside]
         if m.timeline is not None:
             m.timeline.add(f"CTA {w.cta.index} cp.async", "cp.async", f"warp {w.number}", issued, m.step)
 
     operation["land"] = land
     groups.open.append(operation)
     m.later(land, 2, 400)
+
+
+def _counts(w: Warp, ins: Instruction, size: int, mask: Array) -> Array | None:
+    """Bytes that each lane of ``mask`` reads, of the ``size`` that it writes; None where all read as many."""
+    ignored = next((x for x in ins.operands[3:] if isinstance(x, Reg) and x.cls == "pred"), None)
+    if ignored is not None:
+        count = np.where(w.value(ignored, "pred"), 0, size)
+    elif len(ins.operands) - ins.has("L2::cache_hint") > 3:
+        count = w.value(ins.operands[3], "b32").astype(np.int64)
+    else:
+        return None
+    count = np.minimum(count[mask], size)
+    return None if (count == size).all() else count
+
+
+def _arriving(m: Machine, w: Warp, ins: Instruction, sources: Array, size: int, count: Array | None) -> Array:
+    """The bytes of a copy, uint8 (lanes, size); zeros after the ``count`` that a lane reads."""
+    if count is None:
+        return access.load_global(m, w, ins, sources, size)
+    full = count == size
+    data = np.zeros((len(sources), size), np.uint8)
+    if full.any():
+        data[full] = access.load_global(m, w, ins, sources[full], size)
+    for lane in np.flatnonzero((count > 0) & ~full):
+        part = int(count[lane])
+        data[lane, :part] = access.load_global(m, w, ins, sources[lane] + np.arange(part), 1)[:, 0]
+    return data
 
 
 def commit_copies(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

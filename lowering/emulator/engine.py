@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import copies, cp_async, fast, fragments, loads, matrix, products, remote, sync, tensormaps, warp_ops
@@ -43,6 +44,22 @@ def _place(module: Module, kernel: str, machine: Machine | None, error: Exceptio
     text = f"kernel {kernel}, PTX line {ins.line}{', ' + source if source else ''}{who}, at {ins.text!r}"
     report = Report(Kind.UNKNOWN_OPCODE, str(error), kernel, ins.line, ins.text, source)
     return text, report
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Collect cycles seldom in this block, and not what was there before it again and again."""
+    if gc.get_freeze_count():  # it is within another one
+        yield
+        return
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(max(thresholds[0], 50_000) if thresholds[0] else 0, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _runner(machine: Machine) -> Any:
@@ -111,14 +128,8 @@ def execute(
         machine.step = first_step
         if started is not None:
             started(machine)
-        frozen = gc.get_freeze_count()
-        if not frozen:
-            gc.freeze()  # what was there before is not looked at again and again
-        try:
+        with _few_collections():
             machine.run()
-        finally:
-            if not frozen:
-                gc.unfreeze()
     except PtxError as error:
         place, report = _place(module, kernel.name, machine, error)
         log.add(report)
