@@ -62,7 +62,8 @@ def issue(m: Machine, w: Warp, ins: Instruction, words: tuple[int | None, int, b
     if number == group.numbers[o.NEXT]:
         _check_descriptors(m, w, ins, words)
         group.begin(w.frames[-1].pc, words)
-    if not _same(m, group.row(number), ins, words):
+    same = _same(m, group.row(number), ins, words)
+    if not same:
         m.report(
             Kind.BARRIER_DIVERGENCE,
             "the warps of a warpgroup issue different wgmma operations or descriptors",
@@ -73,7 +74,7 @@ def issue(m: Machine, w: Warp, ins: Instruction, words: tuple[int | None, int, b
     block, old = _accumulators(w, operands[0].indices, words[2])
     block.group = commits + 1
     a_registers = np.stack([w.R[i] for i in operands[1].indices], axis=1) if from_registers else None
-    if old is not None or a_registers is not None:
+    if old is not None or a_registers is not None or not same:
         group.held[number, part] = old, a_registers
     if from_registers:
         for i in operands[1].indices:
@@ -307,9 +308,13 @@ def _execute(m: Machine, group: Warpgroup, number: int) -> None:
     for block, (old, _) in zip(blocks, held, strict=True):
         if old is not None:
             np.stack(old, out=block)
+    ins = m.program.steps[row[o.W_STEP]].first
+    if not _fit(ins, blocks, [a for _, a in held]):
+        for block in blocks:
+            block[:] = 0
+        return
     if m.runner is not None and m.runner.multiply(row[None], smem):
         return
-    ins = m.program.steps[row[o.W_STEP]].first
     shape, (a_at, b_at), (trans_a, trans_b) = (
         _parse_wgmma(ins.opcode),
         _descriptors(row, ins),
@@ -331,6 +336,13 @@ def _execute(m: Machine, group: Warpgroup, number: int) -> None:
         shape, a, b, blocks, bool(row[o.W_SCALE]), negate_a=negate[0], negate_b=negate[1],
         saturate="satfinite" in ins.parts,
     )  # fmt: skip
+
+
+def _fit(ins: Instruction, blocks: list[Array], a: list[Array | None]) -> bool:
+    """True if all four warps have issued a WGMMA of this kind; of others the result has no meaning."""
+    registers_of_a = isinstance(ins.operands[1], Vector)
+    count = _parse_wgmma(ins.opcode).accumulator_registers
+    return all(len(b) == count for b in blocks) and all((x is not None) == registers_of_a for x in a)
 
 
 def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:

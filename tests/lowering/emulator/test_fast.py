@@ -59,11 +59,11 @@ def test_tensor_core_sums(dtype, model, make, seed):
 
 
 def outcome(call, **settings):
-    """Output, findings, counts and last step of a call."""
+    """Output, findings, counts by source line, and the whole timeline of a call."""
     with emulator.run(**settings) as session:
         out = call()
-    last = max((e.end for e in session.timeline.events), default=0)
-    return out, [str(r) for r in session.reports], dict(session.stats.total), last
+    lines = {line: dict(counts) for line, counts in session.stats.by_line.items()}
+    return out, [str(r) for r in session.reports], lines, session.timeline.events
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -13,7 +13,7 @@ pytest.importorskip("cutlass")
 import kernels_dsl  # noqa: E402
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig  # noqa: E402
 from lowering import emulator  # noqa: E402
-from lowering.emulator import Kind, ptx, session  # noqa: E402
+from lowering.emulator import Kind, Report, fast, ptx, session  # noqa: E402
 
 SM90 = Sm90GemmConfig(128, 64, stages=2)
 SM80 = Sm80GemmConfig(64, 64, 32, 3, 2, 2)
@@ -80,29 +80,47 @@ MUTATIONS = {
 }
 
 
-def _run(config: object, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[str], str]) -> set[Kind]:
+def _run(
+    config: object,
+    monkeypatch: pytest.MonkeyPatch,
+    mutate: Callable[[str], str],
+    shape: tuple = (264, 264, 264),
+) -> list[Report]:
     parse = ptx.parse
     monkeypatch.setattr(session, "_loaded", {})
     monkeypatch.setattr(ptx, "parse", lambda text: parse(mutate(text)))
-    shape, sms = ((200, 32, 640), 3) if config is STREAM_K else ((264, 264, 264), None)
+    shape, sms = ((200, 32, 640), 3) if config is STREAM_K else (shape, None)
     a, b = (torch.randint(-2, 3, (rows, shape[2])).to(torch.bfloat16) for rows in shape[:2])
-    found: set[Kind] = set()
     with emulator.run(arch="sm_90a", sms=sms, raise_on_report=False, max_steps=400_000) as active:
         try:
             kernels_dsl.gemm(a, b.mT, config=config)  # type: ignore[arg-type]
         except emulator.EmulatorError:
             pass
-        found |= {r.kind for r in active.reports}
-    return found
+    return active.reports
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_missing_synchronisation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, mutate, expected = MUTATIONS[name]
-    found = _run(config, monkeypatch, mutate)
+    found = {report.kind for report in _run(config, monkeypatch, mutate)}
     assert found & expected, f"found {found}"
+
+
+@pytest.mark.skipif(fast.kernels() is None, reason="needs numba (the extra emulator-fast)")
+@pytest.mark.parametrize(
+    "name", ["wgmma.wait_group", "waits on mbarriers", "expected bytes", "barriers of the epilogue"]
+)
+def test_compiled_code_reports_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of all findings, with the lines to look at."""
+    config, mutate, _ = MUTATIONS[name]
+    with monkeypatch.context() as patch:
+        quick = [str(report) for report in _run(config, patch, mutate, (136, 72, 200))]
+    with fast.reference(), monkeypatch.context() as patch:
+        reference = [str(report) for report in _run(config, patch, mutate, (136, 72, 200))]
+    assert quick == reference
+    assert quick
 
 
 @pytest.mark.parametrize("config", [SM90, SM80, STREAM_K], ids=["sm90", "sm80", "stream-K"])
 def test_the_kernels_as_they_are_have_no_finding(config: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run(config, monkeypatch, lambda text: text) == set()
+    assert _run(config, monkeypatch, lambda text: text) == []

@@ -84,6 +84,16 @@ wgmma.wait_group.sync.aligned 0;
 """
 
 
+OF_N8 = (
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r20, %r21, %r22, %r23}, "
+    "%rd12, %rd13, %p5, 1, 1, 0, 0;"
+)
+OF_N16 = OF_N8.replace("n8", "n16").replace("%r23}", "%r23, %r24, %r25, %r26, %r27}")
+UNLIKE = (
+    f"setp.ne.b32 %p5, 1, 0;\n@%p2 bra NARROW;\n{OF_N16}\nbra.uni JOIN;\nNARROW:\n{OF_N8}\nJOIN:\n"
+    "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
+)
+"""Warp 0 issues a WGMMA of another shape than the other three warps."""
 WG = {"block": 128, "smem": 8192}
 ADD = "add.f32 %r30, %r20, %r20;\n"
 CLOBBER = "bar.sync 0;\nst.shared.b32 [%r5+1024], %r99;\n"
@@ -312,6 +322,12 @@ CASES = {
         ADDRESS + "ld.global.b32 %r10, [%rd4];\nst.global.b32 [%rd4], %r10;",
         ADDRESS + "st.global.b32 [%rd4], %r0;\nld.global.b32 %r10, [%rd4];",
         {"unwritten": True},
+    ),
+    "WGMMAs of different shapes": Case(
+        Kind.BARRIER_DIVERGENCE,
+        "".join(f"mov.b32 %r{n}, 0;\n" for n in range(24, 28)) + _wgmma(after=UNLIKE),
+        _wgmma(after=UNLIKE.replace("@%p2 bra", "bra.uni")),
+        WG,
     ),
     "barrier inside a divergent branch": Case(
         Kind.BARRIER_DIVERGENCE,
