@@ -379,7 +379,7 @@ def test_an_entry_that_vanishes_before_it_is_loaded():
 
 def test_an_entry_that_cannot_be_loaded_is_named(monkeypatch):
     kernel = compile_affine()
-    monkeypatch.setattr("tvm_ffi.registry.get_global_func", lambda name, allow_missing=False: None)
-    monkeypatch.setattr("tvm_ffi.module.load_module", lambda path: (_ for _ in ()).throw(OSError("no exec")))
+    monkeypatch.setattr("tvm_ffi.core._get_global_func", lambda name, allow_missing: None)
+    monkeypatch.setattr("tvm_ffi.load_module", lambda path: (_ for _ in ()).throw(OSError("no exec")))
     with pytest.raises(LoweringError, match=r"'affine' could not be loaded: no exec"):
         _ = kernel.launch
