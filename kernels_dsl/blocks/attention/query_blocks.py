@@ -105,11 +105,14 @@ def decode_key_tile(
 
     Under a causal mask the first tiles of a head visit the most queries. `from_last`: the last comes first.
     """
-    first_head = index // (tiles.n * heads_at_once) * heads_at_once
-    heads = cutlass.min(heads_at_once, tiles.kv_heads * tiles.batch - first_head)
-    place = index - first_head * tiles.n
-    n = place // heads
-    image = first_head + place - n * heads
+    image = index // tiles.n
+    n = index - image * tiles.n
+    if cutlass.const_expr(heads_at_once > 1):
+        first_head = image // heads_at_once * heads_at_once
+        heads = cutlass.min(heads_at_once, tiles.kv_heads * tiles.batch - first_head)
+        place = index - first_head * tiles.n
+        n = place // heads
+        image = first_head + place - n * heads
     batch = image // tiles.kv_heads
     if cutlass.const_expr(from_last):
         n = tiles.n - 1 - n

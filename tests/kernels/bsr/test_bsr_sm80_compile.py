@@ -12,6 +12,7 @@ from kernels_dsl.config.bsr import BsrLayout, BsrProblem
 from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, choose_sm80, sddmm_units, tile_for
 from kernels_dsl.config.problem import L40S
 from kernels_dsl.ops.bsr.plan import FUNCTIONS
+from kernels_dsl.ops.bsr.sampled_plan import FUNCTIONS as SAMPLED
 
 EVERYTHING = LinearEpilogue(alpha=True, beta=True, bias=True, residual=True, activation="gelu")
 MODES = ("", "", "mn", "n", "mn")
@@ -83,7 +84,7 @@ def test_fp8_blocks_with_scales(block: tuple[int, int], left: bool) -> None:
 @pytest.mark.parametrize("block", [(16, 16), (128, 128)], ids=str)
 def test_the_sampled_product_does_not_spill(block: tuple[int, int]) -> None:
     index = _meta(9, dtype=torch.int32)
-    compiled = FUNCTIONS["sddmm_sm80"].compile(
+    compiled = SAMPLED["sm80"].compile(
         _meta(512, 256), _meta(512, 256).t(), _meta(9, *block), (index,) * 4, (0.5,), 132, arch="sm_89",
         config=choose_sddmm_sm80(block, (16, 16)), epilogue=LinearEpilogue(alpha=True), block=block,
         units=sddmm_units(block),
