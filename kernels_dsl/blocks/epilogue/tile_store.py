@@ -24,7 +24,13 @@ from kernels_dsl.blocks.epilogue.operands import (
     operand_registers,
 )
 from kernels_dsl.blocks.epilogue.prefetch import Along, Region, at_piece, early_registers, load_early
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, Consumer, NamedBarrier, sync_warpgroup
+from kernels_dsl.blocks.hw.barriers import (
+    WARPGROUP_THREADS,
+    Consumer,
+    NamedBarrier,
+    fence_for_async_readers,
+    sync_warpgroup,
+)
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M
 from kernels_dsl.blocks.reduce.lines import WarpgroupReduction
@@ -249,7 +255,7 @@ def store_subtile(
     read (TMA), or all threads arrive after they have read the last one (plain stores).
     """
     if cutlass.const_expr(plan.use_tma):
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
     sync_warpgroup(NamedBarrier.EPILOGUE, consumer.warpgroup)
     if cutlass.const_expr(isinstance(write, ClippedWriter)):
         by_tma, by_threads = write.whole, write.part

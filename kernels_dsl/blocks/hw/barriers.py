@@ -35,6 +35,11 @@ class NamedBarrier(enum.IntEnum):
     """The same, when the warpgroup has given."""
 
 
+def fence_for_async_readers() -> None:
+    """Lets TMA and WGMMA, of whoever is then given it, see what this thread wrote to shared memory."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
 @cute.jit
 def sync_warpgroup(barrier: NamedBarrier, warpgroup: Int32):
     """Barrier among the 128 threads of one consumer warpgroup."""

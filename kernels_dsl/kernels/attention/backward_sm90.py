@@ -169,11 +169,12 @@ def backward_kernel(
         q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
         do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
     )
-    handoffs: Any = barriers + 4 + 4 * spec.stages
+    handoff_barriers = barriers + 4 + 4 * spec.stages
+    handoffs: Any = None
     if cutlass.const_expr(spec.roles):
-        handoffs = make_handoffs(spec, handoffs)
+        handoffs = make_handoffs(spec, handoff_barriers)
     else:
-        handoffs = make_handoff(handoffs, spec.stages, warps)
+        handoffs = make_handoff(handoff_barriers, spec.stages, warps)
     sync_after_init((1, 1))
     at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last, spec.heads_at_once)
     seq = seq_info(work.extent, at.batch)

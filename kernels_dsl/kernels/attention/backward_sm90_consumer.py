@@ -24,6 +24,7 @@ from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
     Consumer,
     NamedBarrier,
+    fence_for_async_readers,
     give_turn,
     sync_consumers,
     wait_turn,
@@ -31,7 +32,7 @@ from kernels_dsl.blocks.hw.barriers import (
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
-from .backward_sm90_handoff import await_empty, before, fence_for_async_readers, give, give_back
+from .backward_sm90_handoff import await_empty, before, give, give_back
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_sums import await_turn, give_sums

@@ -42,9 +42,3 @@ def before(state: pipeline.PipelineState) -> pipeline.PipelineState:
     """The state before this one, of a ring that has two stages."""
     index = state.index ^ 1
     return pipeline.PipelineState(state.stages, state.count - 1, index, state.phase ^ index)
-
-
-@cute.jit
-def fence_for_async_readers():
-    """Lets TMA and WGMMA, of whoever is then given it, see what this thread wrote to shared memory."""
-    cute.arch.fence_proxy("async.shared", space="cta")

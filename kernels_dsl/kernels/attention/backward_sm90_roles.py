@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.epilogue import tile_store as epi
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, sync_consumers
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, fence_for_async_readers, sync_consumers
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 
@@ -40,7 +40,7 @@ from .backward_sm90_consumer import (
     turned,
     weigh_scores,
 )
-from .backward_sm90_handoff import await_empty, fence_for_async_readers, give, give_back, make_handoff
+from .backward_sm90_handoff import await_empty, give, give_back, make_handoff
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_sums import await_turn, pass_turn

@@ -16,11 +16,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier
+from kernels_dsl.blocks.hw.barriers import WARPGROUP_THREADS, NamedBarrier, fence_for_async_readers
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 
-from .backward_sm90_handoff import fence_for_async_readers
 from .backward_sm90_producer import SharedTiles
 from .backward_sm90_spec import CONSUMERS
 from .backward_sm90_visits import Site, Visit, for_each_block

@@ -45,6 +45,7 @@ from kernels_dsl.blocks.hw.barriers import (
     WARPGROUP_THREADS,
     Consumer,
     NamedBarrier,
+    fence_for_async_readers,
     give_turn,
     sync_consumers,
     wait_turn,
@@ -430,7 +431,7 @@ def clear_tail(spec: Spec, sV: cute.Tensor, v_state: pipeline.PipelineState, sit
                 column = site.thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
                     sV[column, key, v_state.index] = zero
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
         sync_consumers(spec.consumers)
 
 

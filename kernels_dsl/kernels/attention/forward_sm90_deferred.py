@@ -22,6 +22,7 @@ from cutlass import Boolean, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
 from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.barriers import fence_for_async_readers
 from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.tma import TmaCopy
 from kernels_dsl.config.attention import LATER_NUMBERS, LATER_SHARES, TRANSPOSING_WARPS
@@ -129,7 +130,7 @@ def transpose_segments(spec: Spec, deferred: Deferred, shared: Shared, warp: Int
         item = claim(deferred)  # while that one arrives
         ring.consumer_wait(state)
         transpose_block(shape, source, target, lane, 32)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        fence_for_async_readers()
         cute.arch.sync_warp()
         store_segment(spec, deferred, buffers.transposed, at, warp)
         cute.arch.cp_async_bulk_commit_group()

@@ -21,6 +21,7 @@ from cutlass import Int32
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
+from kernels_dsl.blocks.hw.barriers import fence_for_async_readers
 from kernels_dsl.blocks.hw.dsl import transposed
 from kernels_dsl.blocks.hw.layouts import SWIZZLES
 from kernels_dsl.blocks.hw.pipeline import consumer_state, producer_state
@@ -59,7 +60,7 @@ def transpose_values(spec: Spec, shared: Shared, work: Work):
             source = raw + raw_state.index * spec.v_bytes
             target = values + v_state.index * spec.v_bytes
             transpose_block(BlockShape(spec.tile_n, spec.dim_v), source, target, thread, THREADS)
-            cute.arch.fence_proxy("async.shared", space="cta")
+            fence_for_async_readers()
             cute.arch.sync_warp()
             raw_ring.consumer_release(raw_state)
             if cute.arch.lane_idx() == 0:
