@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from kernels_dsl.config.problem import Device
 from lowering.records import NamedTuple, frozen
 
@@ -43,6 +46,14 @@ _STATS = 1024
 FACTORS_OFFSET = 512
 """Bytes from a CTA's row maxima and sums to the factors of its rows of Q."""
 _MAX_STAGES = 4
+MERGED_COLUMNS = 32
+"""Columns of the warps' outputs that are merged at a time, where they have shared memory of their own."""
+_MAIL = 64
+"""Bytes of the description of an item."""
+_TMA_STRIDE = 1 << 39
+"""Elements of 16 bits: strides of a tensor map stay below it."""
+_MAX_SLOTS = 16
+"""Blocks of a ring of TMA, at most."""
 OUTPUT_PAD = 8
 """float32 between rows of the warps' outputs, so that four rows lie in different banks; fp8 caches: two, and
 twice as many."""
@@ -89,7 +100,9 @@ class DecodeConfig:
     """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
     `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
     fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
-    items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key.
+    items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key. `box`: keys that TMA
+    loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
+    rows with cp.async, and a stage has both.
     """
 
     dim: int
@@ -101,6 +114,7 @@ class DecodeConfig:
     kv_bytes: int = 2
     tiled: bool = False
     fixed: bool = False
+    box: int = 0
 
     @property
     def most_splits(self) -> int:
@@ -118,9 +132,14 @@ class DecodeConfig:
         return max(1, min(4 // self.warps_m, self.tile_n // 16))
 
     @property
+    def computing_threads(self) -> int:
+        """Threads of the warps that compute."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return 32 * self.warps_m * self.warps_n
+        return self.computing_threads + (32 if self.box else 0)
 
     @property
     def q_bytes(self) -> int:
@@ -128,9 +147,14 @@ class DecodeConfig:
         return self.rows * self.dim * 2
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of a step's block of K, and as many of V."""
+        return self.tile_n * self.dim * self.kv_bytes
+
+    @property
     def stage_bytes(self) -> int:
-        """Bytes of a block of K, and as many of V."""
-        return 2 * self.tile_n * self.dim * self.kv_bytes
+        """Bytes of a stage of the ring."""
+        return self.block_bytes if self.box else 2 * self.block_bytes
 
     @property
     def stats_offset(self) -> int:
@@ -138,13 +162,35 @@ class DecodeConfig:
         return self.q_bytes + self.stages * self.stage_bytes
 
     @property
+    def merged_columns(self) -> int:
+        """Columns of the warps' outputs that are merged at a time."""
+        return MERGED_COLUMNS if self.box else self.dim
+
+    @property
+    def outputs_offset(self) -> int:
+        """Byte offset of the warps' outputs: over Q and the blocks, if nothing is loaded to them by then."""
+        return self.stats_offset + _STATS if self.box else 0
+
+    @property
     def outputs_bytes(self) -> int:
-        """Bytes of the warps' outputs, which lie over Q and the blocks in the end."""
-        return self.warps_n * self.rows * (self.dim + OUTPUT_PAD * 2 // self.kv_bytes) * 4
+        """Bytes of the warps' outputs."""
+        return self.warps_n * self.rows * (self.merged_columns + OUTPUT_PAD * 2 // self.kv_bytes) * 4
+
+    @property
+    def mail_offset(self) -> int:
+        """Byte offset of the description of an item; the mbarriers follow it."""
+        return self.outputs_offset + self.outputs_bytes
+
+    @property
+    def barriers_offset(self) -> int:
+        """Byte offset of the mbarriers: two for each stage, and two for the description of an item and Q."""
+        return self.mail_offset + _MAIL
 
     @property
     def smem_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
+        if self.box:
+            return self.barriers_offset + 16 * (self.stages + 1)
         return self.stats_offset + _STATS
 
 
@@ -166,3 +212,30 @@ def decode_config(dim: int, rows: int, pack: int, device: Device, kv_bytes: int 
         if stages >= 2:
             return DecodeConfig(padded, tile_m, tile_n, stages, ctas, pack, kv_bytes)
     raise ValueError(f"two stages of {one.stage_bytes} bytes do not fit {device.smem_bytes} of {device.name}")
+
+
+def why_not_tma(
+    config: DecodeConfig, device: Device, page: int, strides: tuple[tuple[int, ...], ...]
+) -> str | None:
+    """Says why TMA cannot bring keys in pages of `page`, or dense ones (0), of caches with such strides; None
+    if it can."""
+    if not device.has_wgmma:
+        return f"{device.name} is not of compute capability 9.0"
+    if config.kv_bytes != 2:
+        return "caches are of fp8, which the kernel of TMA does not take"
+    if config.dim > 128 or config.rows > 32:
+        return f"registers do not hold {config.rows} rows of {config.dim} columns beside a loading warp's"
+    if math.gcd(page, config.tile_n) % 16:
+        return f"pages have {page} keys, must be a multiple of 16"
+    if any(step <= 0 or step % 8 or step >= _TMA_STRIDE for of_cache in strides for step in of_cache[:3]):
+        return f"caches have strides {strides}, must have multiples of 8 below {_TMA_STRIDE}"
+    return None
+
+
+def tma_config(config: DecodeConfig, device: Device, page: int) -> DecodeConfig:
+    """The same with keys that TMA loads, where `why_not_tma` is None. As many stages as fit."""
+    few = replace(config, box=math.gcd(page, config.tile_n), stages=_MAX_SLOTS)
+    room = (device.smem_bytes + _RESERVED) // config.ctas_per_sm - _RESERVED
+    over = few.smem_bytes - room
+    each = few.stage_bytes + 16
+    return replace(few, stages=_MAX_SLOTS - max(0, -(-over // each)))

@@ -22,6 +22,8 @@ from cutlass import Boolean, Int32, const_expr, range_constexpr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
+from kernels_dsl.blocks.hw.dsl import inline_ptx
+
 SHARED_BANK_BYTES = 128
 """Bytes that shared memory delivers in one pass: 32 banks of 4."""
 
@@ -44,6 +46,13 @@ def cp_async(
         loc=loc,
         ip=ip,
     )
+
+
+@dsl_user_op
+def arrive_with_copies(full: cute.Pointer, *, loc=None, ip=None):
+    """Keeps `full` from completing until this lane's cp.async are done; counts as no arrival."""
+    text = "cp.async.mbarrier.arrive.shared::cta.b64 [$0];"
+    inline_ptx(None, (full.toint(),), text, "r", effects=True, loc=loc, ip=ip)
 
 
 def row_bytes_of(dtype: type[cutlass.Numeric], contiguous: int) -> int:

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, pipeline, range_constexpr
 from cutlass.cutlass_dsl import dsl_user_op
 
-from kernels_dsl.blocks.hw.cp_async import cp_async
+from kernels_dsl.blocks.hw.cp_async import arrive_with_copies, cp_async
 from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.pipeline import skip
 from kernels_dsl.blocks.mainloop.operand_ring import ExtraWords
@@ -236,13 +236,6 @@ def copy_elements(
             at = (cutlass.min(row, mS.shape[0] - 1), group)
             source, target = mS.iterator + cute.crd2idx(at, mS.layout), stage.iterator + (tile.start + number)
             cp_async(target, source, 4, Int32(4))
-
-
-@dsl_user_op
-def arrive_with_copies(full: cute.Pointer, *, loc=None, ip=None):
-    """Keeps `full` from completing until this lane's cp.async are done; counts as no arrival."""
-    text = "cp.async.mbarrier.arrive.shared::cta.b64 [$0];"
-    inline_ptx(None, (full.toint(),), text, "r", effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op

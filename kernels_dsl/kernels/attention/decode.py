@@ -11,7 +11,8 @@ with the log-sum-exp of its rows, goes to a workspace, where a second kernel mer
 
 Keys lie in pages, found by a table, or in one cache a sequence, which is a page too. Each row is copied from
 where it lies by cp.async; rows past the end, and those before the window, are zeros and not read.
-`decode_tile` has the work of an item, `decode_fp8` what differs with caches of e4m3.
+`decode_tile` has the work of an item, `decode_fp8` what differs with caches of e4m3, `decode_sm90` a kernel
+with the same arithmetic that loads keys by TMA, where the pages allow it.
 """
 
 import cutlass
@@ -27,6 +28,7 @@ from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import DecodeConfig
 
 from .decode_merge import MergeWork, merge_kernel, merge_threads
+from .decode_sm90 import decode_sm90_kernel, make_loads
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, work_item
 
@@ -82,7 +84,7 @@ def attention_decode(
         k_scale, v_scale,
         kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
     )  # fmt: skip
-    decode_kernel(spec, work, ctas, early).launch(
+    of_items(spec, work, ctas, early).launch(
         grid=(ctas, 1, 1),
         block=(config.threads, 1, 1),
         smem=config.smem_bytes,
@@ -102,6 +104,13 @@ def attention_decode(
         stream=stream,
         use_pdl=early,
     )
+
+
+def of_items(spec: DecodeSpec, work: DecodeWork, ctas: Int32, early: bool):
+    """The kernel that takes the items, ready for its launch."""
+    if spec.config.box:
+        return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas, early)
+    return decode_kernel(spec, work, ctas, early)
 
 
 def as_one_sequence(x: cute.Tensor | None) -> cute.Tensor | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass
+from cutlass import Int32
 
 from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
 from kernels_dsl.config.attention import AttentionVariant
@@ -37,8 +38,8 @@ class DecodeSpec:
 
     @property
     def kv_tile(self) -> RowsTile:
-        """A block of K, or of V; fp8 in pairs."""
-        return RowsTile(self.config.tile_n, self.config.dim * self.config.kv_bytes // 2)
+        """A block of K, or of V, or the part of one that TMA loads at a time; fp8 in pairs."""
+        return RowsTile(self.config.box or self.config.tile_n, self.config.dim * self.config.kv_bytes // 2)
 
     @property
     def warp_keys(self) -> int:
@@ -56,9 +57,25 @@ class DecodeSpec:
         return self.config.tile_n // self.kv_tile.check_threads(self.config.threads)
 
     @property
+    def boxes(self) -> int:
+        """Loads by TMA that a block of K or of V takes."""
+        return self.config.tile_n // self.config.box
+
+    def warp_offset(self, warp_n: Int32) -> Int32:
+        """Byte offset of a warp's keys in a block."""
+        tile, key = self.kv_tile, warp_n * self.warp_keys
+        if tile.rows == self.config.tile_n:
+            return key * (2 * tile.width)
+        return key // tile.rows * tile.bytes + key % tile.rows * (2 * tile.width)
+
+    def box_offset(self, key: int) -> int:
+        """Bytes from a warp's first keys to the tile of its key number `key`."""
+        return key // self.kv_tile.rows * self.kv_tile.bytes
+
+    @property
     def pitch(self) -> int:
         """float32 from row to row of the warps' outputs."""
-        return self.config.dim + OUTPUT_PAD * 2 // self.config.kv_bytes
+        return self.config.merged_columns + OUTPUT_PAD * 2 // self.config.kv_bytes
 
 
 Spec = cutlass.Constexpr[DecodeSpec]

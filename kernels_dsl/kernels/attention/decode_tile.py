@@ -25,6 +25,7 @@ from kernels_dsl.blocks.attention.splits import (
     splits_of,
     tiles_of,
 )
+from kernels_dsl.blocks.hw.barriers import NamedBarrier
 from kernels_dsl.blocks.hw.dsl import choose
 from kernels_dsl.blocks.hw.mma_sync import (
     make_tiled_mma,
@@ -122,7 +123,7 @@ def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: I
     warp = cute.arch.make_warp_uniform(thread // 32)
     site = Site(base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
     item = find_keys(spec, work, batch, number)
-    start_queries(spec, work, item, site)
+    start_queries(spec, work, item, base, thread, spec.config.threads)
     state = make_state(spec, work)
     attend(spec, work, item, site, state)
     finish(spec, work, item, site, state)
@@ -170,21 +171,23 @@ def make_state(spec: DecodeSpec, work: DecodeWork) -> State:
 
 
 @cute.jit
-def start_queries(spec: Spec, work: DecodeWork, item: Item, site: Site):
-    """Starts the copies of the item's rows of Q."""
+def start_queries(
+    spec: Spec, work: DecodeWork, item: Item, base: Int32, thread: Int32, threads: cutlass.Constexpr
+):
+    """Starts the copies of the item's rows of Q to `base`, as one of `threads` threads."""
     tile, pack = spec.q_tile, spec.config.pack
-    rows_at_once = spec.config.threads // tile.chunks
-    chunk, q = site.thread % tile.chunks, work.q
+    rows_at_once = threads // tile.chunks
+    chunk, q = thread % tile.chunks, work.q
     sequence, before = item.batch, Int32(0)
     if cutlass.const_expr(work.lengths.starts is not None):
         sequence, before = Int32(0), item.splits.queries.start
     for first in cutlass.range_constexpr(0, tile.rows, rows_at_once):
-        row = site.thread // tile.chunks + first
+        row = thread // tile.chunks + first
         if row < tile.rows:
             of_head = item.row + row
             at = Int64(sequence) * q.stride[0] + Int64(before + of_head // pack) * q.stride[1]
             at = at + Int64(item.head * pack + of_head % pack) * q.stride[2]
-            target = site.base + tile.chunk_offset(row, chunk)
+            target = base + tile.chunk_offset(row, chunk)
             source = q.iterator.toint() + 2 * at
             copy_row(tile, spec.dtype, work.dim, source, chunk, target, row < item.rows)
 
@@ -291,8 +294,18 @@ def read_queries(spec: DecodeSpec, site: Site, k: int, into: cute.Tensor) -> Non
 @cute.jit
 def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State, step: Int32):
     """Takes this warp's keys of a block into its softmax and output."""
-    tile, keys = spec.kv_tile, spec.warp_keys
-    k_address = stage_address(spec, site, step) + site.warp_n * (keys * 2 * tile.width)
+    k_address = stage_address(spec, site, step) + spec.warp_offset(site.warp_n)
+    start = item.begin + step * spec.config.tile_n + site.warp_n * spec.warp_keys
+    p = take_keys(spec, work, item, site, state, k_address, start)
+    add_output(spec, site, state, p, k_address + spec.config.block_bytes)
+
+
+@cute.jit
+def take_keys(
+    spec: Spec, work: DecodeWork, item: Item, site: Site, state: State, k_address: Int32, start: Int32
+) -> cute.Tensor:
+    """Takes the scores of this warp's keys, from key `start` on, into its softmax. Returns P."""
+    keys = spec.warp_keys
     scores = warp_accumulators(16, keys)
     scores.fill(0.0)
     add_scores(spec, site, state, scores, k_address)
@@ -301,7 +314,6 @@ def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: Stat
         for r in cutlass.range_constexpr(2):
             for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
                 view[r, c] = view[r, c] * state.factors[r]
-    start = item.begin + step * tile.rows + site.warp_n * keys
     row = item.row + site.warp_m * 16 + site.lane // 4
     origin = ScoreOrigin(row, start + site.lane % 4 * 2, item.head, item.batch)
     seq = SeqInfo(Int32(0), Int32(0), item.splits.queries.length, item.splits.k_len)
@@ -315,7 +327,7 @@ def take_block(spec: Spec, work: DecodeWork, item: Item, site: Site, state: Stat
     softmax.rescale(softmax.rows_and_columns(state.out), state.correction)
     p = warp_operand_a(16, keys, spec.dtype)
     to_operand(scores, p)
-    add_output(spec, site, state, p, k_address + tile.bytes)
+    return p
 
 
 def needs_mask(spec: DecodeSpec, work: DecodeWork, item: Item, start: Int32) -> Boolean:
@@ -348,7 +360,7 @@ def add_scores(spec: DecodeSpec, site: Site, state: State, scores: cute.Tensor, 
         if fp8 is not None:
             fp8.read(address, k, n, into)
         else:
-            reader.read(address, 16 * n, 16 * k, into)
+            reader.read(address + spec.box_offset(16 * n), 16 * n % spec.kv_tile.rows, 16 * k, into)
 
     steps = (spec.config.dim // 16, spec.warp_keys // 16)
     mma = make_tiled_mma(spec.dtype, 1, 1)
@@ -364,7 +376,7 @@ def add_output(spec: DecodeSpec, site: Site, state: State, p: cute.Tensor, addre
         if fp8 is not None:
             fp8.read(address, k, n, into)
         else:
-            reader.read(address, 16 * k, 16 * n, into)
+            reader.read(address + spec.box_offset(16 * k), 16 * k % spec.kv_tile.rows, 16 * n, into)
 
     steps = (spec.warp_keys // 16, spec.config.dim // 16)
     mma = make_tiled_mma(spec.dtype, 1, 1)
@@ -388,7 +400,7 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
         if site.lane % 4 == 0:
             maxima[site.warp_n, row + 8 * r] = state.row_max[r]
             sums[site.warp_n, row + 8 * r] = total
-    cute.arch.sync_threads()
+    sync_computing(spec)
     out = softmax.rows_and_columns(state.out)
     for r in cutlass.range_constexpr(2):
         highest = maxima[0, row + 8 * r]
@@ -416,36 +428,48 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
 def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cute.Tensor, row: Int32):
     """Adds the warps' outputs in their order, by way of shared memory, and stores the sums."""
     config = spec.config
-    of_warp = config.rows * spec.pitch
-    own = site.base + (site.warp_n * of_warp + row * spec.pitch) * 4
-    store_rows(spec, out, own, site.lane)
-    cute.arch.sync_threads()
-    vectors = config.dim // 4
-    for i in cutlass.range_constexpr(config.rows * vectors // config.threads):
-        # Opaque, or the compiler keeps the addresses of all iterations beyond the item, and spills.
-        number = opaque(site.thread) + i * config.threads
-        of_row, vector = number // vectors, number % vectors
-        if of_row < item.rows:
-            total = cute.make_rmem_tensor(4, Float32)
-            for n in cutlass.range_constexpr(config.warps_n):
-                place = site.base + (n * of_warp + of_row * spec.pitch + vector * 4) * 4
-                found = cute.make_tensor(shared_pointer(Float32, place, 16), cute.make_layout(4)).load()
-                total.store(found if n == 0 else total.load() + found)
-            place = work.parts.iterator.toint() + (Int64(item.part + of_row) * config.dim + vector * 4) * 4
-            target = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
-            cute.autovec_copy(total, cute.make_tensor(target, cute.make_layout(4)))
-    cute.arch.sync_threads()
+    of_warp, columns = config.rows * spec.pitch, config.merged_columns
+    base = site.base + config.outputs_offset
+    vectors = columns // 4
+    for first in cutlass.range_constexpr(0, config.dim, columns):
+        store_rows(spec, out, base + (site.warp_n * of_warp + row * spec.pitch) * 4, site.lane, first)
+        sync_computing(spec)
+        for i in cutlass.range_constexpr(config.rows * vectors // config.computing_threads):
+            # Opaque, or the compiler keeps the addresses of all iterations beyond the item, and spills.
+            number = opaque(site.thread) + i * config.computing_threads
+            of_row, vector = number // vectors, number % vectors
+            if of_row < item.rows:
+                total = cute.make_rmem_tensor(4, Float32)
+                for n in cutlass.range_constexpr(config.warps_n):
+                    place = base + (n * of_warp + of_row * spec.pitch + vector * 4) * 4
+                    found = cute.make_tensor(shared_pointer(Float32, place, 16), cute.make_layout(4)).load()
+                    total.store(found if n == 0 else total.load() + found)
+                column = first + vector * 4
+                place = work.parts.iterator.toint() + (Int64(item.part + of_row) * config.dim + column) * 4
+                target = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
+                cute.autovec_copy(total, cute.make_tensor(target, cute.make_layout(4)))
+        sync_computing(spec)
 
 
-def store_rows(spec: DecodeSpec, out: cute.Tensor, address: Int32, lane: Int32) -> None:
-    """Stores a thread's outputs to float32 in shared memory: pairs of eight columns, with fp8 caches four of
-    sixteen, of which each instruction had every other."""
+def sync_computing(spec: DecodeSpec) -> None:
+    """Barrier among the warps that compute."""
+    if spec.config.box:
+        cute.arch.barrier(
+            barrier_id=int(NamedBarrier.CONSUMERS), number_of_threads=spec.config.computing_threads
+        )
+    else:
+        cute.arch.sync_threads()
+
+
+def store_rows(spec: DecodeSpec, out: cute.Tensor, address: Int32, lane: Int32, first: int) -> None:
+    """Stores a thread's outputs from column `first` on to float32 in shared memory: pairs of eight columns,
+    with fp8 caches four of sixteen, of which each instruction had every other."""
     count = 4 if spec.fp8 else 2
     order = (0, 2, 1, 3) if spec.fp8 else (0, 1)
     own = address + lane % 4 * (4 * count)
     for r in range(2):
-        for n in range(spec.config.dim // (4 * count)):
+        for n in range(spec.config.merged_columns // (4 * count)):
             place = own + (8 * r * spec.pitch + 4 * count * n) * 4
             vector = cute.make_tensor(shared_pointer(Float32, place, 4 * count), cute.make_layout(count))
             for i in range(count):
-                vector[i] = out[r, count * n + order[i]]
+                vector[i] = out[r, first // 4 + count * n + order[i]]

@@ -23,6 +23,8 @@ from kernels_dsl.config.decode import (
     decode_config,
     extra_part_rows,
     most_splits,
+    tma_config,
+    why_not_tma,
 )
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.attention.arguments import LEAST_SOFTCAP, check_sinks, window_limits
@@ -313,6 +315,9 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     # Where splits are fixed one kernel serves all numbers of queries.
     tiled = decoded.fixed or decoded.q_len * decoded.pack > config.rows
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
+    page = 0 if call.block_table is None else call.k_cache.shape[1]
+    if why_not_tma(config, target.device, page, (call.k_cache.stride(), call.v_cache.stride())) is None:
+        config = tma_config(config, target.device, page)
     return DecodePlan(_launching(decoded, config, call, target), extents)
 
 

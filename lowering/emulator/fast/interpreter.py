@@ -362,8 +362,10 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             break
         goal = at + 1
         if kind == o.STRAIGHT:
-            if step[o.NOTED] and logged == o.LOG:
-                break
+            if step[o.NOTED]:
+                if logged == o.LOG:
+                    break
+                log[logged, 2], log[logged, 3] = warp[o.CLOCK], 0
             for i in range(step[o.FIRST], step[o.LAST]):
                 _instruction(file, code[i], mask)
         elif kind == o.BRANCH:
@@ -408,6 +410,8 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             if kind == o.UNKNOWN or guarded or not warp[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
                 break
             warp[o.AT] = at
+            if step[o.NOTED]:  # an entry that was one of an mbarrier's holds its clock and what it did
+                log[logged, 2], log[logged, 3] = warp[o.CLOCK], 0
             if o.WGMMA <= row[o.OP] <= o.WGMMA_WAIT:
                 if not _warpgroup(program, memory, file, row, warp, log[logged]):
                     break

@@ -1,0 +1,99 @@
+"""Keys and values in pages of a cache, by TMA: boxes of keys of one head, none of which crosses a page.
+
+The page is a coordinate of the tensor map. A box that nobody reads has a page outside of the cache: TMA
+writes zeros for it, reads nothing, and counts its bytes. A warp looks up the pages of 32 boxes at a time, a
+lane each, one such group ahead of its use.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernels_dsl.blocks.attention.pages import page_of
+from kernels_dsl.blocks.hw import tma
+
+LANES = 32
+
+
+class BoxSource(NamedTuple):
+    """The pages of all sequences."""
+
+    table: cute.Tensor | None
+    """None: a page is a sequence."""
+    page: cute.FastDivmodDivisorV2
+    """Keys of a page."""
+    count: Int32
+    """Pages of the cache."""
+
+
+class BoxRange(NamedTuple):
+    """Boxes of a sequence from key `begin` on; those before key `first` and from `end` on are not read."""
+
+    sequence: Int32
+    begin: Int32
+    first: Int32
+    end: Int32
+
+
+class BoxPages(NamedTuple):
+    """This lane's page of a group of boxes, and of the group after it."""
+
+    now: Int32
+    following: Int32
+
+
+@cute.jit
+def pages_of_group(source: BoxSource, boxes: BoxRange, box: cutlass.Constexpr[int], group: Int32) -> Int32:
+    """This lane's page of group number `group` of boxes of `box` keys."""
+    key = boxes.begin + (group * LANES + cute.arch.lane_idx()) * box
+    page = source.count
+    if (key < boxes.end) & (key + box > boxes.first):
+        if cutlass.const_expr(source.table is None):
+            page = boxes.sequence
+        else:
+            number, _ = divmod(key, source.page)
+            page = page_of(source.table, boxes.sequence, number, source.count)
+    return page
+
+
+def first_pages(source: BoxSource, boxes: BoxRange, box: int) -> BoxPages:
+    """The pages before the first box."""
+    return BoxPages(*(pages_of_group(source, boxes, box, Int32(group)) for group in range(2)))
+
+
+@cute.jit
+def pages_at(
+    source: BoxSource, boxes: BoxRange, box: cutlass.Constexpr[int], number: Int32, pages: BoxPages
+) -> BoxPages:
+    """The pages for box `number`, of those for the box before it."""
+    now, following = pages
+    if (number % LANES == 0) & (number > 0):
+        now = following
+        following = pages_of_group(source, boxes, box, number // LANES + 1)
+    return BoxPages(now, following)
+
+
+LoadBox = Callable[[Int32, Int32, Int32, cute.Pointer], None]
+"""`load(page, number of a box in it, place in shared memory, barrier)`."""
+
+
+def box_atom(cache: cute.Tensor, layout: cute.ComposedLayout, box: int, dim: int) -> tma.TmaCopy:
+    """Loads of `box` keys from a cache (pages, keys, heads, D); `layout` (box, dim, places)."""
+    by_page = cute.make_tensor(cache.iterator, cute.select(cache.layout, mode=[1, 3, 2, 0]))
+    return tma.make_load_atom(by_page, layout, (box, dim))
+
+
+def box_loader(load: tma.TmaCopy, places: cute.Tensor, head: Int32) -> LoadBox:
+    """Loads of one head's boxes to `places` (box, dim, places)."""
+    box, dim = (cute.size(places, mode=[mode]) for mode in range(2))
+    of_head = load.coordinates[None, None, head, None]
+    tiles = cute.local_tile(of_head, (box, dim), (None, 0, None))  # (box, dim, boxes of a page, pages)
+    part = tma.load_partition(load.atom, tiles, places, cute.make_layout(1), Int32(0))
+
+    def load_box(page: Int32, number: Int32, place: Int32, barrier: cute.Pointer) -> None:
+        cute.copy(load.atom, part.tiles[None, number, page], part.shared[None, place], tma_bar_ptr=barrier)
+
+    return load_box

@@ -1,0 +1,92 @@
+"""The decoding kernel of Hopper: a warp that loads keys and values by TMA, and warps that compute.
+
+    producer   item 0: K | Q | V | K | V ...  item 1: ...     as far as stages of the ring are empty
+    others     wait for Q | wait for K, scores, softmax | wait for V, P V | ... | merge, store
+
+The ring goes on from item to item, so keys are on their way while an item's lengths and pages are looked up,
+its Q is loaded and its outputs are merged. A stage has a block of K or of V; each warp of those that compute
+waits for it and releases it by itself. Q and the description of an item come through the mail, a ring of one
+stage. Arrivals: full of a stage 1 and TMA's bytes, empty one of each warp; full of the mail the 32 lanes of
+the producer after their cp.async, empty all threads that compute.
+
+Values past the end of a sequence, which may be NaN, come along in the last page that it has. The warp whose
+keys they are makes them zeros.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, pipeline
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
+
+from kernels_dsl.blocks.attention.page_boxes import box_atom
+from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
+from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
+from kernels_dsl.blocks.hw.tma import TmaCopy
+
+from .decode_sm90_consumer import consume
+from .decode_sm90_producer import ITEM_WORDS, Mail, Shared, produce
+from .decode_spec import DecodeSpec, Spec
+from .decode_tile import DecodeWork
+
+
+class Loads(NamedTuple):
+    """TMA loads of boxes of K and of V."""
+
+    k: TmaCopy
+    v: TmaCopy
+
+
+def make_loads(spec: DecodeSpec, work: DecodeWork) -> Loads:
+    """Tensor maps of the caches."""
+    layout, box, dim = boxes_layout(spec), spec.config.box, spec.config.dim
+    return Loads(box_atom(work.k, layout, box, dim), box_atom(work.v, layout, box, dim))
+
+
+def boxes_layout(spec: DecodeSpec) -> cute.ComposedLayout:
+    """Layout (box, dim, boxes of all stages): that of a `RowsTile` each."""
+    config = spec.config
+    places = config.stages * spec.boxes
+    return staged_smem_layout(spec.dtype, (config.box, config.dim), places, OperandMajorMode.K)
+
+
+@entry_name("attention_decode_sm90")
+@cute.kernel
+def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, early: cutlass.Constexpr):
+    """Sets up shared memory and mbarriers; then each warp takes its role."""
+    if cutlass.const_expr(early):
+        cute.arch.griddepcontrol_launch_dependents()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    computing = cutlass.const_expr(spec.config.computing_threads // 32)
+    if warp == computing:
+        cpasync.prefetch_descriptor(loads.k.atom)
+        cpasync.prefetch_descriptor(loads.v.atom)
+    smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
+    shared = set_up(spec, smem.toint())
+    sync_after_init((1, 1))
+    if warp == computing:
+        produce(spec, work, loads, shared, ctas)
+    else:
+        consume(spec, work, shared)
+
+
+def set_up(spec: DecodeSpec, base: Int32) -> Shared:
+    """Initialises the mbarriers. The caller syncs."""
+    config, layout = spec.config, boxes_layout(spec)
+    boxes = shared_pointer(spec.dtype, base + config.q_bytes, ALIGN)
+    boxes = cute.recast_ptr(boxes, layout.inner, dtype=spec.dtype)
+    barriers = shared_pointer(Int64, base + config.barriers_offset, 8)
+    ring = make_tma_ring(barriers, config.stages, config.stage_bytes, config.computing_threads // 32, (1, 1))
+    mail = pipeline.PipelineAsync.create(
+        barrier_storage=barriers + 2 * config.stages,
+        num_stages=1,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 32),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, config.computing_threads),
+        defer_sync=True,
+    )
+    words = shared_pointer(Int32, base + config.mail_offset, 16)
+    slot = cute.make_tensor(words, cute.make_layout(ITEM_WORDS))
+    return Shared(base, cute.make_tensor(boxes, layout.outer), ring, Mail(mail, slot))

@@ -1,0 +1,92 @@
+"""The warps of the decoding kernel of Hopper that compute, in the order of arithmetic of `decode_tile`."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.pipeline import PipelineState
+
+from kernels_dsl.blocks.hw.barriers import fence_for_async_readers
+from kernels_dsl.blocks.hw.pipeline import consumer_state
+from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
+
+from .decode_sm90_producer import ITEM_WORDS, Shared, item_of
+from .decode_spec import Spec
+from .decode_tile import (
+    DecodeWork,
+    Item,
+    Site,
+    State,
+    add_output,
+    finish,
+    make_state,
+    read_queries,
+    take_keys,
+)
+
+
+@cute.jit
+def consume(spec: Spec, work: DecodeWork, shared: Shared):
+    """Takes the items of this CTA."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    site = Site(shared.base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
+    state, mail_state = consumer_state(spec.config.stages), consumer_state(1)
+    mail = shared.mail
+    mail.ring.consumer_wait(mail_state)
+    while mail.words[0] >= 0:
+        item = item_of(tuple(cute.arch.make_warp_uniform(mail.words[i]) for i in range(ITEM_WORDS)))
+        own = make_state(spec, work)
+        for k in cutlass.range_constexpr(spec.config.dim // 16):
+            read_queries(spec, site, k, own.q[None, 0, k])
+        mail.ring.consumer_release(mail_state)
+        mail_state.advance()
+        state = attend(spec, work, shared, item, site, own, state)
+        finish(spec, work, item, site, own)
+        mail.ring.consumer_wait(mail_state)
+
+
+@cute.jit
+def attend(
+    spec: Spec, work: DecodeWork, shared: Shared, item: Item, site: Site, own: State, state: PipelineState
+) -> PipelineState:
+    """This warp's unnormalised output over its keys of the split, by blocks in their order."""
+    config, ring = spec.config, shared.ring
+    blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
+    steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
+    for step in cutlass.range(steps, unroll=1):
+        start = item.begin + step * config.tile_n + site.warp_n * spec.warp_keys
+        ring.consumer_wait(state)
+        p = take_keys(spec, work, item, site, own, blocks + state.index * config.stage_bytes, start)
+        cute.arch.sync_warp()
+        ring.consumer_release(state)
+        state.advance()
+        ring.consumer_wait(state)
+        address = blocks + state.index * config.stage_bytes
+        clear_values(spec, item, site, address, start)
+        add_output(spec, site, own, p, address)
+        cute.arch.sync_warp()
+        ring.consumer_release(state)
+        state.advance()
+    return state
+
+
+@cute.jit
+def clear_values(spec: Spec, item: Item, site: Site, address: Int32, start: Int32):
+    """Makes values zeros that no query sees: NaN times a weight of 0 would be NaN."""
+    tile, keys = spec.kv_tile, spec.warp_keys
+    if (start < item.first) | (start + keys > item.end):
+        at_once = cutlass.const_expr(32 // tile.chunks)
+        for step in cutlass.range_constexpr(0, keys, at_once):
+            row = step + site.lane // tile.chunks
+            if (start + row < item.first) | (start + row >= item.end):
+                of_box = step % tile.rows + site.lane // tile.chunks
+                own = (
+                    address + spec.box_offset(step) + of_box * (2 * tile.width) + site.lane % tile.chunks * 16
+                )
+                for block in cutlass.range_constexpr(tile.blocks):
+                    place = own + tile.row_offset(0, block * tile.width)
+                    vector = cute.make_tensor(shared_pointer(Int32, place, 16), cute.make_layout(4))
+                    vector.fill(0)
+        # TMA writes to the stage later.
+        fence_for_async_readers()
+        cute.arch.sync_warp()
