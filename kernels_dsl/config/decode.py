@@ -102,7 +102,7 @@ class DecodeConfig:
     fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
     items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key. `box`: keys that TMA
     loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
-    rows with cp.async, and a stage has both.
+    rows with cp.async, and a stage has both. `evict_first`: TMA's loads leave L2 to partial results.
     """
 
     dim: int
@@ -115,6 +115,7 @@ class DecodeConfig:
     tiled: bool = False
     fixed: bool = False
     box: int = 0
+    evict_first: bool = False
 
     @property
     def most_splits(self) -> int:
@@ -215,16 +216,18 @@ def decode_config(dim: int, rows: int, pack: int, device: Device, kv_bytes: int 
 
 
 def why_not_tma(
-    config: DecodeConfig, device: Device, page: int, strides: tuple[tuple[int, ...], ...]
+    config: DecodeConfig, device: Device, dim: int, page: int, strides: tuple[tuple[int, ...], ...]
 ) -> str | None:
-    """Says why TMA cannot bring keys in pages of `page`, or dense ones (0), of caches with such strides; None
-    if it can."""
+    """Says why TMA cannot bring keys of `dim` in pages of `page`, or dense ones (0), of caches with such
+    strides; None if it can."""
     if not device.has_wgmma:
         return f"{device.name} is not of compute capability 9.0"
     if config.kv_bytes != 2:
         return "caches are of fp8, which the kernel of TMA does not take"
     if config.dim > 128 or config.rows > 32:
         return f"registers do not hold {config.rows} rows of {config.dim} columns beside a loading warp's"
+    if dim != config.dim:
+        return f"head dimension is {dim}, must be a multiple of 32"
     if math.gcd(page, config.tile_n) % 16:
         return f"pages have {page} keys, must be a multiple of 16"
     if any(step <= 0 or step % 8 or step >= _TMA_STRIDE for of_cache in strides for step in of_cache[:3]):

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.hw import tma
+from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
 
 LANES = 32
 
@@ -80,20 +81,41 @@ LoadBox = Callable[[Int32, Int32, Int32, cute.Pointer], None]
 """`load(page, number of a box in it, place in shared memory, barrier)`."""
 
 
-def box_atom(cache: cute.Tensor, layout: cute.ComposedLayout, box: int, dim: int) -> tma.TmaCopy:
-    """Loads of `box` keys from a cache (pages, keys, heads, D); `layout` (box, dim, places)."""
-    by_page = cute.make_tensor(cache.iterator, cute.select(cache.layout, mode=[1, 3, 2, 0]))
-    return tma.make_load_atom(by_page, layout, (box, dim))
+def boxes_layout(tile: RowsTile, places: int) -> cute.ComposedLayout:
+    """Layout (rows, width, column blocks, places) of tiles in shared memory, each as a `RowsTile`."""
+    shape = (tile.rows, tile.width, tile.blocks, places)
+    stride = (tile.width, 1, tile.rows * tile.width, tile.rows * tile.columns)
+    return cute.make_composed_layout(
+        cute.make_swizzle(3 if tile.width == 64 else 2, 4, 3), 0, cute.make_layout(shape, stride=stride)
+    )
 
 
-def box_loader(load: tma.TmaCopy, places: cute.Tensor, head: Int32) -> LoadBox:
-    """Loads of one head's boxes to `places` (box, dim, places)."""
-    box, dim = (cute.size(places, mode=[mode]) for mode in range(2))
-    of_head = load.coordinates[None, None, head, None]
-    tiles = cute.local_tile(of_head, (box, dim), (None, 0, None))  # (box, dim, boxes of a page, pages)
-    part = tma.load_partition(load.atom, tiles, places, cute.make_layout(1), Int32(0))
+def box_atom(cache: cute.Tensor, tile: RowsTile, layout: cute.ComposedLayout) -> tma.TmaCopy:
+    """Loads of boxes, one instruction each, from a cache (pages, keys, heads, D), D as of the tile.
+
+    The tensor map has a mode of its own for the column blocks: a swizzled box is no wider than one.
+    """
+    pages, keys, heads, _ = cache.shape
+    step = cache.stride
+    by_block = cute.make_layout(
+        (keys, tile.width, tile.blocks, heads, pages), stride=(step[1], 1, tile.width, step[2], step[0])
+    )
+    view = cute.make_tensor(cache.iterator, by_block)
+    return tma.make_load_atom(view, layout, (tile.rows, tile.width, tile.blocks))
+
+
+def box_loader(
+    load: tma.TmaCopy, tile: RowsTile, places: cute.Tensor, head: Int32, evict_first: bool
+) -> LoadBox:
+    """Loads of one head's boxes to `places` (rows, width, column blocks, places). `evict_first`: nobody reads
+    the keys again soon."""
+    policy = {"cache_policy": Int64(tma.EVICT_FIRST)} if evict_first else {}
+    shape, of_head = (tile.rows, tile.width, tile.blocks), load.coordinates[None, None, None, head, None]
+    tiles = cute.local_tile(of_head, shape, (None, 0, 0, None))  # (*shape, boxes of a page, pages)
+    part = tma.load_partition(load.atom, tiles, places, cute.make_layout(1), Int32(0), modes=3)
 
     def load_box(page: Int32, number: Int32, place: Int32, barrier: cute.Pointer) -> None:
-        cute.copy(load.atom, part.tiles[None, number, page], part.shared[None, place], tma_bar_ptr=barrier)
+        source, target = part.tiles[None, number, page], part.shared[None, place]
+        cute.copy(load.atom, source, target, tma_bar_ptr=barrier, **policy)
 
     return load_box

@@ -12,6 +12,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
+EVICT_FIRST = 0x12F0000000000000
+"""Cache policy of loads whose lines L2 gives up before others."""
+
 
 class TmaCopy(NamedTuple):
     """Loads from a tensor, or stores to it: the descriptor, and the coordinates of the tensor's elements."""
@@ -28,14 +31,14 @@ class Partition(NamedTuple):
 
 
 def make_load_atom(
-    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, int], multicast: int = 1
+    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, ...], multicast: int = 1
 ) -> TmaCopy:
-    """Loads of `tile` from `tensor` (MN, K, L).
+    """Loads of `tile` from the first modes of `tensor`, such as (MN, K) of (MN, K, L).
 
     `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile.
     """
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    one_stage = cute.slice_(smem_layout, (None, None, 0))
+    one_stage = cute.slice_(smem_layout, (*(None for _ in tile), 0))
     # fp32 goes to the tensor cores as tf32. With this type TMA rounds on its way, to nearest even as an H200
     # shows; with its own, WGMMA would drop the low 13 bits: nearly three times the error.
     internal = cutlass.TFloat32 if tensor.element_type is cutlass.Float32 else None
@@ -58,14 +61,16 @@ def load_partition(
     s_tiles: cute.Tensor,
     peers: cute.Layout,
     peer: cutlass.Int32,
+    modes: int = 2,
 ) -> Partition:
-    """Splits tiles (tile, tile, rest…) among the `peers` CTAs that multicast them to each other.
+    """Splits tiles (tile, tile, rest…) of so many `modes` among the `peers` CTAs that multicast them to each
+    other.
 
     Returns the part of this CTA, number `peer`.
     """
     return Partition(
         *cpasync.tma_partition(
-            atom, peer, peers, cute.group_modes(s_tiles, 0, 2), cute.group_modes(g_tiles, 0, 2)
+            atom, peer, peers, cute.group_modes(s_tiles, 0, modes), cute.group_modes(g_tiles, 0, modes)
         )
     )
 

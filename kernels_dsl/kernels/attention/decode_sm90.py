@@ -18,11 +18,10 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, pipeline
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync
+from cutlass.cute.nvgpu import cpasync
 
-from kernels_dsl.blocks.attention.page_boxes import box_atom
+from kernels_dsl.blocks.attention.page_boxes import box_atom, boxes_layout
 from kernels_dsl.blocks.hw.dsl import entry_name
-from kernels_dsl.blocks.hw.layouts import staged_smem_layout
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
 from kernels_dsl.blocks.hw.tma import TmaCopy
@@ -42,15 +41,13 @@ class Loads(NamedTuple):
 
 def make_loads(spec: DecodeSpec, work: DecodeWork) -> Loads:
     """Tensor maps of the caches."""
-    layout, box, dim = boxes_layout(spec), spec.config.box, spec.config.dim
-    return Loads(box_atom(work.k, layout, box, dim), box_atom(work.v, layout, box, dim))
+    layout = layout_of_ring(spec)
+    return Loads(box_atom(work.k, spec.kv_tile, layout), box_atom(work.v, spec.kv_tile, layout))
 
 
-def boxes_layout(spec: DecodeSpec) -> cute.ComposedLayout:
-    """Layout (box, dim, boxes of all stages): that of a `RowsTile` each."""
-    config = spec.config
-    places = config.stages * spec.boxes
-    return staged_smem_layout(spec.dtype, (config.box, config.dim), places, OperandMajorMode.K)
+def layout_of_ring(spec: DecodeSpec) -> cute.ComposedLayout:
+    """Layout of the boxes of all stages."""
+    return boxes_layout(spec.kv_tile, spec.config.stages * spec.boxes)
 
 
 @entry_name("attention_decode_sm90")
@@ -75,7 +72,7 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
 
 def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     """Initialises the mbarriers. The caller syncs."""
-    config, layout = spec.config, boxes_layout(spec)
+    config, layout = spec.config, layout_of_ring(spec)
     boxes = shared_pointer(spec.dtype, base + config.q_bytes, ALIGN)
     boxes = cute.recast_ptr(boxes, layout.inner, dtype=spec.dtype)
     barriers = shared_pointer(Int64, base + config.barriers_offset, 8)

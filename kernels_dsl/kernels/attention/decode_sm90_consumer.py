@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.pipeline import PipelineState
 
-from kernels_dsl.blocks.hw.barriers import fence_for_async_readers
+from kernels_dsl.blocks.hw.barriers import NamedBarrier, fence_for_async_readers
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 from kernels_dsl.blocks.hw.swizzled_rows import shared_pointer
 
@@ -72,21 +72,31 @@ def attend(
 
 @cute.jit
 def clear_values(spec: Spec, item: Item, site: Site, address: Int32, start: Int32):
-    """Makes values zeros that no query sees: NaN times a weight of 0 would be NaN."""
-    tile, keys = spec.kv_tile, spec.warp_keys
-    if (start < item.first) | (start + keys > item.end):
-        at_once = cutlass.const_expr(32 // tile.chunks)
-        for step in cutlass.range_constexpr(0, keys, at_once):
-            row = step + site.lane // tile.chunks
-            if (start + row < item.first) | (start + row >= item.end):
-                of_box = step % tile.rows + site.lane // tile.chunks
-                own = (
-                    address + spec.box_offset(step) + of_box * (2 * tile.width) + site.lane % tile.chunks * 16
-                )
-                for block in cutlass.range_constexpr(tile.blocks):
-                    place = own + tile.row_offset(0, block * tile.width)
-                    vector = cute.make_tensor(shared_pointer(Int32, place, 16), cute.make_layout(4))
-                    vector.fill(0)
-        # TMA writes to the stage later.
-        fence_for_async_readers()
-        cute.arch.sync_warp()
+    """Makes values zeros that no query sees: NaN times a weight of 0 would be NaN. One does it of the warps
+    that share the keys."""
+    if (start < item.first) | (start + spec.warp_keys > item.end):
+        if site.warp_m == 0:
+            clear_rows(spec, item, site.lane, address, start)
+            # TMA writes to the stage later.
+            fence_for_async_readers()
+        if cutlass.const_expr(spec.config.warps_m > 1):
+            sharing = int(NamedBarrier.EPILOGUE) + site.warp_n
+            cute.arch.barrier(barrier_id=sharing, number_of_threads=32 * spec.config.warps_m)
+        else:
+            cute.arch.sync_warp()
+
+
+@cute.jit
+def clear_rows(spec: Spec, item: Item, lane: Int32, address: Int32, start: Int32):
+    """Zeros in the rows at `address`, from key `start` on, that lie outside of the item."""
+    tile = spec.kv_tile
+    at_once = cutlass.const_expr(32 // tile.chunks)
+    for step in cutlass.range_constexpr(0, spec.warp_keys, at_once):
+        key = start + step + lane // tile.chunks
+        if (key < item.first) | (key >= item.end):
+            of_box = step % tile.rows + lane // tile.chunks
+            own = address + spec.box_offset(step) + of_box * (2 * tile.width) + lane % tile.chunks * 16
+            for block in cutlass.range_constexpr(tile.blocks):
+                place = own + tile.row_offset(0, block * tile.width)
+                vector = cute.make_tensor(shared_pointer(Int32, place, 16), cute.make_layout(4))
+                vector.fill(0)

@@ -42,7 +42,7 @@ class Shared(NamedTuple):
 
     base: Int32
     boxes: cute.Tensor
-    """(box, dim, boxes of all stages)"""
+    """(rows, width, column blocks, boxes of all stages)"""
     ring: pipeline.PipelineTmaAsync
     mail: Mail
 
@@ -89,7 +89,9 @@ def load_item(
     """Loads one item. Q comes after the first K, which need not wait until the item before has begun."""
     config, box = spec.config, spec.config.box
     ring_state, mail_state = position
-    load_k, load_v = (box_loader(load, shared.boxes, item.head) for load in loads)
+    load_k, load_v = (
+        box_loader(load, spec.kv_tile, shared.boxes, item.head, config.evict_first) for load in loads
+    )
     source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
     wanted = BoxRange(item.batch, item.begin, item.first, item.end)
     pages = first_pages(source, wanted, box)

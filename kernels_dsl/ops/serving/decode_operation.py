@@ -316,7 +316,8 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     tiled = decoded.fixed or decoded.q_len * decoded.pack > config.rows
     config = replace(config, tiled=tiled, fixed=decoded.fixed)
     page = 0 if call.block_table is None else call.k_cache.shape[1]
-    if why_not_tma(config, target.device, page, (call.k_cache.stride(), call.v_cache.stride())) is None:
+    strides = call.k_cache.stride(), call.v_cache.stride()
+    if why_not_tma(config, target.device, decoded.dim, page, strides) is None:
         config = tma_config(config, target.device, page)
     return DecodePlan(_launching(decoded, config, call, target), extents)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import decode_config
+from kernels_dsl.config.decode import DecodeConfig, decode_config, tma_config
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving.decode_operation import FUNCTION
 
@@ -47,14 +48,39 @@ CASES = [
 )
 def test_compiled(arch, dim, rows, name, kept, packed):
     """Neither kernel spills; of packed queries, rows are those of one query's heads."""
+    device, dim = DEVICES_BY_ARCH[arch], -(-dim // 16) * 16
+    config = decode_config(dim, rows, 4, device, kept.itemsize)
+    of_item = compiled(arch, dim, rows, name, kept, packed, config)
+    assert of_item.count("LDGSTS") and config.outputs_bytes <= config.stats_offset
+    assert bool(of_item.count("F2FP.F16.E4M3")) == (kept is E4M3)
+
+
+LOADED = [(dim, rows, name, page) for dim in (32, 64, 96, 128) for rows in (4, 32) for name in VARIANTS
+          for page in (16, 128)]  # fmt: skip
+FEW_LOADED = [(128, 4, "causal", 16), (128, 32, "all", 128)]
+
+
+@pytest.mark.parametrize(
+    ("dim", "rows", "name", "page"), LOADED if os.environ.get("TEST_ALL_KERNELS") else FEW_LOADED
+)
+def test_loaded_by_tma(dim, rows, name, page):
+    """One instruction a box of K or V."""
+    device = DEVICES_BY_ARCH["sm_90a"]
+    config = tma_config(decode_config(dim, rows, 4, device), device, page)
+    of_item = compiled("sm_90a", dim, rows, name, BF16, rows == 4, config)
+    assert of_item.entry.startswith("attention_decode_sm90")
+    assert of_item.count("UTMALDG") == 2 * 64 // min(page, 64)
+
+
+def compiled(
+    arch: str, dim: int, rows: int, name: str, kept: torch.dtype, packed: bool, config: DecodeConfig
+) -> Any:
+    """The compiled kernel of items; the checks of both kernels."""
 
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    device, variant = DEVICES_BY_ARCH[arch], VARIANTS[name]
-    fp8 = kept is E4M3
-    dim = -(-dim // 16) * 16
-    config = decode_config(dim, rows, 4, device, kept.itemsize)
+    variant, fp8 = VARIANTS[name], kept is E4M3
     q, cache, ints = tensor(2, rows // 4, 8, dim), tensor(64, 16, 2, dim, dtype=kept), torch.int32
     starts = tensor(3, dtype=ints) if packed else None
     if packed:
@@ -67,11 +93,10 @@ def test_compiled(arch, dim, rows, name, kept, packed):
         scale, scale, starts, 1.0, 1.0, 0, 0, rows // 4, 1, 7 * rows, 64,
     )  # fmt: skip
     kernel = FUNCTION.compile(*arguments, arch=arch, config=config, variant=variant, early=arch == "sm_90a")
-    found = {part.entry.removesuffix("_0").removesuffix("_1"): part for part in kernel.resources()}
-    assert sorted(found) == ["attention_decode", "attention_decode_merge"]
-    for part in found.values():
+    merge, of_item = sorted(kernel.resources(), key=lambda part: "merge" not in part.entry)
+    assert merge.entry.startswith("attention_decode_merge")
+    for part in (merge, of_item):
         assert part.stack_bytes == part.spill_loads == part.spill_stores == 0
-    of_item = found["attention_decode"]
-    assert of_item.count("HMMA") and of_item.count("LDSM") and of_item.count("LDGSTS")
-    assert config.smem_bytes <= device.smem_bytes and config.outputs_bytes <= config.stats_offset
-    assert bool(of_item.count("F2FP.F16.E4M3")) == fp8
+    assert of_item.count("HMMA") and of_item.count("LDSM")
+    assert config.smem_bytes <= DEVICES_BY_ARCH[arch].smem_bytes
+    return of_item

@@ -1,0 +1,112 @@
+"""The decoding kernel of Hopper, in the emulator: the bits of the kernel of cp.async, from every kind of
+cache that TMA takes, and the other kernel for those that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import kernels_dsl
+from kernels_dsl.config.decode import DecodeConfig, decode_config, tma_config, why_not_tma
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
+from kernels_dsl.ops.serving import decode_operation
+from lowering import emulator
+from reference.attention import Masking
+from tests.ops.serving.decode_cases import Paged, check, paged
+
+HOPPER = DEVICES_BY_ARCH["sm_90a"]
+CAUSAL = Masking(right=0)
+Call = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture
+def by_both(monkeypatch) -> Callable[[Call], tuple[torch.Tensor, torch.Tensor]]:
+    """The result of a call by TMA, whose bits are those by cp.async."""
+
+    def run(call: Call, **fields) -> tuple[torch.Tensor, torch.Tensor]:
+        used: list[DecodeConfig] = []
+
+        def noted(*arguments) -> DecodeConfig:
+            used.append(replace(tma_config(*arguments), **fields))
+            return used[-1]
+
+        monkeypatch.setattr(decode_operation, "tma_config", noted)
+        found = call()
+        assert len(used) == 1 and used[0].box
+        monkeypatch.setattr(decode_operation, "why_not_tma", lambda *_: "cp.async is asked for")
+        other = call()
+        assert len(used) == 1
+        monkeypatch.setattr(decode_operation, "why_not_tma", why_not_tma)
+        assert torch.equal(found[0], other[0]) and torch.equal(found[1], other[1])
+        return found
+
+    return run
+
+
+def heads_first(case: Paged) -> Paged:
+    """The same caches with heads before keys in memory."""
+    turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in case[1:3])
+    return case._replace(**dict(zip(("k_cache", "v_cache"), turned)))
+
+
+@pytest.mark.parametrize(
+    ("page", "lengths", "dim"),
+    [(16, (300, 0, 1, 17, 64), 128), (64, (130, 65), 64), (128, (300, 5), 128), (48, (100, 77), 96)],
+)
+def test_pages(page, lengths, dim, seed, by_both):
+    """Boxes of all sizes, more items than CTAs, lengths at the borders of pages and boxes; a short ring."""
+    case = paged(lengths, page, seed, heads=(8, 2), dim=dim)
+    with emulator.run(arch="sm_90a", sms=1, seeds=2):
+        for stages, of_case in ((3, case), (5, heads_first(case))):
+            check(case, by_both(of_case.decode, stages=stages), CAUSAL)
+
+
+def test_masks_and_many_rows(seed, by_both):
+    """A window whose first keys are NaN, softcap, sinks, tiles of query rows, packed queries."""
+    sinks = torch.randn(16, generator=torch.Generator().manual_seed(seed))
+    case = paged((200, 150), 16, seed, queries=3, heads=(16, 1), hidden=66, dtype=torch.float16)
+    masking = Masking(left=80, right=0, softcap=3.0, sinks=sinks)
+    with emulator.run(arch="sm_90a", sms=1):
+        found = by_both(
+            lambda: case._replace(q=case.q[:, -2:]).decode(window=(80, 0), softcap=3.0, sinks=sinks)
+        )
+        check(case._replace(q=case.q[:, -2:]), found, masking)
+        packed = case._replace(q=case.q.flatten(0, 1)[:5])
+        starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+        by_both(lambda: packed.decode(cu_seqlens_q=starts, window=(80, 0)), evict_first=True)
+
+
+def test_dense_caches(seed, by_both):
+    """A sequence is a page, and its last box ends behind it."""
+    case = paged((90, 90), 90, seed)
+    k, v = (torch.stack(x) for x in zip(*case.whole))
+    short = torch.tensor([90, 41], dtype=torch.int32)
+    with emulator.run(arch="sm_90a"):
+        by_both(lambda: kernels_dsl.attention_decode(case.q, k, v, seqused_k=short, return_lse=True))
+        check(case, by_both(lambda: kernels_dsl.attention_decode(case.q, k, v, return_lse=True)), CAUSAL)
+
+
+def test_which_kernel():
+    """Reasons against TMA, and rings that fit."""
+    strides = ((16384, 1024, 128, 1),) * 2
+    few = decode_config(128, 4, 4, HOPPER)
+    assert why_not_tma(few, HOPPER, 128, 16, strides) is None
+    for other, words in (
+        ((few, DEVICES_BY_ARCH["sm_89"], 128, 16, strides), "capability"),
+        ((decode_config(128, 4, 4, HOPPER, 1), HOPPER, 128, 16, strides), "fp8"),
+        ((decode_config(256, 4, 4, HOPPER), HOPPER, 256, 16, strides), "registers"),
+        ((decode_config(72, 4, 4, HOPPER), HOPPER, 72, 16, strides), "head dimension is 72"),
+        ((few, HOPPER, 128, 24, strides), "pages have 24 keys"),
+        ((few, HOPPER, 128, 16, ((16384, 1020, 128, 1),) * 2), "strides"),
+    ):
+        assert words in str(why_not_tma(*other))
+    for dim in (32, 64, 96, 128):
+        for rows in (4, 32):
+            config = decode_config(dim, rows, 4, HOPPER)
+            for ctas in (1, 2):
+                found = tma_config(replace(config, ctas_per_sm=ctas), HOPPER, 16)
+                assert found.stages >= 4 and found.box == 16
+                assert ctas * (found.smem_bytes + 1024) <= HOPPER.smem_bytes + 1024
