@@ -228,7 +228,7 @@ def why_not_tma(
         return f"registers do not hold {config.rows} rows of {config.dim} columns beside a loading warp's"
     if dim != config.dim:
         return f"head dimension is {dim}, must be a multiple of 32"
-    if math.gcd(page, config.tile_n) % 16:
+    if math.gcd(page, config.tile_n, STEP) % 16:
         return f"pages have {page} keys, must be a multiple of 16"
     if any(step <= 0 or step % 8 or step >= _TMA_STRIDE for of_cache in strides for step in of_cache[:3]):
         return f"caches have strides {strides}, must have multiples of 8 below {_TMA_STRIDE}"
@@ -237,7 +237,7 @@ def why_not_tma(
 
 def tma_config(config: DecodeConfig, device: Device, page: int) -> DecodeConfig:
     """The same with keys that TMA loads, where `why_not_tma` is None. As many stages as fit."""
-    few = replace(config, box=math.gcd(page, config.tile_n), stages=_MAX_SLOTS)
+    few = replace(config, box=math.gcd(page, config.tile_n, STEP), stages=_MAX_SLOTS)
     room = (device.smem_bytes + _RESERVED) // config.ctas_per_sm - _RESERVED
     over = few.smem_bytes - room
     each = few.stage_bytes + 16

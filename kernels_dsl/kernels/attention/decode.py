@@ -64,7 +64,7 @@ def attention_decode(
     Without `table` (B, pages of one) int32 a page is a sequence. With `starts` (B + 1,) int32 queries are
     packed: q, out (T, H, D), `most_queries` of a sequence. parts (rows, padded D) and part_lse (rows,):
     float32, for what is merged, the rows as `splits.PartRoom` says. k_scale, v_scale (B, Hk) float32: factors
-    of fp8 caches, None is 1. early: the merge may start early (sm_90).
+    of fp8 caches, None is 1. early: kernels may start before the one before them has ended (sm_90).
     """
     if cutlass.const_expr(starts is not None):
         q, out, lse = as_one_sequence(q), as_one_sequence(out), as_one_sequence(lse)
@@ -92,6 +92,7 @@ def attention_decode(
         # In percent. For more than one CTA the compiler asks a GPU without it, and there may be none.
         preferred_smem_carveout=None if config.ctas_per_sm == 1 else 100,
         stream=stream,
+        use_pdl=early and config.box > 0,
     )
     merge = MergeWork(
         parts, part_lse, room, out, lse, sinks, lengths, window, Int32(kv_heads),

@@ -90,6 +90,7 @@ def merge_kernel(spec: Spec, work: MergeWork, early: cutlass.Constexpr):
     head, splits = row.head, row.splits
     if const_expr(early):
         cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
     if const_expr(spec.config.fixed):
         for n in cutlass.range(thread, splits, THREADS, unroll=1):
             s_lse[n] = work.part_lse[row.part + n * row.step]

@@ -54,8 +54,6 @@ def layout_of_ring(spec: DecodeSpec) -> cute.ComposedLayout:
 @cute.kernel
 def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, early: cutlass.Constexpr):
     """Sets up shared memory and mbarriers; then each warp takes its role."""
-    if cutlass.const_expr(early):
-        cute.arch.griddepcontrol_launch_dependents()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     computing = cutlass.const_expr(spec.config.computing_threads // 32)
     if warp == computing:
@@ -64,6 +62,11 @@ def decode_sm90_kernel(spec: Spec, work: DecodeWork, loads: Loads, ctas: Int32, 
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     shared = set_up(spec, smem.toint())
     sync_after_init((1, 1))
+    if cutlass.const_expr(early):
+        # All of the above ran beside the tail of the kernel before this one. The merge reads lengths before
+        # it waits for this kernel, so it must not start before they are there.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
     if warp == computing:
         produce(spec, work, loads, shared, ctas)
     else:
