@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from lowering.records import frozen
 
+SM90_SMEM_BYTES = 232448
+"""Shared memory that a CTA of Hopper may have."""
+
 
 @frozen
 class SumsOfTile:
@@ -32,12 +35,14 @@ class SumsOfTile:
 
 @frozen
 class Sm90BackwardConfig:
-    """One instance of the TMA + WGMMA backward: `tile_q` queries a step, against 128 keys that stay.
+    """One instance of the TMA + WGMMA backward: `tile_q` queries a step, against `tile_k` keys that stay.
 
-    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to 64 or 128. `stages` query blocks
-    are in flight. `deterministic`: the shares of dQ are added in the order of their keys. `tma_stores` False
-    stores dK and dV with predicated stores, which any alignment allows. `gives_q`, `gives_kv`: dQ is
-    computed, dK and dV are.
+    `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 64. `stages` query
+    blocks are in flight. `deterministic`: the shares of dQ are added in the order of their keys. `tma_stores`
+    False stores dK and dV with predicated stores, which any alignment allows. `gives_q`, `gives_kv`: dQ is
+    computed, dK and dV are. `ctas`, 1 or 2, share a tile of keys, 64 each where there are two or a head
+    dimension is above 128. A warpgroup hands dQ over in `sums_buffers` buffers in shared memory; where there
+    is none it adds to the sums itself.
     """
 
     tile_q: int
@@ -49,8 +54,15 @@ class Sm90BackwardConfig:
     gives_q: bool = True
     gives_kv: bool = True
     tile_k: int = 128
+    ctas: int = 1
+    sums_buffers: int = 1
 
     family = "sm90"
+
+    @property
+    def cta_keys(self) -> int:
+        """Keys of one CTA."""
+        return self.tile_k // self.ctas
 
     @property
     def row_tile(self) -> int:
@@ -61,26 +73,51 @@ class Sm90BackwardConfig:
     def dq_share(self) -> tuple[int, int]:
         """Queries and columns of dQ that a warpgroup computes at a time: half of the rows where they are 128,
         else half of the columns. Of 64 keys one warpgroup computes all columns, 64 at a time."""
-        if self.tile_k == 64:
+        if self.cta_keys == 64:
             return 64, 64
         return (64, self.dim) if self.tile_q > 64 else (64, self.dim // 2)
 
     @property
     def sums(self) -> SumsOfTile:
         """Order of the sums of dQ: a share a warpgroup."""
-        columns = self.dim if self.tile_k == 64 else self.dq_share[1]
+        columns = self.dim if self.cta_keys == 64 else self.dq_share[1]
         return SumsOfTile(columns, self.dim // columns)
+
+    @property
+    def wide_smem_bytes(self) -> int:
+        """Shared memory of a CTA of 64 keys: K of all CTAs, V, Q and dO with float32 of their rows, P, dS and
+        dQ on their way to another warpgroup or CTA, and some for mbarriers."""
+        of_keys = 64 * (self.ctas * self.dim + self.dim_v)
+        of_queries = self.stages * self.tile_q * (self.dim + self.dim_v + 4)
+        handed = (2 * self.stages + self.ctas - 1) * self.tile_q * 64
+        sums = self.sums_buffers * self.tile_q * self.dq_share[1]
+        return 2 * (of_keys + of_queries + handed) + 4 * sums + 1024
 
 
 def sm90_backward_config(
-    dim: int, dim_v: int, deterministic: bool, block_q: int = 128, d_mask: bool = False
+    dim: int,
+    dim_v: int,
+    deterministic: bool,
+    block_q: int = 128,
+    block_k: int = 128,
+    d_mask: bool = False,
 ) -> Sm90BackwardConfig:
-    """The tile for these head dimensions, at most 256. `block_q`: query rows of listed blocks. `d_mask`: the
-    gradient of the mask is stored, which takes registers."""
+    """The tile for these head dimensions, at most 256. `block_q`, `block_k`: rows of listed blocks. `d_mask`:
+    the gradient of the mask is stored, which takes registers."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
     wide = max(d, dv) > (64 if d_mask else 128)
     tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 and not d_mask else 64
-    return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic, tile_k=64 if wide else 128)
+    if not wide:
+        return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic)
+    # Sums of dQ are what limits wide heads: two CTAs add them once for 128 keys, where that fits.
+    for ctas in (2, 1) if d > 64 and block_k % 128 == 0 else (1,):
+        for buffers in (2, 1, 0):
+            config = Sm90BackwardConfig(
+                tile_q, d, dv, deterministic=deterministic, tile_k=64 * ctas, ctas=ctas, sums_buffers=buffers
+            )
+            if config.wide_smem_bytes <= SM90_SMEM_BYTES:
+                return config
+    raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 256")
 
 
 @frozen

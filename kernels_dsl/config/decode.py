@@ -102,7 +102,8 @@ class DecodeConfig:
     fp8 caches. `kv_bytes`: of an element of the caches. `tiled`: a sequence may have more rows, which other
     items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key. `box`: keys that TMA
     loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
-    rows with cp.async, and a stage has both. `evict_first`: TMA's loads leave L2 to partial results.
+    rows with cp.async, and a stage has both. `evict_first`: TMA's loads, which no other item repeats, leave
+    L2 to partial results.
     """
 
     dim: int
@@ -237,7 +238,8 @@ def why_not_tma(
 
 def tma_config(config: DecodeConfig, device: Device, page: int) -> DecodeConfig:
     """The same with keys that TMA loads, where `why_not_tma` is None. As many stages as fit."""
-    few = replace(config, box=math.gcd(page, config.tile_n, STEP), stages=_MAX_SLOTS)
+    box = math.gcd(page, config.tile_n, STEP)
+    few = replace(config, box=box, stages=_MAX_SLOTS, evict_first=not config.tiled)
     room = (device.smem_bytes + _RESERVED) // config.ctas_per_sm - _RESERVED
     over = few.smem_bytes - room
     each = few.stage_bytes + 16

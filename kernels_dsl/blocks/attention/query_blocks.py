@@ -16,6 +16,9 @@ from kernels_dsl.blocks.attention.kv_blocks import Window, diagonal_shift
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.config.attention import AttentionVariant
 
+TILES_AT_ONCE = 128
+"""Tiles, about, that run at a time on a GPU with one of them an SM."""
+
 
 class KeyTile(NamedTuple):
     """Coordinates of a backward CTA's work."""
@@ -100,16 +103,17 @@ def entry_of(lists: QueryLists, at: KeyTile, place: Int32) -> Entry:
 def decode_key_tile(
     index: Int32, tiles: KeyTiles, from_last: cutlass.Constexpr, heads_at_once: cutlass.Constexpr = 1
 ) -> KeyTile:
-    """Tile number `index`: those of `heads_at_once` heads follow one another, key tile by key tile, so that
-    their Q and dO are read from L2.
+    """Tile number `index`: those of up to `heads_at_once` heads follow one another, key tile by key tile, so
+    that their Q and dO are read from L2: of as many as have about a GPU's tiles together.
 
     Under a causal mask the first tiles of a head visit the most queries. `from_last`: the last comes first.
     """
     image = index // tiles.n
     n = index - image * tiles.n
     if cutlass.const_expr(heads_at_once > 1):
-        first_head = image // heads_at_once * heads_at_once
-        heads = cutlass.min(heads_at_once, tiles.kv_heads * tiles.batch - first_head)
+        most = cutlass.max(cutlass.min(TILES_AT_ONCE // tiles.n, heads_at_once), 1)
+        first_head = image // most * most
+        heads = cutlass.min(most, tiles.kv_heads * tiles.batch - first_head)
         place = index - first_head * tiles.n
         n = place // heads
         image = first_head + place - n * heads

@@ -40,9 +40,10 @@ from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 
 from .backward_sm90_consumer import Mmas, Output, Outputs, Shared, consume
 from .backward_sm90_handoff import make_handoff
+from .backward_sm90_pair import send_d_scores
 from .backward_sm90_producer import Loads, Rings, SharedTiles, produce
 from .backward_sm90_roles import Role, compute_dq, compute_probabilities, compute_slopes, make_handoffs
-from .backward_sm90_spec import CONSUMERS, BackwardSpec, make_spec
+from .backward_sm90_spec import CONSUMERS, HEADS_AT_ONCE, BackwardSpec, make_spec
 from .backward_sm90_sums import add_sums
 from .backward_sm90_visits import site_of
 from .backward_work import BackwardWork, Sums, describe_backward, key_job
@@ -91,10 +92,10 @@ def attention_backward_sm90(
     spec = make_spec(config, variant, mQ.element_type, seqlens is not None)
     mmas, layouts = make_mmas(spec), make_layouts(spec)
     loads = Loads(
-        tma.make_load_atom(mQ, layouts.q, (spec.tile_q, spec.dim)),
-        tma.make_load_atom(mK, layouts.k, (spec.tile_k, spec.dim)),
-        tma.make_load_atom(mV, layouts.v, (spec.tile_k, spec.dim_v)),
-        tma.make_load_atom(mdO, layouts.do, (spec.tile_q, spec.dim_v)),
+        tma.make_load_atom(mQ, layouts.q, (spec.tile_q, spec.dim), spec.ctas),
+        tma.make_load_atom(mK, layouts.k, (spec.cta_keys, spec.dim)),
+        tma.make_load_atom(mV, layouts.v, (spec.cta_keys, spec.dim_v)),
+        tma.make_load_atom(mdO, layouts.do, (spec.tile_q, spec.dim_v), spec.ctas),
     )
     outputs = Outputs(
         dk=make_output(spec.dk_epilogue, mdK, layouts.staging),
@@ -106,7 +107,11 @@ def attention_backward_sm90(
     )  # fmt: skip
     kernel = backward_kernel(spec, mmas, layouts, loads, outputs, work)
     kernel.launch(
-        grid=(work.tiles.size, 1, 1), block=(spec.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(work.tiles.size * spec.ctas, 1, 1),
+        block=(spec.threads, 1, 1),
+        cluster=(*spec.cluster, 1) if spec.ctas > 1 else None,
+        min_blocks_per_mp=1,
+        stream=stream,
     )
 
 
@@ -134,11 +139,11 @@ def make_layouts(spec: BackwardSpec) -> SmemLayouts:
     """Layouts of the tiles in shared memory, as TMA writes and WGMMA reads them."""
     major = OperandMajorMode
     return SmemLayouts(
-        k=staged_smem_layout(spec.dtype, (spec.tile_k, spec.dim), 1, major.K),
-        v=staged_smem_layout(spec.dtype, (spec.tile_k, spec.dim_v), 1, major.K),
+        k=staged_smem_layout(spec.dtype, (spec.cta_keys, spec.dim), spec.ctas, major.K),
+        v=staged_smem_layout(spec.dtype, (spec.cta_keys, spec.dim_v), 1, major.K),
         q=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim), spec.stages, major.K),
         do=staged_smem_layout(spec.dtype, (spec.tile_q, spec.dim_v), spec.stages, major.K),
-        ds=staged_smem_layout(spec.dtype, (spec.tile_q, spec.tile_k), spec.stages, major.MN),
+        ds=staged_smem_layout(spec.dtype, (spec.tile_q, spec.cta_keys), spec.ds_tiles, major.MN),
         staging=staged_smem_layout(spec.dtype, spec.dk_epilogue.subtile, spec.dk_epilogue.stages, major.K),
     )
 
@@ -160,14 +165,14 @@ def backward_kernel(
             cpasync.prefetch_descriptor(load.atom)
     barriers, tiles = allocate(spec, layouts)
     warps = CONSUMERS * 4
-    k_bytes, v_bytes = spec.bytes_of(spec.tile_k, spec.dim), spec.bytes_of(spec.tile_k, spec.dim_v)
+    k_bytes, v_bytes = spec.bytes_of(spec.tile_k, spec.dim), spec.bytes_of(spec.cta_keys, spec.dim_v)
     q_bytes = spec.bytes_of(spec.tile_q, spec.dim) + spec.stats_bytes
     do_bytes = spec.bytes_of(spec.tile_q, spec.dim_v) + spec.stats_bytes
     rings = Rings(
-        k=make_tma_ring(barriers, 1, k_bytes, warps, (1, 1)),
-        v=make_tma_ring(barriers + 2, 1, v_bytes, warps, (1, 1)),
-        q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, (1, 1)),
-        do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, (1, 1)),
+        k=make_tma_ring(barriers, 1, k_bytes, warps, (1, 1), alone=spec.ctas > 1),
+        v=make_tma_ring(barriers + 2, 1, v_bytes, warps, (1, 1), alone=spec.ctas > 1),
+        q=make_tma_ring(barriers + 4, spec.stages, q_bytes, warps, spec.cluster),
+        do=make_tma_ring(barriers + 4 + 2 * spec.stages, spec.stages, do_bytes, warps, spec.cluster),
     )
     handoff_barriers = barriers + 4 + 4 * spec.stages
     handoffs: Any = None
@@ -175,8 +180,9 @@ def backward_kernel(
         handoffs = make_handoffs(spec, handoff_barriers)
     else:
         handoffs = make_handoff(handoff_barriers, spec.stages, warps)
-    sync_after_init((1, 1))
-    at = decode_key_tile(Int32(cute.arch.block_idx()[0]), work.tiles, spec.from_last, spec.heads_at_once)
+    sync_after_init(spec.cluster)
+    index = Int32(cute.arch.block_idx()[0]) // spec.ctas
+    at = decode_key_tile(index, work.tiles, spec.from_last, HEADS_AT_ONCE)
     seq = seq_info(work.extent, at.batch)
     job = key_job(spec, work, at, seq)
     group = cute.arch.make_warp_uniform(warp // 4)
@@ -187,8 +193,12 @@ def backward_kernel(
         if cutlass.const_expr(spec.adders):
             adder = warp - (spec.consumers * 4 + 1)
             if adder >= 0 and adder < spec.adders and exists(spec, at, seq):
-                site = site_of(spec, work, job, spec.consumers - spec.adders + adder, 0)
+                site = site_of(spec, work, job, adder, 0)
                 add_sums(spec, tiles.sums, site)
+        if cutlass.const_expr(spec.ctas > 1):
+            if warp == spec.consumers * 4 + 3 and exists(spec, at, seq):
+                site = site_of(spec, work, job, group, 0)
+                send_d_scores(spec, handoffs.ds, handoffs.incoming, tiles.ds, site)
     elif cutlass.const_expr(spec.roles):
         role = Role(rings, handoffs, mmas, tiles, site_of(spec, work, job, group, 0))
         if group == 0:
@@ -207,6 +217,9 @@ def backward_kernel(
         cute.arch.setmaxregister_increase(spec.registers.consumer)
         if exists(spec, at, seq):
             consume(spec, Shared(rings, handoffs, mmas, tiles), outputs, work, job, group)
+    if cutlass.const_expr(spec.ctas > 1):  # until then the other CTA may write and signal here
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
 
 
 def exists(spec: BackwardSpec, at: KeyTile, seq: SeqInfo) -> cutlass.Boolean:
@@ -249,7 +262,8 @@ def allocate(spec: cutlass.Constexpr, layouts: SmemLayouts) -> tuple[cute.Pointe
         ),
         staging=storage.k.get_tensor(staging, swizzle=out.inner),
         sums=cute.make_tensor(
-            storage.sums.data_ptr(), cute.make_layout((max(spec.staged_sums // CONSUMERS, 1), CONSUMERS))
+            storage.sums.data_ptr(),
+            cute.make_layout((spec.sums_part, max(spec.shares * spec.sums_buffers, 1))),
         ),
     )
     return storage.barriers.data_ptr(), tiles

@@ -38,11 +38,8 @@ from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_sums import await_turn, give_sums
 from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, site_of
 from .backward_work import (
-    SHARE_THREADS,
-    VECTOR,
     BackwardWork,
     KeyJob,
-    add_vector,
     score_step,
 )
 
@@ -134,7 +131,7 @@ def consume(
         if cutlass.const_expr(spec.gives_q):
             issue_dq(shared, parts, before(state))
             warpgroup.wait_group(0)
-            give_sums(tiles, parts.dq, site)
+            give_sums(tiles, parts.dq, site.group, site.thread)
     if cutlass.const_expr(spec.gives_q):
         await_turn(site.group)  # the last share is read: the other warp says so after each
     if cutlass.const_expr(spec.gives_kv):
@@ -233,7 +230,7 @@ def step(
         warpgroup.wait_group(1 if spec.gives_kv else 0)
         give_back(shared.exchange, before(state))
         rings.do.consumer_release(state)
-        give_sums(tiles, parts.dq, site)
+        give_sums(tiles, parts.dq, site.group, site.thread)
         warpgroup.wait_group(0)
     else:
         warpgroup.wait_group(0)
@@ -335,10 +332,15 @@ def slope(columns: cute.Tensor, probs: cute.Tensor, d_probs: cute.Tensor) -> Non
 @cute.jit
 def clear_keys(spec: cutlass.Constexpr, tiles: SharedTiles, site: Site):
     """Sets rows of K and V after a sequence's last key to 0: they belong to another, and may hold NaN."""
-    first = site.job.seq.k_len - site.job.at.n * spec.tile_k
-    if first < spec.tile_k:
+    first = site.job.seq.k_len - site.start
+    other = first
+    if cutlass.const_expr(spec.ctas > 1):
+        other = site.job.seq.k_len - (site.start ^ spec.cta_keys)
+    if cutlass.min(first, other) < spec.cta_keys:
         for tile in (tiles.k, tiles.v):
             clear_rows(tile[None, None, 0], cutlass.max(first, 0), site, spec.consumers)
+        if cutlass.const_expr(spec.ctas > 1):
+            clear_rows(tiles.k[None, None, 1], cutlass.max(other, 0), site, spec.consumers)
         fence_for_async_readers()
         sync_consumers(spec.consumers)
 
@@ -393,13 +395,6 @@ def store_d_scores(
     cute.copy(copy, source, target[None, None, None, buffer])
 
 
-def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:
-    """Adds a thread's accumulators to its vectors in global memory, of which the first is at `start`."""
-    for i in range(cute.size(dq) // VECTOR):
-        values = [dq[VECTOR * i + j] for j in range(VECTOR)]
-        add_vector(start + i * (VECTOR * SHARE_THREADS), values)
-
-
 @cute.jit
 def store_keys(
     spec: cutlass.Constexpr,
@@ -412,7 +407,7 @@ def store_keys(
 ):
     """Stores this warpgroup's 64 rows of dK or dV."""
     at, seq = site.job.at, site.job.seq
-    first = at.n * spec.tile_k + site.part * WGMMA_M
+    first = site.start + site.part * WGMMA_M
     own = staging[None, None, None, site.group]
     heads = output.tensor.shape[2]
     image = at.kv_head + (Int32(0) if spec.varlen else at.batch * heads[0])

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, pipeline
+from cutlass import Float32, Int16, Int32, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state
 
 from .backward_sm90_spec import BackwardSpec
+from .backward_sm90_visits import rank_of
 from .backward_work import BackwardWork, KeyJob, Sums, listed_block
 
 
@@ -35,7 +36,7 @@ class SharedTiles(NamedTuple):
     """Tiles in shared memory."""
 
     k: cute.Tensor
-    """(keys, D)"""
+    """(keys, D, CTAs): this CTA's own, then those of the other that shares the tile"""
     v: cute.Tensor
     """(keys, Dv)"""
     q: cute.Tensor
@@ -43,7 +44,7 @@ class SharedTiles(NamedTuple):
     do: cute.Tensor
     """(queries, Dv, stages)"""
     ds: cute.Tensor
-    """(queries, keys, stages), contiguous along the queries"""
+    """(queries, keys, stages), contiguous along the queries; the last is the other CTA's, if there is one"""
     lse: cute.Tensor
     """float32 (queries, stages): log-sum-exp in base 2, +inf for rows without a key and after the last"""
     row_sums: cute.Tensor
@@ -53,8 +54,7 @@ class SharedTiles(NamedTuple):
     staging: cute.Tensor
     """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K was"""
     sums: cute.Tensor
-    """float32 (elements of a share, consumers): dQ on its way to the sums; nothing where it goes there
-    directly"""
+    """float32 (elements of a part, buffers): dQ on its way to the sums"""
 
 
 class Rings(NamedTuple):
@@ -105,11 +105,13 @@ def produce(
     if cutlass.const_expr(spec.varlen):
         batch, q_start, k_start = Int32(0), seq.q_start, seq.k_start
     once = producer_state(1)
-    load_k = tile_loader(loads.k, tiles.k, (spec.tile_k, spec.dim), k_start, (at.kv_head, batch))
-    load_v = tile_loader(loads.v, tiles.v, (spec.tile_k, spec.dim_v), k_start, (at.kv_head, batch))
-    for ring, load in ((rings.k, load_k), (rings.v, load_v)):
+    load_k = tile_loader(loads.k, tiles.k, (spec.cta_keys, spec.dim), k_start, (at.kv_head, batch))
+    load_v = tile_loader(loads.v, tiles.v, (spec.cta_keys, spec.dim_v), k_start, (at.kv_head, batch))
+    number = at.n * spec.ctas + rank_of(spec)
+    for ring, load, parts in ((rings.k, load_k, spec.ctas), (rings.v, load_v, 1)):
         ring.producer_acquire(once)
-        load(at.n, once.index, ring.producer_get_barrier(once))
+        for i in range(parts):
+            load(number ^ i, Int32(i), ring.producer_get_barrier(once))
         ring.producer_commit(once)
     state = producer_state(spec.stages)
     if cutlass.const_expr(work.lists is not None):
@@ -134,8 +136,8 @@ def query_loaders(
 ) -> QueryLoaders:
     """Loads of Q and dO of one (head, batch), whose rows begin at `start`."""
     return QueryLoaders(
-        tile_loader(loads.q, tiles.q, (spec.tile_q, spec.dim), start, image),
-        tile_loader(loads.do, tiles.do, (spec.tile_q, spec.dim_v), start, image),
+        tile_loader(loads.q, tiles.q, (spec.tile_q, spec.dim), start, image, spec.ctas),
+        tile_loader(loads.do, tiles.do, (spec.tile_q, spec.dim_v), start, image, spec.ctas),
     )
 
 
@@ -150,10 +152,19 @@ def load_rows(source: cute.Tensor, row: Int32, target: cute.Tensor, full: cute.P
 
 
 def tile_loader(
-    load: tma.TmaCopy, tiles: cute.Tensor, tile: tuple[int, int], start: Int32, image: tuple[Int32, Int32]
+    load: tma.TmaCopy,
+    tiles: cute.Tensor,
+    tile: tuple[int, int],
+    start: Int32,
+    image: tuple[Int32, Int32],
+    ctas: int = 1,
 ):
-    """`load(tile number, stage, barrier)` of rows from `start` on of one (head, batch)."""
+    """`load(tile number, stage, barrier)` of rows from `start` on of one (head, batch). Each of `ctas` CTAs
+    loads a part of the tile for all of them."""
     rows = cute.domain_offset((start, 0), load.coordinates[None, None, image[0], image[1]])
     g_tiles = cute.local_tile(rows, tile, (None, 0))  # (rows, D, tiles)
-    part = tma.load_partition(load.atom, g_tiles, tiles, cute.make_layout(1), Int32(0))
-    return tma.tile_loader(load.atom, part.tiles, part.shared, None)
+    place, mask = Int32(0), None
+    if ctas > 1:
+        place, mask = cute.arch.block_idx_in_cluster(), Int16((1 << ctas) - 1)
+    part = tma.load_partition(load.atom, g_tiles, tiles, cute.make_layout(ctas), place)
+    return tma.tile_loader(load.atom, part.tiles, part.shared, mask)

@@ -8,8 +8,9 @@ its keys. All of them have the same 64 keys, and a part of the step each:
     dQ            |                                                  dQ = dS K    to memory
 
 P goes to the second role by way of shared memory, from each thread to the same one of the other warpgroup,
-and dS to the third, through a ring each. So no role waits for a later one before the rings are full, and the
-tensor cores have work while exponentials are computed and sums added. Without dQ the third role is not there.
+and dS to the third, or to that of the other CTA where two share the keys (`backward_sm90_pair`), through a
+ring each. So no role waits for a later one before the rings are full, and the tensor cores have work while
+exponentials are computed and sums added. Without dQ the third role is not there.
 """
 
 from functools import partial
@@ -29,7 +30,6 @@ from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product, settle
 from .backward_sm90_consumer import (
     Mmas,
     Output,
-    add_vectors,
     clear_keys,
     clear_queries,
     operand_registers,
@@ -41,11 +41,12 @@ from .backward_sm90_consumer import (
     weigh_scores,
 )
 from .backward_sm90_handoff import await_empty, give, give_back, make_handoff
+from .backward_sm90_pair import await_incoming, give_back_to_both, make_incoming
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import BackwardSpec
-from .backward_sm90_sums import await_turn, pass_turn
+from .backward_sm90_sums import add_vectors, await_turn, buffer_of, give_sums, pass_turn
 from .backward_sm90_visits import Site, Visit, for_each_block
-from .backward_work import SHARE_THREADS, VECTOR, vector_pointer
+from .backward_work import vector_pointer
 
 HANDED = 8
 """Elements of P that a thread hands over at a time: 16 bytes."""
@@ -56,6 +57,8 @@ class Handoffs(NamedTuple):
 
     probs: pipeline.PipelineAsync
     ds: pipeline.PipelineAsync
+    incoming: cute.Pointer | None
+    """mbarrier of the other CTA's dS; None where there is no other."""
 
 
 class Role(NamedTuple):
@@ -83,8 +86,11 @@ class Product(NamedTuple):
 
 def make_handoffs(spec: BackwardSpec, barriers: cute.Pointer) -> Handoffs:
     """Initialises the mbarriers of both rings."""
+    words = 2 * spec.stages
     return Handoffs(
-        make_handoff(barriers, spec.stages, 4), make_handoff(barriers + 2 * spec.stages, spec.stages, 4)
+        probs=make_handoff(barriers, spec.stages, 4),
+        ds=make_handoff(barriers + words, spec.stages, 4),
+        incoming=make_incoming(barriers + 2 * words) if spec.ctas > 1 else None,
     )
 
 
@@ -109,7 +115,7 @@ def fragments(
 
 def handed_vectors(tiles: SharedTiles, spec: BackwardSpec, stage: Int32, thread: Int32) -> cute.Tensor:
     """A thread's part of P in shared memory: (HANDED, vectors)."""
-    vectors = spec.tile_q * spec.tile_k // (HANDED * WARPGROUP_THREADS)
+    vectors = spec.tile_q * spec.cta_keys // (HANDED * WARPGROUP_THREADS)
     start = tiles.probs.iterator + (stage * vectors * WARPGROUP_THREADS + thread) * HANDED
     layout = cute.make_layout((HANDED, vectors), stride=(1, HANDED * WARPGROUP_THREADS))
     return cute.make_tensor(start.align(16), layout)
@@ -253,6 +259,8 @@ def compute_dq(spec: cutlass.Constexpr, role: Role):
         role.rings.v.consumer_wait(consumer_state(1))
         clear_keys(spec, role.tiles, role.site)
     for_each_block(spec, role.site, consumer_state(spec.stages), partial(dq_of, spec, role))
+    for i in cutlass.range_constexpr(spec.sums_buffers):
+        await_turn(buffer_of(spec, Int32(0), i))  # the last parts are read: the other warp says so after each
     sync_consumers(spec.consumers)
 
 
@@ -260,27 +268,47 @@ def compute_dq(spec: cutlass.Constexpr, role: Role):
 def dq_of(
     spec: cutlass.Constexpr, role: Role, state: pipeline.PipelineState, visit: Visit
 ) -> pipeline.PipelineState:
-    """The key tile's share of dQ of one query block, some columns at a time."""
+    """The key tile's share of dQ of one query block, if it is this CTA's."""
+    if cutlass.const_expr(spec.ctas > 1):
+        if state.index == role.site.rank:
+            give_dq(spec, role, state, visit)
+    else:
+        give_dq(spec, role, state, visit)
+    state.advance()
+    return state
+
+
+@cute.jit
+def give_dq(spec: cutlass.Constexpr, role: Role, state: pipeline.PipelineState, visit: Visit):
+    """Computes the key tile's share of dQ of one query block, part by part, and hands it over or adds it."""
     mma, tiles, site = role.mmas.dq, role.tiles, role.site
     thread_mma = mma.get_slice(site.thread)
-    columns = spec.dq_share[1]
     ds = mma.make_fragment_A(thread_mma.partition_A(tiles.ds))
-    keys = cute.local_tile(turned(tiles.k[None, None, 0]), (columns, spec.tile_k), (None, 0))
+    keys = cute.local_tile(turned(tiles.k), (spec.dq_share[1], spec.cta_keys), (None, 0, None))
     b = mma.make_fragment_B(thread_mma.partition_B(keys))
     dq = cute.make_rmem_tensor(mma.partition_shape_C(spec.dq_share), Float32)
     start = vector_pointer(spec.sums, site.work.sums.dq, visit.number, site.thread)
+    first = state.count // spec.ctas * spec.sums_parts
     role.handoffs.ds.consumer_wait(state)
-    # ptxas would compute all of unrolled passes before the first sums are added, and spill them.
-    for i in cutlass.range(spec.dim // columns, unroll=1):
-        issue_product(mma, dq, ds[None, None, None, state.index], b[None, None, None, i], False)
+    if cutlass.const_expr(spec.ctas > 1):
+        await_incoming(role.handoffs.incoming, tiles.ds, site, state)
+    # ptxas would compute all of unrolled passes before the first sums are given, and spill them.
+    for i in cutlass.range(spec.sums_parts, unroll=1):
+        issue_product(mma, dq, ds[None, None, None, state.index], b[None, None, None, i, 0], False)
+        if cutlass.const_expr(spec.ctas > 1):
+            issue_product(mma, dq, ds[None, None, None, spec.stages], b[None, None, None, i, 1], True)
         warpgroup.wait_group(0)
-        if i == spec.dim // columns - 1:
-            give_back(role.handoffs.ds, state)
-        if cutlass.const_expr(spec.deterministic):
-            if i == 0:
-                await_turn(site.group)
-        add_vectors(start + i * (columns // 8 * VECTOR * SHARE_THREADS), dq)
-    if cutlass.const_expr(spec.deterministic):
-        pass_turn(site.group)
-    state.advance()
-    return state
+        if i == spec.sums_parts - 1:
+            if cutlass.const_expr(spec.ctas > 1):
+                give_back_to_both(role.handoffs.ds, site, state)
+            else:
+                give_back(role.handoffs.ds, state)
+        if cutlass.const_expr(spec.sums_buffers):
+            give_sums(tiles, dq, buffer_of(spec, Int32(0), first + i), site.thread)
+        else:
+            if cutlass.const_expr(spec.deterministic):
+                if i == 0:
+                    await_turn(Int32(0))
+            add_vectors(start + i * spec.sums_part, dq)
+    if cutlass.const_expr(spec.deterministic and not spec.sums_buffers):
+        pass_turn(Int32(0))

@@ -12,6 +12,8 @@ from kernels_dsl.config.attention_backward import SumsOfTile
 
 CONSUMERS = 2
 """Warpgroups that compute dK and dV."""
+HEADS_AT_ONCE = 4
+"""Heads whose key tiles start side by side, at most: fewer of one head then wait for one another's turn."""
 
 
 class Registers(NamedTuple):
@@ -28,6 +30,8 @@ class BackwardSpec:
 
     tile_q: int
     tile_k: int
+    ctas: int
+    """CTAs that share a tile of keys."""
     dim: int
     dim_v: int
     stages: int
@@ -38,7 +42,9 @@ class BackwardSpec:
     dk_epilogue: EpiloguePlan
     dv_epilogue: EpiloguePlan
     dq_share: tuple[int, int]
-    """Queries and columns of a warpgroup's share of dQ."""
+    """Queries and columns of dQ that a warpgroup computes at a time."""
+    sums_buffers: int
+    """Buffers of dQ in shared memory, of each warpgroup that computes it."""
     sums: SumsOfTile
     variant: Any  # AttentionVariant
     gives_q: bool
@@ -50,9 +56,19 @@ class BackwardSpec:
         return self.tile_q
 
     @property
+    def cta_keys(self) -> int:
+        """Keys of one CTA."""
+        return self.tile_k // self.ctas
+
+    @property
     def roles(self) -> bool:
         """Says whether the consumer warpgroups have the same keys and a product each."""
-        return self.tile_k == WGMMA_M
+        return self.cta_keys == WGMMA_M
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """CTAs of a cluster."""
+        return self.ctas, 1
 
     @property
     def consumers(self) -> int:
@@ -70,36 +86,46 @@ class BackwardSpec:
         return self.deterministic and self.variant.right and self.variant.lists is None
 
     @property
-    def heads_at_once(self) -> int:
-        """Heads whose key tiles start side by side: fewer of one head then wait for one another's turn."""
-        return 1 if self.roles else 4
-
-    @property
-    def stages_sums(self) -> bool:
-        """Says whether a warp adds dQ to the sums out of shared memory, see `backward_sm90_sums`."""
-        return self.gives_q and not self.roles
+    def shares(self) -> int:
+        """Warpgroups that compute a share of dQ each."""
+        if not self.gives_q:
+            return 0
+        return 1 if self.roles else CONSUMERS
 
     @property
     def adders(self) -> int:
-        """Warps that add to the sums of dQ, or see to the order: one for each warpgroup that computes dQ."""
-        if not self.gives_q:
-            return 0
-        return CONSUMERS if self.stages_sums else int(self.deterministic)
+        """Warps that add to the sums of dQ, or see to the order: one for each share."""
+        return self.shares if self.sums_buffers or self.deterministic else 0
+
+    @property
+    def sums_parts(self) -> int:
+        """Parts in which a warpgroup hands over its share of dQ."""
+        return self.sums.columns // self.dq_share[1]
+
+    @property
+    def sums_part(self) -> int:
+        """Elements of a part."""
+        return self.sums.size // self.sums_parts
 
     @property
     def staged_sums(self) -> int:
         """Elements of dQ in shared memory, on their way to the sums."""
-        return CONSUMERS * self.sums.size if self.stages_sums else 0
+        return self.shares * self.sums_buffers * self.sums_part
 
     @property
     def handoff_words(self) -> int:
-        """Words of the mbarriers of P and dS on their way to another warpgroup."""
-        return (2 if self.roles else 1) * 2 * self.stages
+        """Words of the mbarriers of P and dS on their way to another warpgroup or CTA."""
+        return (2 if self.roles else 1) * 2 * self.stages + self.ctas - 1
+
+    @property
+    def ds_tiles(self) -> int:
+        """Tiles of dS in shared memory: the stages of a ring, and one for what the other CTA sends."""
+        return self.stages + self.ctas - 1
 
     @property
     def handed_elements(self) -> int:
         """Elements of P in shared memory, on their way from one role to another."""
-        return self.stages * self.tile_q * self.tile_k if self.roles else 0
+        return self.stages * self.tile_q * self.cta_keys if self.roles else 0
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -140,7 +166,7 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
         return EpiloguePlan((WGMMA_M, columns), epilogue_columns(columns, dtype), 2, dtype, config.tma_stores)
 
     return BackwardSpec(
-        config.tile_q, config.tile_k, config.dim, config.dim_v, config.stages, config.deterministic, varlen,
-        dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share, config.sums, variant,
-        config.gives_q, config.gives_kv,
+        config.tile_q, config.tile_k, config.ctas, config.dim, config.dim_v, config.stages,
+        config.deterministic, varlen, dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share,
+        config.sums_buffers, config.sums, variant, config.gives_q, config.gives_kv,
     )  # fmt: skip

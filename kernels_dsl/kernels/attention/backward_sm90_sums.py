@@ -1,15 +1,16 @@
 """Sums of dQ in the SM90 attention backward: a warp for each warpgroup that computes a share of dQ.
 
-The warpgroup writes its share to shared memory and goes on; the warp adds it to the sums in global memory, in
-bulk. In the deterministic variant it waits first until all key tiles before this one have added, and lets the
-next one do so once its own sums are in memory. So no warpgroup waits for memory, nor for its turn, unless it
-is a whole step ahead.
+The warpgroup writes its share to shared memory, in one or several parts, and goes on; the warp adds it to the
+sums in global memory, in bulk. In the deterministic variant it waits first until all key tiles before this
+one have added, and lets the next one do so once its own sums are in memory. So no warpgroup waits for memory,
+nor for its turn, unless all buffers are full.
 
-Where shared memory has no place for a share, the warpgroup adds from registers, in its turn: the warp only
+Where shared memory has no place for a part, the warpgroup adds from registers, in its turn: the warp only
 waits for it and passes it on.
 """
 
 from functools import partial
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,9 +22,9 @@ from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 
 from .backward_sm90_producer import SharedTiles
-from .backward_sm90_spec import CONSUMERS
+from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_visits import Site, Visit, for_each_block
-from .backward_work import SHARE_THREADS, VECTOR, turn_of
+from .backward_work import SHARE_THREADS, VECTOR, add_vector, turn_of
 
 THREADS = WARPGROUP_THREADS + 32
 """A warpgroup and the warp that adds for it."""
@@ -31,80 +32,104 @@ THREADS = WARPGROUP_THREADS + 32
 
 @cute.jit
 def add_sums(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site):
-    """Role of the warp that adds for consumer warpgroup `site.group`."""
-    if cutlass.const_expr(spec.stages_sums):
-        let_give(site.group)
+    """Role of the warp that adds for the warpgroup number `site.group` of those that compute dQ."""
+    for i in cutlass.range_constexpr(spec.sums_buffers):
+        let_give(buffer_of(spec, site.group, i))
     for_each_block(spec, site, Int32(0), partial(add_share, spec, sums, site))
 
 
 @cute.jit
 def add_share(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32, visit: Visit) -> Int32:
-    """The share of one query block."""
-    share = visit.number * CONSUMERS
-    if cutlass.const_expr(spec.stages_sums):
-        share += site.group
+    """The share of one query block, if it is this CTA's."""
+    if cutlass.const_expr(spec.ctas > 1):
+        if count % spec.ctas == site.rank:
+            add_parts(spec, sums, site, count // spec.ctas, visit)
+    else:
+        add_parts(spec, sums, site, count, visit)
+    return count + 1
+
+
+@cute.jit
+def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int32, visit: Visit):
+    """Adds all parts of share number `count` of those of this warp."""
+    share = visit.number * spec.shares + site.group
     first = cute.arch.lane_idx() == 0
+    turn: Any = None
     if cutlass.const_expr(spec.deterministic):
         turn = site.work.sums.turns.iterator + share
         if first:
             await_count(turn, turn_of(spec, site.work, site.job, visit.query))
         cute.arch.sync_warp()
-    if cutlass.const_expr(not spec.stages_sums):
+    if cutlass.const_expr(not spec.sums_buffers):
         let_give(site.group)
-    await_given(site.group)
-    if cutlass.const_expr(spec.stages_sums):
+        await_given(site.group)
+    for i in cutlass.range_constexpr(spec.sums_parts if spec.sums_buffers else 0):
+        buffer = buffer_of(spec, site.group, count * spec.sums_parts + i)
+        await_given(buffer)
         if first:
-            size = spec.sums.size
-            target = site.work.sums.dq.iterator + cutlass.Int64(share) * size
-            add_in_bulk(target, sums[None, site.group].iterator, 4 * size)
+            target = site.work.sums.dq.iterator + (cutlass.Int64(share) * spec.sums.size + i * spec.sums_part)
+            add_in_bulk(target, sums[None, buffer].iterator, 4 * spec.sums_part)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         cute.arch.sync_warp()
-        let_give(site.group)
+        let_give(buffer)
     if cutlass.const_expr(spec.deterministic):
         if first:
-            if cutlass.const_expr(spec.stages_sums):
+            if cutlass.const_expr(spec.sums_buffers):
                 cute.arch.cp_async_bulk_wait_group(0, read=False)
             cute.arch.atomic_add(turn, Int32(1), sem="release", scope="gpu")
         cute.arch.sync_warp()
-    return count + 1
+
+
+def buffer_of(spec: BackwardSpec, group: Int32, number: Int32 | int) -> Int32:
+    """The buffer of part number `number` that warpgroup `group` hands over."""
+    if spec.sums_buffers == 1:
+        return group
+    return group * spec.sums_buffers + number % spec.sums_buffers
 
 
 @cute.jit
-def give_sums(tiles: SharedTiles, dq: cute.Tensor, site: Site):
-    """Hands a warpgroup's share of dQ, in its accumulators, to the warp that adds it."""
-    await_turn(site.group)
+def give_sums(tiles: SharedTiles, dq: cute.Tensor, buffer: Int32, thread: Int32):
+    """Hands a part of a warpgroup's dQ, in its accumulators, to the warp that adds it."""
+    await_turn(buffer)
     vectors = cute.size(dq) // VECTOR
-    start = tiles.sums[None, site.group].iterator + site.thread * VECTOR
+    start = tiles.sums[None, buffer].iterator + thread * VECTOR
     target = cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * SHARE_THREADS))
     source = cute.make_tensor(dq.iterator, cute.make_layout((VECTOR, vectors)))
     cute.autovec_copy(source, cute.make_tensor(start.align(16), target))
     fence_for_async_readers()
-    pass_turn(site.group)
+    pass_turn(buffer)
+
+
+def add_vectors(start: cute.Pointer, dq: cute.Tensor) -> None:
+    """Adds a thread's accumulators to its vectors in global memory, of which the first is at `start`."""
+    for i in range(cute.size(dq) // VECTOR):
+        values = [dq[VECTOR * i + j] for j in range(VECTOR)]
+        add_vector(start + i * (VECTOR * SHARE_THREADS), values)
 
 
 @cute.jit
-def let_give(group: Int32):
-    """Tells warpgroup `group` that it may give its next share."""
-    cute.arch.barrier_arrive(barrier_id=int(NamedBarrier.GIVE) + group, number_of_threads=THREADS)
+def let_give(buffer: Int32):
+    """Tells a warpgroup that it may give the next part in `buffer`."""
+    cute.arch.barrier_arrive(barrier_id=int(NamedBarrier.GIVE) + buffer, number_of_threads=THREADS)
 
 
 @cute.jit
-def await_given(group: Int32):
-    """Blocks until warpgroup `group` has given its share."""
-    cute.arch.barrier(barrier_id=int(NamedBarrier.GIVEN) + group, number_of_threads=THREADS)
+def await_given(buffer: Int32):
+    """Blocks until a part is in `buffer`."""
+    cute.arch.barrier(barrier_id=int(NamedBarrier.GIVEN) + buffer, number_of_threads=THREADS)
 
 
 @cute.jit
-def await_turn(group: Int32):
-    """Blocks warpgroup `group` until it may give its share."""
-    cute.arch.barrier(barrier_id=int(NamedBarrier.GIVE) + group, number_of_threads=THREADS)
+def await_turn(buffer: Int32):
+    """Blocks a warpgroup until it may give a part in `buffer`."""
+    cute.arch.barrier(barrier_id=int(NamedBarrier.GIVE) + buffer, number_of_threads=THREADS)
 
 
 @cute.jit
-def pass_turn(group: Int32):
-    """Tells the warp that warpgroup `group` has given its share. Does not block."""
-    cute.arch.barrier_arrive(barrier_id=int(NamedBarrier.GIVEN) + group, number_of_threads=THREADS)
+def pass_turn(buffer: Int32):
+    """Tells the warp that a part is in `buffer`. Does not block."""
+    cute.arch.barrier_arrive(barrier_id=int(NamedBarrier.GIVEN) + buffer, number_of_threads=THREADS)
 
 
 @dsl_user_op

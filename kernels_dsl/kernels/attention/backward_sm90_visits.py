@@ -30,7 +30,11 @@ class Site(NamedTuple):
     group: Int32
     thread: Int32
     part: Int32 | int
-    """Number of this warpgroup's 64 keys in the tile."""
+    """Number of this warpgroup's 64 keys among those of its CTA."""
+    start: Int32
+    """First key of the CTA."""
+    rank: Int32 | int
+    """Number of the CTA among those that share a tile of keys."""
 
 
 @cute.jit
@@ -65,8 +69,15 @@ def first_visit(spec: BackwardSpec, site: Site) -> Visit:
 def site_of(spec: BackwardSpec, work: BackwardWork, job: KeyJob, group: Int32, part: Int32 | int) -> Site:
     """The place of this thread in consumer warpgroup `group`, which has the keys of `part`."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    key = job.at.n * spec.tile_k + part * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-    return Site(work, job, key, thread % 4 * 2, group, thread, part)
+    rank = rank_of(spec)
+    start = job.at.n * spec.tile_k + rank * spec.cta_keys
+    key = start + part * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
+    return Site(work, job, key, thread % 4 * 2, group, thread, part, start, rank)
+
+
+def rank_of(spec: BackwardSpec) -> Int32 | int:
+    """Number of this CTA among those that share a tile of keys."""
+    return cute.arch.block_idx_in_cluster() if spec.ctas > 1 else 0
 
 
 def visit_of(spec: BackwardSpec, site: Site, query: QueryBlock) -> Visit:

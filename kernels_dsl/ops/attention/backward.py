@@ -113,9 +113,9 @@ def choose(
     config: BackwardConfig
     hopper = device.families()[0] == "sm90"
     block_q, block_k = call.block or (128, 128)
-    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q, needs.mask)
+    config = sm90_backward_config(call.dim, call.dim_v, deterministic, block_q, block_k, needs.mask)
     # With roles the one that has dP is not given P, but the factor of dS.
-    lacks_probs = needs.mask and call.variant.bends_scores and config.tile_k == 64
+    lacks_probs = needs.mask and call.variant.bends_scores and config.cta_keys == 64
     if not hopper or family == "sm80" or block_k % config.tile_k or lacks_probs:
         config = sm80_backward_config(
             call.dim,
@@ -127,6 +127,8 @@ def choose(
             needs.mask,
         )
         config = replace(config, sums_vector=4 if hopper else 1)
+    if isinstance(config, Sm90BackwardConfig) and not needs.q:  # CTAs share a tile for the sake of dQ
+        config = replace(config, tile_k=config.cta_keys, ctas=1)
     return replace(config, gives_q=needs.q, gives_kv=needs.kv)
 
 

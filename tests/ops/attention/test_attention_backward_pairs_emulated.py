@@ -1,0 +1,45 @@
+"""Gradients of attention where two CTAs share a tile of keys, in the emulator, against float64 autograd.
+
+Head dimensions 192 and 128: 128 keys a tile, 64 a CTA. TEST_ALL_KERNELS=1 takes more shapes.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kernels_dsl.config.attention_backward import sm90_backward_config
+from lowering import emulator
+from reference.attention import Masking
+from tests.ops.attention.gradient_cases import check_gradients, check_packed, leaves
+
+ALL = os.environ.get("TEST_ALL_KERNELS") == "1"
+DIMS = (192, 128)
+
+
+def test_which_heads_take_pairs():
+    found = [sm90_backward_config(*dims, True).ctas for dims in (DIMS, (256, 128), (256, 256), (128, 128))]
+    assert found == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("lengths", [(66, 70), (200, 260)] + [(130, 64), (1, 129), (200, 129)] * ALL)
+def test_causal(lengths, deterministic, seed):
+    """The second CTA of a pair has all of its keys, some and none of them."""
+    with emulator.run(arch="sm_90a"):
+        tensors = leaves((2, 1), lengths, DIMS, seed)
+        check_gradients(tensors, Masking(right=0), causal=True, deterministic=deterministic)
+
+
+def test_packed(seed):
+    """NaN after a sequence's last key, also in the keys of the other CTA."""
+    with emulator.run(arch="sm_90a"):
+        check_packed((40, 0, 100), (70, 10, 150), (66, 10, 140), DIMS, seed)
+
+
+@pytest.mark.parametrize("dims", [(256, 128), (192, 192), (128, 256)] if ALL else [(256, 128)])
+def test_other_heads(dims, seed):
+    """Sums out of registers, or in one buffer."""
+    with emulator.run(arch="sm_90a"):
+        check_gradients(leaves((1, 1), (70, 140), dims, seed), Masking())
