@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # editors and type checkers see what `__getattr__` finds
     from kernels_dsl.ops.serving.decode import attention_decode_supports as attention_decode_supports
     from kernels_dsl.ops.serving.merge_states import merge_states as merge_states
     from kernels_dsl.ops.sm_margin import sm_margin as sm_margin
-    from kernels_dsl.sparse.attention_blocks import BlockLists as BlockLists
+    from kernels_dsl.sparse.block_lists import BlockLists as BlockLists
     from kernels_dsl.sparse.tensor import BsrTensor as BsrTensor
 
 # Public name -> the module that defines it.
@@ -101,7 +101,7 @@ _PUBLIC = {
     "kernel_function": "kernels_dsl.ops.attention.functions",
     "checked": "kernels_dsl.ops.checked",
     "sm_margin": "kernels_dsl.ops.sm_margin",
-    "BlockLists": "kernels_dsl.sparse.attention_blocks",
+    "BlockLists": "kernels_dsl.sparse.block_lists",
     "quantize": "kernels_dsl.ops.quantize.quantize",
     "quantize_supports": "kernels_dsl.ops.quantize.quantize",
     "append_kv": "kernels_dsl.ops.serving.append_kv",
@@ -138,12 +138,12 @@ __all__ = [*_PUBLIC]
 
 def _refuse_shadow() -> None:
     """ImportError where `lowering` is another module, such as a file of the user's beside the script."""
-    ours = Path(__file__).parents[1] / "lowering"
+    ours = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lowering")
     found = importlib.util.find_spec("lowering")
     origin = found.origin if found is not None else None
-    if origin == str(ours / "__init__.py"):
+    if origin == os.path.join(ours, "__init__.py"):
         return
-    if origin is None or Path(origin).resolve().parent != ours.resolve():
+    if origin is None or os.path.dirname(os.path.realpath(origin)) != os.path.realpath(ours):
         raise ImportError(
             f"kernels_dsl needs the package 'lowering' that is installed with it, in {ours}, but Python "
             f"finds {origin or 'none'} first on sys.path: rename that file, or take its folder off the path"

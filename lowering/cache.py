@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
-from lowering import reach, sources, trust
+from lowering import places, reach, trust
 from lowering.errors import Untrusted
 from lowering.locks import fcntl
 from lowering.records import frozen
@@ -120,7 +120,7 @@ def store() -> Store | None:
     with _lock:
         fresh, _memo_of = _memo_of != folder, folder
     if fresh:
-        sources.remember_in(folder)
+        places.unread.append(folder)
         reach.remember_in(folder)
     return Store(folder, on_damaged=lambda: count("damaged"))
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lowering.errors import ArgumentTypeError
+from lowering.places import file_stamp, is_first_party
 from lowering.reach import module_fingerprint
-from lowering.sources import file_stamp, is_first_party
 
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from lowering import arch as arch_module
-from lowering import cache, ffi, reach, sources, toolchain
+from lowering import cache, ffi, places, reach, toolchain
 from lowering.address import Address
 from lowering.constants import Canonicalizer
 from lowering.errors import (
@@ -143,7 +143,7 @@ class JitFunction:
         return tuple(p for p in self.parameters if p.is_runtime)
 
     @cached_property
-    def fingerprint(self) -> sources.Fingerprint:
+    def fingerprint(self) -> places.Fingerprint:
         """The hash of the host function's source and of what it reaches, taken once in this process."""
         if isinstance(self.target, str):
             return reach.module_fingerprint(self.target.partition(":")[0])
@@ -154,7 +154,7 @@ class JitFunction:
             if inspect.isroutine(self.target):
                 raise
             raise ArgumentTypeError(_KERNEL_OBJECT.format(kind=type(self.target).__name__)) from error
-        return sources.Fingerprint(hashlib.sha256(text.encode()).hexdigest(), canonical.files)
+        return places.Fingerprint(hashlib.sha256(text.encode()).hexdigest(), canonical.files)
 
     def __call__(self, *args: Any, **constants: Any) -> None:
         """Launch on the current stream of the tensors' device, compiling first if need be.
@@ -368,7 +368,7 @@ class JitFunction:
 
     def may_be_kept(self) -> bool:
         """Not if a source changed since it was hashed: the kernel may come from the new text."""
-        changed = self.fingerprint.changed() + sources.changed(self._constant_files)
+        changed = self.fingerprint.changed() + places.changed(self._constant_files)
         if changed:
             cache.warn_once(
                 f"{changed[0]} changed while this process was using it: "
@@ -499,6 +499,8 @@ def _keep(store: Store, key: str, entry: Entry) -> None:
             "this process has them in memory, the next one compiles again"
         )
         return
+    from lowering import sources  # here, since a kernel that is in the cache needs none of it
+
     cache.count("stores")
     sources.save_memo(store.folder)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lowering import arch as arch_module
-from lowering import ffi, scratch, sealed, toolchain
+from lowering import ffi, sealed, toolchain
 from lowering.errors import ArgumentValueError, LoweringError, plain, without_colours
 from lowering.launches import ENTRY, LaunchFacts
 from lowering.store import Entry
@@ -76,7 +76,8 @@ class CompiledKernel:
         try:
             if self._is_shared_object:
                 return sealed.load_function(self.entry.library, ENTRY, self.name)
-            from lowering.dsl_import import without_jax  # here, since libraries need no compiler
+            from lowering import scratch  # here, since libraries need neither file nor compiler
+            from lowering.dsl_import import without_jax
 
             with without_jax():
                 import cutlass.cute as cute

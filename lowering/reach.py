@@ -11,6 +11,7 @@ one that reaches such a module, is followed anew.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -20,13 +21,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from lowering import scratch, sources, trust
+from lowering import places, trust
 from lowering.errors import Untrusted
+from lowering.places import Fingerprint, file_stamp
 from lowering.records import frozen
 from lowering.signature import Parameter
-from lowering.sources import Fingerprint, file_stamp
 
 log = logging.getLogger("lowering")
 
@@ -51,9 +53,9 @@ class Reach:
         top = module.partition(".")[0]
         return (
             top in self.modules
-            and sources.locate(top) == (self.modules[top][0], top)
+            and places.locate(top) == (self.modules[top][0], top)
             and all(_folder_time(folder) == time_ns for folder, time_ns in self.folders.items())
-            and all(sources.is_foreign(name, module) for name in self.libraries)
+            and all(places.is_foreign(name, module) for name in self.libraries)
         )
 
 
@@ -102,7 +104,7 @@ def module_fingerprint(module: str) -> Fingerprint:
     """
     found = _find(module)
     if found is None:
-        return sources.module_fingerprint(module)
+        return _sources().module_fingerprint(module)
     return Fingerprint(found.digest, {path: (at, size) for path, at, size in found.modules.values()})
 
 
@@ -113,8 +115,13 @@ def function_parameters(module: str, qualname: str) -> tuple[Parameter, ...]:
     """
     found = _find(module)
     if found is None or qualname not in found.functions:
-        return sources.function_parameters(module, qualname)
+        return _sources().function_parameters(module, qualname)
     return found.functions[qualname]
+
+
+def _sources() -> ModuleType:
+    """`lowering.sources`, which a process does without while what earlier ones found out holds."""
+    return importlib.import_module("lowering.sources")
 
 
 def _find(module: str) -> Reach | None:
@@ -137,14 +144,14 @@ def _find(module: str) -> Reach | None:
 
 def _follow(module: str) -> Reach | None:
     """Follow a module's imports; None where what that rests on is more than is remembered."""
-    top = module.partition(".")[0]
+    sources, top = _sources(), module.partition(".")[0]
     walk = sources.follow(module)
     names = (*walk.places, *walk.absent)
     if top not in walk.places or any(name.partition(".")[0] != top for name in names):
         return None
     folders: set[str] = set()
     for name in names:
-        locations = sources.search_locations(name.rpartition(".")[0]) if "." in name else []
+        locations = places.search_locations(name.rpartition(".")[0]) if "." in name else []
         if len(locations) > 1:
             return None
         folders.update(locations)
@@ -152,9 +159,9 @@ def _follow(module: str) -> Reach | None:
     times = {folder: _folder_time(folder) for folder in folders}
     newest = max(*times.values(), *(at for _, at, _ in modules.values()))
     oldest = min(*times.values(), *(at for _, at, _ in modules.values()))
-    if oldest == 0 or time.time() - newest / 1e9 <= sources.RACY_SECONDS:
+    if oldest == 0 or time.time() - newest / 1e9 <= places.RACY_SECONDS:
         return None
-    place = sources.locate(module)
+    place = places.locate(module)
     functions = sources.file_facts(*place)[1].functions if place is not None else {}
     return Reach(walk.digest, modules, times, tuple(sorted(walk.libraries)), functions)
 
@@ -185,7 +192,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _path(module: str) -> Path | None:
-    place = sources.locate(module.partition(".")[0])
+    place = places.locate(module.partition(".")[0])
     if place is None:
         return None
     named = f"{FORMAT}\0{module}\0{place[0]}\0{sys.version}"
@@ -218,6 +225,8 @@ def _read(module: str) -> Reach | None:
 
 def _write(module: str, found: Reach) -> None:
     """Leave a reach for later processes; failing to is not an error."""
+    from lowering import scratch  # here, since a process that finds what it looks for leaves none
+
     path = _path(module)
     functions: dict[str, Any] = {
         name: [(p.name, p.annotation, p.has_default) for p in listed]

@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import inspect
 import itertools
-import re
 import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -102,7 +101,7 @@ def _parameters(eq: bool) -> Any:
 
 _PARAMETERS = {eq: _parameters(eq) for eq in (True, False)}
 _ORDINARY = _Plain.__dict__["__dataclass_fields__"]["field"]._field_type
-_SPECIAL = re.compile("ClassVar|InitVar|KW_ONLY")
+_SPECIAL = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 def _give_fields(cls: type[Any]) -> bool:
@@ -123,7 +122,7 @@ def _give_fields(cls: type[Any]) -> bool:
     for name, annotation in annotations.items():
         if isinstance(annotation, str) and annotation.startswith("ClassVar["):
             continue
-        if not isinstance(annotation, str) or _SPECIAL.search(annotation):
+        if not isinstance(annotation, str) or any(word in annotation for word in _SPECIAL):
             return False
         default = own.get(name, _MISSING)
         field = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lowering import scratch
 from lowering.locks import fcntl
 
 log = logging.getLogger("lowering")
@@ -49,6 +48,8 @@ def load_function(library: bytes, entry: str, name: str) -> Callable[..., Any]:
         except Exception as error:
             # A system without anonymous files, without /proc, or that lets nobody run code from one.
             log.info("%s is loaded from a temporary file: %s", name, error)
+    from lowering import scratch  # here, since most systems need no file
+
     with scratch.folder() as folder:
         path = folder / "kernel.so"
         path.write_bytes(library)

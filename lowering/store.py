@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lowering import scratch, trust
+from lowering import trust
 from lowering.errors import DamagedEntry
 from lowering.locks import fcntl
 from lowering.records import frozen
@@ -180,6 +180,8 @@ class Store:
         :raises Untrusted: if the folders that it would be in are not this user's or root's alone.
         :raises OSError: if it cannot be written, with nothing left behind.
         """
+        from lowering import scratch  # here, since a kernel that is in the cache needs none of it
+
         path = self.path(key)
         trust.make_folder(path.parent)
         self._check_folders(path)
@@ -214,6 +216,8 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what killed processes left, and what is of no use any more."""
+        from lowering import scratch
+
         scratch.sweep(self.kernels, "??/.*.tmp")
         scratch.sweep(self.folder, ".*.tmp")
         scratch.sweep(self.folder / "locks", "*", UNUSED_LOCK_SECONDS)

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,17 +34,33 @@ SHAPING_VARIABLES = tuple(
 )
 
 
-def _version(distribution: str) -> str:
+def _version(distribution: str, module: str) -> str:
+    """The version of the distribution that a module comes from.
+
+    It is in the folder that pip leaves beside the module, in one of the first lines of a file that goes on
+    with the package's README. To ask `importlib.metadata` takes a millisecond.
+    """
+    spec = importlib.util.find_spec(module)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    metadata = _metadata(os.path.dirname(places[0])).get(distribution.replace("-", "_")) if places else None
+    if metadata is not None:
+        with suppress(OSError), open(metadata, encoding="utf-8") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name == "Version" and value.strip():
+                    return value.strip()
     try:
-        metadata = importlib.metadata.distribution(distribution)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         raise LoweringError(f"the package {distribution} is not installed") from None
-    # Parsing all of the file, which holds the package's README, takes milliseconds.
-    for line in (metadata.read_text("METADATA") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == "Version" and value.strip():
-            return value.strip()
-    return metadata.version
+
+
+@lru_cache(maxsize=2)
+def _metadata(folder: str) -> dict[str, str]:
+    """Name of each distribution that pip installed into a folder -> its file of facts."""
+    ending = ".dist-info"
+    names = [name for name in os.listdir(folder) if name.endswith(ending)]
+    return {name.partition("-")[0]: os.path.join(folder, name, "METADATA") for name in names}
 
 
 @lru_cache(maxsize=1)
@@ -119,14 +136,18 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in SHAPING_VARIABLES if os.environ.get(name)}
 
 
+def _source(name: str) -> bytes:
+    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:
+        return file.read()
+
+
 @lru_cache(maxsize=1)
 def identity() -> dict[str, str]:
     """Part of a kernel's key that names the tools that make it."""
-    folder = Path(__file__).parent
-    own = hashlib.sha256(b"\0".join((folder / name).read_bytes() for name in SHAPING_MODULES))
-    ffi = _version("apache-tvm-ffi").split(".")
+    own = hashlib.sha256(b"\0".join(map(_source, SHAPING_MODULES)))
+    ffi = _version("apache-tvm-ffi", "tvm_ffi").split(".")
     return {
-        "dsl": _version("nvidia-cutlass-dsl"),
+        "dsl": _version("nvidia-cutlass-dsl", "nvidia_cutlass_dsl"),
         "tvm_ffi": ".".join(ffi[:2]),  # the ABI of an object holds within a minor version
         "flavour": flavour(),
         "host": host_isa(),

@@ -21,8 +21,8 @@ from kernels_dsl.ops.attention.arguments import (
     Seqlens,
 )
 from kernels_dsl.ops.attention.operation import ATTENTION
-from kernels_dsl.sparse.attention_blocks import BlockLists
 from kernels_dsl.sparse.attention_lists import unwritten
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering.records import frozen
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

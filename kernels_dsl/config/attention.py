@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kernels_dsl.config.budget import SM90_RESERVED_SMEM, why_not_wgmma_columns
 from kernels_dsl.config.family import FAMILIES
+from kernels_dsl.config.wgmma import SM90_RESERVED_SMEM, why_not_wgmma_columns
 from lowering.records import frozen
 
 MAX_HEAD_DIM = 256

@@ -5,7 +5,7 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 
 from __future__ import annotations
 
-from kernels_dsl.config import budget
+from kernels_dsl.config import budget, wgmma
 from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
@@ -116,7 +116,7 @@ def accumulator_registers(config: Sm90BsrConfig, problem: BsrProblem) -> int:
     """float32 accumulators that each thread holds, partial sets of fp8 blocks among them."""
     m, n = config.tile
     sharing = 1 if config.schedule is Schedule.PINGPONG else consumers(config)
-    each = m * n // (sharing * budget.WARPGROUP_THREADS)
+    each = m * n // (sharing * wgmma.WARPGROUP_THREADS)
     return each * (1 + config.units) if problem.dtype == "fp8" else each
 
 
@@ -126,7 +126,7 @@ def _why_not_registers(config: Sm90BsrConfig, problem: BsrProblem) -> str | None
     if registers > limit:
         return f"{registers} accumulator registers a thread, at most {limit} leave no spills"
     columns = config.tile[1] // (1 if config.tile[1] <= MOST_N else 2)
-    return budget.why_not_wgmma_columns(columns, consumers(config))
+    return wgmma.why_not_wgmma_columns(columns, consumers(config))
 
 
 def _why_not_smem(config: Sm90BsrConfig, problem: BsrProblem, device: Device) -> str | None:
@@ -137,7 +137,7 @@ def _why_not_smem(config: Sm90BsrConfig, problem: BsrProblem, device: Device) ->
     kept = config.kept_stages * m * STAGE_K * size
     wide = n // (1 if n <= MOST_N else 2)
     staging = 2 * consumers(config) * 64 * budget.staging_columns(wide, d_bytes) * d_bytes
-    needed = budget.SM90_RESERVED_SMEM + (config.stages or budget.MIN_STAGES) * stage + kept + staging
+    needed = wgmma.SM90_RESERVED_SMEM + (config.stages or budget.MIN_STAGES) * stage + kept + staging
     if needed > device.smem_bytes:
         return (
             f"a stage takes {stage} bytes of shared memory and the kernel {needed} at least; {device.name} "

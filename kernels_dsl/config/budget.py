@@ -12,10 +12,13 @@ from typing import Any
 from kernels_dsl.config.gemm import GemmConfig, Schedule, Sm80GemmConfig, Sm90GemmConfig
 from kernels_dsl.config.problem import Device, GemmProblem
 from kernels_dsl.config.promotion import GROUP, RECENT, Promotion, scale_tiles
+from kernels_dsl.config.wgmma import (
+    SM90_RESERVED_SMEM,
+    WARPGROUP_THREADS,
+    WGMMA_ROWS,
+    why_not_wgmma_columns,
+)
 
-WARPGROUP_THREADS = 128
-WGMMA_ROWS = 64
-SM90_RESERVED_SMEM = 1024  # mbarriers and scales, in multiples of this: the tiles' alignment behind them
 MIN_STAGES = 2
 MIN_EPILOGUE_STAGES = 2
 # Accumulator registers a thread may hold beside addresses, descriptors and the epilogue's values, by
@@ -27,9 +30,6 @@ SM90_MANY_OPERANDS_LIMIT = 160
 # The same where a thread has the gated pairs of its accumulators as well; swiglu without operands takes less.
 SM90_GATED_LIMIT = 144
 SM80_ACCUMULATOR_LIMIT = 128
-SM_REGISTERS = 65536
-# Registers that ptxas wants for a WGMMA beside its accumulators: with fewer it gives up.
-WGMMA_REGISTERS = 26
 # With loads narrower than 16 bytes a thread has more of them, and each has an address.
 SM80_NARROW_ACCUMULATOR_LIMIT = 64
 SM80_LOADS_LIMIT = 32
@@ -51,25 +51,6 @@ def accumulator_registers(config: GemmConfig) -> int:
         return -(-elements // config.threads)
     sharing = 1 if config.schedule is Schedule.PINGPONG else sm90_consumers(config)
     return elements // (sharing * WARPGROUP_THREADS)
-
-
-def most_wgmma_columns(consumers: int, ctas: int = 1) -> int:
-    """The largest N of a WGMMA in a CTA of so many consumer warpgroups and a producer; `ctas`: of an SM.
-
-    ptxas compiles for the registers that every thread starts with, whatever setmaxnreg adds for some.
-    """
-    registers = SM_REGISTERS // ((consumers + 1) * WARPGROUP_THREADS * ctas) // 8 * 8
-    return min(256, 2 * (registers - WGMMA_REGISTERS) // 16 * 16)
-
-
-def why_not_wgmma_columns(columns: int, consumers: int, ctas: int = 1) -> str | None:
-    """Says why ptxas would not compile WGMMAs of N = `columns`; None if it does."""
-    most = most_wgmma_columns(consumers, ctas)
-    if columns <= most:
-        return None
-    return (
-        f"WGMMAs of N = {columns}, at most {most} have enough registers with {consumers} consumer warpgroups"
-    )
 
 
 def promoted_columns(config: Sm90GemmConfig, promotion: Promotion) -> int:

@@ -33,7 +33,7 @@ from kernels_dsl.ops.attention.arguments import (
     window_limits,
 )
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 
 METHODS = ("ring", "all_gather", "ulysses")
 

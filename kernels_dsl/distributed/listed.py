@@ -18,8 +18,8 @@ from kernels_dsl.distributed.sequence import Span, chunks_of
 from kernels_dsl.ops.attention.arguments import UNLIMITED, AttentionArguments, Extras, aux_of, describe
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.operation import refuse_gradient
-from kernels_dsl.sparse.attention_blocks import BlockLists
 from kernels_dsl.sparse.attention_lists import unwritten
+from kernels_dsl.sparse.block_lists import BlockLists
 from kernels_dsl.sparse.torch_masks import of_block_mask
 from lowering.records import frozen
 

@@ -15,7 +15,7 @@ import torch
 from kernels_dsl.checks.eager_path import check_tensor
 from kernels_dsl.checks.options import boolean
 from kernels_dsl.ops.attention.attention import attention, attention_varlen
-from kernels_dsl.sparse.attention_blocks import DEFAULT_BLOCK, BlockLists
+from kernels_dsl.sparse.block_lists import DEFAULT_BLOCK, BlockLists
 
 _Window = tuple[int | None, int | None]
 _UNLIMITED: _Window = (None, None)

@@ -284,6 +284,9 @@ class ScaledLinear(torch.nn.Linear):
         use_fast_accum: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_options(recipe, grad_dtype, use_fast_accum)
+
+    def _set_options(self, recipe: str, grad_dtype: torch.dtype, use_fast_accum: bool) -> None:
         _check_options(recipe, grad_dtype, use_fast_accum)
         self.recipe = recipe
         self.grad_dtype = grad_dtype
@@ -300,11 +303,12 @@ class ScaledLinear(torch.nn.Linear):
         """The layer with `linear`'s own parameters, which the two then share: an optimizer that has them goes
         on with them."""
         instance("linear", linear, torch.nn.Linear)
-        made = ScaledLinear(
-            linear.in_features, linear.out_features, linear.bias is not None, "meta", linear.weight.dtype,
-            recipe=recipe, grad_dtype=grad_dtype, use_fast_accum=use_fast_accum,
-        )  # fmt: skip
-        made.weight, made.bias = linear.weight, linear.bias
+        made = ScaledLinear.__new__(ScaledLinear)
+        torch.nn.Module.__init__(made)  # without weights of its own to fill with random numbers
+        made.in_features, made.out_features = linear.in_features, linear.out_features
+        made.register_parameter("weight", linear.weight)
+        made.register_parameter("bias", linear.bias)
+        made._set_options(recipe, grad_dtype, use_fast_accum)
         return made.train(linear.training)
 
     @staticmethod

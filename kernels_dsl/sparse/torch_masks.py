@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.sparse.attention_blocks import BlockLists, from_block_mask
+from kernels_dsl.sparse.block_lists import BlockLists, from_block_mask
 
 MaskFunction = Callable[..., Any]
 _FLEX = "torch.nn.attention.flex_attention"

@@ -21,7 +21,7 @@ from kernels_dsl.distributed.sequence import ORDERS
 from kernels_dsl.ops.attention.arguments import NO_EXTRAS
 from kernels_dsl.ops.attention.backward import Forward
 from kernels_dsl.ops.serving.merge_states import merge_states
-from kernels_dsl.sparse.attention_blocks import BlockLists, from_block_mask
+from kernels_dsl.sparse.block_lists import BlockLists, from_block_mask
 from tests.distributed import models
 from tests.distributed.ranks import GROUP_TIMEOUT_S, Rank
 

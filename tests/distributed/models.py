@@ -10,7 +10,7 @@ import torch
 
 from kernels_dsl.ops.attention.backward import Forward, Gradients
 from kernels_dsl.ops.attention.functions import function_of
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 
 
 class Result(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.sparse import attention_blocks as builders
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from tests.fuzz.attention_functions import FUNCTIONS
 from tests.fuzz.attention_options import Extents, Given, Options, filled
 from tests.fuzz.draw import Draw

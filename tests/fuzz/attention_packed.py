@@ -12,7 +12,7 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from tests.fuzz import attention_configs as configs
 from tests.fuzz import attention_contents as contents
 from tests.fuzz import attention_lists as block_lists

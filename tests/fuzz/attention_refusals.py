@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kernels_dsl
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from tests.fuzz.attention_functions import near
 from tests.fuzz.case import Settings
 from tests.fuzz.draw import Draw

@@ -8,7 +8,7 @@ import torch
 
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from reference.attention import allowed_by_lists
 from tests.fuzz.case import Call, Mode, Settings, described
 from tests.fuzz.draw import Draw

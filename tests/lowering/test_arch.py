@@ -82,10 +82,18 @@ def test_a_first_call_asks_torch_where_that_has_the_gpu_in_use(run_python):
 
 
 def test_a_version_is_read_without_the_rest_of_its_metadata():
-    for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi"):
-        assert toolchain._version(name) == importlib.metadata.version(name)
+    for name, module in (("nvidia-cutlass-dsl", "nvidia_cutlass_dsl"), ("apache-tvm-ffi", "tvm_ffi")):
+        assert toolchain._version(name, module) == importlib.metadata.version(name)
     with pytest.raises(LoweringError, match="no-such-package is not installed"):
-        toolchain._version("no-such-package")
+        toolchain._version("no-such-package", "no_such_package")
+
+
+def test_a_version_that_pip_did_not_leave_beside_the_module_is_asked_for(monkeypatch, tmp_path):
+    package = tmp_path / "elsewhere"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert toolchain._version("torch", "elsewhere") == importlib.metadata.version("torch")
 
 
 @pytest.mark.gpu

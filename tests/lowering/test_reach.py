@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lowering import reach, sources
+from lowering import places, reach, sources
 
 FILES = {
     "rpkg/__init__.py": "",
@@ -45,8 +45,8 @@ def _age(folder: Path) -> None:
 
 
 def _forget_places() -> None:
-    sources._find_spec.cache_clear()
-    sources.is_foreign.cache_clear()
+    places._find_spec.cache_clear()
+    places.is_foreign.cache_clear()
 
 
 def _new_process(project: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowering import sources
+from lowering import places, sources
 from lowering.errors import LoweringError
 
 FILES = {
@@ -39,9 +39,9 @@ def project(tmp_path, monkeypatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
-    sources._find_spec.cache_clear()
+    places._find_spec.cache_clear()
     yield tmp_path
-    sources._find_spec.cache_clear()
+    places._find_spec.cache_clear()
 
 
 def digest() -> str:
@@ -91,7 +91,7 @@ def test_other_files_and_places_do_not_count(project, tmp_path_factory, monkeypa
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     os.rename(project, elsewhere)
     monkeypatch.syspath_prepend(elsewhere)
-    sources._find_spec.cache_clear()
+    places._find_spec.cache_clear()
     assert digest() == before
 
 

@@ -8,7 +8,7 @@ from torch.nn.attention import flex_attention as flex
 
 from kernels_dsl.sparse import attention_blocks as builders
 from kernels_dsl.sparse import torch_masks
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 
 
 def _classes(lists: BlockLists, rows: int, columns: int) -> torch.Tensor:

@@ -12,13 +12,13 @@ import torch
 from kernels_dsl.aot.calls.call import BF16, DTYPES, Arguments, Call, Source
 from kernels_dsl.ops.attention.attention import attention, attention_varlen, scaled_dot_product_attention
 from kernels_dsl.sparse.attention_blocks import (
-    BlockLists,
     causal_blocks,
     document_blocks,
     document_mask,
     topk_blocks,
     window_blocks,
 )
+from kernels_dsl.sparse.block_lists import BlockLists
 
 LENGTHS = ((1, 512), (1, 4096), (1, 32768), (16, 1024))
 """Batch and length."""

@@ -15,12 +15,11 @@ import torch
 
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
-from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.pages import check_pages
 from kernels_dsl.ops.operation import Arguments, Named
-from kernels_dsl.sparse.attention_blocks import ALIGNMENTS, BlockLists, block_sizes
+from kernels_dsl.sparse.block_lists import ALIGNMENTS, BlockLists, block_sizes
 from lowering.records import NamedTuple, frozen
 
 if TYPE_CHECKING:
@@ -491,7 +490,13 @@ def _check_backward_function(function: Any, score_mod: Any, aux: int) -> None:
         if score_mod is None:
             raise ValueError("score_mod_bwd is given, must be None without score_mod")
         takes = ("gradient", "score", "b", "h", "i", "j")
-        check_function("score_mod_bwd", unwrapped(function), "aux", takes, aux)
+        _check_traced("score_mod_bwd", unwrapped(function), takes, aux)
+
+
+def _check_traced(name: str, function: Any, takes: tuple[str, ...], aux: int) -> None:
+    from kernels_dsl.checks.functions import check_function  # here, since most calls have no functions
+
+    check_function(name, function, "aux", takes, aux)
 
 
 def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
@@ -550,7 +555,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
         ("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates)
     ):  # fmt: skip
         if function is not None:
-            check_function(name, function, "aux", takes, len(extras.aux))
+            _check_traced(name, function, takes, len(extras.aux))
     _check_backward_function(arguments.score_mod_bwd, score_mod, len(extras.aux))
     variant = AttentionVariant(
         right=right is not None,

@@ -33,7 +33,7 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.operation import ATTENTION, refuse_gradient
 from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from kernels_dsl.sparse.torch_masks import causal_alignment, of_block_mask
 
 _FLOAT32 = torch.float32

@@ -23,7 +23,7 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.fp8_plan import ATTENTION_FP8, AttentionFp8Arguments
 from kernels_dsl.ops.attention.supports import PACKED, parts_of
 from kernels_dsl.ops.checked import is_checked
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 
 _Tensor = torch.Tensor
 _NAMES = ("sinks", "blocks", "q_descale", "k_descale", "v_descale", "return_lse", "out", "config")

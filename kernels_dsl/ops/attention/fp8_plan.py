@@ -37,7 +37,7 @@ from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Operation
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering.records import NamedTuple, frozen
 
 _FILE = "kernels_dsl.kernels.attention.fp8_with_transpose"

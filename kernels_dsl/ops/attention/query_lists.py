@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering.records import NamedTuple
 
 _MAX_KEPT = 256

@@ -20,7 +20,7 @@ from kernels_dsl.ops.attention.arguments import (
 from kernels_dsl.ops.attention.functions import name_of
 from kernels_dsl.ops.attention.gradient import backward, setup_context
 from kernels_dsl.ops.attention.plan import Plan
-from kernels_dsl.sparse.attention_blocks import DEFAULT_BLOCK
+from kernels_dsl.sparse.block_lists import DEFAULT_BLOCK
 from lowering.records import NamedTuple, frozen
 
 _NO_LISTS = (None, None, None, None)

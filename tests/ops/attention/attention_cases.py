@@ -7,7 +7,8 @@ import random
 import torch
 
 import kernels_dsl
-from kernels_dsl.sparse.attention_blocks import BlockLists, topk_blocks
+from kernels_dsl.sparse.attention_blocks import topk_blocks
+from kernels_dsl.sparse.block_lists import BlockLists
 from reference.attention import Masking, allowed_by_lists, attention
 from reference.inputs import case_seed, normal
 from reference.tolerance import check

@@ -13,7 +13,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.ops.attention import gradient as attention_gradient  # noqa: F401  (defines the operator)
-from kernels_dsl.sparse.attention_blocks import BlockLists, causal_blocks
+from kernels_dsl.sparse.attention_blocks import causal_blocks
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check

@@ -7,7 +7,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.ops.attention import register as attention_register  # noqa: F401  (defines the operator)
-from kernels_dsl.sparse.attention_blocks import BlockLists, window_blocks
+from kernels_dsl.sparse.attention_blocks import window_blocks
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from tests.ops.attention.attention_cases import inputs
 

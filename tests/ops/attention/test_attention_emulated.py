@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex
 
 import kernels_dsl
 from kernels_dsl.sparse import attention_blocks
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_cases import check_close, inputs, run

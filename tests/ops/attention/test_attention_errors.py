@@ -17,7 +17,8 @@ from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import plan as attention_plan
 from kernels_dsl.ops.attention.operation import ATTENTION
 from kernels_dsl.ops.target import Target
-from kernels_dsl.sparse.attention_blocks import BlockLists, document_mask
+from kernels_dsl.sparse.attention_blocks import document_mask
+from kernels_dsl.sparse.block_lists import BlockLists
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kernels_dsl.config.problem import H200
 from kernels_dsl.ops import operation
 from kernels_dsl.ops.attention import fp8_plan
 from kernels_dsl.sparse import attention_blocks
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from reference import quantize as ref
 from reference.attention import Masking, allowed_by_lists

@@ -16,7 +16,7 @@ import kernels_dsl
 import lowering
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.sparse import attention_blocks
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_fp8_cases import packed, quantised, run, run_packed, sm80_tile
 

@@ -8,7 +8,7 @@ import torch
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
 from kernels_dsl.config.attention_sm80 import Sm80AttentionConfig
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_fp8_cases import run, run_packed

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from reference.attention import Masking, allowed_by_lists
 from tests.ops.attention.attention_cases import check_close, inputs, packed_cases, run_packed
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.sparse.attention_blocks import BlockLists
+from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
 from lowering.emulator.reports import Kind
 from reference.buffers import check_output, poisoned

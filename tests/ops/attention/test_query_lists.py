@@ -9,7 +9,8 @@ import torch
 from kernels_dsl.ops.attention import query_lists as module
 from kernels_dsl.ops.attention.arguments import Extras, Seqlens
 from kernels_dsl.ops.attention.query_lists import query_lists
-from kernels_dsl.sparse.attention_blocks import BlockLists, topk_blocks
+from kernels_dsl.sparse.attention_blocks import topk_blocks
+from kernels_dsl.sparse.block_lists import BlockLists
 
 
 def _call(batch: int, heads: int, kv_heads: int, lengths: tuple[int, int], rows: int = 0) -> SimpleNamespace:
