@@ -13,6 +13,7 @@ before somebody else has imported that: `DeferredDriver` stands in for it until 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import importlib.util
 import logging
@@ -23,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from lowering import records
 
 log = logging.getLogger("lowering")
 
@@ -87,6 +90,29 @@ class _NoDtype(str):
     """The same in place of `tvm_ffi.dtype`, whose module takes a millisecond and puts its own there."""
 
 
+class QuickDataclasses(ModuleType):
+    """The standard library's `dataclasses`, but what this thread decorates meanwhile is quick to create."""
+
+    def __init__(self) -> None:
+        super().__init__(dataclasses.__name__)
+        self.thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataclass" and threading.get_ident() == self.thread:
+            return records.plain
+        return getattr(dataclasses, name)
+
+
+@contextmanager
+def _quick_dataclasses() -> Iterator[None]:
+    """In the block, `import dataclasses` gives the quick ones: the extension module has four, 2 ms of it."""
+    sys.modules[dataclasses.__name__] = QuickDataclasses()
+    try:
+        yield
+    finally:
+        sys.modules[dataclasses.__name__] = dataclasses
+
+
 @contextmanager
 def _deferred_driver() -> Iterator[None]:
     """In the block, `from cuda.bindings import driver` gives the deferred one, unless it is there.
@@ -129,6 +155,8 @@ def load() -> None:
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
             exchanges = hasattr(sys.modules["torch"].Tensor, _EXCHANGE)
             with _deferred_driver():
+                with _quick_dataclasses():
+                    importlib.import_module(f"{NAME}.core")
                 for name in NEEDED if exchanges else (*NEEDED, "_optional_torch_c_dlpack"):
                     importlib.import_module(f"{NAME}.{name}")
             sys.modules[f"{NAME}.core"]._set_class_dtype(_NoDtype)

@@ -47,6 +47,23 @@ def frozen(cls: type[Any] | None = None, /, *, eq: bool = True) -> Any:
     return _frozen(cls, eq) if cls is not None else lambda decorated: _frozen(decorated, eq)
 
 
+def plain(cls: type[Any] | None = None, /, **options: bool) -> Any:
+    """`dataclasses.dataclass` for a class that is not frozen; quick where `options` are eq and repr alone."""
+    if cls is None:
+        return lambda decorated: plain(decorated, **options)
+    if not options.keys() <= {"eq", "repr"} or not _give_fields(cls):
+        return dataclasses.dataclass(**options)(cls)  # type: ignore[call-overload]
+    own, eq = cls.__dict__, options.get("eq", True)
+    cls.__dataclass_params__ = _parameters(eq, frozen=False)  # type: ignore[attr-defined]
+    cls.__dataclass_params__.repr = options.get("repr", True)  # type: ignore[attr-defined]
+    _give_methods(cls, [name for name in ("__init__", "__eq__")[: 1 + eq] if name not in own])
+    if eq and "__hash__" not in own:
+        cls.__hash__ = None  # type: ignore[assignment]
+    if options.get("repr", True) and "__repr__" not in own:
+        cls.__repr__ = _repr  # type: ignore[assignment]
+    return cls
+
+
 def _frozen(cls: type[Any], eq: bool) -> type[Any]:
     own = cls.__dict__
     if not _give_fields(cls):
@@ -58,11 +75,7 @@ def _frozen(cls: type[Any], eq: bool) -> type[Any]:
     if eq:
         names += ["__eq__"] if "__eq__" not in own else []
         names += ["__hash__"] if own.get("__hash__") is None else []  # None: of Python, beside an `__eq__`
-    for name in names:
-        method = _MAKERS[name](cls, fields, names)
-        method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
-        method.__module__ = cls.__module__
-        setattr(cls, name, method)
+    _give_methods(cls, names)
     if "__init__" in names:
         cls.__signature__ = _Signature(cls)
         if not hasattr(cls, "__post_init__") and all(field.init for field in fields):
@@ -71,6 +84,15 @@ def _frozen(cls: type[Any], eq: bool) -> type[Any]:
         cls.__repr__ = _repr  # type: ignore[assignment]
     cls.__setattr__, cls.__delattr__ = _setattr, _delattr  # type: ignore[assignment]
     return cls
+
+
+def _give_methods(cls: type[Any], names: list[str]) -> None:
+    fields = dataclasses.fields(cls)
+    for name in names:
+        method = _MAKERS[name](cls, fields, names)
+        method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
+        method.__module__ = cls.__module__
+        setattr(cls, name, method)
 
 
 def changed(record: T, **changes: Any) -> T:
@@ -91,11 +113,11 @@ class _Plain:
     field: Any
 
 
-def _parameters(eq: bool) -> Any:
-    """Facts that a frozen dataclass has of itself, the same for all of ours."""
+def _parameters(eq: bool, frozen: bool = True) -> Any:
+    """Facts that a dataclass has of itself, the same for all frozen ones of ours."""
     made = copy.copy(_Plain.__dict__["__dataclass_params__"])
-    made.init = made.repr = made.frozen = True
-    made.eq = eq
+    made.init = made.repr = True
+    made.eq, made.frozen = eq, frozen
     return made
 
 

@@ -70,6 +70,27 @@ import types
     assert done.returncode == 0, done.stderr
 
 
+def test_its_dataclasses_are_made_here_and_nobody_elses():
+    program = """
+import dataclasses, sys, threading
+import torch
+from lowering import ffi, records
+with ffi._quick_dataclasses():
+    import dataclasses as quick
+    found = []
+    other = threading.Thread(target=lambda: found.append(quick.dataclass))
+    other.start(); other.join()
+    assert quick.dataclass is not found[0] is dataclasses.dataclass and quick.field is dataclasses.field
+assert sys.modules["dataclasses"] is dataclasses
+ffi.load()
+for name in ("TypeSchema", "TypeField", "TypeMethod", "TypeInfo"):
+    made = getattr(sys.modules["tvm_ffi.core"], name)
+    assert dataclasses.is_dataclass(made) and made.__init__.__code__.co_filename == records.__file__
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # torch of some versions imports cuda-python itself: kept from it here.
 WITHOUT_CUDA_PYTHON = """
 import sys

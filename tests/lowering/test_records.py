@@ -159,6 +159,34 @@ def test_finishing_runs():
         Tile(-1, 2)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"eq": False}, {"repr": False}, {"order": True}, {"unsafe_hash": True}], ids=str
+)
+def test_plain_dataclasses_are_those_of_the_standard_library(options):
+    def made(decorate: Any) -> Any:
+        class Counter:
+            """Changes."""
+
+            name: str
+            count: int = 0
+            seen: list[int] = field(default_factory=list, repr=False)
+
+            def __post_init__(self) -> None:
+                self.count += 1
+
+        return decorate(**options)(Counter)
+
+    ours, theirs = made(records.plain), made(dataclass)
+    assert repr(ours.__dataclass_params__) == repr(theirs.__dataclass_params__)
+    assert (ours.__hash__ is None) == (theirs.__hash__ is None)
+    a, b = ours("x", count=1), ours("x", count=1)
+    assert dataclasses.asdict(a) == dataclasses.asdict(theirs("x", count=1))
+    assert (a == b) == (theirs("x", count=1) == theirs("x", count=1))
+    assert ("(name='x', count=2)" in repr(a)) == ("(name='x', count=2)" in repr(theirs("x", count=1)))
+    a.count = 7
+    assert dataclasses.replace(a, name="y").count == 8
+
+
 def test_methods_are_compiled_of_what_is_hashed_often(monkeypatch):
     monkeypatch.setattr(records, "OFTEN", 3)
 
