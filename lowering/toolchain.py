@@ -42,13 +42,14 @@ def _version(distribution: str, module: str) -> str:
     """
     spec = importlib.util.find_spec(module)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    metadata = _metadata(os.path.dirname(places[0])).get(distribution.replace("-", "_")) if places else None
-    if metadata is not None:
-        with suppress(OSError), open(metadata, encoding="utf-8") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name == "Version" and value.strip():
-                    return value.strip()
+    folder = os.path.dirname(places[0]) if places else ""
+    start = distribution.replace("-", "_") + "-"
+    for name in _names(folder) if folder else ():
+        if name.startswith(start) and name.endswith(".dist-info"):
+            with suppress(OSError), open(os.path.join(folder, name, "METADATA"), "rb") as lines:
+                for line in lines:
+                    if line.startswith(b"Version:"):
+                        return line.partition(b":")[2].strip().decode()
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -56,11 +57,8 @@ def _version(distribution: str, module: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def _metadata(folder: str) -> dict[str, str]:
-    """Name of each distribution that pip installed into a folder -> its file of facts."""
-    ending = ".dist-info"
-    names = [name for name in os.listdir(folder) if name.endswith(ending)]
-    return {name.partition("-")[0]: os.path.join(folder, name, "METADATA") for name in names}
+def _names(folder: str) -> list[str]:
+    return os.listdir(folder)
 
 
 @lru_cache(maxsize=1)
