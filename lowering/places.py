@@ -1,4 +1,4 @@
-"""Where the sources of modules are, whose they are, and whether a file is still the one that was read.
+"""Places of modules' sources: whose they are, and whether a file is still the one that was read.
 
 Nothing is imported and no source is read here: `sources` does that, for a process that has to.
 """

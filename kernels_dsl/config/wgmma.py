@@ -1,4 +1,4 @@
-"""What warpgroup matrix instructions leave room for, in any SM90 kernel."""
+"""Limits of warpgroup matrix instructions, of any SM90 kernel."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import torch
 
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
+from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.pages import check_pages
@@ -490,13 +491,7 @@ def _check_backward_function(function: Any, score_mod: Any, aux: int) -> None:
         if score_mod is None:
             raise ValueError("score_mod_bwd is given, must be None without score_mod")
         takes = ("gradient", "score", "b", "h", "i", "j")
-        _check_traced("score_mod_bwd", unwrapped(function), takes, aux)
-
-
-def _check_traced(name: str, function: Any, takes: tuple[str, ...], aux: int) -> None:
-    from kernels_dsl.checks.functions import check_function  # here, since most calls have no functions
-
-    check_function(name, function, "aux", takes, aux)
+        check_function("score_mod_bwd", unwrapped(function), "aux", takes, aux)
 
 
 def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES) -> AttentionCall:
@@ -555,7 +550,7 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
         ("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates)
     ):  # fmt: skip
         if function is not None:
-            _check_traced(name, function, takes, len(extras.aux))
+            check_function(name, function, "aux", takes, len(extras.aux))
     _check_backward_function(arguments.score_mod_bwd, score_mod, len(extras.aux))
     variant = AttentionVariant(
         right=right is not None,
