@@ -11,6 +11,8 @@ from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.config.gemm import Schedule
 from lowering.records import NamedTuple, frozen
 
+ALIGN = 16
+"""Bytes at whose multiples factors begin, for loads of so many."""
 STAGE_K = 64
 """Elements of K in a stage, 128 bytes: longer blocks take several stages, shorter ones share one."""
 MMA_K = 16

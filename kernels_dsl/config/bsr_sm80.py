@@ -29,6 +29,8 @@ _FP8_TILES = {
 """The same for fp8: two sets of accumulators, 64 a thread at most. Not measured."""
 NARROW = 128
 """Extent of the dense mode up to which the narrow tiles are taken."""
+MOST_CTAS = 65535
+"""Along the second and third mode of a grid."""
 _RATES = {128: 1.0, 64: 0.9, 32: 0.6, 16: 0.35}
 
 
@@ -69,3 +71,13 @@ def choose_sddmm_sm80(block: tuple[int, int], copy_bytes: tuple[int, int]) -> Sm
         tile_m, SDDMM_TILE, tile_k, stages, warps_m, warps_n,
         copy_bytes_a=copy_bytes[0], copy_bytes_b=copy_bytes[1],
     )  # fmt: skip
+
+
+def check_grid(name: str, tiles: int, matrices: int) -> None:
+    """ValueError where a launch of the SM80-class kernels would have more CTAs along a mode than CUDA takes.
+
+    `tiles`: along the dense factor `name`; `matrices`: the batch.
+    """
+    for count, kind in ((tiles, "tiles along its dense mode"), (matrices, "matrices")):
+        if count > MOST_CTAS:
+            raise ValueError(f"{name} has {count} {kind}, must have {MOST_CTAS} at most for the sm80 kernels")

@@ -413,7 +413,8 @@ def _seconds(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     loaded = (config.tile_m / cluster_n + config.tile_n / cluster_m) * k * problem.ab_bytes
     if problem.k * problem.ab_bytes % LINE_BYTES:
         loaded *= model.split_lines
-    if problem.traffic > L2_BYTES:
+    traffic = problem.traffic
+    if traffic > L2_BYTES:
         loaded *= model.beyond_l2
     mainloop = max(2 * config.tile_m * config.tile_n * k / rate, loaded / model.sm_bandwidth)
     stored = 4 if config.split_k > 1 else problem.d_bytes + problem.operand_bytes
@@ -428,7 +429,7 @@ def _seconds(candidate: Candidate, problem: GemmProblem, device: Device) -> floa
     padded_flops = 2 * config.tile_m * config.tile_n * k * tiles
     power = padded_flops / (model.chip_flops * chip * 2 / problem.ab_bytes)
     partials = 4 * problem.m * problem.n * problem.l * config.split_k if config.split_k > 1 else 0
-    memory = (problem.traffic + partials) / model.bandwidth
+    memory = (traffic + partials) / model.bandwidth
     # Whichever limit is nearest rules, and one that is almost as near still costs something.
     limits = (compute, power, memory)
     worst = max(limits)

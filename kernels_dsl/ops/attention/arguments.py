@@ -15,7 +15,6 @@ import torch
 
 from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import check_tensor, signature, written_out
-from kernels_dsl.checks.functions import check_function
 from kernels_dsl.config.attention import HEAD_DIM_STEP, MAX_HEAD_DIM, AttentionVariant
 from kernels_dsl.ops.attention.functions import unwrapped
 from kernels_dsl.ops.attention.pages import check_pages
@@ -491,6 +490,8 @@ def _check_backward_function(function: Any, score_mod: Any, aux: int) -> None:
         if score_mod is None:
             raise ValueError("score_mod_bwd is given, must be None without score_mod")
         takes = ("gradient", "score", "b", "h", "i", "j")
+        from kernels_dsl.checks.functions import check_function  # here, since most calls have no functions
+
         check_function("score_mod_bwd", unwrapped(function), "aux", takes, aux)
 
 
@@ -546,10 +547,11 @@ def describe(arguments: AttentionArguments, dtypes: tuple[torch.dtype, ...] = IN
             options.number(f"aux[{i}]", x)
     score_mod, mask_mod = unwrapped(arguments.score_mod), unwrapped(arguments.mask_mod)
     coordinates = ("b", "h", "i", "j")
-    for name, function, takes in (
-        ("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates)
-    ):  # fmt: skip
+    functions = (("score_mod", score_mod, ("score", *coordinates)), ("mask_mod", mask_mod, coordinates))
+    for name, function, takes in functions:
         if function is not None:
+            from kernels_dsl.checks.functions import check_function
+
             check_function(name, function, "aux", takes, len(extras.aux))
     _check_backward_function(arguments.score_mod_bwd, score_mod, len(extras.aux))
     variant = AttentionVariant(

@@ -12,6 +12,7 @@ import lowering
 from kernels_dsl.checks.layout import MatrixLayout
 from kernels_dsl.checks.overlap import byte_extent
 from kernels_dsl.config.bsr import (
+    ALIGN,
     BsrLayout,
     BsrProblem,
     PiecesRule,
@@ -23,14 +24,10 @@ from kernels_dsl.config.bsr import (
     unpaired,
 )
 from kernels_dsl.config.bsr_budget import fitted, why_not
-from kernels_dsl.config.bsr_sm80 import choose_sm80
+from kernels_dsl.config.bsr_sm80 import check_grid, choose_sm80
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.ops import allocate
-from kernels_dsl.ops.bsr.arguments import (
-    CONFIGS,
-    BsrConfig,
-    BsrProductArguments,
-)
+from kernels_dsl.ops.bsr.arguments import CONFIGS, BsrConfig, BsrProductArguments
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.gemm.arguments import DTYPE_NAMES, GemmCall
 from kernels_dsl.ops.gemm.layouts import contiguous_layout, matrix_layout
@@ -47,11 +44,8 @@ FUNCTIONS = {
     "sm90": lowering.jit(f"{_FOLDER}.entry_sm90:bsr_sm90_entry", name="bsr_sm90"),
     "sm80": lowering.jit(f"{_FOLDER}.entry_sm80:bsr_sm80_entry", name="bsr_sm80"),
 }
-ALIGN = 16
 MMA_K_FP8 = 32
 """Elements of K of an fp8 mma.sync."""
-MOST_CTAS = 65535
-"""Along the second and third mode of a grid."""
 
 
 @frozen
@@ -310,13 +304,3 @@ def _prepared(
         return out
 
     return run
-
-
-def check_grid(name: str, tiles: int, matrices: int) -> None:
-    """ValueError where a launch of the SM80-class kernels would have more CTAs along a mode than CUDA takes.
-
-    `tiles`: along the dense factor `name`; `matrices`: the batch.
-    """
-    for count, kind in ((tiles, "tiles along its dense mode"), (matrices, "matrices")):
-        if count > MOST_CTAS:
-            raise ValueError(f"{name} has {count} {kind}, must have {MOST_CTAS} at most for the sm80 kernels")

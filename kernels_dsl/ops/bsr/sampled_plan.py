@@ -9,10 +9,10 @@ import torch
 
 import lowering
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue
+from kernels_dsl.config.bsr import ALIGN
 from kernels_dsl.config.bsr_sampled import choose_sampled
-from kernels_dsl.config.bsr_sm80 import choose_sddmm_sm80, sddmm_units
+from kernels_dsl.config.bsr_sm80 import check_grid, choose_sddmm_sm80, sddmm_units
 from kernels_dsl.config.family import FAMILIES
-from kernels_dsl.ops.bsr.plan import ALIGN, check_grid
 from kernels_dsl.ops.gemm.layouts import matrix_layout
 from kernels_dsl.ops.gemm.steps import preparation
 from kernels_dsl.ops.launch import Launch

@@ -16,7 +16,6 @@ from kernels_dsl.checks import options
 from kernels_dsl.checks.eager_path import asks_gradients, check_output, check_tensor
 from kernels_dsl.config.promotion import Promotion
 from kernels_dsl.config.reductions import CallReduction
-from kernels_dsl.ops.epilogues import resolve_epilogue
 from kernels_dsl.ops.gemm import product_options
 from kernels_dsl.ops.operation import Arguments, Named
 from lowering.records import frozen
@@ -332,6 +331,8 @@ def describe_epilogue(
     if beside:
         raise ValueError(f"{beside[0]} is given beside epilogue, must not be: let the epilogue do it")
     operands = _custom_operands(d_shape, device, epilogue_args)
+    from kernels_dsl.ops.epilogues import resolve_epilogue  # here, since most calls have none of their own
+
     return resolve_epilogue(epilogue, len(operands)), operands
 
 

@@ -12,7 +12,6 @@ import torch
 
 from kernels_dsl.blocks.epilogue.activations import ACTIVATIONS
 from kernels_dsl.checks import options
-from kernels_dsl.checks.functions import hash_of
 from kernels_dsl.config.gemm import Sm80GemmConfig, Sm90GemmConfig
 
 FAMILIES = (None, "sm90", "sm80")
@@ -34,6 +33,8 @@ def check(arguments_by_name: Mapping[str, Any]) -> None:
         if not callable(epilogue):
             raise TypeError(f"epilogue is {options.shown(epilogue)}, must be a function or a registered name")
         if not torch.compiler.is_compiling():
+            from kernels_dsl.checks.functions import hash_of  # here, since most calls have no function
+
             hash_of("epilogue", epilogue)
     _check_companions(arguments_by_name)
 
