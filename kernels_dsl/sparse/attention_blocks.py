@@ -16,6 +16,7 @@ from kernels_dsl.checks.eager_path import runs_kernels
 from kernels_dsl.config.lists import DocumentSpec, WindowSpec, topk_spec
 from kernels_dsl.sparse import attention_lists
 from kernels_dsl.sparse.block_lists import ALIGNMENTS, DEFAULT_BLOCK, BlockLists, block_sizes
+from kernels_dsl.sparse.block_lists import from_block_mask as from_block_mask
 
 _SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

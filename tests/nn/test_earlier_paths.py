@@ -15,7 +15,7 @@ from kernels_dsl.sparse.tensor import BsrTensor
 EARLIER = {
     "kernels_dsl.nn.bsr_linear": "kernels_dsl.ops.bsr.linear",
     "kernels_dsl.nn.scaled_linear": "kernels_dsl.ops.scaled.linear",
-    "kernels_dsl.sparse.attention_blocks": "kernels_dsl.ops.attention.blocks",
+    "kernels_dsl.sparse.block_lists": "kernels_dsl.sparse.attention_blocks",
     "kernels_dsl.sparse.tensor": "kernels_dsl.ops.bsr.tensor",
 }
 
