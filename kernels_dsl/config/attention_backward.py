@@ -40,9 +40,9 @@ class Sm90BackwardConfig:
     `dim` and `dim_v` are the head dimensions of q, k and of v, rounded up to multiples of 64. `stages` query
     blocks are in flight. `deterministic`: the shares of dQ are added in the order of their keys. `tma_stores`
     False stores dK and dV with predicated stores, which any alignment allows. `gives_q`, `gives_kv`: dQ is
-    computed, dK and dV are. `ctas`, 1 or 2, share a tile of keys, 64 each where there are two or a head
-    dimension is above 128. A warpgroup hands dQ over in `sums_buffers` buffers in shared memory; where there
-    is none it adds to the sums itself.
+    computed, dK and dV are. `ctas`, 1 or 2, share a tile of keys. A CTA with 64 keys has a warpgroup for each
+    product, one with 128 has 64 keys for each warpgroup. dQ is handed over in `sums_buffers` buffers of each
+    warpgroup in shared memory; where there is none it adds to the sums itself.
     """
 
     tile_q: int
@@ -105,15 +105,15 @@ def sm90_backward_config(
     """The tile for these head dimensions, at most 256. `block_q`, `block_k`: rows of listed blocks. `d_mask`:
     the gradient of the mask is stored, which takes registers."""
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
-    wide = max(d, dv) > (64 if d_mask else 128)
-    tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 and not d_mask else 64
-    if not wide:
+    halves = block_k % 128 != 0
+    if max(d, dv) <= (64 if d_mask else 128) and not halves:
+        tile_q = 128 if max(d, dv) == 64 and block_q % 128 == 0 and not d_mask else 64
         return Sm90BackwardConfig(tile_q, d, dv, deterministic=deterministic)
     # Sums of dQ are what limits wide heads: two CTAs add them once for 128 keys, where that fits.
-    for ctas in (2, 1) if d > 64 and block_k % 128 == 0 else (1,):
+    for ctas in (1,) if d == 64 or halves else (2, 1):
         for buffers in (2, 1, 0):
             config = Sm90BackwardConfig(
-                tile_q, d, dv, deterministic=deterministic, tile_k=64 * ctas, ctas=ctas, sums_buffers=buffers
+                64, d, dv, deterministic=deterministic, tile_k=64 * ctas, ctas=ctas, sums_buffers=buffers
             )
             if config.wide_smem_bytes <= SM90_SMEM_BYTES:
                 return config
