@@ -167,7 +167,7 @@ def run_suite(
     results: Path = RESULTS,
     echo: Callable[[str], None] = _say,
 ) -> list[Row]:
-    """Measure all cases, print them as they come, and write `results`/<gpu>/<suite>.json."""
+    """Measure all cases, print them as they come, and write `results`/<gpu>/<suite>.json after each."""
     facts = machine.header()
     for text in machine.header_lines(facts):
         echo(text)
@@ -176,6 +176,7 @@ def run_suite(
         row = run_case(case, rounds=rounds, seconds=seconds)
         rows.append(row)
         echo(line(row))
+        write(suite, facts, [asdict(row) for row in rows], results)  # a run may be cut
     for text in summary(rows):
         echo(text)
     facts.update({f"{key}_after": value for key, value in machine.driver_facts().items() if key != "driver"})

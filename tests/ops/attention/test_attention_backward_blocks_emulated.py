@@ -20,7 +20,6 @@ from reference.attention import Masking, allowed_by_lists, attention
 from reference.tolerance import check
 from tests.ops.attention.attention_cases import inputs
 from tests.ops.attention.gradient_cases import check_gradients, leaves, reference_gradients
-from tests.samples import ALL
 
 
 @pytest.fixture(autouse=True)
