@@ -5,7 +5,6 @@ Each carries vector clocks: what arrives hands its clocks over, what passes take
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,10 +47,10 @@ class Use(NamedTuple):
 def _number(column: int) -> Any:
     """A property that is kept in a barrier's numbers."""
 
-    def get(barrier: MBarrier) -> int:
+    def get(barrier: Any) -> int:
         return int(barrier.numbers[column])
 
-    def put(barrier: MBarrier, value: int) -> None:
+    def put(barrier: Any, value: int) -> None:
         barrier.numbers[column] = value
 
     return property(get, put)
@@ -71,10 +70,8 @@ class MBarrier:
     def __init__(self, cta: Any, offset: int, count: int, agent: int, owner: Warp, waits: Array) -> None:
         self.cta, self.offset, self.waits = cta, offset, waits
         self.clocks = cta.domain.clocks(4)
-        self.tallied = np.zeros((len(waits), o.TALLY_COLUMNS), np.int64)
-        self.users = np.zeros((8, 1 + len(waits)), np.int64)
-        self.arrived = np.zeros((16, 2), np.int64)
-        numbers = self.numbers = np.zeros(o.M_COLUMNS, np.int64)
+        numbers, self.tallied, self.users, self.arrived = _tables(len(waits))
+        self.numbers = numbers
         numbers[: o.M_TWICE] = count, count, 0, 0, agent, owner.agent, owner.clock, 0
         numbers[o.M_WARPS] = len(waits)
         self._find()
@@ -184,50 +181,73 @@ class MBarrier:
 
     def describe(self) -> str:
         """State in words."""
-        text = f"phase {self.phase}, {self.expected - self.pending} of {self.expected} arrivals"
-        return text + (f", {self.tx} bytes of transactions outstanding" if self.tx else "")
+        return describe(self.phase, self.pending, self.expected, self.tx)
 
 
-@dataclass
+def describe(phase: int, pending: int, expected: int, tx: int) -> str:
+    """State of an mbarrier in words."""
+    text = f"phase {phase}, {expected - pending} of {expected} arrivals"
+    return text + (f", {tx} bytes of transactions outstanding" if tx else "")
+
+
+def _tables(warps: int) -> list[Array]:
+    """An mbarrier's numbers, the tallies of this many warps, its users and its arrivals, in one piece."""
+    shapes = (1, o.M_COLUMNS), (warps, o.TALLY_COLUMNS), (8, 1 + warps), (16, 2)
+    whole, tables, at = np.zeros(sum(a * b for a, b in shapes), np.int64), [], 0
+    for rows, columns in shapes:
+        tables.append(whole[at : at + rows * columns].reshape(rows, columns))
+        at += rows * columns
+    return [tables[0][0], *tables[1:]]
+
+
 class NamedBarrier:
-    """Barrier ``number`` of a CTA (bar.sync, bar.arrive, bar.red)."""
+    """Barrier ``number`` of a CTA (bar.sync, bar.arrive, bar.red), in arrays for compiled code.
 
-    number: int
-    expected: int | None = None  # None: all threads of the CTA
-    arrived: int = 0
-    waiters: list[Warp] = field(default_factory=list)
-    clocks: Collected | None = None
-    who: list[Warp] = field(default_factory=list)  # arrived
-    reductions: list[Array] = field(default_factory=list)
+    ``clocks``: of the warps that have arrived.
+    """
 
-    def join(self, clocks: Handover, domain: Domain) -> None:
-        """Take the clocks of an arriving warp."""
-        if self.clocks is None:
-            self.clocks = Collected(domain)
-        self.clocks.add(clocks)
+    arrived = _number(o.N_ARRIVED)
+
+    def __init__(self, number: int, clocks: Collected, numbers: Array) -> None:
+        self.number, self.clocks, self.numbers = number, clocks, numbers
+        self.waiters: list[Warp] = []
+        self.who: list[Warp] = []  # arrived
+        self.reductions: list[Array] = []
+
+    @property
+    def expected(self) -> int | None:
+        """Threads that are expected; None: all of the CTA."""
+        count = int(self.numbers[o.N_EXPECTED])
+        return None if count < 0 else count
+
+    @expected.setter
+    def expected(self, count: int | None) -> None:
+        self.numbers[o.N_EXPECTED] = -1 if count is None else count
 
     def reset(self) -> None:
         """Ready for the next use."""
-        self.expected, self.arrived, self.clocks = None, 0, None
+        self.expected, self.arrived = None, 0
+        self.clocks.clear()
         self.waiters, self.who, self.reductions = [], [], []
 
 
-@dataclass
 class ClusterBarrier:
-    """barrier.cluster: ``generation`` counts completed phases."""
+    """barrier.cluster, in arrays for compiled code: ``generation`` counts completed phases.
 
-    domain: Domain
-    generation: int = 0
-    arrived: int = 0
-    waiters: list[Warp] = field(default_factory=list)
-    arriving: Collected = field(init=False)
-    done: Collected = field(init=False)
-    reaching: Array = field(init=False)
-    reached: Array = field(init=False)  # where every warp had come to: relaxed arrivals hand over no more
+    ``reached``: where every warp had come to, for relaxed arrivals hand over no more.
+    """
 
-    def __post_init__(self) -> None:
-        self.arriving, self.done = Collected(self.domain), Collected(self.domain)
-        self.reaching = self.reached = self.domain.clock()
+    generation, arrived = _number(o.C_GENERATION), _number(o.C_ARRIVED)
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self.waiters: list[Warp] = []
+        self.numbers = np.zeros(o.C_COLUMNS, np.int64)
+        clocks = domain.clocks(2)
+        self.arriving = Collected(domain)
+        self.done = Collected(domain, clocks, self.numbers[o.C_KNOWN : o.C_KNOWN + 1])
+        self.reaching = self.reached = domain.clock()
+        self.numbers[o.C_CLOCKS_AT :] = address(clocks), address(self.reached)
 
     def arrive(self, clocks: Handover, reached: Array) -> None:
         """One warp arrives, which has come to ``reached`` and hands ``clocks`` over."""
@@ -243,5 +263,6 @@ class ClusterBarrier:
         self.arrived = 0
         self.done.add(self.arriving)
         self.reached = self.reaching
+        self.numbers[o.C_REACHED_AT] = address(self.reached)
         self.arriving = Collected(self.domain)
         return True

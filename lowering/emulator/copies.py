@@ -14,13 +14,14 @@ import numpy as np
 
 from . import access, ordering, peers, suspects, sync
 from .barriers import MBarrier
+from .boxes import Box, box_at
 from .machine import Machine
 from .memory import Fault
-from .ptx import Address, Instruction
+from .ptx import Address, Imm, Instruction, Reg, Symbol
 from .reports import Kind
 from .semantics import tma
-from .shadow import AgentKind, Index, Pieces, byte_index, first_byte
-from .spans import Spans, of_bytes, of_elements, of_lanes
+from .shadow import AgentKind, Index, first_byte, pieces_of
+from .spans import Spans, of_bytes
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 from .translate import WINDOWS
 
@@ -126,33 +127,6 @@ def _descriptor(m: Machine, w: Warp, ins: Instruction, address: int) -> tma.Tens
 _tensor_map = functools.lru_cache(maxsize=256)(tma.decode_descriptor)
 
 
-def _lane_value(w: Warp, operand: object, lane: int, dtype: str = "s32") -> int:
-    return int(w.value(operand, dtype)[lane])
-
-
-def _box(
-    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int,
-    store: bool = False,
-) -> tma.BoxMap | None:  # fmt: skip
-    try:
-        box = tma.box_map(tensor, coords, offset, store=store)
-    except tma.TensorMapError as error:
-        m.report(Kind.DESCRIPTOR, str(error), w, ins, address=offset)
-        return None
-    low, high = int(box.shared_address.min()), int(box.shared_address.max()) + box.element_bytes
-    if low < SHARED_BASE or high > m.shared_bytes:
-        m.report(
-            Kind.OUT_OF_BOUNDS,
-            f"a box of shared bytes {low:#x} to {high:#x}; this launch has {SHARED_BASE:#x} to "
-            f"{m.shared_bytes:#x}",
-            w,
-            ins,
-            address=low,
-        )
-        return None
-    return box
-
-
 def tensor_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor``, tile mode."""
     if any(p.startswith(("im2col", "tile::")) for p in ins.parts):
@@ -171,7 +145,7 @@ def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:
     one copy, which is what kernels that store from a whole warp without ``elect.sync`` rely on.
     """
     lanes = np.flatnonzero(mask)
-    if len(lanes) == 1:
+    if len(lanes) == 1 or _alike(w, ins, lanes):
         return [int(lanes[0])]
     columns = []
     for operand in ins.operands:
@@ -187,70 +161,33 @@ def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:
     return [int(lanes[i]) for i in sorted(first)]
 
 
-@dataclass(frozen=True)
-class _Box:
-    """A box of a tensor copy: its bytes of shared memory, those of the tensor that exist, what it counts."""
-
-    tensor: tma.TensorMap
-    index: Index
-    spans: Spans | None
-    transaction_bytes: int
-    whole: tma.WholeBox | None = None  # of memory that anything may be done to
-    elements: tma.BoxMap | None = None  # otherwise
-
-
-def _box_at(
-    m: Machine, w: Warp, ins: Instruction, tensor: tma.TensorMap, coords: list[int], offset: int,
-    store: bool = False,
-) -> _Box | None:  # fmt: skip
-    """The box at these coordinates and this offset in shared memory; None, and a report, for a bad one."""
-    box, end = _whole(tensor, tuple(coords), offset)
-    if box is not None and box.spans is not None and offset >= SHARED_BASE and end <= m.shared_bytes:
-        if m.memory.plain(box.spans.low, box.spans.high) is not None:
-            return box
-    elements = _box(m, w, ins, tensor, coords, offset, store)
-    if elements is None:
-        return None
-    valid, size = elements.valid, elements.element_bytes
-    spans: Spans | None = of_elements(elements.global_address[valid], size) if valid.any() else None
-    reached = elements.shared_address[valid] if store else elements.shared_address
-    index = byte_index(reached, size) if len(reached) else slice(0, 0)
-    return _Box(tensor, index, spans, elements.transaction_bytes, elements=elements)
-
-
-@functools.lru_cache(maxsize=1024)
-def _whole(tensor: tma.TensorMap, coords: tuple[int, ...], offset: int) -> tuple[_Box | None, int]:
-    """A box within its tensor, and the end of its shared memory; None for others."""
-    whole = tma.whole_box(tensor, coords, offset)
-    if whole is None:
-        return None, 0
-    rows, end = of_lanes(whole.rows, whole.row_bytes), int(whole.chunks.max()) * tma.CHUNK + tma.CHUNK
-    return _Box(tensor, _index_of(tensor, offset), rows, tensor.transaction_bytes, whole=whole), end
-
-
-@functools.lru_cache(maxsize=512)
-def _index_of(tensor: tma.TensorMap, offset: int) -> Index:
-    """The bytes of shared memory of a whole box: a run where they are one."""
-    chunks = tma.chunks_of(tensor, offset)
-    low, high = int(chunks.min()), int(chunks.max()) + 1
-    if len(np.unique(chunks)) == high - low:
-        return slice(low * tma.CHUNK, high * tma.CHUNK)
-    return Pieces(chunks * tma.CHUNK, tma.CHUNK)
+def _alike(w: Warp, ins: Instruction, lanes: Array) -> bool:
+    """True if the operands are registers and constants that do not differ among these lanes."""
+    for operand in ins.operands:
+        for item in (operand.base, *operand.coords) if isinstance(operand, Address) else (operand,):
+            if isinstance(item, Reg):
+                values = w.R[item.index][lanes]
+                raw = values.tobytes()
+                if raw != raw[: values.itemsize] * len(lanes):
+                    return False
+            elif not isinstance(item, (Imm, Symbol)):
+                return False
+    return True
 
 
 def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     destination, source, barrier_operand = ins.operands[:3]
-    tensor = _descriptor(m, w, ins, int(w.address(source)[lane]))
+    tensor = _descriptor(m, w, ins, w.lane_address(source, lane))
     if tensor is None:
         return
-    coords = [_lane_value(w, c, lane) for c in source.coords]
-    target = int(w.address(destination)[lane]) & ((1 << 60) - 1)
-    box = _box_at(m, w, ins, tensor, coords, target & OFFSET_MASK)
+    coords = [w.lane_value(c, lane, "s32") for c in source.coords]
+    target = w.lane_address(destination, lane) & ((1 << 60) - 1)
+    box = box_at(m, w, ins, tensor, coords, target & OFFSET_MASK)
     if box is None:
         return
-    bar_address = int(w.address(barrier_operand)[lane]) & ((1 << 60) - 1)
+    bar_address = w.lane_address(barrier_operand, lane) & ((1 << 60) - 1)
     if ins.has("multicast::cluster"):
-        bits = _lane_value(w, ins.operands[3], lane, "b16")
+        bits = w.lane_value(ins.operands[3], lane, "b16")
         ranks = [r for r in range(16) if bits >> r & 1]
         if not ranks or max(ranks) >= len(w.cta.cluster.ctas):
             m.report(
@@ -265,28 +202,52 @@ def _tensor_load(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     issued = m.step
     for rank in ranks:
         cta = w.cta.cluster.ctas[rank]
-        barrier = sync.find(m, w, ins, (rank << RANK_SHIFT) | (bar_address & OFFSET_MASK), True)
+        barrier = _begin_load(m, w, ins, cta, box, bar_address & OFFSET_MASK)
         if barrier is None:
             continue
-        _note_load(m, w, ins, cta, box.index, barrier)
         if box.spans is not None:
             ordering.copy_from(m, w, ins, box.spans, barrier.agent, barrier.phase + 1)
 
         def land(cta: Cta = cta, barrier: MBarrier = barrier) -> None:
-            _arrive(m, w, ins, box, cta)
-            barrier.tx -= box.transaction_bytes
+            due = _land(m, w, ins, box, cta, barrier)
             if m.timeline is not None:
                 m.timeline.add(
                     f"CTA {cta.index} TMA", "tma load", f"mbarrier {barrier.offset:#x}", issued, m.step
                 )
-            sync.complete(m, barrier)
+            if due:
+                sync.complete(m, barrier)
 
         m.later(land)
     if m.stats is not None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _arrive(m: Machine, w: Warp, ins: Instruction, box: _Box, cta: Cta) -> None:
+def _begin_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, box: Box, offset: int) -> MBarrier | None:
+    """The mbarrier at this offset, which is to count a load that begins now; None, and a report, for none."""
+    barrier = cta.mbarriers.get(offset)
+    if m.check and m.runner is not None and barrier is not None:
+        if m.runner.note_load(w, cta, barrier, pieces_of(box.index)):
+            cta.uses[barrier.agent] = peers.Use(barrier.phase + 1, w, ins)
+            m.names.note_copy(first_byte(box.index), offset, ins)
+            return barrier
+    barrier = sync.find(m, w, ins, (cta.rank << RANK_SHIFT) | offset, True)
+    if barrier is not None:
+        _note_load(m, w, ins, cta, box.index, barrier)
+    return barrier
+
+
+def _land(m: Machine, w: Warp, ins: Instruction, box: Box, cta: Cta, barrier: MBarrier) -> bool:
+    """The data of a load lands and counts on its mbarrier; returns whether its phase may be complete."""
+    if m.runner is None or box.whole is None or tma.converts(box.tensor):
+        _arrive(m, w, ins, box, cta)
+        barrier.tx -= box.transaction_bytes
+        return True
+    if m.stats is not None:
+        m.stats.add(ins, "global_bytes", len(box.whole.rows) * box.whole.row_bytes)
+    return bool(m.runner.land(cta, barrier, box.whole, box.transaction_bytes))
+
+
+def _arrive(m: Machine, w: Warp, ins: Instruction, box: Box, cta: Cta) -> None:
     """The data of a load lands in shared memory."""
     if box.whole is not None:
         rows = access.load_global(m, w, ins, box.whole.rows, box.whole.row_bytes)
@@ -343,12 +304,12 @@ def _scatter(smem: Array, addresses: Array, data: Array, size: int) -> None:
 
 def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
     destination, source = ins.operands[:2]
-    tensor = _descriptor(m, w, ins, int(w.address(destination)[lane]))
+    tensor = _descriptor(m, w, ins, w.lane_address(destination, lane))
     if tensor is None:
         return
-    coords = [_lane_value(w, c, lane) for c in destination.coords]
-    offset = int(w.address(source)[lane]) & OFFSET_MASK
-    box = _box_at(m, w, ins, tensor, coords, offset, store=True)
+    coords = [w.lane_value(c, lane, "s32") for c in destination.coords]
+    offset = w.lane_address(source, lane) & OFFSET_MASK
+    box = box_at(m, w, ins, tensor, coords, offset, store=True)
     if box is None:
         return
     cta = w.cta
@@ -372,7 +333,7 @@ def _tensor_store(m: Machine, w: Warp, ins: Instruction, lane: int) -> None:
         m.stats.add(ins, "bulk_bytes", box.transaction_bytes)
 
 
-def _departing(box: _Box, cta: Cta) -> tuple[Array, Array]:
+def _departing(box: Box, cta: Cta) -> tuple[Array, Array]:
     """Addresses of the pieces of global memory that a store writes, and their bytes, uint8 (n, size)."""
     if box.whole is not None:
         data = _chunks_of(cta.smem)[box.whole.chunks].view(np.uint8)
@@ -459,7 +420,7 @@ def bulk_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk`` and ``cp.reduce.async.bulk`` of contiguous bytes."""
     for lane in distinct_lanes(w, ins, mask):
         target, source = (int(w.address(o)[lane]) & ((1 << 60) - 1) for o in ins.operands[:2])
-        size = _lane_value(w, ins.operands[2], int(lane), "b32")
+        size = w.lane_value(ins.operands[2], int(lane), "b32")
         if size % 16 or target % 16 or source % 16:
             m.report(
                 Kind.MISALIGNED,
@@ -499,7 +460,7 @@ def _bulk_load(m: Machine, w: Warp, ins: Instruction, lane: int, target: int, so
     from_shared = ins.has("shared::cta") and ins.has("shared::cluster")
     start = source & OFFSET_MASK  # where it is shared memory
     if ins.has("multicast::cluster"):
-        bits = _lane_value(w, ins.operands[4], lane, "b16")
+        bits = w.lane_value(ins.operands[4], lane, "b16")
         ranks = [r for r in range(len(w.cta.cluster.ctas)) if bits >> r & 1]
     else:
         ranks = [target >> RANK_SHIFT if ins.has("shared::cluster") else w.cta.rank]

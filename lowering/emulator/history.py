@@ -87,6 +87,9 @@ def _keeping(handler: Callable) -> Callable:
 
 def remember(w: Warp, ins: Instruction, clock: int) -> None:
     """Write an instruction that began at this clock into the warp's history."""
+    if w.row is not None:
+        w.row.remember(w.frames[-1].pc, clock)
+        return
     past = w.past
     if not past or past[-1].ins is not ins:
         past.append(Past(ins, clock))

@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import history, matrix, peers, sync
-from .fast import interpreter
+from . import matrix
+from .aftermath import Aftermath
+from .fast import chance, tma, turns
+from .fast import mbarrier as compiled_mbarrier
 from .fast import opcodes as o
 from .fast import wgmma as compiled_wgmma
 from .fast.context import CtaRow, LaunchRow, WarpRow
-from .fast.encode import REMEMBERED, Encoder
+from .fast.encode import Encoder
 from .fast.registers import LANES, Registers
 from .fast.touches import Touches
-from .machine import mark
+from .ready import Ready
 from .semantics import mma
-from .state import OFFSET_MASK, RANK_SHIFT
+from .warpgroup import address
 
 if TYPE_CHECKING:
+    from .barriers import MBarrier
     from .machine import Machine
-    from .ptx import Instruction
-    from .state import Warp
+    from .semantics.tma import WholeBox
+    from .state import Cta, Warp
     from .stats import Stats
 
 Array = np.ndarray
@@ -36,13 +39,22 @@ class Runner:
         self._rows, self._tables = encoder.rows(), encoder.tables
         kinds, guards = encoder.steps[:, o.KIND], encoder.steps[:, o.STEP_GUARD]
         self.knows: list[bool] = ((kinds != o.UNKNOWN) | (guards >= 0)).tolist()
-        self._notes = [
-            (step.first, step.role, step.flow, step.kind == "op" and step.first.root in REMEMBERED)
-            for step in self.steps
-        ]
         self._counts = np.zeros((len(self.steps), 3), np.int64)
-        self._log = np.zeros((o.LOG, o.ENTRY), np.int64)
-        self.launch = LaunchRow((*self._tables, self._counts, self._log))
+        self._log = np.zeros((8 * o.LOG, o.ENTRY), np.int64)
+        random = chance.source_of(machine.random)
+        self.launch = LaunchRow((*self._tables, self._counts, self._log), random)
+        self.warps: dict[int, Warp] = {}  # by the addresses of their rows
+        self._aftermath = Aftermath(machine, self.warps)
+        self.stale: set[Warp] = set()  # whose rows are not what Python code has made of them
+        self._turns, self._ran = np.zeros(o.T_COLUMNS, np.int64), np.zeros(256, np.int64)
+        self.numbers = memoryview(self._turns)  # type: ignore[arg-type]
+        self.ready = Ready(self.numbers)
+        self._turns[[o.T_RAN_AT, o.T_RAN_ROOM]] = address(self._ran), len(self._ran)
+
+    def start(self, most_steps: int | None) -> None:
+        """The launch begins, and may take so many steps."""
+        self.numbers[o.T_STARTED] = self.machine.step
+        self.numbers[o.T_MOST] = o.NEVER if most_steps is None else most_steps
 
     def begin(self, warp: Warp) -> None:
         """Give a warp that begins its registers, and what compiled code is to know of it."""
@@ -54,6 +66,14 @@ class Runner:
             cta.row = CtaRow(cta, warp.agent)
         touches = Touches(self.steps, len(cta.smem) // 4 + 1 if self.encoder.touches else 0)
         warp.lane_touches, warp.row = touches, WarpRow(warp, cta.row, held, touches)
+        self.warps[warp.row.address] = warp
+        self.stale.add(warp)
+
+    def end(self, warp: Warp) -> None:
+        """A warp's row goes."""
+        del self.warps[warp.row.address]
+        warp.row.end()
+        self.stale.discard(warp)
 
     def takes(self, warp: Warp, at: int) -> bool:
         """True if the interpreter may go on with a warp from step ``at``."""
@@ -61,86 +81,104 @@ class Runner:
             return False
         return 0 <= at < len(self.knows) and (self.knows[at] or at == warp.frames[-1].reconverge)
 
-    def run(self, warp: Warp, left: int) -> int:
-        """Run a warp for at most ``left`` turns of its loop; returns how many there were."""
-        machine, held, cta, touched, row = self.machine, warp.R, warp.cta, warp.lane_touches, warp.row
+    def turns(self) -> int:
+        """Let the scheduler go on, to where Python code has something to do; returns what."""
+        machine, numbers = self.machine, self.numbers
+        for warp in self.stale:
+            if warp.frames:
+                self._push(warp)
+        self.stale.clear()
+        numbers[o.T_STEP] = machine.step
+        numbers[o.T_EVENT] = machine.events[0][0] if machine.events else o.NEVER
+        why = turns.run(self._turns, self.launch.row)
+        ran = numbers[o.T_RAN]
+        for place in self._ran[:ran].tolist():
+            self._pull(self.warps[place])
+        numbers[o.T_RAN] = 0
+        logged = self.launch.row[o.LOGGED_ALL]
+        if logged:
+            self.launch.row[o.LOGGED_ALL] = 0
+            self._aftermath.follow(self._log[:logged].tolist())
+        machine.step = numbers[o.T_STEP]
+        if why == o.ROOM:
+            self.turn()[0].cta.shadow.make_room()
+        return int(why)
+
+    def turn(self) -> tuple[Warp, int]:
+        """The warp whose turn it is, and the steps left of it."""
+        return self.warps[self.numbers[o.T_WARP]], self.numbers[o.T_LEFT]
+
+    def leave(self, warp: Warp, left: int) -> None:
+        """Python code has executed steps of a warp, whose turn has so many left."""
+        self.stale.add(warp)
+        self.numbers[o.T_LEFT] = left
+
+    @property
+    def amid(self) -> bool:
+        """True within a turn."""
+        return bool(self.numbers[o.T_LEFT])
+
+    def _push(self, warp: Warp) -> None:
+        """Bring a warp's state to its row."""
+        held, row, touched = warp.R, warp.row, warp.lane_touches
         if held.assigned:
             held.settle(warp.pending)
-        cta.row.begin(left)
         row.begin(warp)
         numbers = row.numbers
-        numbers[o.LEFT], numbers[o.PENDING] = left, bool(warp.pending)
+        numbers[o.PENDING] = bool(warp.pending)
+        numbers[o.HELD] = bool(warp.taint or warp.pending_a or len(warp.frames) > o.MOST_FRAMES)
         numbers[o.FENCED] = warp.wgmma_fenced and not warp.dirty and not warp.read
-        numbers[o.STEP] = machine.step
         numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = touched.known, touched.used
-        interpreter.run(self.launch.row, row.row)
-        after = numbers[: o.FRAMES + o.FRAME].tolist()
-        cta.shadow.used = after[o.NOTES_USED]
-        if after[o.REFRAMED]:
-            warp.frames = row.frames()
+
+    def _pull(self, warp: Warp) -> None:
+        """Take a warp's state from its row after compiled code ran it."""
+        row = warp.row
+        numbers = row.numbers
+        numbers[o.RAN] = 0
+        if numbers[o.REFRAMED]:
+            warp.frames, numbers[o.REFRAMED] = row.frames(), 0
         else:
-            warp.frames[-1].pc = numbers[o.FRAMES + o.FRAME * (after[o.DEPTH] - 1) + o.FRAME_PC]
-        if after[o.LEARNED]:
+            warp.frames[-1].pc = numbers[o.FRAMES + o.FRAME * (numbers[o.DEPTH] - 1) + o.FRAME_PC]
+        if numbers[o.LEARNED]:
             row.learned(warp)
-        self._lanes(warp, after)
-        if after[o.LOGGED]:
-            self._note(warp, after[o.LOGGED])
-        machine.step += after[o.DONE]
-        return after[o.SPENT]
-
-    def _lanes(self, warp: Warp, after: list[int]) -> None:
-        """Results of the run for a warp's lanes: that they came together, and what they touched since."""
-        touched, used = warp.lane_touches, after[o.TOUCHES]
-        if after[o.CONVERGED]:
+            numbers[o.LEARNED] = 0
+        if numbers[o.REACHED] == o.REACHED_NOW:
+            warp.reached = row.of_reached = warp.cta.cluster.barrier.reached
+            numbers[o.REACHED] = 1
+        warp.passed, warp.gave_up = bool(numbers[o.PASSED]), bool(numbers[o.GAVE_UP])
+        warp.suspended, began = bool(numbers[o.SUSPENDED]), numbers[o.BEGAN]
+        warp.began = None if began < 0 else began
+        if numbers[o.ROLES]:
+            warp.did.update(role for role, bit in self.encoder.roles.items() if numbers[o.ROLES] >> bit & 1)
+            numbers[o.ROLES] = 0
+        touched, converged = warp.lane_touches, numbers[o.CONVERGED]
+        if converged:
             warp.converge()
-            if after[o.CONVERGED] == 1:
-                return
-            touched.arrays[0][0] -= 1  # the run began this interval itself
-        touched.used, touched.known = used, bool(after[o.LANES_KNOWN])
+            if converged == 1:
+                numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = 1, 0
+            else:
+                touched.arrays[0][0] -= 1  # compiled code began this interval itself
+            numbers[o.CONVERGED] = 0
+        touched.used, touched.known = numbers[o.TOUCHES], bool(numbers[o.LANES_KNOWN])
 
-    def _note(self, warp: Warp, logged: int) -> None:
-        """Do what the interpreter left to do for some of its steps."""
-        machine, start, notes = self.machine, self.machine.step, self._notes
-        for number, before, clock, more in self._log[:logged].tolist():
-            if number == o.COMPLETED:
-                machine.step = start + before + 1
-                self._complete(warp, clock, more)
-                continue
-            ins, role, flow, remembers = notes[number]
-            if role:
-                warp.did.add(role)
-            if more:
-                machine.step, machine.at = start + before + 1, (warp, ins)
-                self._finish(warp, ins, clock, more)
-            if remembers:
-                began, warp.began = warp.began, None
-                if not warp.past or warp.past[-1].ins is not ins:
-                    history.remember(warp, ins, clock if began is None else began)
-            if flow:
-                mark(warp, self.steps[number])
-        machine.step = start
+    def note_load(self, warp: Warp, cta: Cta, barrier: MBarrier, pieces: tuple[Array, int]) -> bool:
+        """Note a TMA load that a warp issues; False, and nothing noted, where anything is to report."""
+        owner, row = cta.row, warp.row
+        if cta.shadow.used == len(cta.shadow.notes):
+            cta.shadow.make_room()
+        row.take_clocks(warp)
+        row.numbers[o.AT] = warp.frames[-1].pc
+        return bool(tma.note_load(row.row, owner.address, barrier.numbers, *pieces))
 
-    def _complete(self, warp: Warp, address: int, phase: int) -> None:
-        """A phase of the mbarrier at this address is complete."""
-        cta = warp.cta.cluster.ctas[address >> RANK_SHIFT]
-        barrier = cta.mbarriers[address & OFFSET_MASK]
-        sync.note_phase(self.machine, barrier, phase)
-        self.machine.wake(barrier.waiters)
+    def land(self, cta: Cta, barrier: MBarrier, box: WholeBox, transaction: int) -> bool:
+        """Copy a box to shared memory; returns whether the phase of its mbarrier is complete now."""
+        return bool(
+            tma.land(box.rows, box.row_bytes, box.chunks, cta.row.address, barrier.numbers, transaction)
+        )
 
-    def _finish(self, warp: Warp, ins: Instruction, clock: int, more: int) -> None:
-        """Do the rest of an operation; ``more``: see the interpreter."""
-        if ins.root == "mbarrier":
-            for cta in warp.cta.cluster.ctas if self.machine.check else ():
-                if more >> cta.rank & 1:
-                    cta.uses[warp.agent] = peers.Use(clock, warp, ins)
-            return
-        assert warp.group is not None
-        if ins.parts[1] == "mma_async":
-            matrix.check_operands(self.machine, warp, ins, more - 1)
-        elif ins.parts[1] == "commit_group":
-            matrix.committed(self.machine, warp.group, more - 1)
-        else:
-            matrix.wgmma_fence(self.machine, warp, ins, warp.live)
+    def settle(self, barrier: MBarrier) -> int:
+        """Complete a phase if it is due: 1 or 0, or -1 where Python code must see."""
+        return int(compiled_mbarrier.settle(barrier.numbers, len(barrier.clocks[0])))
 
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from . import arrivals, call_stacks, history, peers, roles, suspects, taint
+from .branches import branch, guard_of
 from .call_stacks import CallStack
+from .fast.opcodes import LIMIT, MOST_STEPS, STEP_OF_WARP
 from .global_shadow import GlobalShadow
 from .hints import HINTS
 from .memory import GlobalMemory
@@ -73,12 +75,12 @@ class Machine:
         history.keep(self.program)
         self.names = Names(self)
         self.params = np.frombuffer(launch.params.ljust(4096, b"\0"), np.uint8)
-        self.runner = runner(self) if runner is not None and watch is None else None
+        self.runner: Any = runner(self) if runner is not None and watch is None else None
         self.step = 0
         self.events: list[tuple[int, int, Callable[[], None], Instruction | None]] = []
         self.at: tuple[Warp | None, Instruction | None] = (None, None)  # what runs, for errors
         self.sequence = itertools.count()
-        self.ready: list[Warp] = []
+        self.ready: Any = [] if self.runner is None else self.runner.ready
         self.clusters: list[Cluster] = []
         self.progress = 0
         self.accesses = GlobalShadow(memory, before if launch.attributes.get("programmatic") else None)
@@ -263,6 +265,8 @@ class Machine:
         """Run the launch to its end. Raises :class:`EmulatorError` at a deadlock or where it cannot go on."""
         grid, shape = self.launch.grid, self.launch.cluster
         self.started = self.step
+        if self.runner is not None:
+            self.runner.start(self.max_steps)
         if any(g % c for g, c in zip(grid, shape, strict=True)):
             raise EmulatorError(f"grid {grid} is not a multiple of the cluster {shape}")
         counts = [g // c for g, c in zip(grid, shape, strict=True)]
@@ -302,6 +306,9 @@ class Machine:
         action()
 
     def _turn(self) -> None:
+        if self.runner is not None and self.runner.amid:
+            self._compiled_turns()
+            return
         while self.events and self.events[0][0] <= self.step:
             self._next_event()
         if not self.ready:
@@ -310,10 +317,27 @@ class Machine:
             else:
                 self._stalled()
             return
+        if self.runner is not None:
+            self._compiled_turns()
+            return
         at = int(self.random.integers(len(self.ready)))
         warp = self.ready[at]
-        quantum = int(self.random.integers(1, 48))
-        state = self._run_warp(warp, quantum)
+        quantum = int(self.random.integers(1, MOST_STEPS))
+        self._end_turn(warp, self._run_warp(warp, quantum))
+
+    def _compiled_turns(self) -> None:
+        """Turns in compiled code, and then the steps that it leaves to Python code."""
+        why = self.runner.turns()
+        if why == LIMIT:
+            self._end_turn(None, "run")
+        if why == STEP_OF_WARP:
+            warp, left = self.runner.turn()
+            state = self._run_warp(warp, left)
+            if state != "later":
+                self._end_turn(warp, state)
+
+    def _end_turn(self, warp: Any, state: str) -> None:
+        """The end of a turn of a warp, which can go on, is blocked or done."""
         if state != "run":
             self.ready.remove(warp)
         if state == "done":
@@ -322,16 +346,26 @@ class Machine:
             raise EmulatorError(f"kernel {self.kernel.name}: more than {self.max_steps} steps")
 
     def _run_warp(self, warp: Warp, quantum: int) -> str:
-        steps, program, runner = self.program.steps, self.program, self.runner
+        """Execute steps of a warp: all of them without compiled code, else until that may go on."""
+        runner = self.runner
+        if runner is None:
+            return self._steps_of(warp, quantum, None)[0]
+        runner.leave(warp, 0)
+        state, left = self._steps_of(warp, quantum, runner)
+        if state == "later":
+            runner.leave(warp, left)
+        return state
+
+    def _steps_of(self, warp: Warp, quantum: int, runner: Any) -> tuple[str, int]:
+        """Execute steps of a warp, at least one, until the runner takes the next; the steps left then."""
+        steps, program, first = self.program.steps, self.program, True
         while quantum > 0:
             if not warp.frames:
-                return "done"
+                return "done", 0
             frame = warp.frames[-1]
-            if runner is not None and runner.takes(warp, frame.pc):
-                quantum -= runner.run(warp, quantum)
-                if quantum == 0:
-                    break
-                frame = warp.frames[-1]
+            if runner is not None and not first and runner.takes(warp, frame.pc):
+                return "later", quantum
+            first = False
             quantum -= 1
             if frame.pc == frame.reconverge and len(warp.frames) > 1:
                 warp.frames.pop()
@@ -360,17 +394,17 @@ class Machine:
                 frame.pc += 1
             elif step.kind == "op":
                 if self._operation(warp, frame, step) is BLOCK:
-                    return "blocked"
+                    return "blocked", 0
             elif step.kind == "bra":
                 if warp.taint and step.first.pred is not None:
                     taint.guard(self, warp, step.first, frame.mask)
-                _branch(warp, frame, step)
+                branch(warp, frame, step)
             else:
-                mask = frame.mask & _guard(warp, step.first) if step.first.pred is not None else frame.mask
+                mask = frame.mask & guard_of(warp, step.first) if step.first.pred is not None else frame.mask
                 frame.pc += 1
                 if mask.any():
                     warp.exit_lanes(mask)
-        return "run" if warp.frames else "done"
+        return ("run" if warp.frames else "done"), 0
 
     def _operation(self, warp: Warp, frame: Frame, step: Step) -> object:
         ins = step.first
@@ -378,7 +412,7 @@ class Machine:
         if ins.pred is not None:
             if warp.taint:
                 taint.guard(self, warp, ins, mask)
-            guard = _guard(warp, ins)
+            guard = guard_of(warp, ins)
             if not guard.all():
                 mask = mask & guard
         if ins.pred is None or mask.any():
@@ -489,6 +523,8 @@ class Machine:
                 warp.gave_up = True
                 warp.waiting = ""
                 self.ready.append(warp)
+                if self.runner is not None:
+                    self.runner.stale.add(warp)
             return
         for cluster in self.clusters:
             for cta in cluster.ctas:
@@ -543,29 +579,3 @@ def mark(warp: Warp, step: Step) -> None:
             warp.dirty.add(target)
         else:
             warp.dirty.discard(target)
-
-
-def _guard(warp: Warp, ins: Instruction) -> Array:
-    assert ins.pred is not None
-    value = warp.R[ins.pred.index]
-    return ~value if ins.pred.negated else value
-
-
-def _branch(warp: Warp, frame: Frame, step: Step) -> None:
-    if step.first.pred is None:
-        frame.pc = step.target
-        return
-    taken = frame.mask & _guard(warp, step.first)
-    if not taken.any():
-        frame.pc += 1
-        return
-    if (taken == frame.mask).all():
-        frame.pc = step.target
-        return
-    after, meet = frame.pc + 1, step.reconverge
-    if meet == frame.reconverge and len(warp.frames) > 1:
-        warp.frames.pop()
-    else:
-        frame.pc = meet
-    warp.frames.append(Frame(frame.mask & ~taken, after, meet, False))
-    warp.frames.append(Frame(taken, step.target, meet, False))

@@ -130,8 +130,11 @@ def _accumulators(w: Warp, indices: list[int], scale: bool) -> tuple[Accumulator
     w.pending.update(zip(map(id, block.rows), block.places(), strict=True))
     if w.row is not None:
         w.row.hold(block)
-    for i, value in zip(indices, block.rows, strict=True):
-        w.R[i] = value
+    if isinstance(w.R, Registers):
+        w.R.await_values(indices, block.rows, block.places())
+    else:
+        for i, value in zip(indices, block.rows, strict=True):
+            w.R[i] = value
     return block, old
 
 
@@ -350,11 +353,9 @@ def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     group = _warpgroup(w, ins)
     target = group.commits(w) - int(ins.operands[0].value)
     if group.done < target:
-        waiting = [g.number for g in group.warps if group.commits(g) < target]
-        text = f"WGMMA group {target - 1} of warpgroup {group.number}"
-        if waiting:
-            text += f", which warps {waiting} have not committed"
-        return m.block(w, text, group.waiters)
+        return await_group(
+            m, w, target, sum((group.commits(g) < target) << i for i, g in enumerate(group.warps))
+        )
     if target > 0:
         w.learn(group.agent, target)
     for block in [block for block in w.accumulating.values() if block.group <= target]:
@@ -369,6 +370,17 @@ def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if w.pending_a:
         w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
     return None
+
+
+def await_group(m: Machine, w: Warp, target: int, missing: int) -> object:
+    """A warp waits for so many WGMMA groups; ``missing``: bits of the warps that have not committed them."""
+    group = w.group
+    assert group is not None
+    waiting = [g.number for i, g in enumerate(group.warps) if missing >> i & 1]
+    text = f"WGMMA group {target - 1} of warpgroup {group.number}"
+    if waiting:
+        text += f", which warps {waiting} have not committed"
+    return m.block(w, text, group.waiters)
 
 
 def mma_sync(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

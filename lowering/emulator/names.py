@@ -37,6 +37,7 @@ class Names:
         self.buffers = self._lay_out()
         self.filled: dict[Buffer, int] = {}  # an mbarrier that copies into the buffer complete on
         self.copies: dict[Buffer, dict[int, Instruction]] = {}  # into the buffer, by PTX line
+        self._noted: set[tuple[int, int, int]] = set()  # offset, barrier, PTX line
         self.known: dict[int, str] = {}  # of mbarriers in clusters that have ended
 
     def _lay_out(self) -> list[Buffer]:
@@ -56,6 +57,9 @@ class Names:
 
     def note_copy(self, offset: int, barrier: int, ins: Instruction) -> None:
         """A bulk copy into ``offset`` completes on ``barrier``."""
+        if (offset, barrier, ins.line) in self._noted:
+            return
+        self._noted.add((offset, barrier, ins.line))
         buffer = self._buffer(offset)
         if buffer is not None:
             self.filled.setdefault(buffer, barrier)

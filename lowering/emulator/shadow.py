@@ -15,6 +15,7 @@ made visible to the async proxy with ``fence.proxy.async``.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,7 +113,8 @@ Index = Array | slice | Pieces
 class Readers:
     """The clock of the last read of each byte, of each agent that has read any: rows of one array."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, numbers: Array) -> None:
+        self.numbers = numbers
         self.marks = np.zeros((2, size), np.int32)
         self.agents = np.zeros(2, np.int64)  # of the rows
         self.rows: dict[int, int] = {}
@@ -127,6 +129,7 @@ class Readers:
         found = self.rows.get(agent)
         if found is None:
             found = self.rows[agent] = len(self.rows)
+            self.numbers[0] = len(self.rows)
             if found == len(self.agents):
                 self.marks = np.concatenate([self.marks, np.zeros_like(self.marks)])
                 self.agents = np.concatenate([self.agents, self.agents])
@@ -147,15 +150,43 @@ class Shadow:
         self.written_at = np.zeros(size, np.int32)
         self.ordinary = np.zeros(size, bool)
         self.undefined = np.ones(size, bool)
-        self.readers = Readers(size)
+        # Agents that read, notes in use, whether there are strong accesses: for compiled code too.
+        self.numbers = np.zeros(3, np.int64)
+        self.on_growth: Callable[[Shadow], None] | None = None  # told when arrays have moved
+        self.readers = Readers(size, self.numbers)
         self.strong: Array | None = None  # bytes last written by a strong access, where there are any
         # For reports: instructions by (agent, its clock, whether they wrote), and by their line. What comes
         # is noted as numbers first, by compiled code too: the steps of `program`, or -1 - n for told[n].
         self.touched: dict[tuple[int, int, bool], dict[int, Touch]] = {}
         self.notes = np.empty((256, 6), np.int64)
-        self.used = 0
         self.program: list[Step] = []
         self.told: list[Instruction] = []
+
+    @property
+    def used(self) -> int:
+        """Notes that are in use."""
+        return int(self.numbers[1])
+
+    @used.setter
+    def used(self, count: int) -> None:
+        self.numbers[1] = count
+
+    def keep_numbers(self, numbers: Array) -> None:
+        """Keep the numbers there from now on."""
+        numbers[:] = self.numbers
+        self.numbers = self.readers.numbers = numbers
+
+    def _grown(self) -> None:
+        if self.on_growth is not None:
+            self.on_growth(self)
+
+    def row(self, agent: int) -> int:
+        """The number of the row of an agent's reads."""
+        room = len(self.readers.agents)
+        found = self.readers.row(agent)
+        if len(self.readers.agents) != room:
+            self._grown()
+        return found
 
     def _note(self, low: int, high: int, agent: int, clock: int, wrote: bool, ins: Instruction) -> None:
         if self.used == len(self.notes):
@@ -169,6 +200,7 @@ class Shadow:
         """More room for notes, but for very many."""
         if self.used < MOST_NOTES:
             self.notes = np.concatenate([self.notes, np.empty_like(self.notes)])
+            self._grown()
         else:
             self._sort_notes()
 
@@ -198,7 +230,7 @@ class Shadow:
         """Offset of the first byte of ``index`` that was never written, or with an undefined value."""
         compiled = fast.kernels()
         if compiled is not None:
-            offsets, size = _pieces(index)
+            offsets, size = pieces_of(index)
             within = compiled.inside(offsets, size, self.size)
             if within and not compiled.any_of(self.undefined, offsets, size):
                 return None
@@ -212,8 +244,8 @@ class Shadow:
         """Note a read by ``ins``; returns the write that it does not follow. Strong ones do not race."""
         compiled = None if strong else fast.kernels()
         if compiled is not None:
-            offsets, size = _pieces(index)
-            row = self.readers.row(agent)
+            offsets, size = pieces_of(index)
+            row = self.row(agent)
             low, high = compiled.read(
                 self.writer, self.written_at, vc, self.readers.marks, row, clock, offsets, size
             )
@@ -225,7 +257,7 @@ class Shadow:
         if strong:
             return conflict
         self._note(*_bounds(index), agent, clock, False, ins)
-        row = self.readers.row(agent)  # which may make room for more
+        row = self.row(agent)  # which may make room for more
         self.readers.marks[row, index] = clock
         return conflict
 
@@ -236,7 +268,7 @@ class Shadow:
 
         ``clocks``: the vector clock, and that of proxy fences, of who asks for the read.
         """
-        row = self.readers.row(agent)
+        row = self.row(agent)
         held = (self.writer, self.written_at, self.ordinary, self.undefined)
         for offsets in pieces:
             if not compiled.may_consume(held, clocks, offsets):
@@ -258,7 +290,7 @@ class Shadow:
         """The ordinary write that the async proxy cannot be sure to see."""
         compiled = fast.kernels()
         if compiled is not None:
-            offsets, size = _pieces(index)
+            offsets, size = pieces_of(index)
             if compiled.fenced(self.ordinary, self.writer, self.written_at, fc, offsets, size):
                 return None
         index = _expanded(index)
@@ -276,7 +308,7 @@ class Shadow:
         """Note a write by ``ins``; returns an access that it does not follow."""
         compiled = None if strong or self.strong is not None else fast.kernels()
         if compiled is not None:
-            offsets, size = _pieces(index)
+            offsets, size = pieces_of(index)
             held = (self.writer, self.written_at, self.ordinary, self.undefined)
             read = (self.readers.marks, self.readers.agents, self.readers.count)
             low, high = compiled.write(held, read, vc, (agent, clock), offsets, size, ordinary)
@@ -287,6 +319,7 @@ class Shadow:
         conflict = self._early(index, vc, strong)
         if strong and self.strong is None:
             self.strong = np.zeros(self.size, bool)
+            self.numbers[2] = 1
         if self.strong is not None:
             self.strong[index] = strong
         for reader, row in self.readers.rows.items():
@@ -334,7 +367,7 @@ def first_byte(index: Index) -> int:
     return int(index.offsets[0] if isinstance(index, Pieces) else index[0])
 
 
-def _pieces(index: Index) -> tuple[Array, int]:
+def pieces_of(index: Index) -> tuple[Array, int]:
     """The same bytes as pieces."""
     if isinstance(index, Pieces):
         return index

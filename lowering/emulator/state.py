@@ -12,6 +12,7 @@ import numpy as np
 from . import suspects, taint
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .clocks import NOTHING, Collected, Handover, Known, fenced, join_known
+from .fast import opcodes as o
 from .global_shadow import Access
 from .history import BLOCK as BLOCK
 from .history import Past
@@ -24,7 +25,7 @@ from .register_file import RegisterFile
 from .reports import Kind
 from .shadow import AgentKind, Domain, Shadow
 from .translate import CLASS_DTYPE, DTYPE, LANES
-from .warpgroup import Accumulators, Warpgroup
+from .warpgroup import Accumulators, Warpgroup, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,10 +98,12 @@ class Warp:
         self.dirty: set[int] = set()  # registers of WGMMA that were written since its last fence
         self.read: set[int] = set()  # accumulators that were read since
         self.did: set[str] = set()  # what tells its role, see roles.py
-        self.past: list[Past] = []  # see history.py
+        self._past: list[Past] = []  # see history.py
         self.began: int | None = None  # clock at which the instruction that it waits in began
         self.taint = taint.at_entry(self)  # registers that hold undefined values
         self.wgmma_fenced = False
+        self.cluster_target = -1  # the phase of the cluster barrier that it has arrived for
+        self.passed = False  # the named barrier that it waited at
         self.suspended = self.gave_up = False  # by mbarrier.try_wait, and what the next one does
         self.released = -1  # the step of its last arrival on a barrier
         self.in_cluster = cta.rank * cta.warp_count + number
@@ -108,6 +111,14 @@ class Warp:
         self.local = np.zeros((LANES, cta.machine.local_bytes), np.uint8) if cta.machine.local_bytes else None
         if runner is not None:
             runner.begin(self)
+
+    @property
+    def past(self) -> list[Past]:
+        """Its synchronising so far, latest last."""
+        if self.row is None:
+            return self._past
+        steps = self.machine.program.steps
+        return [Past(steps[number].first, clock) for number, clock in self.row.past_rows()]
 
     @property
     def clock(self) -> int:
@@ -128,6 +139,8 @@ class Warp:
     def acquire(self, clocks: Handover | Collected) -> None:
         """Take over the clocks of a barrier."""
         self.converge()
+        if self.row is not None:
+            self.machine.runner.stale.add(self)
         self.vc, self.fc = np.maximum(self.vc, clocks.vc), np.maximum(self.fc, clocks.fc)
         if clocks.known is not self.known:
             self.known = join_known(self.known, clocks.known)
@@ -196,6 +209,20 @@ class Warp:
                 operand, np_type
             )
         raise TypeError(f"operand {operand!r} has no value")
+
+    def lane_value(self, operand: object, lane: int, dtype: str) -> int:
+        """One lane's value of an operand."""
+        if isinstance(operand, Reg) and operand.cls == dtype:
+            return int(self.R[operand.index][lane])
+        if isinstance(operand, Reg) and operand.cls == "b32" and dtype == "s32":
+            value = int(self.R[operand.index][lane])
+            return value - (value >> 31 << 32)
+        return int(self.value(operand, dtype)[lane])
+
+    def lane_address(self, operand: Address, lane: int) -> int:
+        """One lane's address."""
+        base = self.lane_value(operand.base, lane, "b64" if _is_wide(operand.base) else "b32")
+        return base - (base >> 63 << 64) + operand.offset
 
     def symbol_rank(self, symbol: Symbol, np_type: type) -> Any:
         """Shared variables lie in this CTA's part of the cluster window."""
@@ -285,11 +312,16 @@ _OF_LANES = {
 """Special registers that are the same in all warps."""
 
 
+@lru_cache(maxsize=256)
+def _threads(block: tuple[int, int, int], number: int) -> tuple[Array, Array, Array]:
+    """Coordinates of the threads of a warp."""
+    linear = number * LANES + np.arange(LANES)
+    return linear % block[0], linear // block[0] % block[1], linear // (block[0] * block[1])
+
+
 def _special_registers(warp: Warp) -> _Specials:
     cta = warp.cta
     launch, sms = cta.machine.launch, cta.machine.sms
-    linear = warp.number * LANES + np.arange(LANES)
-    bx, by, _ = launch.block
     values: dict[str, Any] = {
         **_OF_LANES, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
         "%nsmid": sms, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
@@ -298,7 +330,7 @@ def _special_registers(warp: Warp) -> _Specials:
         "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE,
         "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
     }  # fmt: skip
-    tid = (linear % bx, linear // bx % by, linear // (bx * by))
+    tid = _threads(launch.block, warp.number)
     for axis, name in enumerate("xyz"):
         values[f"%tid.{name}"] = tid[axis]
         values[f"%ntid.{name}"] = launch.block[axis]
@@ -331,6 +363,10 @@ class Cta:
         self.ended: Array | None = None
         self.waits: dict[int, Array] = {}  # on mbarriers, by their offsets
         self.named: dict[int, NamedBarrier] = {}
+        self.named_rows = np.zeros((o.NAMED, o.N_COLUMNS), np.int64)  # of these, and their clocks
+        self.named_clocks = self.domain.clocks(2 * o.NAMED)
+        step = self.named_clocks[:2].nbytes
+        self.named_rows[:, o.N_CLOCKS_AT] = address(self.named_clocks) + step * np.arange(o.NAMED)
         self.registers = RegisterFile(self.warp_count, machine.kernel.min_ctas)
         # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
         self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
@@ -346,6 +382,16 @@ class Cta:
                     if warp.row is not None:
                         warp.row.join(group)
 
+    def named_barrier(self, number: int) -> NamedBarrier:
+        """The named barrier of this number."""
+        found = self.named.get(number)
+        if found is None:
+            rows, clocks = self.named_rows[number], self.named_clocks[2 * number : 2 * number + 2]
+            found = self.named[number] = NamedBarrier(
+                number, Collected(self.domain, clocks, rows[o.N_KNOWN :]), rows
+            )
+        return found
+
     def waits_at(self, offset: int) -> Array:
         """The phase and the step of each warp's last wait at the mbarrier of this offset, -1 for none."""
         if offset not in self.waits:
@@ -356,7 +402,9 @@ class Cta:
         """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""
         del self.smem, self.shadow, self.row
         for warp in self.warps:
-            del warp.R, warp.lane_touches, warp.row
+            if warp.row is not None:
+                self.machine.runner.end(warp)
+            del warp.R, warp.lane_touches
 
 
 class Cluster:

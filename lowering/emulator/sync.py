@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import access, arrivals, ordering, peers, suspects
-from .barriers import MBarrier, NamedBarrier, SecondWait
+from .barriers import MBarrier, NamedBarrier, SecondWait, describe
 from .clocks import Handover
 from .ptx import Address, Instruction, Sink
 from .reports import Kind
@@ -47,7 +47,8 @@ def _expected(cta: Cta, barrier: NamedBarrier) -> int:
 
 def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``bar.sync``, ``bar.arrive``, ``bar.red`` and their ``barrier.`` and ``.cta`` spellings."""
-    if w.state.pop("barrier_passed", False):
+    if w.passed:
+        w.passed = False
         return None
     operands, mode = list(ins.operands), _mode(ins.parts)
     target = operands.pop(0) if mode == "red" else None
@@ -55,7 +56,7 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     numbers = [int(w.value(x, "b32")[mask.argmax()]) for x in operands[:2]]
     number, count = numbers[0], numbers[1] if len(numbers) > 1 else None
     _aligned(m, w, ins, mask)
-    barrier = w.cta.named.setdefault(number, NamedBarrier(number))
+    barrier = w.cta.named_barrier(number)
     if barrier.arrived == 0:
         barrier.expected = count
     elif barrier.expected != count:
@@ -76,7 +77,7 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         )
     barrier.arrived += 32
     barrier.who.append(w)
-    barrier.join(w.release(), w.cta.domain)
+    barrier.clocks.add(w.release())
     if mode == "arrive":
         _settle_named(m, w.cta, barrier, None)
         return None
@@ -85,17 +86,26 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         w.state["reduction"] = (target, mask, ins.parts)
     if _settle_named(m, w.cta, barrier, w):
         return None
-    w.state["barrier_passed"] = True
     expected = _expected(w.cta, barrier)
-    missing = expected - barrier.arrived
-    return m.block(w, f"barrier {number} ({missing} of {expected} threads missing)", barrier.waiters)
+    return await_named(m, w, number, expected - barrier.arrived, expected)
+
+
+def join_named(m: Machine, w: Warp, number: int) -> None:
+    """A warp has arrived at a named barrier, in compiled code."""
+    w.cta.named_barrier(number).who.append(w)
+
+
+def await_named(m: Machine, w: Warp, number: int, missing: int, expected: int) -> object:
+    """A warp waits at a named barrier that so many threads are missing at."""
+    w.passed = True  # once it is woken
+    waiters = w.cta.named_barrier(number).waiters
+    return m.block(w, f"barrier {number} ({missing} of {expected} threads missing)", waiters)
 
 
 def _settle_named(m: Machine, cta: Cta, barrier: NamedBarrier, last: Warp | None) -> bool:
     """Open the barrier if everyone is there."""
     if barrier.arrived == 0 or barrier.arrived < _expected(cta, barrier):
         return False
-    assert barrier.clocks is not None
     through = barrier.waiters + ([last] if last is not None else [])
     votes = np.concatenate(barrier.reductions) if barrier.reductions else None
     for warp in through:
@@ -126,7 +136,7 @@ def settle_after_exit(m: Machine, w: Warp) -> None:
 def cluster_arrive(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``barrier.cluster.arrive``: counted once a warp."""
     _aligned(m, w, ins, mask)
-    w.state["cluster_target"] = w.cta.cluster.barrier.generation + 1
+    w.cluster_target = w.cta.cluster.barrier.generation + 1
     reached = w.vc
     clocks = ordering.relaxed_release(w, ordering.CLUSTER) if ins.has("relaxed") else w.release()
     w.cta.cluster.barrier.arrive(clocks, reached)
@@ -145,17 +155,21 @@ def _settle_cluster(m: Machine, w: Warp) -> None:
 def cluster_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     """``barrier.cluster.wait``."""
     barrier = w.cta.cluster.barrier
-    target = w.state.get("cluster_target")
-    if target is None:
+    if w.cluster_target < 0:
         m.report(
             Kind.BARRIER_DIVERGENCE, "barrier.cluster.wait with no barrier.cluster.arrive before it", w, ins
         )
         return None
-    if barrier.generation < target:
-        return m.block(w, f"the cluster barrier ({barrier.arrived} warps arrived)", barrier.waiters)
+    if barrier.generation < w.cluster_target:
+        return await_cluster(m, w, barrier.arrived)
     w.acquire(barrier.done)
     w.reached = barrier.reached
     return None
+
+
+def await_cluster(m: Machine, w: Warp, arrived: int) -> object:
+    """A warp waits at the cluster barrier, where so many have arrived."""
+    return m.block(w, f"the cluster barrier ({arrived} warps arrived)", w.cta.cluster.barrier.waiters)
 
 
 # mbarriers
@@ -272,7 +286,7 @@ def invalidate(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
 
 def complete(m: Machine, barrier: MBarrier) -> None:
     """Complete the phase if it is due and wake who waits; reports phases waited for twice."""
-    while barrier.settle():
+    while _settle(m, barrier):
         note_phase(m, barrier, barrier.phase)
         for wait in barrier.overtaken() if barrier.waited_twice else ():
             m.report(
@@ -286,6 +300,12 @@ def complete(m: Machine, barrier: MBarrier) -> None:
         m.wake(barrier.waiters)
         if barrier.expected == 0:
             break
+
+
+def _settle(m: Machine, barrier: MBarrier) -> bool:
+    """Complete the phase if it is due; returns whether it was."""
+    done = m.runner.settle(barrier) if m.runner is not None else -1
+    return done == 1 if done >= 0 else barrier.settle()
 
 
 def note_phase(m: Machine, barrier: MBarrier, phase: int) -> None:
@@ -383,15 +403,17 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
             first = barrier
     gave_up, w.gave_up, w.suspended = w.gave_up, False, False
     if first is not None and ins.has("try_wait") and not gave_up and m.random.random() < 0.75:
-        w.suspended = True
-        parity = int(wanted[np.argmax(mask)]) & 1
-        return m.block(
-            w,
-            f"mbarrier {first.offset:#x} of CTA {first.cta.index}, parity {parity} ({first.describe()})",
-            first.waiters,
-        )
+        state = first.phase, first.pending, first.expected, first.tx
+        return suspend(m, w, first, (int(wanted[np.argmax(mask)]) & 1, *state))
     w.set(predicate, result, mask)
     return None
+
+
+def suspend(m: Machine, w: Warp, barrier: MBarrier, numbers: Sequence[int]) -> object:
+    """A warp waits for a parity of an mbarrier, whose phase, counts and bytes are the other ``numbers``."""
+    w.gave_up, w.suspended = False, True
+    text = f"mbarrier {barrier.offset:#x} of CTA {barrier.cta.index}, parity {numbers[0]}"
+    return m.block(w, f"{text} ({describe(*numbers[1:])})", barrier.waiters)
 
 
 def _note_wait(m: Machine, w: Warp, ins: Instruction, barrier: MBarrier) -> None:

@@ -34,59 +34,90 @@ def _exponents(values, out):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _larger(x, y):  # type: ignore[no-untyped-def]
+    """Of two float32, in one vector instruction: `max` asks for NaN too."""
+    return x if x > y else y
+
+
+@jit
+def _clamp(total, row, fraction):  # type: ignore[no-untyped-def]
+    """A row of sums in the range of float32, with ``fraction`` bits."""
+    bits, keep_bits = total.view(np.int64), ~((np.int64(1) << (52 - fraction)) - 1)
+    quantum, finest = _POWERS[126 + fraction + _LOWEST], _POWERS[-126 - fraction + _LOWEST]
+    for j in range(total.shape[1]):
+        value = total[row, j]
+        if abs(value) < _SUBNORMAL:
+            total[row, j] = np.trunc(value * quantum) * finest
+            continue
+        bits[row, j] &= keep_bits
+        if value > _LARGEST:
+            total[row, j] = _LARGEST
+        elif value < -_LARGEST:
+            total[row, j] = -_LARGEST
+
+
+@jit
 def aligned(a, b, c, group, bits, fraction):  # type: ignore[no-untyped-def]
     """c + a @ b as `tensor_core._aligned` sums it, in float64, or the plain sum where it is not finite.
 
-    a (M, K), b (K, N), c (M, N), all contiguous float64 that came from float32 or narrower formats.
+    a (M, K), b (K, N), c (M, N), all contiguous float64 that came from float32 or narrower formats. Four
+    products at a time: they are cut to integers, so that their sum is exact in any order.
     """
     rows, depth = a.shape
     columns = b.shape[1]
-    a_exponent = np.empty((rows, depth), np.int32)
-    b_exponent = np.empty((depth, columns), np.int32)
-    c_exponent = np.empty((rows, columns), np.int32)
+    a_exponent, b_exponent = np.empty((rows, depth), np.float32), np.empty((depth, columns), np.float32)
+    c_exponent = np.empty((rows, columns), np.float32)
     finite = _exponents(a, a_exponent) & _exponents(b, b_exponent) & _exponents(c, c_exponent)
-    largest = np.empty(columns, np.int32)
-    scale = np.empty(columns, np.float64)
-    back = np.empty(columns, np.float64)
-    kept = np.empty(columns, np.float64)
+    largest = np.empty(columns, np.float32)
+    scale, back, kept = np.empty(columns), np.empty(columns), np.empty(columns)
+    scale_bits, back_bits = scale.view(np.int64), back.view(np.int64)
     keep_bits = ~((np.int64(1) << (52 - fraction)) - 1)
     total = c.copy()
     total_bits = total.view(np.int64)
-    quantum = _POWERS[126 + fraction + _LOWEST]
-    finest = _POWERS[-126 - fraction + _LOWEST]
     for start in range(0, depth, group):
         if start:
             _exponents(total, c_exponent)
         stop = min(start + group, depth)
+        fours = start + (stop - start) // 4 * 4
         for i in range(rows):
             for j in range(columns):
                 largest[j] = c_exponent[i, j]
-            for k in range(start, stop):
-                e = a_exponent[i, k]
+            for k in range(start, fours, 4):
+                p, q = a_exponent[i, k], a_exponent[i, k + 1]
+                r, s = a_exponent[i, k + 2], a_exponent[i, k + 3]
                 for j in range(columns):
-                    largest[j] = max(largest[j], e + b_exponent[k, j])
+                    first = _larger(p + b_exponent[k, j], q + b_exponent[k + 1, j])
+                    second = _larger(r + b_exponent[k + 2, j], s + b_exponent[k + 3, j])
+                    largest[j] = _larger(largest[j], _larger(first, second))
+            for k in range(fours, stop):
+                for j in range(columns):
+                    largest[j] = _larger(largest[j], a_exponent[i, k] + b_exponent[k, j])
             for j in range(columns):
                 # Only zeros are that small, and infinities that large: any scale does.
-                shift = min(max(bits - largest[j], 1 - _LOWEST), _LOWEST - 1)
-                scale[j] = _POWERS[shift + _LOWEST]
-                back[j] = _POWERS[_LOWEST - shift]
-                kept[j] = 0.0
-            for k in range(start, stop):
-                x = a[i, k]
+                shift = min(max(bits - np.int64(largest[j]), 1 - _LOWEST), _LOWEST - 1)
+                scale_bits[j] = (1023 + shift) << 52  # 2 ** shift
+                back_bits[j] = (1023 - shift) << 52
+                kept[j] = 0.0 + np.trunc(total[i, j] * scale[j])  # no negative zero
+            for k in range(start, fours, 4):
+                x, y, z, w = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
                 for j in range(columns):
-                    kept[j] += np.trunc(x * b[k, j] * scale[j])
+                    by = scale[j]
+                    one = np.trunc(x * b[k, j] * by) + np.trunc(y * b[k + 1, j] * by)
+                    two = np.trunc(z * b[k + 2, j] * by) + np.trunc(w * b[k + 3, j] * by)
+                    kept[j] += one + two
+            for k in range(fours, stop):
+                for j in range(columns):
+                    kept[j] += np.trunc(a[i, k] * b[k, j] * scale[j])
+            odd = False
             for j in range(columns):
-                total[i, j] = (kept[j] + np.trunc(total[i, j] * scale[j])) * back[j]
+                value = kept[j] * back[j]
+                total[i, j] = value
+                odd |= (abs(value) > _LARGEST) | ((abs(value) < _SUBNORMAL) & (value != 0.0))
+            if odd:
+                _clamp(total, i, fraction)
+                continue
             for j in range(columns):
-                value = total[i, j]
-                if abs(value) < _SUBNORMAL:
-                    total[i, j] = np.trunc(value * quantum) * finest
-                else:
-                    total_bits[i, j] &= keep_bits
-                    if value > _LARGEST:
-                        total[i, j] = _LARGEST
-                    elif value < -_LARGEST:
-                        total[i, j] = -_LARGEST
+                total_bits[i, j] &= keep_bits
     if finite:
         return total
     for i in range(rows):

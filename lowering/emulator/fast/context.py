@@ -38,11 +38,12 @@ def lanes_of(bits: int) -> Array:
 
 
 class LaunchRow:
-    """The tables of a launch."""
+    """The tables of a launch, and its source of random numbers."""
 
-    def __init__(self, tables: Sequence[Array]) -> None:
+    def __init__(self, tables: Sequence[Array], random: tuple[int, ...]) -> None:
         self.tables = tables
-        self.row = np.array([x for one in tables for x in (address(one), len(one))], np.int64)
+        places = [x for one in tables for x in (address(one), len(one))]
+        self.row = np.array([*places, 0, *random], np.int64)
 
 
 class CtaRow:
@@ -51,32 +52,25 @@ class CtaRow:
     def __init__(self, cta: Cta, first_agent: int) -> None:
         self.row = np.zeros(o.CTA_COLUMNS, np.int64)
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
-        self.shadow = shadow = cta.shadow
-        self.notes: Array | None = None
-        self.marks: Array | None = None
+        shadow = cta.shadow
         cluster = cta.cluster
         if cluster.rows is None:
             cluster.rows = np.zeros(cta.machine.ranks, np.int64)
-        cluster.rows[cta.rank] = address(self.row)
+        self.address = cluster.rows[cta.rank] = address(self.row)
         self.barriers = np.zeros((32, 2), np.int64)
         self.offsets: dict[int, int] = {}  # of barriers, and their rows there
         self.numbers[o.BARRIERS_AT] = address(self.barriers)
-        self.row[o.PEERS_AT :] = address(cluster.rows), first_agent, cta.warp_count, 0
+        self.row[o.PEERS_AT :] = (
+            address(cluster.rows), first_agent, cta.warp_count, 0, address(cta.named_rows),
+            address(cluster.barrier.numbers),
+        )  # fmt: skip
         self.row[: o.MARKS_AT] = (
             address(cta.smem), len(cta.smem), address(shadow.writer), address(shadow.written_at),
             address(shadow.ordinary), address(shadow.undefined),
         )  # fmt: skip
-
-    def begin(self, left: int) -> None:
-        """Before a run of at most so many steps."""
-        shadow, numbers = self.shadow, self.numbers
-        if shadow.used + 2 * left > len(shadow.notes):  # a WGMMA takes two
-            shadow.make_room()
-        if shadow.notes is not self.notes or shadow.readers.marks is not self.marks:
-            self._find(shadow)
-        numbers[o.READERS_COUNT] = shadow.readers.count
-        numbers[o.NOTES_COUNT] = shadow.used
-        numbers[o.STRONG_THERE] = shadow.strong is not None
+        shadow.keep_numbers(self.row[o.READERS_COUNT : o.STRONG_THERE + 1])
+        shadow.on_growth = self._find
+        self._find(shadow)
 
     def place(self, offset: int, barrier: MBarrier | None) -> None:
         """Tell which mbarrier is at an offset of shared memory, None for none."""
@@ -88,11 +82,10 @@ class CtaRow:
         self.numbers[o.BARRIERS] = len(self.offsets)
 
     def _find(self, shadow: Shadow) -> None:
-        """Arrays that are replaced as they grow."""
-        self.notes, self.marks = shadow.notes, shadow.readers.marks
+        """Tell where arrays are that are replaced as they grow."""
+        marks, notes = shadow.readers.marks, shadow.notes
         self.row[o.MARKS_AT : o.READERS_COUNT] = (
-            address(self.marks), len(self.marks), address(shadow.readers.agents), address(self.notes),
-            len(self.notes),
+            address(marks), len(marks), address(shadow.readers.agents), address(notes), len(notes),
         )  # fmt: skip
 
 
@@ -102,23 +95,33 @@ class WarpRow:
     def __init__(self, warp: Warp, cta: CtaRow, registers: Registers, touches: Touches) -> None:
         machine, domain = warp.machine, warp.cta.domain
         self.cta, self.registers = cta, registers
-        self.vc, self.fc, self.reached = domain.clock(), domain.clock(), domain.clock()
+        clocks = domain.clocks(3)
+        self.vc, self.fc, self.reached = clocks
         self.of_vc: Array | None = None  # the warp's clocks that these are copies of
         self.of_fc: Array | None = None
         self.of_reached: Array | None = None
         self.blocks = np.zeros(o.MOST_BLOCKS, np.int64)
         self.live: Array | None = None
         self.row = np.zeros(o.WARP_COLUMNS, np.int64)
+        self.address = address(self.row)
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
         file, away = registers.file[0], registers.file[4]
         self.row[: o.LEFT] = (
-            address(cta.row), address(file), len(file), address(away), len(away), address(self.vc),
-            address(self.fc), len(self.vc), *map(address, touches.arrays), len(touches.arrays[1]),
-            len(touches.arrays[3]), 0, address(self.blocks), 0, machine.ranks,
+            address(cta.row), address(file), len(file), address(away), len(away), address(clocks),
+            address(clocks) + clocks.strides[0], len(self.vc), *map(address, touches.arrays),
+            len(touches.arrays[1]), len(touches.arrays[3]), 0, address(self.blocks), 0, machine.ranks,
             warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
         )  # fmt: skip
-        self.numbers[o.REACHED_AT], self.numbers[o.IN_CLUSTER] = address(self.reached), warp.in_cluster
+        self.numbers[o.REACHED_AT] = address(clocks) + 2 * clocks.strides[0]
+        self.numbers[o.IN_CLUSTER] = warp.in_cluster
         self.numbers[o.UNFENCED_AT], self.numbers[o.COPIES] = address(warp.unfenced), -1
+        self.numbers[o.PLACE] = self.address
+        self.past = np.empty((o.PAST_ROOM, 2), np.int64)
+        self.numbers[o.PAST_AT] = address(self.past)
+
+    def end(self) -> None:
+        """Let go of all but the history."""
+        del self.cta, self.registers
 
     def join(self, group: Warpgroup) -> None:
         """The warp is one of this group."""
@@ -136,8 +139,8 @@ class WarpRow:
         if block.slot < o.MOST_BLOCKS:
             self.blocks[block.slot] = 0
 
-    def begin(self, warp: Warp) -> None:
-        """Before a run: clocks and frames as they are now."""
+    def take_clocks(self, warp: Warp) -> None:
+        """Bring the clocks to their rows as they are now."""
         if warp.vc is not self.of_vc:
             self.vc[:] = self.of_vc = warp.vc
         if warp.fc is not self.of_fc:
@@ -145,11 +148,21 @@ class WarpRow:
         if warp.reached is not self.of_reached:
             self.reached[:] = self.of_reached = warp.reached
             self.numbers[o.REACHED] = 1
+
+    def begin(self, warp: Warp) -> None:
+        """Bring clocks and frames to the row as they are now."""
+        self.take_clocks(warp)
         if warp.live is not self.live:
             self.live, self.numbers[o.LIVE] = warp.live, bits_of(warp.live)
         numbers, frames = self.numbers, warp.frames
         numbers[o.KNOWN], numbers[o.RELEASED] = number_of(warp.known), warp.released
-        numbers[o.SUSPENDED] = warp.suspended or warp.gave_up
+        numbers[o.GAVE_UP], numbers[o.SUSPENDED], numbers[o.PASSED] = (
+            warp.gave_up,
+            warp.suspended,
+            warp.passed,
+        )
+        numbers[o.CLUSTER_TARGET] = warp.cluster_target
+        numbers[o.BEGAN] = -1 if warp.began is None else warp.began
         numbers[o.DEPTH] = len(frames)
         if len(frames) == 1 and frames[0].full:
             numbers[o.FRAMES + o.FRAME_MASK] = numbers[o.LIVE]
@@ -161,6 +174,22 @@ class WarpRow:
             numbers[at + o.FRAME_MASK] = numbers[o.LIVE] if frame.full else bits_of(frame.mask)
             numbers[at + o.FRAME_PC], numbers[at + o.FRAME_MEETING] = frame.pc, frame.reconverge
             at += o.FRAME
+
+    def remember(self, step: int, clock: int) -> None:
+        """Write a step that began at this clock into the history, as compiled code does."""
+        past, used = self.past, self.numbers[o.PAST_USED]
+        if used and past[used - 1, 0] == step:
+            return
+        past[used] = step, clock
+        used += 1
+        if used == o.PAST_ROOM:
+            past[: used - used // 2] = past[used // 2 :].copy()
+            used -= used // 2
+        self.numbers[o.PAST_USED] = used
+
+    def past_rows(self) -> list[list[int]]:
+        """The steps and clocks of the history."""
+        return list(self.past[: self.numbers[o.PAST_USED]].tolist())
 
     def learned(self, warp: Warp) -> None:
         """After a run that changed the warp's clocks."""

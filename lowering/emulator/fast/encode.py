@@ -34,7 +34,7 @@ _KEPT = re.compile(
     r"%((n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)\.[xyz]|laneid|lanemask_(eq|lt|le|ge|gt)|cluster_n?ctarank)"
 )
 """Special registers that a warp keeps through a launch."""
-REMEMBERED = ("wgmma", "mbarrier", "fence", "griddepcontrol")
+REMEMBERED = ("wgmma", "mbarrier", "fence", "griddepcontrol", "bar", "barrier")
 """Operations that a warp's history has."""
 _MALFORMED = (ValueError, KeyError, IndexError, AttributeError, TypeError, EmulatorError)
 """Errors that a malformed instruction raises: the Python code says so in its place, if it comes there."""
@@ -113,6 +113,7 @@ class Encoder:
         self.code: list[list[int]] = []
         self.plan: list[int] = []  # lists of registers, or of where they lie
         self.values: str | None = None  # the type of operands whose values are in the tables
+        self.roles: dict[str, int] = {}  # and their bits
         self.touches = False  # it has loads or stores of shared memory by lanes
         self.steps = np.array([self._step(step) for step in program.steps], np.int64)
         code = np.array(self.code, np.int64).reshape(-1, o.COLUMNS)
@@ -137,8 +138,12 @@ class Encoder:
 
     def _step(self, step: Step) -> list[int]:
         first, planned, guard = len(self.code), len(self.plan), step.first.pred
-        row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge]
-        row[o.NOTED] = o.MARKS if step.flow else int(bool(step.role) or step.first.root in REMEMBERED)
+        row = [o.UNKNOWN, first, first, step.target, o.NONE, 0, 0, 0, step.reconverge, 0, 0]
+        row[o.REMEMBERS] = int(step.kind == "op" and step.first.root in REMEMBERED)
+        row[o.NOTED] = o.MARKS if step.flow else row[o.REMEMBERS]
+        if step.role:
+            self.roles.setdefault(step.role, len(self.roles))
+            row[o.ROLE] = 1 << self.roles[step.role]
         if step.kind in ("bra", "op") and guard is not None:
             row[o.STEP_GUARD], row[o.STEP_NEGATED] = self.layout.row(guard.index), int(guard.negated)
         if step.kind == "bra":
@@ -311,6 +316,8 @@ class Encoder:
             return self._of_mbarrier(ins)
         if ins.root == "wgmma":
             return self._of_warpgroup(ins)
+        if ins.root in ("bar", "barrier"):
+            return self._named(ins)
         if ins.root in ("ldmatrix", "stmatrix"):
             return self._matrix(ins)
         if ins.parts[:2] in (("ld", "shared"), ("st", "shared")):
@@ -409,6 +416,19 @@ class Encoder:
             row[o.OP] = o.GRID_WAIT if ins.has("wait") else o.GRID_LAUNCH
         else:
             raise Unknown
+        return row
+
+    def _named(self, ins: Instruction) -> list[int]:
+        """``bar.sync``, ``bar.arrive``, and the wait at the cluster barrier."""
+        if ins.parts[:3] == ("barrier", "cluster", "wait"):
+            return [o.CLUSTER_WAIT, *[o.NONE] * (o.COLUMNS - 1)]
+        if not {"sync", "arrive"} & set(ins.parts) or {"warp", "cluster", "red"} & set(ins.parts):
+            raise Unknown
+        row = [o.NONE] * o.COLUMNS
+        row[o.OP], row[o.FLAGS] = o.BAR, 16 * ins.has("arrive")
+        row[o.A] = self.place(ins.operands[0], o.WORD)
+        if len(ins.operands) > 1:
+            row[o.B] = self.place(ins.operands[1], o.WORD)
         return row
 
     def _address(self, where: object) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import mbarrier, places, wgmma, words
+from . import cluster, mbarrier, named, past, places, wgmma, words
 from . import memory as shared
 from . import opcodes as o
 from .compiled import products
@@ -261,12 +261,12 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
     elif op == o.WGMMA_COMMIT:
         entry[3] = wgmma.commit(warp)
     else:
-        return wgmma.wait(row, warp, memory)
+        return wgmma.wait(row, warp, memory, entry)
     return True
 
 
 @jit
-def _synchronise(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
+def _synchronise(file, row, lanes, warp, memory, launch, log):  # type: ignore[no-untyped-def]
     """An operation on mbarriers, or a fence, by these lanes: the number of entries of the log before its own.
 
     -1, and nothing done, where it is left to the Python code.
@@ -277,7 +277,11 @@ def _synchronise(file, row, lanes, warp, memory, log):  # type: ignore[no-untype
         return mbarrier.arrive(file, row, lanes, warp, memory, log)
     log[0, 2], log[0, 3] = warp[o.CLOCK], 0
     if row[o.OP] == o.MBARRIER_WAIT:
-        return 0 if mbarrier.wait(file, row, lanes, warp, memory) else -1
+        return 0 if mbarrier.wait(file, row, lanes, warp, memory, launch, log[0]) else -1
+    if row[o.OP] == o.CLUSTER_WAIT:
+        return 0 if cluster.wait(lanes, warp, memory, log[0]) else -1
+    if row[o.OP] == o.BAR:
+        return 0 if named.arrive(file, row, lanes, warp, memory, log[0]) else -1
     if row[o.OP] == o.PROXY_FENCE:
         mbarrier.proxy_fence(lanes, warp, memory)
     elif row[o.OP] == o.INIT_FENCE:
@@ -285,6 +289,17 @@ def _synchronise(file, row, lanes, warp, memory, log):  # type: ignore[no-untype
     elif row[o.OP] == o.GRID_WAIT:
         return 0 if mbarrier.grid_wait(warp) else -1
     return 0
+
+
+@jit
+def _remember(step, at, warp, entry):  # type: ignore[no-untyped-def]
+    """Note what a warp did for reports; a WGMMA that needs a look is remembered after that."""
+    warp[o.ROLES] |= step[o.ROLE]
+    if warp[o.BLOCKED]:
+        if warp[o.BEGAN] < 0:
+            warp[o.BEGAN] = entry[2]
+    elif step[o.REMEMBERS] and not warp[o.STOPPED]:
+        past.remember(warp, at, entry[2])
 
 
 @jit
@@ -327,20 +342,24 @@ def _begin(warp):  # type: ignore[no-untyped-def]
             warp[o.READER] = row
     warp[o.READERS_USED], warp[o.NOTES_USED] = cta[o.READERS_COUNT], cta[o.NOTES_COUNT]
     warp[o.STRONG] = cta[o.STRONG_THERE]
-    warp[o.CONVERGED] = warp[o.REFRAMED] = warp[o.LEARNED] = warp[o.STOPPED] = 0
+    warp[o.STOPPED] = 0
 
 
 @jit
 def run(launch, warp):  # type: ignore[no-untyped-def]
-    """Steps of a warp, from the frames that its row names; the row says how far it came."""
+    """Steps of a warp, from the frames that its row names; the row says how far it came.
+
+    Returns whether the log has what is to be done before the next turn.
+    """
     _begin(warp)
     program, memory, file = places.program(launch), places.memory(warp), places.registers(warp)
     counts = places.table(launch[o.COUNTED], launch[o.COUNTED + 1], 3)
-    log = places.table(launch[o.LOGS], launch[o.LOGS + 1], o.ENTRY)
+    log = places.table(launch[o.LOGS], launch[o.LOGS + 1], o.ENTRY)[launch[o.LOGGED_ALL] :]
     code, steps = program[0], program[1]
-    spent, popped, logged, start = 0, 0, 0, warp[o.STEP]
+    spent, popped, logged, start, urgent = 0, 0, 0, warp[o.STEP], False
     taken = np.int64(0)
-    while spent < warp[o.LEFT] and not warp[o.STOPPED]:
+    draws = False  # Python code draws a number next
+    while spent < warp[o.LEFT] and not warp[o.STOPPED] and not draws:
         frame = o.FRAMES + o.FRAME * (warp[o.DEPTH] - 1)
         at, lanes = warp[frame + o.FRAME_PC], warp[frame + o.FRAME_MASK]
         if at == warp[frame + o.FRAME_MEETING] and warp[o.DEPTH] > 1:
@@ -362,10 +381,8 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             break
         goal = at + 1
         if kind == o.STRAIGHT:
-            if step[o.NOTED]:
-                if logged == o.LOG:
-                    break
-                log[logged, 2], log[logged, 3] = warp[o.CLOCK], 0
+            if step[o.NOTED] and logged == log.shape[0]:
+                break
             for i in range(step[o.FIRST], step[o.LAST]):
                 _instruction(file, code[i], mask)
         elif kind == o.BRANCH:
@@ -396,35 +413,55 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
             if kind == o.OPERATION and row[o.OP] >= o.PROXY_FENCE:
                 warp[o.AT], warp[o.STEP] = at, start + spent - popped + 1
                 active = taken if step[o.STEP_GUARD] >= 0 else lanes
-                made = _synchronise(file, row, active, warp, memory, log[logged:])
+                made = _synchronise(file, row, active, warp, memory, launch, log[logged:])
                 if made < 0:
                     break
                 for i in range(made + 1):
-                    log[logged + i, 1] = spent - popped
-                logged += made + 1
-                log[logged - 1, 0] = at
+                    log[logged + i, 1], log[logged + i, 4] = warp[o.STEP], warp[o.PLACE]
+                urgent |= made > 0
+                logged += made
+                log[logged, 0] = o.BLOCKED_AT - at if warp[o.BLOCKED] else at
+                _remember(step, at, warp, log[logged])
+                logged += log[logged, 3] != 0 or warp[o.BLOCKED] or step[o.NOTED] == o.MARKS
+                if warp[o.BLOCKED]:
+                    spent += 1
+                    break
                 counts[at, 0] += 1
                 spent += 1
                 warp[frame + o.FRAME_PC] = goal
                 continue
-            if kind == o.UNKNOWN or guarded or not warp[o.WHOLE] or (step[o.NOTED] and logged == o.LOG):
+            if (
+                kind == o.UNKNOWN
+                or guarded
+                or not warp[o.WHOLE]
+                or (step[o.NOTED] and logged == log.shape[0])
+            ):
                 break
             warp[o.AT] = at
-            if step[o.NOTED]:  # an entry that was one of an mbarrier's holds its clock and what it did
-                log[logged, 2], log[logged, 3] = warp[o.CLOCK], 0
             if o.WGMMA <= row[o.OP] <= o.WGMMA_WAIT:
                 if not _warpgroup(program, memory, file, row, warp, log[logged]):
                     break
+                urgent |= row[o.OP] != o.WGMMA_FENCE and log[logged, 3] != 0
+                draws = row[o.OP] == o.WGMMA_COMMIT and log[logged, 3] != 0
             elif not _operation(program, memory, file, row, warp, counts):
                 break
         if step[o.NOTED]:
             if step[o.NOTED] == o.MARKS:
                 warp[o.FENCED] = 0
-            log[logged, 0] = at
-            log[logged, 1] = spent - popped
-            logged += 1
+            if not step[o.ACCUMULATES]:
+                log[logged, 2], log[logged, 3] = warp[o.CLOCK], 0
+            log[logged, 0] = o.BLOCKED_AT - at if warp[o.BLOCKED] else at
+            log[logged, 1], log[logged, 4] = start + spent - popped + 1, warp[o.PLACE]
+            _remember(step, at, warp, log[logged])
+            logged += log[logged, 3] != 0 or warp[o.BLOCKED] or step[o.NOTED] == o.MARKS
+        warp[o.ROLES] |= step[o.ROLE]
+        if warp[o.BLOCKED]:
+            spent += 1
+            break
         counts[at, 0] += 1
         spent += 1
         warp[frame + o.FRAME_PC] = goal
-    warp[o.SPENT], warp[o.DONE], warp[o.LOGGED] = spent, spent - popped, logged
+    warp[o.SPENT], warp[o.DONE] = spent, spent - popped
+    launch[o.LOGGED_ALL] += logged
     places.longs(warp[o.CTA], o.CTA_COLUMNS)[o.NOTES_COUNT] = warp[o.NOTES_USED]
+    return urgent

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import chance, places
 from . import opcodes as o
-from . import places
 from .jit import jit
 
 
@@ -31,7 +31,7 @@ def _find(warp, address):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _known(mine, others):  # type: ignore[no-untyped-def]
+def known_together(mine, others):  # type: ignore[no-untyped-def]
     """The number of what two know together; -1 where it has none."""
     if others == 0 or (mine == others and mine != 2):
         return mine
@@ -39,7 +39,7 @@ def _known(mine, others):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _usable(warp, barrier, vc):  # type: ignore[no-untyped-def]
+def usable(warp, barrier, vc):  # type: ignore[no-untyped-def]
     """True if the barrier's initialisation comes before this use, and there is room to note the use."""
     users = places.table(barrier[o.M_USERS_AT], barrier[o.M_USERS_ROOM], 1 + barrier[o.M_WARPS])
     noted = barrier[o.M_USED] < barrier[o.M_USERS_ROOM]
@@ -53,7 +53,7 @@ def _usable(warp, barrier, vc):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _use(warp, barrier):  # type: ignore[no-untyped-def]
+def use(warp, barrier):  # type: ignore[no-untyped-def]
     """Note the use, for reports."""
     users = places.table(barrier[o.M_USERS_AT], barrier[o.M_USERS_ROOM], 1 + barrier[o.M_WARPS])
     for i in range(barrier[o.M_USED]):
@@ -67,7 +67,7 @@ def _use(warp, barrier):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _most(into, other):  # type: ignore[no-untyped-def]
+def take_most(into, other):  # type: ignore[no-untyped-def]
     """Take the larger clocks."""
     for i in range(into.shape[0]):
         into[i] = max(into[i], other[i])
@@ -82,24 +82,33 @@ def _address(file, row, lane):  # type: ignore[no-untyped-def]
 
 
 @jit
+def begun(warp, cta, vc):  # type: ignore[no-untyped-def]
+    """True if a CTA has not ended, and the warp knows that it has begun."""
+    reached, found = places.words(warp[o.REACHED_AT], warp[o.AGENTS]), False
+    for agent in range(cta[o.FIRST_AGENT], cta[o.FIRST_AGENT] + cta[o.WARPS]):
+        found |= vc[agent] > 0 or (warp[o.REACHED] and reached[agent] > 0)
+    return found and not cta[o.ENDED]
+
+
+@jit
 def _may_arrive(warp, address, count, memory):  # type: ignore[no-untyped-def]
     """The place of the mbarrier that arrivals may be counted on here; zero where not."""
     place, owner = _find(warp, address)
     if place == 0:
         return place
     barrier = places.longs(place, o.M_COLUMNS)
-    known = _known(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
-    if known < 0 or _known(barrier[o.M_DONE_KNOWN], known) < 0 or not _usable(warp, barrier, memory[o.VC]):
+    known = known_together(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
+    if (
+        known < 0
+        or known_together(barrier[o.M_DONE_KNOWN], known) < 0
+        or not usable(warp, barrier, memory[o.VC])
+    ):
         return np.int64(0)
     full = barrier[o.M_ARRIVED] == barrier[o.M_ARRIVED_ROOM]
     if full or barrier[o.M_TWICE] or count > barrier[o.M_PENDING] or barrier[o.M_EXPECTED] == 0:
         return np.int64(0)
     if owner != warp[o.CTA] and warp[o.CHECKS]:
-        cta, begun = places.longs(owner, o.CTA_COLUMNS), False
-        reached = places.words(warp[o.REACHED_AT], warp[o.AGENTS])
-        for agent in range(cta[o.FIRST_AGENT], cta[o.FIRST_AGENT] + cta[o.WARPS]):
-            begun |= memory[o.VC][agent] > 0 or (warp[o.REACHED] and reached[agent] > 0)
-        if cta[o.ENDED] or not begun:
+        if not begun(warp, places.longs(owner, o.CTA_COLUMNS), memory[o.VC]):
             return np.int64(0)
     return place
 
@@ -115,27 +124,35 @@ def _count(warp, barrier, count, memory):  # type: ignore[no-untyped-def]
     arrived[0], arrived[1] = count, number
     barrier[o.M_ARRIVED] += 1
     clocks, agents = places.words(barrier[o.M_CLOCKS_AT], 4 * warp[o.AGENTS]), warp[o.AGENTS]
-    _most(clocks[:agents], memory[o.VC])
-    _most(clocks[agents : 2 * agents], places.words(warp[o.FC_AT], agents))
-    barrier[o.M_ARRIVING_KNOWN] = _known(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
+    take_most(clocks[:agents], memory[o.VC])
+    take_most(clocks[agents : 2 * agents], places.words(warp[o.FC_AT], agents))
+    barrier[o.M_ARRIVING_KNOWN] = known_together(barrier[o.M_ARRIVING_KNOWN], warp[o.KNOWN])
     barrier[o.M_PENDING] -= count
 
 
 @jit
-def _settle(barrier, agents):  # type: ignore[no-untyped-def]
+def _complete(barrier, agents):  # type: ignore[no-untyped-def]
     """Complete the phase if it is due; returns whether it was."""
     if barrier[o.M_PENDING] > 0 or barrier[o.M_TX] != 0:
         return False
     barrier[o.M_PHASE] += 1
     barrier[o.M_PENDING] += barrier[o.M_EXPECTED]
     clocks = places.words(barrier[o.M_CLOCKS_AT], 4 * agents)
-    _most(clocks[2 * agents :], clocks[: 2 * agents])
-    barrier[o.M_DONE_KNOWN] = _known(barrier[o.M_DONE_KNOWN], barrier[o.M_ARRIVING_KNOWN])
+    take_most(clocks[2 * agents :], clocks[: 2 * agents])
+    barrier[o.M_DONE_KNOWN] = known_together(barrier[o.M_DONE_KNOWN], barrier[o.M_ARRIVING_KNOWN])
     for which in range(2):
         clocks[(2 + which) * agents + barrier[o.M_AGENT]] = barrier[o.M_PHASE]
         clocks[which * agents : (which + 1) * agents - 1] = 0
     barrier[o.M_ARRIVING_KNOWN], barrier[o.M_ARRIVED] = 0, 0
     return True
+
+
+@jit
+def settle(barrier, agents):  # type: ignore[no-untyped-def]
+    """Complete the phase if it is due: 1 or 0, or -1 and nothing done where others' clusters are known of."""
+    if known_together(barrier[o.M_DONE_KNOWN], barrier[o.M_ARRIVING_KNOWN]) < 0:
+        return -1
+    return 1 if _complete(barrier, agents) else 0
 
 
 @jit
@@ -170,7 +187,7 @@ def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
     completed = 0
     for i in range(distinct):
         barrier = places.longs(found[i], o.M_COLUMNS)
-        _use(warp, barrier)
+        use(warp, barrier)
         if row[o.TARGET] >= 0:
             for lane in range(32):
                 if lanes >> lane & 1 and _address(file, row, lane) == addresses[i]:
@@ -178,7 +195,7 @@ def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
         if expects:
             barrier[o.M_TX] += amounts[i]
         _count(warp, barrier, counts[i], memory)
-        if _settle(barrier, warp[o.AGENTS]):
+        if _complete(barrier, warp[o.AGENTS]):
             log[completed, 0], log[completed, 2] = o.COMPLETED, addresses[i]
             log[completed, 3] = barrier[o.M_PHASE]
             completed += 1
@@ -193,7 +210,22 @@ def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
 
 
 @jit
-def wait(file, row, lanes, warp, memory):  # type: ignore[no-untyped-def]
+def _fail(file, row, lanes, warp, barrier, launch, entry):  # type: ignore[no-untyped-def]
+    """A wait for a phase that is not complete: the warp is suspended, or learns that it is not."""
+    blocks = row[o.FLAGS] & 16 and not warp[o.GAVE_UP]  # try_wait
+    warp[o.GAVE_UP] = warp[o.SUSPENDED] = 0
+    if blocks and chance.fraction(launch[o.RANDOM], launch[o.RANDOM_DOUBLE]) < 0.75:
+        warp[o.BLOCKED] = warp[o.SUSPENDED] = 1
+        entry[5], entry[6], entry[7] = barrier[o.M_PHASE] & 1, barrier[o.M_PHASE], barrier[o.M_PENDING]
+        entry[8], entry[9] = barrier[o.M_EXPECTED], barrier[o.M_TX]
+        return
+    for lane in range(32):
+        if lanes >> lane & 1:
+            file[0][row[o.TARGET] + lane] = 0
+
+
+@jit
+def wait(file, row, lanes, warp, memory, launch, entry):  # type: ignore[no-untyped-def]
     """``mbarrier.try_wait.parity`` and ``test_wait`` of one barrier; False, and nothing done, for others."""
     first, address, parity = True, np.int64(0), np.int64(0)
     for lane in range(32):
@@ -204,23 +236,28 @@ def wait(file, row, lanes, warp, memory):  # type: ignore[no-untyped-def]
             elif _address(file, row, lane) != address:
                 return False
     place, _ = _find(warp, address)
-    if warp[o.SUSPENDED] or place == 0:
+    if place == 0:
         return False
     barrier = places.longs(place, o.M_COLUMNS)
-    known = _known(warp[o.KNOWN], barrier[o.M_DONE_KNOWN])
-    if barrier[o.M_PHASE] & 1 == parity or known < 0 or not _usable(warp, barrier, memory[o.VC]):
+    known = known_together(warp[o.KNOWN], barrier[o.M_DONE_KNOWN])
+    if known < 0 or not usable(warp, barrier, memory[o.VC]):
         return False
+    if barrier[o.M_PHASE] & 1 == parity:
+        use(warp, barrier)
+        _fail(file, row, lanes, warp, barrier, launch, entry)
+        entry[3] = address if warp[o.BLOCKED] else 0
+        return True
     if row[o.FLAGS] & 16:  # try_wait
         last = places.table(barrier[o.M_WAITS_AT], barrier[o.M_WARPS], 2)[warp[o.IN_CLUSTER]]
         if last[0] == barrier[o.M_PHASE] and warp[o.RELEASED] > last[1]:
             return False
         last[0], last[1] = barrier[o.M_PHASE], warp[o.STEP]
-    _use(warp, barrier)
+    use(warp, barrier)
     agents = warp[o.AGENTS]
     done = places.words(barrier[o.M_CLOCKS_AT], 4 * agents)[2 * agents :]
-    _most(memory[o.VC], done[:agents])
-    _most(places.words(warp[o.FC_AT], agents), done[agents:])
-    warp[o.KNOWN] = known
+    take_most(memory[o.VC], done[:agents])
+    take_most(places.words(warp[o.FC_AT], agents), done[agents:])
+    warp[o.KNOWN], warp[o.GAVE_UP], warp[o.SUSPENDED] = known, 0, 0
     warp[o.CONVERGED] = warp[o.LEARNED] = 1
     for lane in range(32):
         if lanes >> lane & 1:
@@ -260,7 +297,7 @@ def init_fence(warp):  # type: ignore[no-untyped-def]
 @jit
 def grid_wait(warp):  # type: ignore[no-untyped-def]
     """``griddepcontrol.wait``; False, and nothing done, where its warp knows of other clusters."""
-    known = _known(warp[o.KNOWN], 1)
+    known = known_together(warp[o.KNOWN], 1)
     if known < 0:
         return False
     warp[o.KNOWN], warp[o.LEARNED] = known, 1

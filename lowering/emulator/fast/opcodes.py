@@ -11,8 +11,9 @@ from __future__ import annotations
 
 (
     SHUFFLE, ELECT, LDMATRIX, STMATRIX, MMA, LOAD, STORE, WGMMA, WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT,
-    PROXY_FENCE, INIT_FENCE, GRID_WAIT, GRID_LAUNCH, MBARRIER_ARRIVE, MBARRIER_WAIT,
-) = range(64, 81)  # fmt: skip
+    PROXY_FENCE, INIT_FENCE, GRID_WAIT, GRID_LAUNCH, MBARRIER_ARRIVE, MBARRIER_WAIT, BAR,
+    CLUSTER_WAIT,
+) = range(64, 83)  # fmt: skip
 """Of a whole warp."""
 
 BIT, HALF, WORD, LONG, SIGNED_HALF, SIGNED_WORD = range(6)
@@ -27,43 +28,64 @@ FLAGS, OFFSET, COLUMNS = 13, 14, 15
 NONE = -1
 
 # Columns of a step.
-KIND, FIRST, LAST, GOAL, STEP_GUARD, STEP_NEGATED, NOTED, ACCUMULATES, REJOIN = range(9)
-STEP_COLUMNS = 9
+KIND, FIRST, LAST, GOAL, STEP_GUARD, STEP_NEGATED, NOTED, ACCUMULATES, REJOIN, REMEMBERS, ROLE = range(11)
+STEP_COLUMNS = 11
 MARKS = 2
 """Noted, and marks registers that reach a WGMMA."""
 
 # A launch: addresses of tables, each with its number of rows after it.
 CODE, STEPS, USED, USED_REGISTERS, PLAN, MODEL, VALUES, COUNTED, LOGS = range(0, 18, 2)
-LAUNCH_COLUMNS = 18
+LOGGED_ALL, RANDOM, RANDOM_WORD, RANDOM_DOUBLE = range(18, 22)
+"""The rows of the log that are in use, and the generator of random numbers."""
+LAUNCH_COLUMNS = 22
+
+# The scheduler: the warps that can run, the step, where it was when the launch began and may come to, the
+# next event, the warp whose turn it is and the steps left of that, and the warps that ran since Python code
+# looked.
+(
+    T_READY_AT, T_READY, T_STEP, T_STARTED, T_MOST, T_EVENT, T_WARP, T_LEFT, T_RAN_AT, T_RAN, T_RAN_ROOM,
+) = range(11)  # fmt: skip
+T_COLUMNS = 11
+NOTHING, LIMIT, EVENTS, FULL, ROOM, STEP_OF_WARP, WORK = range(7)
+"""Reasons for which compiled turns end: the limit of steps, events are due or no warp can run, no room in the
+log or for notes, a step of the warp that Python code takes, other work of that, which comes first."""
+MOST_STEPS = 48
+"""A turn has fewer steps."""
+NEVER = (1 << 63) - 1
 
 # A CTA: addresses, sizes, and numbers of its shadow.
 (
     SMEM, SMEM_SIZE, WRITER_AT, WRITTEN_AT_AT, ORDINARY_AT, UNDEFINED_AT, MARKS_AT, READERS_ROOM, READERS_AT,
     NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE, BARRIERS_AT, BARRIERS, PEERS_AT,
-    FIRST_AGENT, WARPS, ENDED,
-) = range(20)  # fmt: skip
-CTA_COLUMNS = 20
+    FIRST_AGENT, WARPS, ENDED, NAMED_AT, CLUSTER_AT,
+) = range(22)  # fmt: skip
+CTA_COLUMNS = 22
 
 # A warp: addresses and sizes, then the state that a run begins with and leaves.
 (
     CTA, FILE, FILE_SIZE, AWAY, AWAY_SIZE, VC_AT, FC_AT, AGENTS, TOUCHED, TOUCHED_READS, TOUCHED_WRITES,
     TOUCHED_LIST, TOUCHED_WORDS, TOUCHES_ROOM, GROUP_AT, BLOCKS_AT, LIVE, RANKS, RANK, AGENT, NUMBER, CHECKS,
     COUNTS, BLOCKS_HIDDEN, LEFT, WHOLE, PENDING, FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG,
-    LANES_KNOWN, TOUCHES, CONVERGED, AT, SPENT, DONE, LOGGED, REFRAMED, LEARNED, STOPPED,
-    REACHED_AT, REACHED, KNOWN, RELEASED, SUSPENDED, IN_CLUSTER, STEP, UNFENCED_AT, COPIES, DEPTH,
-    FRAMES,
-) = range(54)  # fmt: skip
+    LANES_KNOWN, TOUCHES, CONVERGED, AT, SPENT, DONE, REFRAMED, LEARNED, STOPPED,
+    REACHED_AT, REACHED, KNOWN, RELEASED, GAVE_UP, IN_CLUSTER, STEP, UNFENCED_AT, COPIES, HELD, RAN, PLACE,
+    BLOCKED, PASSED, SUSPENDED, BEGAN, PAST_AT, PAST_USED, ROLES, CLUSTER_TARGET,     DEPTH, FRAMES,
+) = range(64)  # fmt: skip
 FRAME = 3
 """Columns of a frame: the bits of its lanes, the next step, the step where it meets others."""
 FRAME_MASK, FRAME_PC, FRAME_MEETING = range(FRAME)
 MOST_FRAMES = 12
 WARP_COLUMNS = FRAMES + FRAME * MOST_FRAMES
+PAST_ROOM = 513
+"""Steps of a warp's history: see `history.HISTORY`."""
 EVERY = 0xFFFFFFFF
 """The bits of all lanes."""
-LOG, ENTRY = 64, 4
-"""Steps of one run that are noted, at most, and the numbers of each: the step, how many came before, the
-warp's clock, and one more. COMPLETED in place of the step: an mbarrier's address and its new phase."""
-COMPLETED = -1
+LOG, ENTRY = 256, 10
+"""Entries of the log that a turn takes at most, and the numbers of each: what ran, at which step of the
+launch, the warp's clock, one more, and the warp. COMPLETED in place of what ran: an mbarrier's address and
+its phase."""
+COMPLETED, BLOCKED_AT = -1, -2
+"""At a step where the warp is blocked: BLOCKED_AT less its number, and numbers that tell of what it waits
+for."""
 
 # A warpgroup: numbers of groups done and of WGMMAs, where their rows lie, and for each warp how many it has
 # issued and committed.
@@ -81,6 +103,16 @@ W_DONE = -2
 B_VALUES, B_COUNT, B_GROUP = range(3)
 B_COLUMNS = 3
 MOST_BLOCKS, BLOCK_BITS = 16, 10
+
+# A named barrier: threads that have arrived and are expected, what is known of other clusters, its clocks.
+N_ARRIVED, N_EXPECTED, N_KNOWN, N_CLOCKS_AT = range(4)
+N_COLUMNS, NAMED = 4, 16
+
+# A cluster's barrier: phases, arrivals, what is known of other clusters, its clocks, how far warps had come.
+C_GENERATION, C_ARRIVED, C_KNOWN, C_CLOCKS_AT, C_REACHED_AT = range(5)
+C_COLUMNS = 5
+REACHED_NOW = 2
+"""In place of one in REACHED: Python code does not know yet."""
 
 # An mbarrier: its state, and where its clocks (arriving and done, two each) and its tables lie.
 (

@@ -94,15 +94,11 @@ def registers(warp):  # type: ignore[no-untyped-def]
 
 
 @jit
-def memory(warp):  # type: ignore[no-untyped-def]
-    """Shared memory of a warp's CTA, its shadow, the warp's clocks, and what its lanes touched."""
-    cta = longs(warp[o.CTA], o.CTA_COLUMNS)
-    at, size = cta[o.SMEM], cta[o.SMEM_SIZE]
-    agents, words_of_lanes = warp[o.AGENTS], warp[o.TOUCHED_WORDS]
+def shadow(place):  # type: ignore[no-untyped-def]
+    """Knowledge of the race detector about the shared memory of the CTA whose row lies there."""
+    cta = longs(place, o.CTA_COLUMNS)
+    size = cta[o.SMEM_SIZE]
     return (
-        octets(at, size),
-        halves(at, size // 2),
-        patterns(at, (size // 4,)),
         carray(pointer(cta[o.WRITER_AT]), (size,), np.int16),
         words(cta[o.WRITTEN_AT_AT], size),
         flags(cta[o.ORDINARY_AT], size),
@@ -110,6 +106,27 @@ def memory(warp):  # type: ignore[no-untyped-def]
         carray(pointer(cta[o.MARKS_AT]), (cta[o.READERS_ROOM], size), np.int32),
         longs(cta[o.READERS_AT], cta[o.READERS_ROOM]),
         table(cta[o.NOTES_AT], cta[o.NOTES_ROOM], o.NOTE_COLUMNS),
+    )
+
+
+@jit
+def memory(warp):  # type: ignore[no-untyped-def]
+    """Shared memory of a warp's CTA, its shadow, the warp's clocks, and what its lanes touched."""
+    cta = longs(warp[o.CTA], o.CTA_COLUMNS)
+    at, size = cta[o.SMEM], cta[o.SMEM_SIZE]
+    writer, written_at, ordinary, undefined, marks, readers, notes = shadow(warp[o.CTA])
+    agents, words_of_lanes = warp[o.AGENTS], warp[o.TOUCHED_WORDS]
+    return (
+        octets(at, size),
+        halves(at, size // 2),
+        patterns(at, (size // 4,)),
+        writer,
+        written_at,
+        ordinary,
+        undefined,
+        marks,
+        readers,
+        notes,
         words(warp[o.VC_AT], agents),
         (
             longs(warp[o.TOUCHED], 1),

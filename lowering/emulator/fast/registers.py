@@ -20,6 +20,9 @@ class Layout:
         self.classes = classes
         self.size = 0
         self.starts = [self.add(cls) for cls in classes]
+        # Of each register of 32 bits its elements in the array of that width.
+        lanes = np.arange(LANES)
+        self.words = np.array([start // 4 for start in self.starts], np.int64)[:, None] + lanes
 
     def add(self, cls: str) -> int:
         """Room for one row more."""
@@ -90,10 +93,23 @@ class Registers:
         for register, value in ready.items():
             self._row(register)[:] = value
 
+    def await_values(self, registers: list[int], values: list[Array], places: range) -> None:
+        """Assign arrays of 32 bits that a WGMMA fills; ``places``: their numbers."""
+        if self.assigned:
+            for register in registers:
+                self.assigned.pop(register, None)
+        self._waiting.update(zip(registers, values, strict=True))
+        self.file[4][registers] = places
+
     def arrived(self, pending: Mapping[int, object]) -> None:
         """Some of the arrays that were waited for are complete."""
-        for register, value in list(self._waiting.items()):
-            if id(value) not in pending:
-                del self._waiting[register]
-                self.assigned[register] = value
-                self.file[4][register] = 0
+        waiting, classes = self._waiting, self._layout.classes
+        complete = [register for register, value in waiting.items() if id(value) not in pending]
+        if not complete:
+            return
+        values = [waiting.pop(register) for register in complete]
+        self.file[4][complete] = 0
+        if all(classes[register] == "b32" for register in complete):
+            self.file[2][self._layout.words[complete]] = np.concatenate(values).reshape(-1, LANES)
+            return
+        self.assigned.update(zip(complete, values, strict=True))

@@ -155,11 +155,17 @@ def commit(warp):  # type: ignore[no-untyped-def]
 
 
 @jit
-def wait(row, warp, memory):  # type: ignore[no-untyped-def]
-    """``wgmma.wait_group`` where nothing is to wait for and no accumulators are complete; else False."""
+def wait(row, warp, memory, entry):  # type: ignore[no-untyped-def]
+    """``wgmma.wait_group`` that blocks, or for which no accumulators are complete; False for others."""
     group = places.longs(warp[o.GROUP_AT], o.GROUP_COLUMNS)
     target = group[o.COMMITS + warp[o.NUMBER]] - row[o.OFFSET]
-    if group[o.DONE_GROUPS] < target or warp[o.BLOCKS_HIDDEN]:
+    if group[o.DONE_GROUPS] < target:
+        entry[5], entry[6] = target, 0
+        for i in range(4):
+            entry[6] |= np.int64(group[o.COMMITS + i] < target) << i
+        warp[o.BLOCKED] = 1
+        return True
+    if warp[o.BLOCKS_HIDDEN]:
         return False
     blocks = places.longs(warp[o.BLOCKS_AT], o.MOST_BLOCKS)
     for slot in range(o.MOST_BLOCKS):

@@ -102,6 +102,12 @@ class TensorMap:
     l2_promotion: int
     nan_fill: bool
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.address, self.extents, self.strides, self.box)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
     @property
     def rank(self) -> int:
         return len(self.extents)
@@ -347,6 +353,11 @@ def fill_value(tensor: TensorMap) -> int:
     if tensor.element.bytes == 4 and tensor.element not in (ElementType.U32, ElementType.S32):
         return 0x7FFFFFFF
     raise TensorMapError(f"NaN fill of {tensor.element.name} elements has no meaning")
+
+
+def converts(tensor: TensorMap) -> bool:
+    """True if loads change values on their way."""
+    return tensor.element in (ElementType.F32_FTZ, ElementType.TF32_FTZ, ElementType.TF32)
 
 
 def convert_on_load(tensor: TensorMap, bits: np.ndarray) -> np.ndarray:

@@ -70,8 +70,14 @@ def outcome(call, **settings):
 def test_whole_kernels(arch):
     torch.manual_seed(0)
     a, b = torch.randn(128, 64).bfloat16(), torch.randn(96, 64).bfloat16().t()
+    c, d = torch.randn(136, 200).bfloat16(), torch.randn(72, 200).bfloat16().t()
     q, k, v = (torch.randn(1, 96, 1, 64).bfloat16() for _ in range(3))
-    for call in (lambda: kernels_dsl.gemm(a, b), lambda: kernels_dsl.attention(q, k, v)):
+    calls = (
+        lambda: kernels_dsl.gemm(a, b),
+        lambda: kernels_dsl.gemm(c, d),
+        lambda: kernels_dsl.attention(q, k, v),
+    )
+    for call in calls:
         quick = outcome(call, arch=arch, seed=3)
         with fast.reference():
             reference = outcome(call, arch=arch, seed=3)
@@ -108,3 +114,37 @@ def test_bank_conflicts_and_pieces(seed):
             memory = rng.integers(0, 256, 4096).astype(np.uint8)
             expected = memory[offsets[:, None] + np.arange(size)]
             np.testing.assert_array_equal(compiled.rows(memory, offsets, size), expected)
+
+
+def test_random_numbers_are_those_of_numpy(seed):
+    from lowering.emulator.fast import chance
+
+    mine, theirs, counts = (np.random.default_rng(seed + i) for i in (0, 0, 1))
+    state, word, double = chance.source_of(mine)
+    for i in range(2000):
+        count = int(counts.integers(1, 200 if i % 5 else 1 << 32))
+        assert chance.below(count, state, word) == theirs.integers(count)
+        if i % 3 == 0:
+            assert chance.fraction(state, double) == theirs.random()
+        if i % 7 == 0:
+            assert mine.integers(2, 200) == theirs.integers(2, 200)
+    assert mine.bit_generator.state == theirs.bit_generator.state
+
+
+def test_histories_are_kept_alike(seed):
+    from lowering.emulator import history
+    from lowering.emulator.fast import opcodes as o
+    from lowering.emulator.fast import past
+
+    class Warp:
+        row, past = None, []
+
+    rows, numbers = np.empty((o.PAST_ROOM, 2), np.int64), np.zeros(o.WARP_COLUMNS, np.int64)
+    numbers[o.PAST_AT], numbers[o.BEGAN] = rows.__array_interface__["data"][0], -1
+    steps = [ptx.Instruction("bar", ("bar",), (), None, i, (0, 0), "bar") for i in range(9)]
+    for clock, step in enumerate(np.random.default_rng(seed).integers(len(steps), size=3 * o.PAST_ROOM)):
+        history.remember(Warp, steps[step], clock)
+        past.remember(numbers, step, clock)
+    kept = [(steps[step], clock) for step, clock in rows[: numbers[o.PAST_USED]].tolist()]
+    assert kept == [tuple(one) for one in Warp.past]
+    assert 2 * history.HISTORY + 1 == o.PAST_ROOM

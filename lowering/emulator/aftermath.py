@@ -1,0 +1,83 @@
+"""Work of Python code for steps that compiled code took: wakes, waits, and what may be reported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import matrix, peers, sync
+from .fast import opcodes as o
+from .machine import mark
+from .state import OFFSET_MASK, RANK_SHIFT
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .ptx import Instruction
+    from .state import Warp
+
+
+class Aftermath:
+    """Goes through the log of compiled code. ``warps``: by the addresses of their rows."""
+
+    def __init__(self, machine: Machine, warps: dict[int, Warp]) -> None:
+        self.machine, self.warps, self.steps = machine, warps, machine.program.steps
+
+    def follow(self, entries: list[list[int]]) -> None:
+        """Do what is left to do for these entries of the log, in order."""
+        machine, steps, warps = self.machine, self.steps, self.warps
+        for number, at, clock, more, place, *numbers in entries:
+            warp = warps[place]
+            machine.step = at
+            if number == o.COMPLETED:
+                self._complete(warp, clock, more)
+                continue
+            if number <= o.BLOCKED_AT:
+                self._block(warp, steps[o.BLOCKED_AT - number].first, more, numbers)
+                continue
+            step = steps[number]
+            if more:
+                machine.at = warp, step.first
+                self._finish(warp, step.first, clock, more, numbers)
+                if step.kind == "op" and step.first.has("mma_async"):
+                    warp.row.remember(number, clock)
+            if step.flow:
+                mark(warp, step)
+
+    def _complete(self, warp: Warp, address: int, phase: int) -> None:
+        """A phase of the mbarrier at this address is complete."""
+        cta = warp.cta.cluster.ctas[address >> RANK_SHIFT]
+        barrier = cta.mbarriers[address & OFFSET_MASK]
+        sync.note_phase(self.machine, barrier, phase)
+        self.machine.wake(barrier.waiters)
+
+    def _block(self, warp: Warp, ins: Instruction, more: int, numbers: list[int]) -> None:
+        """A warp waits; ``numbers`` tell of what, as it was then."""
+        if ins.root == "mbarrier":
+            cta = warp.cta.cluster.ctas[more >> RANK_SHIFT]
+            sync.suspend(self.machine, warp, cta.mbarriers[more & OFFSET_MASK], numbers)
+        elif ins.root == "wgmma":
+            matrix.await_group(self.machine, warp, numbers[0], numbers[1])
+        elif "cluster" in ins.parts:
+            sync.await_cluster(self.machine, warp, numbers[0])
+        else:
+            sync.join_named(self.machine, warp, numbers[0])
+            sync.await_named(self.machine, warp, *numbers[:3])
+
+    def _finish(self, warp: Warp, ins: Instruction, clock: int, more: int, numbers: list[int]) -> None:
+        """Do the rest of an operation; ``more``: see the interpreter."""
+        if ins.root in ("bar", "barrier"):
+            sync.join_named(self.machine, warp, numbers[0])
+        elif ins.root == "mbarrier":
+            for cta in warp.cta.cluster.ctas if self.machine.check else ():
+                if more >> cta.rank & 1:
+                    cta.uses[warp.agent] = peers.Use(clock, warp, ins)
+        else:
+            self._of_warpgroup(warp, ins, more)
+
+    def _of_warpgroup(self, warp: Warp, ins: Instruction, more: int) -> None:
+        assert warp.group is not None
+        if ins.parts[1] == "mma_async":
+            matrix.check_operands(self.machine, warp, ins, more - 1)
+        elif ins.parts[1] == "commit_group":
+            matrix.committed(self.machine, warp.group, more - 1)
+        else:
+            matrix.wgmma_fence(self.machine, warp, ins, warp.live)
