@@ -33,6 +33,8 @@ class NamedBarrier(enum.IntEnum):
     """A consumer warpgroup and a warp that tells it that it may give."""
     GIVEN = 11
     """The same, when the warpgroup has given."""
+    CLEARED = 14
+    """Consumer warpgroups that clear rows of a stage together, of which others need not know; one id."""
 
 
 def fence_for_async_readers() -> None:

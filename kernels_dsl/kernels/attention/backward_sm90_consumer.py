@@ -132,16 +132,16 @@ def consume(
             issue_dq(shared, parts, before(state))
             warpgroup.wait_group(0)
             give_sums(tiles, parts.dq, site.group, site.thread)
-    if cutlass.const_expr(spec.gives_q):
-        await_turn(site.group)  # the last share is read: the other warp says so after each
     if cutlass.const_expr(spec.gives_kv):
-        # K is where the outputs are staged: the other warpgroup may still multiply by it.
+        # K and V are where the outputs are staged: the other warpgroup may still multiply by them.
         sync_consumers(CONSUMERS)
         store_keys(spec, spec.dv_epilogue, mmas.stored, parts.dv, outputs.dv, tiles.staging, site)
         for i in cutlass.range_constexpr(cute.size(parts.dk)):
             parts.dk[i] = parts.dk[i] * work.scores.scale
         store_keys(spec, spec.dk_epilogue, mmas.stored, parts.dk, outputs.dk, tiles.staging, site)
         epi.drain(spec.dk_epilogue, site.thread)
+    if cutlass.const_expr(spec.gives_q):
+        await_turn(site.group)  # the last share is read: the other warp says so after each
 
 
 def turned(tile: cute.Tensor) -> cute.Tensor:
@@ -353,7 +353,10 @@ def clear_queries(spec: cutlass.Constexpr, tiles: SharedTiles, stage: Int32, sit
         for tile in (tiles.q, tiles.do):
             clear_rows(tile[None, None, stage], first, site, CONSUMERS)
         fence_for_async_readers()
-        sync_consumers(CONSUMERS)
+        # Not the barrier of all consumers: the role of dQ may be at its end, and wait there.
+        cute.arch.barrier(
+            barrier_id=int(NamedBarrier.CLEARED), number_of_threads=CONSUMERS * WARPGROUP_THREADS
+        )
 
 
 @cute.jit

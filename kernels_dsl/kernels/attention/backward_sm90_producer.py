@@ -52,7 +52,7 @@ class SharedTiles(NamedTuple):
     probs: cute.Tensor
     """P on its way to another warpgroup; nothing where there is no such way"""
     staging: cute.Tensor
-    """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K was"""
+    """(64 keys, columns of a subtile, buffers, consumers): dK and dV on their way out, where K and V were"""
     sums: cute.Tensor
     """float32 (elements of a part, buffers): dQ on its way to the sums"""
 

@@ -132,7 +132,7 @@ def compute_probabilities(spec: cutlass.Constexpr, role: Role, output: Output):
         role.rings.v.consumer_wait(consumer_state(1))
         clear_keys(spec, tiles, site)
     for_each_block(spec, site, consumer_state(spec.stages), partial(probabilities_of, spec, role, part))
-    sync_consumers(spec.consumers)  # K is where the outputs are staged
+    sync_consumers(spec.consumers)  # K and V are where the outputs are staged
     if cutlass.const_expr(spec.gives_kv):
         store_keys(spec, spec.dv_epilogue, role.mmas.stored, part.acc, output, tiles.staging, site)
         epi.drain(spec.dv_epilogue, site.thread)

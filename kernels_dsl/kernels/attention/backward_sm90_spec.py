@@ -162,8 +162,13 @@ class BackwardSpec:
 def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: bool) -> BackwardSpec:
     """Completes an `Sm90BackwardConfig`."""
 
+    # Outputs are staged where K and V were. Two buffers a warpgroup would make each store wait for the last.
+    room = config.cta_keys * (config.ctas * config.dim + config.dim_v) // CONSUMERS
+
     def epilogue(columns: int) -> EpiloguePlan:
-        return EpiloguePlan((WGMMA_M, columns), epilogue_columns(columns, dtype), 2, dtype, config.tma_stores)
+        part = epilogue_columns(columns, dtype)
+        stages = min(4, room // (WGMMA_M * part))
+        return EpiloguePlan((WGMMA_M, columns), part, stages, dtype, config.tma_stores)
 
     return BackwardSpec(
         config.tile_q, config.tile_k, config.ctas, config.dim, config.dim_v, config.stages,
