@@ -22,7 +22,7 @@ from kernels_dsl.blocks.hw.dsl import inline_ptx
 from kernels_dsl.blocks.hw.grid_barrier import await_count
 
 from .backward_sm90_producer import SharedTiles
-from .backward_sm90_spec import BackwardSpec
+from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_visits import Site, Visit, for_each_block
 from .backward_work import SHARE_THREADS, VECTOR, add_vector, turn_of
 
@@ -56,7 +56,7 @@ def add_parts(spec: cutlass.Constexpr, sums: cute.Tensor, site: Site, count: Int
     first = cute.arch.lane_idx() == 0
     turn: Any = None
     if cutlass.const_expr(spec.deterministic):
-        turn = site.work.sums.turns.iterator + share
+        turn = site.work.sums.turns.iterator + (visit.number * CONSUMERS + site.group)
         if first:
             await_count(turn, turn_of(spec, site.work, site.job, visit.query))
         cute.arch.sync_warp()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from kernels_dsl.config.attention_backward import sm90_backward_config
 from lowering import emulator
@@ -37,6 +38,23 @@ def test_packed(seed):
     dQ may be at its end while the others clear rows of a block that is not its CTA's."""
     with emulator.run(arch="sm_90a"):
         check_packed((40, 0, 100), (70, 10, 150), (66, 10, 140), DIMS, seed)
+
+
+@pytest.mark.parametrize("dims", [DIMS, (128, 128)])
+def test_garbage_in_new_memory(dims, seed, monkeypatch):
+    """Between query tiles of packed sequences lie numbers that no tile has: turns are counted where they were
+    set to zero. Of -1 a tile that waits for its turn would never see the end."""
+    empty = torch.empty
+
+    def negative(*args, **options):
+        made = empty(*args, **options)
+        if made.dtype == torch.float32:
+            made.view(torch.int32).fill_(-1)
+        return made
+
+    with emulator.run(arch="sm_90a", max_steps=600_000):
+        monkeypatch.setattr(torch, "empty", negative)
+        check_packed((64, 20), (129, 20), (129, 20), dims, seed)
 
 
 @pytest.mark.parametrize("dims", [(256, 128), (192, 192), (128, 256)] if ALL else [(256, 128)])
