@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from kernels_dsl.config.problem import H200
 from lowering.records import frozen
-
-SM90_SMEM_BYTES = 232448
-"""Shared memory that a CTA of Hopper may have."""
 
 
 @frozen
@@ -115,7 +113,7 @@ def sm90_backward_config(
             config = Sm90BackwardConfig(
                 64, d, dv, deterministic=deterministic, tile_k=64 * ctas, ctas=ctas, sums_buffers=buffers
             )
-            if config.wide_smem_bytes <= SM90_SMEM_BYTES:
+            if config.wide_smem_bytes <= H200.smem_bytes:
                 return config
     raise ValueError(f"head dimensions are {dim} and {dim_v}, must be at most 256")
 

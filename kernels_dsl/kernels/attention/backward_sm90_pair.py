@@ -18,6 +18,7 @@ from cutlass.cute.nvgpu import cpasync
 from kernels_dsl.blocks.hw.pipeline import consumer_state
 
 from .backward_sm90_handoff import give_back
+from .backward_sm90_spec import BackwardSpec
 from .backward_sm90_visits import Site, Visit, for_each_block
 
 
@@ -52,26 +53,28 @@ def send_block(
     """Sends dS of one query block, if the other CTA takes it."""
     if state.index != site.rank:
         ring.consumer_wait(state)
-        bits = cute.size(ds, mode=[0]) * cute.size(ds, mode=[1]) * ds.element_type.width
-        atom = cute.make_copy_atom(cpasync.CopyBulkS2SOp(), ds.element_type, num_bits_per_copy=bits)
+        bits = 8 * spec.bytes_of(spec.tile_q, spec.cta_keys)
+        atom = cute.make_copy_atom(cpasync.CopyBulkS2SOp(), spec.dtype, num_bits_per_copy=bits)
         with cute.arch.elect_one():
-            source, target = plain(ds, state.index), plain(ds, spec.stages)
+            source, target = plain(spec, ds, state.index), plain(spec, ds, spec.stages)
             cute.copy(atom, source, target, mbar_ptr=incoming, cta_rank=1 - site.rank)
     state.advance()
     return state
 
 
-def plain(tiles: cute.Tensor, stage: Int32 | int) -> cute.Tensor:
-    """Elements of a stage in the order of their addresses."""
-    size = cute.size(tiles, mode=[0]) * cute.size(tiles, mode=[1])
+def plain(spec: BackwardSpec, tiles: cute.Tensor, stage: Int32 | int) -> cute.Tensor:
+    """Elements of a stage of dS in the order of their addresses."""
+    size = spec.tile_q * spec.cta_keys
     return cute.make_tensor(tiles.iterator + stage * size, cute.make_layout(size))
 
 
 @cute.jit
-def await_incoming(incoming: cute.Pointer, ds: cute.Tensor, site: Site, state: pipeline.PipelineState):
+def await_incoming(
+    spec: cutlass.Constexpr, incoming: cute.Pointer, site: Site, state: pipeline.PipelineState
+):
     """Blocks until the other CTA's dS of the block of `state` is here."""
-    size = cute.size(ds, mode=[0]) * cute.size(ds, mode=[1]) * ds.element_type.width // 8
     if site.thread == 0:
+        size = spec.bytes_of(spec.tile_q, spec.cta_keys)
         cute.arch.mbarrier_arrive_and_expect_tx(incoming, size)
     cute.arch.mbarrier_wait(incoming, state.phase)
 

@@ -291,7 +291,7 @@ def give_dq(spec: cutlass.Constexpr, role: Role, state: pipeline.PipelineState, 
     first = state.count // spec.ctas * spec.sums_parts
     role.handoffs.ds.consumer_wait(state)
     if cutlass.const_expr(spec.ctas > 1):
-        await_incoming(role.handoffs.incoming, tiles.ds, site, state)
+        await_incoming(spec, role.handoffs.incoming, site, state)
     # ptxas would compute all of unrolled passes before the first sums are given, and spill them.
     for i in cutlass.range(spec.sums_parts, unroll=1):
         issue_product(mma, dq, ds[None, None, None, state.index], b[None, None, None, i, 0], False)

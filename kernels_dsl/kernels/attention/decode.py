@@ -21,7 +21,7 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
-from kernels_dsl.blocks.attention.splits import Cursor, Lengths, PartRoom, find_item
+from kernels_dsl.blocks.attention.splits import Lengths, PartRoom
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 from kernels_dsl.config.attention import AttentionVariant
@@ -30,7 +30,7 @@ from kernels_dsl.config.decode import DecodeConfig
 from .decode_merge import MergeWork, merge_kernel, merge_threads
 from .decode_sm90 import decode_sm90_kernel, make_loads
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, work_item
+from .decode_tile import DecodeWork, item_at, work_item
 
 
 def attention_decode(
@@ -131,13 +131,8 @@ def decode_kernel(spec: Spec, work: DecodeWork, ctas: Int32, early: cutlass.Cons
     smem = cutlass.memory.SmemAllocator().allocate(spec.config.smem_bytes, byte_alignment=ALIGN)
     base = smem.toint()
     index = cute.arch.block_idx()[0]
-    found = find_item(
-        spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads,
-        Cursor(Int32(0), Int32(0)),
-    )  # fmt: skip
+    found = item_at(spec, work, index)
     while found.batch < work.lengths.batch:
         work_item(spec, base, work, found.batch, found.number)
         index = index + ctas
-        found = find_item(
-            spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor
-        )
+        found = item_at(spec, work, index, found.cursor)

@@ -18,6 +18,7 @@ from .decode_tile import (
     State,
     add_output,
     finish,
+    make_site,
     make_state,
     read_queries,
     take_keys,
@@ -27,9 +28,7 @@ from .decode_tile import (
 @cute.jit
 def consume(spec: Spec, work: DecodeWork, shared: Shared):
     """Takes the items of this CTA."""
-    thread = cute.arch.thread_idx()[0]
-    warp = cute.arch.make_warp_uniform(thread // 32)
-    site = Site(shared.base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
+    site = make_site(spec, shared.base)
     state, mail_state = consumer_state(spec.config.stages), consumer_state(1)
     mail = shared.mail
     mail.ring.consumer_wait(mail_state)

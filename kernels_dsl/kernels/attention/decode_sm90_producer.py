@@ -17,12 +17,12 @@ from kernels_dsl.blocks.attention.page_boxes import (
     first_pages,
     pages_at,
 )
-from kernels_dsl.blocks.attention.splits import Cursor, Queries, Splits, find_item
+from kernels_dsl.blocks.attention.splits import Queries, Splits
 from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, Item, find_keys, start_queries
+from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries
 
 ITEM_WORDS = 10
 """Words that describe an item."""
@@ -60,17 +60,12 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
     position = Position(producer_state(spec.config.stages), producer_state(1))
     ring_state, mail_state = position
     index = cute.arch.block_idx()[0]
-    found = find_item(
-        spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads,
-        Cursor(Int32(0), Int32(0)),
-    )  # fmt: skip
+    found = item_at(spec, work, index)
     while found.batch < work.lengths.batch:
         item = find_keys(spec, work, found.batch, found.number)
         ring_state, mail_state = load_item(spec, work, loads, shared, item, Position(ring_state, mail_state))
         index = index + ctas
-        found = find_item(
-            spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads, found.cursor
-        )
+        found = item_at(spec, work, index, found.cursor)
     shared.mail.ring.producer_acquire(mail_state)
     if cute.arch.lane_idx() == 0:
         shared.mail.words[0] = Int32(END)

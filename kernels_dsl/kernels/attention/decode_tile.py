@@ -18,9 +18,12 @@ from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
 from kernels_dsl.blocks.attention.splits import (
+    Cursor,
+    Found,
     Lengths,
     PartRoom,
     Splits,
+    find_item,
     first_part,
     splits_of,
     tiles_of,
@@ -116,14 +119,26 @@ class Site(NamedTuple):
     warp_n: Int32
 
 
+def item_at(spec: DecodeSpec, work: DecodeWork, index: Int32, cursor: Cursor | None = None) -> Found:
+    """Item number `index` of all. `cursor`: where the search for one before it ended."""
+    if cursor is None:
+        cursor = Cursor(Int32(0), Int32(0))
+    return find_item(spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads, cursor)
+
+
+def make_site(spec: DecodeSpec, base: Int32) -> Site:
+    """The place of this thread, where the CTA's shared memory begins at `base`."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    return Site(base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
+
+
 @cute.jit
 def work_item(spec: Spec, base: Int32, work: DecodeWork, batch: Int32, number: Int32):
     """All of one item; leaves shared memory free."""
-    thread = cute.arch.thread_idx()[0]
-    warp = cute.arch.make_warp_uniform(thread // 32)
-    site = Site(base, thread, thread % 32, warp % spec.config.warps_m, warp // spec.config.warps_m)
+    site = make_site(spec, base)
     item = find_keys(spec, work, batch, number)
-    start_queries(spec, work, item, base, thread, spec.config.threads)
+    start_queries(spec, work, item, base, site.thread, spec.config.threads)
     state = make_state(spec, work)
     attend(spec, work, item, site, state)
     finish(spec, work, item, site, state)
