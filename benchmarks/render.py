@@ -4,7 +4,8 @@
 
 Complete tables go to a page a family beside the results, such as benchmarks/results/h200/attention.md, short
 ones (`short_tables`) to docs/, plots to docs/plots, the overview to docs/performance.md. Each goes between
-`<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays.
+`<!-- table NAME -->` and `<!-- end NAME -->`, so that the text around it stays. The
+forecast for several GPUs, which starts from measured rates, is a page of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import density_plot, harness, machine, overview, overview_plot, ratio_plot, short_tables
+from benchmarks import (
+    density_plot,
+    harness,
+    machine,
+    overview,
+    overview_plot,
+    parallel_forecast,
+    ratio_plot,
+    short_tables,
+)
 from benchmarks.harness import OURS, Row
 from benchmarks.short_tables import cell
 
@@ -162,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for text in render(args.results, args.docs):
         print(text)
+    if args.results == harness.RESULTS:
+        parallel_forecast.PAGE.write_text(parallel_forecast.page())
+        print("forecast for several GPUs: its page")
     return 0
 
 
