@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import matrix, peers, sync
+from . import matrix, peers, register_file, sync
 from .fast import opcodes as o
 from .machine import mark
 from .state import OFFSET_MASK, RANK_SHIFT
@@ -66,6 +66,10 @@ class Aftermath:
         """Do the rest of an operation; ``more``: see the interpreter."""
         if ins.root in ("bar", "barrier"):
             sync.join_named(self.machine, warp, numbers[0])
+        elif ins.root == "setmaxnreg":
+            register_file.note(warp, ins)
+        elif ins.parts[:2] == ("mbarrier", "init"):
+            sync.made(warp, ins, *numbers[:3])
         elif ins.root == "mbarrier":
             for cta in warp.cta.cluster.ctas if self.machine.check else ():
                 if more >> cta.rank & 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .barrier_room import Tables
 from .clocks import Collected, Handover
 from .fast import opcodes as o
 from .shadow import Domain
@@ -59,34 +60,34 @@ def _number(column: int) -> Any:
 class MBarrier:
     """An mbarrier object of shared memory at ``offset`` of CTA ``cta``, in arrays for compiled code.
 
-    ``phase`` counts completed phases, so a wait on parity p passes where ``phase % 2 != p``. ``waits``: the
-    phase and the step of each warp's last wait, by the warp's number in the cluster, -1 for none.
+    ``phase`` counts completed phases, so a wait on parity p passes where ``phase % 2 != p``.
     """
 
     expected, pending, tx, phase = map(_number, (o.M_EXPECTED, o.M_PENDING, o.M_TX, o.M_PHASE))
     agent, init_by, init_clock = map(_number, (o.M_AGENT, o.M_INIT_BY, o.M_INIT_CLOCK))
     init_fenced = _number(o.M_INIT_FENCED)  # by fence.mbarrier_init
 
-    def __init__(self, cta: Any, offset: int, count: int, agent: int, owner: Warp, waits: Array) -> None:
-        self.cta, self.offset, self.waits = cta, offset, waits
-        self.clocks = cta.domain.clocks(4)
-        numbers, self.tallied, self.users, self.arrived = _tables(len(waits))
-        self.numbers = numbers
-        numbers[: o.M_TWICE] = count, count, 0, 0, agent, owner.agent, owner.clock, 0
-        numbers[o.M_WARPS] = len(waits)
-        self._find()
-        places = (numbers[at : at + 1] for at in (o.M_ARRIVING_KNOWN, o.M_DONE_KNOWN))
-        self.arriving = Collected(cta.domain, self.clocks[:2], next(places))
-        self.done = Collected(cta.domain, self.clocks[2:], next(places))
+    def __init__(self, cta: Any, offset: int, tables: Tables, made: Instruction) -> None:
+        self.cta, self.offset, self.made = cta, offset, made
+        self.numbers, self.tallied, self.users, self.arrived, self.waits, clocks = tables
+        known = self.numbers[o.M_ARRIVING_KNOWN :], self.numbers[o.M_DONE_KNOWN :]
+        self.arriving = Collected(cta.domain, clocks[:2], known[0])
+        self.done = Collected(cta.domain, clocks[2:], known[1])
         self.waiters: list[Warp] = []
         self.waited_twice: dict[int, SecondWait] = {}
-        self.made: Instruction | None = None  # mbarrier.init
+
+    def begin(self, count: int, agent: int, owner: Warp) -> None:
+        """Initialise it by a warp: it expects so many arrivals; ``agent`` copies to shared memory."""
+        self.numbers[: o.M_TWICE] = count, count, 0, 0, agent, owner.agent, owner.clock, 0
+
+    def keep_waits(self, waits: Array) -> None:
+        """The waits so far, of the mbarrier that was there before."""
+        self.waits, self.numbers[o.M_WAITS_AT] = waits, address(waits)
 
     def _find(self) -> None:
-        """Tell compiled code where the arrays are."""
-        self.numbers[o.M_CLOCKS_AT :] = (
-            address(self.clocks), address(self.waits), address(self.tallied), address(self.users),
-            len(self.users), address(self.arrived), len(self.arrived),
+        """Tell compiled code where arrays are that have grown."""
+        self.numbers[o.M_USERS_AT :] = (
+            address(self.users), len(self.users), address(self.arrived), len(self.arrived),
         )  # fmt: skip
 
     def _warp(self, number: int) -> Warp:
@@ -190,16 +191,6 @@ def describe(phase: int, pending: int, expected: int, tx: int) -> str:
     return text + (f", {tx} bytes of transactions outstanding" if tx else "")
 
 
-def _tables(warps: int) -> list[Array]:
-    """An mbarrier's numbers, the tallies of this many warps, its users and its arrivals, in one piece."""
-    shapes = (1, o.M_COLUMNS), (warps, o.TALLY_COLUMNS), (8, 1 + warps), (16, 2)
-    whole, tables, at = np.zeros(sum(a * b for a, b in shapes), np.int64), [], 0
-    for rows, columns in shapes:
-        tables.append(whole[at : at + rows * columns].reshape(rows, columns))
-        at += rows * columns
-    return [tables[0][0], *tables[1:]]
-
-
 class NamedBarrier:
     """Barrier ``number`` of a CTA (bar.sync, bar.arrive, bar.red), in arrays for compiled code.
 
@@ -237,23 +228,28 @@ class ClusterBarrier:
     ``reached``: where every warp had come to, for relaxed arrivals hand over no more.
     """
 
-    generation, arrived = _number(o.C_GENERATION), _number(o.C_ARRIVED)
+    generation, arrived, alive = map(_number, (o.C_GENERATION, o.C_ARRIVED, o.C_ALIVE))
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         self.waiters: list[Warp] = []
         self.numbers = np.zeros(o.C_COLUMNS, np.int64)
-        clocks = domain.clocks(2)
-        self.arriving = Collected(domain)
+        clocks, arriving = domain.clocks(2), domain.clocks(2)
+        self.arriving = Collected(domain, arriving, self.numbers[o.C_ARRIVING_KNOWN : o.C_ARRIVING_KNOWN + 1])
         self.done = Collected(domain, clocks, self.numbers[o.C_KNOWN : o.C_KNOWN + 1])
-        self.reaching = self.reached = domain.clock()
-        self.numbers[o.C_CLOCKS_AT :] = address(clocks), address(self.reached)
+        self.reached, self.reaching = domain.clock(), domain.clock()
+        self.numbers[o.C_CLOCKS_AT], self.numbers[o.C_ARRIVING_AT] = address(clocks), address(arriving)
+        self._find()
+
+    def _find(self) -> None:
+        """Tell compiled code where the arrays are."""
+        self.numbers[[o.C_REACHED_AT, o.C_REACHING_AT]] = address(self.reached), address(self.reaching)
 
     def arrive(self, clocks: Handover, reached: Array) -> None:
         """One warp arrives, which has come to ``reached`` and hands ``clocks`` over."""
         self.arrived += 1
         self.arriving.add(clocks)
-        self.reaching = np.maximum(self.reaching, reached)
+        np.maximum(self.reaching, reached, out=self.reaching)
 
     def settle(self, expected: int) -> bool:
         """Complete the phase when ``expected`` warps arrived."""
@@ -262,7 +258,7 @@ class ClusterBarrier:
         self.generation += 1
         self.arrived = 0
         self.done.add(self.arriving)
-        self.reached = self.reaching
-        self.numbers[o.C_REACHED_AT] = address(self.reached)
-        self.arriving = Collected(self.domain)
+        self.arriving.clear()
+        self.reached, self.reaching = self.reaching, self.reaching.copy()
+        self._find()
         return True

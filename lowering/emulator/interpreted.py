@@ -12,10 +12,9 @@ from .fast import chance, tma, turns
 from .fast import mbarrier as compiled_mbarrier
 from .fast import opcodes as o
 from .fast import wgmma as compiled_wgmma
-from .fast.context import CtaRow, LaunchRow, WarpRow
+from .fast.context import CtaRow, LaunchRow, WarpArrays, WarpRow
 from .fast.encode import Encoder
-from .fast.registers import LANES, Registers
-from .fast.touches import Touches
+from .fast.registers import LANES
 from .ready import Ready
 from .semantics import mma
 from .warpgroup import address
@@ -45,6 +44,7 @@ class Runner:
         self.launch = LaunchRow((*self._tables, self._counts, self._log), random)
         self.warps: dict[int, Warp] = {}  # by the addresses of their rows
         self._aftermath = Aftermath(machine, self.warps)
+        self._arrays: WarpArrays  # of the CTA that begins
         self.stale: set[Warp] = set()  # whose rows are not what Python code has made of them
         self._turns, self._ran = np.zeros(o.T_COLUMNS, np.int64), np.zeros(256, np.int64)
         self.numbers = memoryview(self._turns)  # type: ignore[arg-type]
@@ -58,21 +58,22 @@ class Runner:
 
     def begin(self, warp: Warp) -> None:
         """Give a warp that begins its registers, and what compiled code is to know of it."""
-        held = warp.R = Registers(self.encoder.layout, self._rows)
-        for at, size, value in self.encoder.own:
-            held.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
         cta = warp.cta
-        if cta.row is None:
+        if warp.number == 0:
             cta.row = CtaRow(cta, warp.agent)
-        touches = Touches(self.steps, len(cta.smem) // 4 + 1 if self.encoder.touches else 0)
-        warp.lane_touches, warp.row = touches, WarpRow(warp, cta.row, held, touches)
+            words = len(cta.smem) // 4 + 1 if self.encoder.touches else 0
+            self._arrays = WarpArrays(cta, cta.row, self.encoder.layout, self._rows, words)
+        arrays = self._arrays
+        warp.R, warp.lane_touches = arrays.registers(warp.number), arrays.touches_of(warp.number, self.steps)
+        warp.row, warp.unfenced = WarpRow(warp, arrays), arrays.unfenced[warp.number]
+        for at, size, value in self.encoder.own:
+            warp.R.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
         self.warps[warp.row.address] = warp
         self.stale.add(warp)
 
     def end(self, warp: Warp) -> None:
         """A warp's row goes."""
         del self.warps[warp.row.address]
-        warp.row.end()
         self.stale.discard(warp)
 
     def takes(self, warp: Warp, at: int) -> bool:
@@ -147,6 +148,7 @@ class Runner:
             numbers[o.REACHED] = 1
         warp.passed, warp.gave_up = bool(numbers[o.PASSED]), bool(numbers[o.GAVE_UP])
         warp.suspended, began = bool(numbers[o.SUSPENDED]), numbers[o.BEGAN]
+        warp.cluster_target = numbers[o.CLUSTER_TARGET]
         warp.began = None if began < 0 else began
         if numbers[o.ROLES]:
             warp.did.update(role for role, bit in self.encoder.roles.items() if numbers[o.ROLES] >> bit & 1)
@@ -178,7 +180,7 @@ class Runner:
 
     def settle(self, barrier: MBarrier) -> int:
         """Complete a phase if it is due: 1 or 0, or -1 where Python code must see."""
-        return int(compiled_mbarrier.settle(barrier.numbers, len(barrier.clocks[0])))
+        return int(compiled_mbarrier.settle(barrier.numbers, len(barrier.done.vc)))
 
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""

@@ -452,7 +452,7 @@ class Machine:
         from .sync import settle_after_exit
 
         cluster = warp.cta.cluster
-        cluster.warps_left -= 1
+        cluster.barrier.alive -= 1
         stores = warp.state.get("stores")
         if stores is not None and stores.unfinished() and self.check:
             self.report(
@@ -465,15 +465,14 @@ class Machine:
             )
         peers.note_end(self, warp)
         settle_after_exit(self, warp)
-        if cluster.warps_left == 0:
+        if cluster.barrier.alive == 0:
             while self.events:  # copies still under way count on their barriers before these are looked at
                 self._next_event()
             for cta in cluster.ctas:
                 self._check_end(cta)
             self._title(cluster)
             self.clusters.remove(cluster)
-            for cta in cluster.ctas:
-                cta.release()
+            cluster.release()
 
     def _title(self, cluster: Cluster) -> None:
         """Roles, cluster peers and names of barriers for the timeline."""

@@ -56,6 +56,7 @@ class Domain:
     def __init__(self, capacity: int, number: int = 0) -> None:
         self.capacity, self.number = capacity, number
         self.agents: list[Agent] = []
+        self.numbers = np.array([0, capacity], np.int64)  # compiled code makes agents, named here later
 
     def agent(self, kind: AgentKind, name: str) -> int:
         """Number of a new agent."""
@@ -64,6 +65,7 @@ class Domain:
                 f"more than {self.capacity} agents in a cluster: too many mbarriers were initialised"
             )
         self.agents.append(Agent(kind, name))
+        self.numbers[0] = max(self.numbers[0], len(self.agents))
         return len(self.agents) - 1
 
     def clock(self) -> Array:

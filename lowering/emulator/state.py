@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import suspects, taint
+from .barrier_room import BarrierRoom
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .clocks import NOTHING, Collected, Handover, Known, fenced, join_known
 from .fast import opcodes as o
@@ -84,7 +86,7 @@ class Warp:
         self.known: Known = NOTHING  # of other clusters
         self.seen: Known = NOTHING  # the same, by relaxed accesses: see ordering.py
         self.orders = Orders()
-        self.lanes = {"shared": LaneLog(), "global": LaneLog()}
+        self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)  # of shared and of global memory
         self._exported: tuple[Array, Array, Known, Known] | None = None
         self._accesses: dict[int, Access] = {}
         self.unfenced = np.zeros(LANES, bool)
@@ -319,20 +321,18 @@ def _threads(block: tuple[int, int, int], number: int) -> tuple[Array, Array, Ar
     return linear % block[0], linear // block[0] % block[1], linear // (block[0] * block[1])
 
 
-def _special_registers(warp: Warp) -> _Specials:
-    cta = warp.cta
+def _of_cta(cta: Cta) -> dict[str, Any]:
+    """Special registers that are the same in all warps of a CTA."""
     launch, sms = cta.machine.launch, cta.machine.sms
     values: dict[str, Any] = {
-        **_OF_LANES, "%warpid": warp.number, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
+        **_OF_LANES, "%nwarpid": cta.warp_count, "%smid": cta.linear % sms,
         "%nsmid": sms, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0, "%ctarank": cta.rank,
         "%cluster_ctarank": cta.rank, "%cluster_nctarank": cta.machine.ranks,
         "%is_explicit_cluster": int(launch.cluster != (1, 1, 1)), "%dynamic_smem_size": launch.smem,
         "%total_smem_size": cta.machine.shared_bytes - SHARED_BASE,
         "window": cta.rank << RANK_SHIFT,  # where this CTA's shared memory lies in the cluster's
     }  # fmt: skip
-    tid = _threads(launch.block, warp.number)
     for axis, name in enumerate("xyz"):
-        values[f"%tid.{name}"] = tid[axis]
         values[f"%ntid.{name}"] = launch.block[axis]
         values[f"%ctaid.{name}"] = cta.index[axis]
         values[f"%nctaid.{name}"] = launch.grid[axis]
@@ -340,7 +340,13 @@ def _special_registers(warp: Warp) -> _Specials:
         values[f"%cluster_nctaid.{name}"] = launch.cluster[axis]
         values[f"%clusterid.{name}"] = cta.index[axis] // launch.cluster[axis]
         values[f"%nclusterid.{name}"] = launch.grid[axis] // launch.cluster[axis]
-    return _Specials(values)
+    return values
+
+
+def _special_registers(warp: Warp) -> _Specials:
+    x, y, z = _threads(warp.machine.launch.block, warp.number)
+    own = {"%warpid": warp.number, "%tid.x": x, "%tid.y": y, "%tid.z": z}
+    return _Specials({**warp.cta.specials, **own})
 
 
 class Cta:
@@ -353,6 +359,7 @@ class Cta:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         threads = int(np.prod(machine.launch.block))
         self.warp_count: int = -(-threads // LANES)
+        self.specials = _of_cta(self)
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
         self.shadow.program = machine.program.steps
@@ -361,6 +368,7 @@ class Cta:
         self.uses: dict[int, Use] = {}  # from other CTAs, see peers.py
         self.exiting: Array | None = None  # clocks of the warps that have ended
         self.ended: Array | None = None
+        self.barrier_room = BarrierRoom(self.domain, self.warp_count * machine.ranks)
         self.waits: dict[int, Array] = {}  # on mbarriers, by their offsets
         self.named: dict[int, NamedBarrier] = {}
         self.named_rows = np.zeros((o.NAMED, o.N_COLUMNS), np.int64)  # of these, and their clocks
@@ -392,19 +400,37 @@ class Cta:
             )
         return found
 
-    def waits_at(self, offset: int) -> Array:
-        """The phase and the step of each warp's last wait at the mbarrier of this offset, -1 for none."""
-        if offset not in self.waits:
-            self.waits[offset] = np.full((self.warp_count * self.machine.ranks, 2), -1, np.int64)
-        return self.waits[offset]
+    def mbarrier(self, offset: int, number: int, made: Instruction) -> MBarrier:
+        """A new mbarrier at this offset, of the number that was taken of the room for them."""
+        barrier = self.mbarriers[offset] = MBarrier(self, offset, self.barrier_room.tables(number), made)
+        if offset in self.waits:
+            barrier.keep_waits(self.waits[offset])
+        self.waits[offset] = barrier.waits
+        if self.row is not None:
+            self.row.place(offset, barrier)
+        return barrier
+
+    def more_barriers(self) -> BarrierRoom:
+        """Room for another mbarrier at least."""
+        if self.barrier_room.full():
+            self.barrier_room = BarrierRoom(self.domain, self.warp_count * self.machine.ranks)
+            if self.row is not None:
+                self.row.numbers[o.BARRIER_ROOM_AT] = address(self.barrier_room.state)
+        return self.barrier_room
 
     def release(self) -> None:
-        """At the end: what is large goes now, not at a collection. CTAs and warps refer to one another."""
+        """At the end let go of all, since CTAs, warps and barriers refer to one another."""
         del self.smem, self.shadow, self.row
         for warp in self.warps:
             if warp.row is not None:
                 self.machine.runner.end(warp)
-            del warp.R, warp.lane_touches
+            del warp.R, warp.lane_touches, warp.group
+        for group in self.warpgroups:
+            group.warps.clear()
+        self.warps.clear()
+        self.warpgroups.clear()
+        for held in (self.mbarriers, self.named, self.uses, self.early_reads):
+            held.clear()
 
 
 class Cluster:
@@ -420,4 +446,10 @@ class Cluster:
         for rank, (z, y, x) in enumerate(itertools.product(*(range(s) for s in reversed(shape)))):
             index = tuple(n * s + o for n, s, o in zip(number, shape, (x, y, z), strict=True))
             self.ctas.append(Cta(machine, self, index, rank))  # type: ignore[arg-type]
-        self.warps_left = sum(len(c.warps) for c in self.ctas)
+        self.barrier.alive = sum(len(c.warps) for c in self.ctas)
+
+    def release(self) -> None:
+        """At the end."""
+        for cta in self.ctas:
+            cta.release()
+        self.ctas.clear()

@@ -147,8 +147,7 @@ def _settle_cluster(m: Machine, w: Warp) -> None:
     cluster = w.cta.cluster
     if cluster.barrier.arrived == 0:
         return
-    alive = sum(1 for cta in cluster.ctas for warp in cta.warps if warp.frames)
-    if cluster.barrier.settle(alive):
+    if cluster.barrier.settle(cluster.barrier.alive):
         m.wake(cluster.barrier.waiters)
 
 
@@ -261,19 +260,22 @@ def init(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
                 ins,
                 address=offset,
             )
-        agent = (
-            old.agent
-            if old
-            else cta.domain.agent(
-                AgentKind.BULK_LOAD,
-                f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}",
-            )
-        )
-        barrier = cta.mbarriers[offset] = MBarrier(cta, offset, count, agent, w, cta.waits_at(offset))
-        barrier.made = ins
-        if cta.row is not None:
-            cta.row.place(offset, barrier)
+        agent = old.agent if old else _copier(cta, offset)
+        cta.mbarrier(offset, cta.more_barriers().take(), ins).begin(count, agent, w)
         access.check_write(m, w, ins, cta, slice(offset, offset + 8), lanes)
+
+
+def _copier(cta: Cta, offset: int) -> int:
+    """The agent of bulk copies that complete on the mbarrier of this offset, a new one."""
+    text = f"the bulk copy that completes on mbarrier {offset:#x} of CTA {cta.index}"
+    return cta.domain.agent(AgentKind.BULK_LOAD, text)
+
+
+def made(w: Warp, ins: Instruction, offset: int, agent: int, number: int) -> None:
+    """A warp has initialised an mbarrier in compiled code, which took its agent and its tables."""
+    found = _copier(w.cta, offset)
+    assert found == agent
+    w.cta.mbarrier(offset, number, ins)
 
 
 def invalidate(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """``kind`` (wait, tma load, tma store, wgmma...) on the row ``actor``, steps ``start`` to ``end``."""
 
     actor: str

@@ -12,11 +12,13 @@ from ..clocks import known_of, number_of
 from ..state import Frame
 from ..warpgroup import Accumulators, Warpgroup, address
 from . import opcodes as o
-from .registers import Registers
+from . import touches
+from .registers import Layout, Registers
 from .touches import Touches
 
 if TYPE_CHECKING:
     from ..barriers import MBarrier
+    from ..program import Step
     from ..shadow import Shadow
     from ..state import Cta, Warp
 
@@ -59,10 +61,11 @@ class CtaRow:
         self.address = cluster.rows[cta.rank] = address(self.row)
         self.barriers = np.zeros((32, 2), np.int64)
         self.offsets: dict[int, int] = {}  # of barriers, and their rows there
-        self.numbers[o.BARRIERS_AT] = address(self.barriers)
-        self.row[o.PEERS_AT :] = (
-            address(cluster.rows), first_agent, cta.warp_count, 0, address(cta.named_rows),
-            address(cluster.barrier.numbers),
+        self._find_barriers()
+        self.row[o.BARRIER_ROOM_AT :] = (
+            address(cta.barrier_room.state), address(cluster.rows), first_agent, cta.warp_count, 0,
+            address(cta.named_rows), address(cluster.barrier.numbers), address(cta.registers.numbers),
+            address(cta.domain.numbers),
         )  # fmt: skip
         self.row[: o.MARKS_AT] = (
             address(cta.smem), len(cta.smem), address(shadow.writer), address(shadow.written_at),
@@ -77,9 +80,14 @@ class CtaRow:
         at = self.offsets.setdefault(offset, len(self.offsets))
         if at == len(self.barriers):
             self.barriers = np.concatenate([self.barriers, np.zeros_like(self.barriers)])
-            self.numbers[o.BARRIERS_AT] = address(self.barriers)
+            self._find_barriers()
         self.barriers[at] = offset, 0 if barrier is None else address(barrier.numbers)
         self.numbers[o.BARRIERS] = len(self.offsets)
+
+    def _find_barriers(self) -> None:
+        """Tell where the table of mbarriers is."""
+        self.numbers[o.BARRIERS_AT] = address(self.barriers)
+        self.numbers[o.BARRIERS_ROOM] = len(self.barriers)
 
     def _find(self, shadow: Shadow) -> None:
         """Tell where arrays are that are replaced as they grow."""
@@ -89,39 +97,65 @@ class CtaRow:
         )  # fmt: skip
 
 
-class WarpRow:
-    """A warp's registers, clocks, frames, and what its lanes touched."""
+class WarpArrays:
+    """Arrays of all warps of a CTA, a row each, and the rows of numbers that tell where theirs lie.
 
-    def __init__(self, warp: Warp, cta: CtaRow, registers: Registers, touches: Touches) -> None:
-        machine, domain = warp.machine, warp.cta.domain
-        self.cta, self.registers = cta, registers
-        clocks = domain.clocks(3)
-        self.vc, self.fc, self.reached = clocks
+    ``rows``: registers of a warp that begins. ``words``: of shared memory, whose lanes' accesses are noted.
+    """
+
+    def __init__(self, cta: Cta, row: CtaRow, layout: Layout, rows: Array, words: int) -> None:
+        count, machine = cta.warp_count, cta.machine
+        self.layout = layout
+        self.files = np.tile(rows, (count, 1))
+        self.away = np.zeros((count, len(layout.starts)), np.int32)
+        self.clocks = cta.domain.clocks(3 * count).reshape(count, 3, -1)
+        self.touches = touches.arrays_of(count, words)
+        self.blocks = np.zeros((count, o.MOST_BLOCKS), np.int64)
+        self.past = np.empty((count, o.PAST_ROOM, 2), np.int64)
+        self.unfenced = np.zeros((count, 32), bool)
+        self.numbers = np.zeros((count, o.WARP_COLUMNS), np.int64)
+        at = self.numbers.T
+        at[[o.FILE_SIZE, o.AWAY_SIZE, o.AGENTS]] = [
+            [len(rows)],
+            [len(layout.starts)],
+            [self.clocks.shape[-1]],
+        ]
+        at[[o.TOUCHED_WORDS, o.TOUCHES_ROOM]] = [[x.shape[1]] for x in self.touches[2:]]
+        at[[o.CTA, o.RANKS, o.RANK]] = [[address(row.row)], [machine.ranks], [cta.rank]]
+        at[[o.CHECKS, o.COUNTS, o.COPIES]] = [[machine.check], [machine.stats is not None], [-1]]
+        for column, array in (
+            (o.FILE, self.files), (o.AWAY, self.away), (o.VC_AT, self.clocks), (o.BLOCKS_AT, self.blocks),
+            (o.PAST_AT, self.past), (o.UNFENCED_AT, self.unfenced), (o.PLACE, self.numbers),
+            *zip((o.TOUCHED, o.TOUCHED_READS, o.TOUCHED_WRITES, o.TOUCHED_LIST), self.touches, strict=True),
+        ):  # fmt: skip
+            at[column] = address(array) + array.strides[0] * np.arange(count)
+        at[o.FC_AT] = at[o.VC_AT] + self.clocks.strides[1]
+        at[o.REACHED_AT] = at[o.FC_AT] + self.clocks.strides[1]
+
+    def registers(self, number: int) -> Registers:
+        """The registers of a warp."""
+        return Registers(self.layout, self.files[number], self.away[number])
+
+    def touches_of(self, number: int, steps: list[Step]) -> Touches:
+        """What the lanes of a warp touch."""
+        return Touches(steps, tuple(array[number] for array in self.touches))
+
+
+class WarpRow:
+    """A warp's clocks, frames, and places of its arrays."""
+
+    def __init__(self, warp: Warp, arrays: WarpArrays) -> None:
+        number = warp.number
+        self.vc, self.fc, self.reached = arrays.clocks[number]
         self.of_vc: Array | None = None  # the warp's clocks that these are copies of
         self.of_fc: Array | None = None
         self.of_reached: Array | None = None
-        self.blocks = np.zeros(o.MOST_BLOCKS, np.int64)
+        self.blocks, self.past, self.row = arrays.blocks[number], arrays.past[number], arrays.numbers[number]
         self.live: Array | None = None
-        self.row = np.zeros(o.WARP_COLUMNS, np.int64)
-        self.address = address(self.row)
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
-        file, away = registers.file[0], registers.file[4]
-        self.row[: o.LEFT] = (
-            address(cta.row), address(file), len(file), address(away), len(away), address(clocks),
-            address(clocks) + clocks.strides[0], len(self.vc), *map(address, touches.arrays),
-            len(touches.arrays[1]), len(touches.arrays[3]), 0, address(self.blocks), 0, machine.ranks,
-            warp.cta.rank, warp.agent, warp.number % 4, machine.check, machine.stats is not None, 0,
-        )  # fmt: skip
-        self.numbers[o.REACHED_AT] = address(clocks) + 2 * clocks.strides[0]
+        self.address = self.numbers[o.PLACE]
+        self.numbers[o.AGENT], self.numbers[o.NUMBER] = warp.agent, number % 4
         self.numbers[o.IN_CLUSTER] = warp.in_cluster
-        self.numbers[o.UNFENCED_AT], self.numbers[o.COPIES] = address(warp.unfenced), -1
-        self.numbers[o.PLACE] = self.address
-        self.past = np.empty((o.PAST_ROOM, 2), np.int64)
-        self.numbers[o.PAST_AT] = address(self.past)
-
-    def end(self) -> None:
-        """Let go of all but the history."""
-        del self.cta, self.registers
 
     def join(self, group: Warpgroup) -> None:
         """The warp is one of this group."""
@@ -161,7 +195,7 @@ class WarpRow:
             warp.suspended,
             warp.passed,
         )
-        numbers[o.CLUSTER_TARGET] = warp.cluster_target
+        numbers[o.CLUSTER_TARGET], numbers[o.FENCES] = warp.cluster_target, warp.orders.any_fenced()
         numbers[o.BEGAN] = -1 if warp.began is None else warp.began
         numbers[o.DEPTH] = len(frames)
         if len(frames) == 1 and frames[0].full:

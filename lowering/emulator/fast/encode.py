@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import register_file
 from ..ptx import TYPE_BYTES, Address, Imm, Instruction, Pair, Reg, Sink, Special, Symbol, Vector, registers
 from ..reports import EmulatorError
 from ..semantics import mma, tensor_core, wgmma
@@ -318,6 +319,10 @@ class Encoder:
             return self._of_warpgroup(ins)
         if ins.root in ("bar", "barrier"):
             return self._named(ins)
+        if ins.parts[:2] == ("prefetch", "tensormap"):
+            return [o.PREFETCH, *[o.NONE] * (o.COLUMNS - 1)]
+        if ins.root == "setmaxnreg" and isinstance(ins.operands[0], Imm):
+            return self._limit(ins.operands[0].value)
         if ins.root in ("ldmatrix", "stmatrix"):
             return self._matrix(ins)
         if ins.parts[:2] in (("ld", "shared"), ("st", "shared")):
@@ -382,7 +387,7 @@ class Encoder:
         return row
 
     def _of_mbarrier(self, ins: Instruction) -> list[int]:
-        """``mbarrier.arrive`` and waits for a parity."""
+        """``mbarrier.init``, ``mbarrier.arrive`` and waits for a parity."""
         operands, kind = list(ins.operands), ins.parts[1]
         if {"relaxed", "noComplete"} & set(ins.parts) or ins.parts[-1] != "b64":
             raise Unknown
@@ -396,6 +401,8 @@ class Encoder:
             token = None if isinstance(operands[0], Address) else operands.pop(0)
             if token is not None and not isinstance(token, Sink):
                 row[o.TARGET] = self._target(token, o.LONG)
+        elif kind == "init":
+            row[o.OP] = o.MBARRIER_INIT
         else:
             raise Unknown
         row[o.A], row[o.A_WIDTH], row[o.OFFSET] = self._address(operands[0])
@@ -418,10 +425,21 @@ class Encoder:
             raise Unknown
         return row
 
+    def _limit(self, count: int) -> list[int]:
+        """``setmaxnreg``."""
+        if not register_file.allowed(count):
+            raise Unknown
+        row = [o.NONE] * o.COLUMNS
+        row[o.OP], row[o.OFFSET] = o.SET_LIMIT, count
+        return row
+
     def _named(self, ins: Instruction) -> list[int]:
-        """``bar.sync``, ``bar.arrive``, and the wait at the cluster barrier."""
-        if ins.parts[:3] == ("barrier", "cluster", "wait"):
-            return [o.CLUSTER_WAIT, *[o.NONE] * (o.COLUMNS - 1)]
+        """``bar.sync``, ``bar.arrive``, and the cluster barrier."""
+        if ins.parts[:2] == ("barrier", "cluster"):
+            row = [o.NONE] * o.COLUMNS
+            row[o.OP] = o.CLUSTER_WAIT if ins.has("wait") else o.CLUSTER_ARRIVE
+            row[o.FLAGS] = 16 * ins.has("relaxed")
+            return row
         if not {"sync", "arrive"} & set(ins.parts) or {"warp", "cluster", "red"} & set(ins.parts):
             raise Unknown
         row = [o.NONE] * o.COLUMNS

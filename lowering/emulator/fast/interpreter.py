@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import cluster, mbarrier, named, past, places, wgmma, words
+from . import cluster, initialise, limits, mbarrier, named, past, places, wgmma, words
 from . import memory as shared
 from . import opcodes as o
 from .compiled import products
@@ -280,6 +280,12 @@ def _synchronise(file, row, lanes, warp, memory, launch, log):  # type: ignore[n
         return 0 if mbarrier.wait(file, row, lanes, warp, memory, launch, log[0]) else -1
     if row[o.OP] == o.CLUSTER_WAIT:
         return 0 if cluster.wait(lanes, warp, memory, log[0]) else -1
+    if row[o.OP] == o.CLUSTER_ARRIVE:
+        return 0 if cluster.arrive(row, lanes, warp, memory) else -1
+    if row[o.OP] == o.MBARRIER_INIT:
+        return 0 if initialise.mbarrier(file, row, lanes, warp, memory, log[0]) else -1
+    if row[o.OP] == o.SET_LIMIT:
+        return 0 if limits.set_limit(row, warp, log[0]) else -1
     if row[o.OP] == o.BAR:
         return 0 if named.arrive(file, row, lanes, warp, memory, log[0]) else -1
     if row[o.OP] == o.PROXY_FENCE:

@@ -74,7 +74,7 @@ def take_most(into, other):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _address(file, row, lane):  # type: ignore[no-untyped-def]
+def address_of(file, row, lane):  # type: ignore[no-untyped-def]
     """The cluster-window address that a lane names."""
     at = row[o.A] + lane
     base = np.int64(file[3][at]) if row[o.A_WIDTH] == o.LONG else np.int64(file[2][at])
@@ -168,7 +168,7 @@ def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
     for lane in range(32):
         if not lanes >> lane & 1:
             continue
-        address, which = _address(file, row, lane), 0
+        address, which = address_of(file, row, lane), 0
         while which < distinct and addresses[which] != address:
             which += 1
         if which == 4:
@@ -190,7 +190,7 @@ def arrive(file, row, lanes, warp, memory, log):  # type: ignore[no-untyped-def]
         use(warp, barrier)
         if row[o.TARGET] >= 0:
             for lane in range(32):
-                if lanes >> lane & 1 and _address(file, row, lane) == addresses[i]:
+                if lanes >> lane & 1 and address_of(file, row, lane) == addresses[i]:
                     file[3][row[o.TARGET] + lane] = barrier[o.M_PHASE]
         if expects:
             barrier[o.M_TX] += amounts[i]
@@ -231,9 +231,9 @@ def wait(file, row, lanes, warp, memory, launch, entry):  # type: ignore[no-unty
     for lane in range(32):
         if lanes >> lane & 1:
             if first:
-                address, parity = _address(file, row, lane), np.int64(file[2][row[o.B] + lane]) & 1
+                address, parity = address_of(file, row, lane), np.int64(file[2][row[o.B] + lane]) & 1
                 first = False
-            elif _address(file, row, lane) != address:
+            elif address_of(file, row, lane) != address:
                 return False
     place, _ = _find(warp, address)
     if place == 0:

@@ -12,8 +12,8 @@ from __future__ import annotations
 (
     SHUFFLE, ELECT, LDMATRIX, STMATRIX, MMA, LOAD, STORE, WGMMA, WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT,
     PROXY_FENCE, INIT_FENCE, GRID_WAIT, GRID_LAUNCH, MBARRIER_ARRIVE, MBARRIER_WAIT, BAR,
-    CLUSTER_WAIT,
-) = range(64, 83)  # fmt: skip
+    CLUSTER_WAIT, CLUSTER_ARRIVE, SET_LIMIT, MBARRIER_INIT, PREFETCH,
+) = range(64, 87)  # fmt: skip
 """Of a whole warp."""
 
 BIT, HALF, WORD, LONG, SIGNED_HALF, SIGNED_WORD = range(6)
@@ -56,10 +56,10 @@ NEVER = (1 << 63) - 1
 # A CTA: addresses, sizes, and numbers of its shadow.
 (
     SMEM, SMEM_SIZE, WRITER_AT, WRITTEN_AT_AT, ORDINARY_AT, UNDEFINED_AT, MARKS_AT, READERS_ROOM, READERS_AT,
-    NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE, BARRIERS_AT, BARRIERS, PEERS_AT,
-    FIRST_AGENT, WARPS, ENDED, NAMED_AT, CLUSTER_AT,
-) = range(22)  # fmt: skip
-CTA_COLUMNS = 22
+    NOTES_AT, NOTES_ROOM, READERS_COUNT, NOTES_COUNT, STRONG_THERE, BARRIERS_AT, BARRIERS, BARRIERS_ROOM,
+    BARRIER_ROOM_AT, PEERS_AT, FIRST_AGENT, WARPS, ENDED, NAMED_AT, CLUSTER_AT, LIMITS_AT, DOMAIN_AT,
+) = range(26)  # fmt: skip
+CTA_COLUMNS = 26
 
 # A warp: addresses and sizes, then the state that a run begins with and leaves.
 (
@@ -68,8 +68,8 @@ CTA_COLUMNS = 22
     COUNTS, BLOCKS_HIDDEN, LEFT, WHOLE, PENDING, FENCED, CLOCK, READER, READERS_USED, NOTES_USED, STRONG,
     LANES_KNOWN, TOUCHES, CONVERGED, AT, SPENT, DONE, REFRAMED, LEARNED, STOPPED,
     REACHED_AT, REACHED, KNOWN, RELEASED, GAVE_UP, IN_CLUSTER, STEP, UNFENCED_AT, COPIES, HELD, RAN, PLACE,
-    BLOCKED, PASSED, SUSPENDED, BEGAN, PAST_AT, PAST_USED, ROLES, CLUSTER_TARGET,     DEPTH, FRAMES,
-) = range(64)  # fmt: skip
+    BLOCKED, PASSED, SUSPENDED, BEGAN, PAST_AT, PAST_USED, ROLES, CLUSTER_TARGET, FENCES, DEPTH, FRAMES,
+) = range(65)  # fmt: skip
 FRAME = 3
 """Columns of a frame: the bits of its lanes, the next step, the step where it meets others."""
 FRAME_MASK, FRAME_PC, FRAME_MEETING = range(FRAME)
@@ -108,11 +108,24 @@ MOST_BLOCKS, BLOCK_BITS = 16, 10
 N_ARRIVED, N_EXPECTED, N_KNOWN, N_CLOCKS_AT = range(4)
 N_COLUMNS, NAMED = 4, 16
 
-# A cluster's barrier: phases, arrivals, what is known of other clusters, its clocks, how far warps had come.
-C_GENERATION, C_ARRIVED, C_KNOWN, C_CLOCKS_AT, C_REACHED_AT = range(5)
-C_COLUMNS = 5
+# A cluster's barrier: phases, arrivals, warps that have not ended; of the last phase and of the one that is
+# under way what is known of other clusters, the clocks, how far warps had come.
+(
+    C_GENERATION, C_ARRIVED, C_ALIVE, C_KNOWN, C_CLOCKS_AT, C_REACHED_AT, C_ARRIVING_KNOWN, C_ARRIVING_AT,
+    C_REACHING_AT,
+) = range(9)  # fmt: skip
+C_COLUMNS = 9
 REACHED_NOW = 2
 """In place of one in REACHED: Python code does not know yet."""
+
+# The agents of a cluster, and how many there may be.
+D_AGENTS, D_CAPACITY = range(2)
+
+# Room for mbarriers: those taken, all, where the first lies and how far apart they are in bytes.
+R_USED, R_SIZE, R_FIRST, R_STEP = range(4)
+
+# A CTA's registers: free ones, warps that wait for some, and those that each warp holds.
+L_FREE, L_WAITING, L_HELD = range(3)
 
 # An mbarrier: its state, and where its clocks (arriving and done, two each) and its tables lie.
 (

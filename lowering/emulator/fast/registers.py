@@ -40,14 +40,15 @@ class Registers:
 
     An array that Python code assigns is the register until `settle` copies it to its row. Accumulators of a
     WGMMA that has not run yet stay apart, since it fills those arrays.
+
+    ``whole``: the rows; ``away``: for each register the place of what a WGMMA has not filled yet, 0 for none.
     """
 
     __slots__ = ("_layout", "_views", "_waiting", "assigned", "file")
 
-    def __init__(self, layout: Layout, rows: Array) -> None:
-        whole = rows.copy()
+    def __init__(self, layout: Layout, whole: Array, away: Array) -> None:
         u32, u64 = whole.view(np.uint32), whole.view(np.uint64)
-        self.file = (whole, whole.view(np.uint16), u32, u64, np.zeros(len(layout.starts), np.int32))
+        self.file = (whole, whole.view(np.uint16), u32, u64, away)
         self._layout = layout
         self._views = {"pred": whole.view(np.bool_), "b16": self.file[1], "b32": u32, "b64": u64}
         self.assigned: dict[int, Array] = {}

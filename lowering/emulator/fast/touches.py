@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from ..program import Step
     from ..state import Warp
 
+Array = np.ndarray
 _EVERY = np.ones(32, bool)
+
+
+def arrays_of(warps: int, words: int) -> tuple[Array, ...]:
+    """The arrays of several warps, a row each."""
+    touches = np.empty((warps, lanes.MOST if words else 0, o.TOUCH), np.int64)
+    words_of = np.zeros((2, warps, words), np.int64)
+    return np.ones((warps, 1), np.int64), words_of[0], words_of[1], touches
 
 
 class Touches:
@@ -26,11 +34,9 @@ class Touches:
 
     __slots__ = ("arrays", "known", "steps", "used")
 
-    def __init__(self, steps: list[Step], words: int) -> None:
+    def __init__(self, steps: list[Step], arrays: tuple[Array, ...]) -> None:
         self.steps, self.used, self.known = steps, 0, True
-        touches = np.zeros((lanes.MOST if words else 0, o.TOUCH), np.int64)
-        interval = np.ones(1, np.int64)
-        self.arrays = (interval, np.zeros(words, np.int64), np.zeros(words, np.int64), touches)
+        self.arrays = arrays
 
     def clear(self) -> None:
         """The lanes came together."""
