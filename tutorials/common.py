@@ -16,7 +16,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -240,7 +240,7 @@ def draw_timeline(lab: Lab, path: Path | None) -> None:
 
     corner = "(0, 0, 0)"
     events = [
-        replace(event, actor=event.actor.removeprefix(f"CTA {corner} "))
+        event._replace(actor=event.actor.removeprefix(f"CTA {corner} "))
         for event in select(lab.timeline.events, cta=corner)
     ]
     print("\nTimeline of CTA (0, 0, 0), in emulated steps (order is real, durations are not):")

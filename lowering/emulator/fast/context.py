@@ -137,7 +137,7 @@ class WarpArrays:
         return Registers(self.layout, self.files[number], self.away[number])
 
     def touches_of(self, number: int, steps: list[Step]) -> Touches:
-        """What the lanes of a warp touch."""
+        """The touches of a warp's lanes."""
         return Touches(steps, tuple(array[number] for array in self.touches))
 
 
