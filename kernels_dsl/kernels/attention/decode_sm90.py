@@ -13,8 +13,6 @@ Values past the end of a sequence, which may be NaN, come along in the last page
 keys they are makes them zeros.
 """
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, pipeline
@@ -24,19 +22,11 @@ from kernels_dsl.blocks.attention.page_boxes import box_atom, boxes_layout
 from kernels_dsl.blocks.hw.dsl import entry_name
 from kernels_dsl.blocks.hw.pipeline import make_tma_ring, sync_after_init
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN, shared_pointer
-from kernels_dsl.blocks.hw.tma import TmaCopy
 
 from .decode_sm90_consumer import consume
-from .decode_sm90_producer import ITEM_WORDS, Mail, Shared, produce
+from .decode_sm90_producer import ITEM_WORDS, Loads, Mail, Shared, produce
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork
-
-
-class Loads(NamedTuple):
-    """TMA loads of boxes of K and of V."""
-
-    k: TmaCopy
-    v: TmaCopy
 
 
 def make_loads(spec: DecodeSpec, work: DecodeWork) -> Loads:
@@ -79,7 +69,11 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     boxes = shared_pointer(spec.dtype, base + config.q_bytes, ALIGN)
     boxes = cute.recast_ptr(boxes, layout.inner, dtype=spec.dtype)
     barriers = shared_pointer(Int64, base + config.barriers_offset, 8)
-    ring = make_tma_ring(barriers, config.stages, config.stage_bytes, config.computing_threads // 32, (1, 1))
+    stages, warps = spec.ring_stages, config.computing_threads // 32
+    rings = [
+        make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1))
+        for n in range(2 if config.order.k_ahead else 1)
+    ]
     mail = pipeline.PipelineAsync.create(
         barrier_storage=barriers + 2 * config.stages,
         num_stages=1,
@@ -89,4 +83,5 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     )
     words = shared_pointer(Int32, base + config.mail_offset, 16)
     slot = cute.make_tensor(words, cute.make_layout(ITEM_WORDS))
-    return Shared(base, cute.make_tensor(boxes, layout.outer), ring, Mail(mail, slot))
+    boxes = cute.make_tensor(boxes, layout.outer)
+    return Shared(base, boxes, rings[0], rings[-1], Mail(mail, slot))

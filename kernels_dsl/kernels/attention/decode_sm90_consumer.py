@@ -29,7 +29,7 @@ from .decode_tile import (
 def consume(spec: Spec, work: DecodeWork, shared: Shared):
     """Takes the items of this CTA."""
     site = make_site(spec, shared.base)
-    state, mail_state = consumer_state(spec.config.stages), consumer_state(1)
+    state, mail_state = consumer_state(spec.ring_stages), consumer_state(1)
     mail = shared.mail
     mail.ring.consumer_wait(mail_state)
     while mail.words[0] >= 0:
@@ -49,22 +49,24 @@ def attend(
     spec: Spec, work: DecodeWork, shared: Shared, item: Item, site: Site, own: State, state: PipelineState
 ) -> PipelineState:
     """This warp's unnormalised output over its keys of the split, by blocks in their order."""
-    config, ring = spec.config, shared.ring
+    config, apart = spec.config, spec.config.order.k_ahead
     blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
+    values = blocks + (spec.ring_stages * config.stage_bytes if apart else 0)
     steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
     for step in cutlass.range(steps, unroll=1):
         start = item.begin + step * config.tile_n + site.warp_n * spec.warp_keys
-        ring.consumer_wait(state)
+        shared.k.consumer_wait(state)
         p = take_keys(spec, work, item, site, own, blocks + state.index * config.stage_bytes, start)
         cute.arch.sync_warp()
-        ring.consumer_release(state)
-        state.advance()
-        ring.consumer_wait(state)
-        address = blocks + state.index * config.stage_bytes
+        shared.k.consumer_release(state)
+        if cutlass.const_expr(not apart):
+            state.advance()
+        shared.v.consumer_wait(state)
+        address = values + state.index * config.stage_bytes
         clear_values(spec, item, site, address, start)
         add_output(spec, site, own, p, address)
         cute.arch.sync_warp()
-        ring.consumer_release(state)
+        shared.v.consumer_release(state)
         state.advance()
     return state
 
@@ -94,7 +96,7 @@ def clear_rows(spec: Spec, item: Item, lane: Int32, address: Int32, start: Int32
         key = start + step + lane // tile.chunks
         if (key < item.first) | (key >= item.end):
             of_box = step % tile.rows + lane // tile.chunks
-            own = address + spec.box_offset(step) + of_box * (2 * tile.width) + lane % tile.chunks * 16
+            own = address + spec.box_offset(step) + of_box * (2 * tile.pitch) + lane % tile.chunks * 16
             for block in cutlass.range_constexpr(tile.blocks):
                 place = own + tile.row_offset(0, block * tile.width)
                 vector = cute.make_tensor(shared_pointer(Int32, place, 16), cute.make_layout(4))

@@ -17,9 +17,11 @@ from kernels_dsl.blocks.attention.page_boxes import (
     first_pages,
     pages_at,
 )
+from kernels_dsl.blocks.attention.page_requests import request_keys
 from kernels_dsl.blocks.attention.splits import Queries, Splits
 from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
+from kernels_dsl.blocks.hw.tma import TmaCopy
 
 from .decode_spec import DecodeSpec, Spec
 from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries
@@ -28,6 +30,13 @@ ITEM_WORDS = 10
 """Words that describe an item."""
 END = -1
 """Sequence that is sent after the last item."""
+
+
+class Loads(NamedTuple):
+    """TMA loads of boxes of K and of V."""
+
+    k: TmaCopy
+    v: TmaCopy
 
 
 class Mail(NamedTuple):
@@ -43,27 +52,35 @@ class Shared(NamedTuple):
     base: Int32
     boxes: cute.Tensor
     """(rows, width, column blocks, boxes of all stages)"""
-    ring: pipeline.PipelineTmaAsync
+    k: pipeline.PipelineTmaAsync
+    v: pipeline.PipelineTmaAsync
+    """The same ring as K's, or V's own, whose stages follow those of K's."""
     mail: Mail
 
 
 class Position(NamedTuple):
-    """Positions in the ring and in the mail."""
+    """Positions in the rings of K and V, the former that of both where they share one, and in the mail."""
 
-    ring: PipelineState
+    k: PipelineState
+    v: PipelineState
     mail: PipelineState
 
 
 @cute.jit
 def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shared, ctas: Int32):
     """Loads every n-th item, of `ctas` CTAs."""
-    position = Position(producer_state(spec.config.stages), producer_state(1))
-    ring_state, mail_state = position
+    stages = spec.ring_stages
+    k_state, v_state, mail_state = producer_state(stages), producer_state(stages), producer_state(1)
     index = cute.arch.block_idx()[0]
     found = item_at(spec, work, index)
     while found.batch < work.lengths.batch:
         item = find_keys(spec, work, found.batch, found.number)
-        ring_state, mail_state = load_item(spec, work, loads, shared, item, Position(ring_state, mail_state))
+        position = Position(k_state, v_state, mail_state)
+        if cutlass.const_expr(spec.config.order.k_ahead):
+            position = load_item_ahead(spec, work, loads, shared, item, position)
+        else:
+            position = load_item(spec, work, loads, shared, item, position)
+        k_state, v_state, mail_state = position
         index = index + ctas
         found = item_at(spec, work, index, found.cursor)
     shared.mail.ring.producer_acquire(mail_state)
@@ -83,26 +100,97 @@ def load_item(
 ) -> Position:
     """Loads one item. Q comes after the first K, which need not wait until the item before has begun."""
     config, box = spec.config, spec.config.box
-    ring_state, mail_state = position
-    load_k, load_v = (
-        box_loader(load, spec.kv_tile, shared.boxes, item.head, config.evict_first) for load in loads
-    )
-    source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
-    wanted = BoxRange(item.batch, item.begin, item.first, item.end)
+    ring_state, v_state, mail_state = position
+    load_k, load_v = loaders_of(spec, loads, shared, item)
+    source, wanted = keys_of(work, item)
+    request_first(spec, work, item)
     pages = first_pages(source, wanted, box)
     steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
     for step in cutlass.range(steps, unroll=1):
         number = step * spec.boxes
         pages = pages_at(source, wanted, box, number, pages)
         block = partial(load_block, spec, work, wanted, pages, number)
-        ring_state = put(shared.ring, ring_state, partial(block, load_k))
+        request_step(spec, work, item, step)
+        ring_state = put(shared.k, ring_state, partial(block, load_k))
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
-        ring_state = put(shared.ring, ring_state, partial(block, load_v))
+        ring_state = put(shared.v, ring_state, partial(block, load_v))
     if steps <= 0:
         send_item(spec, work, shared, item, mail_state)
     mail_state.advance()
-    return Position(ring_state, mail_state)
+    return Position(ring_state, v_state, mail_state)
+
+
+@cute.jit
+def load_item_ahead(
+    spec: Spec,
+    work: DecodeWork,
+    loads: cutlass.Constexpr,
+    shared: Shared,
+    item: Item,
+    position: Position,
+) -> Position:
+    """The same with two rings, each V after `k_ahead` blocks of K past its own."""
+    config, box, ahead = spec.config, spec.config.box, spec.config.order.k_ahead
+    k_state, v_state, mail_state = position
+    load_k, load_v = loaders_of(spec, loads, shared, item)
+    source, wanted = keys_of(work, item)
+    request_first(spec, work, item)
+    k_pages = first_pages(source, wanted, box)
+    v_pages = k_pages
+    steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
+    for step in cutlass.range(cutlass.min(ahead, steps), unroll=1):
+        k_pages = pages_at(source, wanted, box, step * spec.boxes, k_pages)
+        block = partial(load_block, spec, work, wanted, k_pages, step * spec.boxes)
+        request_step(spec, work, item, step)
+        k_state = put(shared.k, k_state, partial(block, load_k))
+        if step == 0:
+            send_item(spec, work, shared, item, mail_state)
+    for step in cutlass.range(steps, unroll=1):
+        later = step + ahead
+        if later < steps:
+            k_pages = pages_at(source, wanted, box, later * spec.boxes, k_pages)
+            block = partial(load_block, spec, work, wanted, k_pages, later * spec.boxes)
+            request_step(spec, work, item, later)
+            k_state = put(shared.k, k_state, partial(block, load_k))
+        v_pages = pages_at(source, wanted, box, step * spec.boxes, v_pages)
+        block = partial(load_block, spec, work, wanted, v_pages, step * spec.boxes)
+        v_state = put(shared.v, v_state, partial(block, load_v, first=spec.ring_stages))
+    if steps <= 0:
+        send_item(spec, work, shared, item, mail_state)
+    mail_state.advance()
+    return Position(k_state, v_state, mail_state)
+
+
+def loaders_of(spec: DecodeSpec, loads: Loads, shared: Shared, item: Item) -> tuple[LoadBox, LoadBox]:
+    """Loads of boxes of the item's K and of its V."""
+    k, v = (
+        box_loader(load, spec.kv_tile, shared.boxes, item.head, spec.config.evict_first) for load in loads
+    )
+    return k, v
+
+
+def keys_of(work: DecodeWork, item: Item) -> tuple[BoxSource, BoxRange]:
+    """The pages of all sequences, and the range of the item's keys."""
+    source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
+    return source, BoxRange(item.batch, item.begin, item.first, item.end)
+
+
+def request_first(spec: DecodeSpec, work: DecodeWork, item: Item) -> None:
+    """Asks L2 for the first keys of an item, where its order is so."""
+    ahead = spec.config.order.page_ahead
+    if ahead:
+        source, wanted = keys_of(work, item)
+        request_keys(source, wanted, (work.k, work.v), item.head, item.begin, ahead)
+
+
+def request_step(spec: DecodeSpec, work: DecodeWork, item: Item, step: Int32) -> None:
+    """Asks L2 for the keys of a later step."""
+    ahead, keys = spec.config.order.page_ahead, spec.config.tile_n
+    if ahead:
+        source, wanted = keys_of(work, item)
+        start = item.begin + step * keys + ahead
+        request_keys(source, wanted, (work.k, work.v), item.head, start, keys)
 
 
 def load_block(
@@ -114,15 +202,17 @@ def load_block(
     load: LoadBox,
     stage: Int32,
     barrier: cute.Pointer,
+    first: int = 0,
 ) -> None:
-    """Loads a block of K or V, from box `number` of the item on, to a stage."""
+    """Loads a block of K or V, from box `number` of the item on, to a stage of the ring from stage `first`
+    on."""
     for i in range(spec.boxes):
         key = wanted.begin + (number + i) * spec.config.box
         of_page = key
         if spec.paged:
             _, of_page = divmod(key, work.page)
         page = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(pages.now, (number + i) % 32))
-        load(page, of_page // spec.config.box, stage * spec.boxes + i, barrier)
+        load(page, of_page // spec.config.box, (stage + first) * spec.boxes + i, barrier)
 
 
 @cute.jit

@@ -39,7 +39,9 @@ class DecodeSpec:
     @property
     def kv_tile(self) -> RowsTile:
         """A block of K, or of V, or the part of one that TMA loads at a time; fp8 in pairs."""
-        return RowsTile(self.config.box or self.config.tile_n, self.config.dim * self.config.kv_bytes // 2)
+        config = self.config
+        columns = config.dim * config.kv_bytes // 2
+        return RowsTile(config.box or config.tile_n, columns, config.order.by_key)
 
     @property
     def warp_keys(self) -> int:
@@ -61,12 +63,17 @@ class DecodeSpec:
         """Loads by TMA that a block of K or of V takes."""
         return self.config.tile_n // self.config.box
 
+    @property
+    def ring_stages(self) -> int:
+        """Stages of a ring of blocks: of all, or where K is loaded ahead of K's or V's."""
+        return self.config.stages // (2 if self.config.order.k_ahead else 1)
+
     def warp_offset(self, warp_n: Int32) -> Int32:
         """Byte offset of a warp's keys in a block."""
         tile, key = self.kv_tile, warp_n * self.warp_keys
         if tile.rows == self.config.tile_n:
-            return key * (2 * tile.width)
-        return key // tile.rows * tile.bytes + key % tile.rows * (2 * tile.width)
+            return key * (2 * tile.pitch)
+        return key // tile.rows * tile.bytes + key % tile.rows * (2 * tile.pitch)
 
     def box_offset(self, key: int) -> int:
         """Bytes from a warp's first keys to the tile of its key number `key`."""

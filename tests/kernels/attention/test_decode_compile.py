@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.decode import DecodeConfig, decode_config, tma_config
+from kernels_dsl.config.decode import DecodeConfig, KeyOrder, decode_config, tma_config
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving.decode_operation import FUNCTION
 
@@ -70,6 +70,17 @@ def test_loaded_by_tma(dim, rows, name, page):
     of_item = compiled("sm_90a", dim, rows, name, BF16, rows == 4, config)
     assert of_item.entry.startswith("attention_decode_sm90")
     assert of_item.count("UTMALDG") == 2 * 64 // min(page, 64)
+
+
+@pytest.mark.parametrize("order", [KeyOrder(by_key=True, k_ahead=2), KeyOrder(page_ahead=128)], ids=str)
+def test_orders(order):
+    """Other orders do not spill either; requests to L2 are one instruction a cache and place."""
+    device = DEVICES_BY_ARCH["sm_90a"]
+    for rows in (4, 32):
+        config = replace(tma_config(decode_config(128, rows, 4, device), device, 16), order=order)
+        of_item = compiled("sm_90a", 128, rows, "causal", BF16, False, config)
+        assert of_item.count("UTMALDG") == (12 if order.k_ahead else 8)
+        assert of_item.count("UBLKPF") == (4 if order.page_ahead else 0)
 
 
 def compiled(

@@ -80,6 +80,7 @@ def test_splits():
     length."""
     assert -(-1024 // split_keys(1024)) == 16 and -(-131072 // split_keys(131072)) == MAX_SPLITS
     assert [split_keys(4096, rows) for rows in (4, 16, 64, 256, 257)] == [256, 512, 1024, 2048, 4096]
+    assert [split_keys(4096, rows, 1) for rows in (4, 16)] == [512, 512] and split_keys(32768, 4, 1) == 1024
     for rows in (1, 16, 64, 256, 257):
         room = 0
         for keys in (*range(1, 3000, 7), *range(3000, 1 << 20, 9997), 1 << 20, 1 << 24, 1 << 30):
