@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.checks.eager_path import check_tensor
+from kernels_dsl.checks.eager_path import PLAIN_TYPES, check_tensor
 from kernels_dsl.checks.options import boolean, integer
 from kernels_dsl.config.decode import MAX_ROWS
 from kernels_dsl.flash_attn.functions import UNLIMITED, Window, options_of
 from kernels_dsl.ops.attention.attention import attention_varlen
 from kernels_dsl.ops.serving.append_kv import append_kv
-from kernels_dsl.ops.serving.decode import attention_decode, attention_decode_supports
+from kernels_dsl.ops.serving.decode import attention_decode, attention_decode_supports, repeated
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale
 
 _NOT_HERE = {
@@ -74,6 +74,16 @@ def flash_attn_with_kvcache(
     Returns (B, Sq, H, D), with `return_softmax_lse` also the log-sum-exp (B, H, Sq). Not differentiable.
     Raises TypeError and ValueError that name the argument; a call that is refused has written nothing.
     """
+    if k is v is rotary_cos is rotary_sin is cache_batch_idx is cache_leftpad is alibi_slopes is None:
+        if sinks is k_descale is v_descale is None and return_softmax_lse is False:
+            plain = rotary_interleaved is True and type(num_splits) is int and num_splits == 0
+            if plain and type(window_size) is tuple and window_size == UNLIMITED:
+                table = page_table if block_table is None else block_table
+                if table is not None and (block_table is None or page_table is None):
+                    tensors = q, k_cache, v_cache, cache_seqlens, table
+                    output = _repeated(tensors, causal, softmax_scale, softcap)
+                    if output is not None:
+                        return output
     without_counterpart = {
         "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_leftpad": cache_leftpad,
         "alibi_slopes": alibi_slopes,
@@ -114,6 +124,21 @@ def flash_attn_with_kvcache(
             q, k_cache, v_cache, seqused_k=used, block_table=table, return_lse=return_softmax_lse, **options
         )
     return _prefill(q, (k_cache, v_cache), table, used, options, return_softmax_lse)
+
+
+def _repeated(tensors: tuple[Any, ...], causal: Any, scale: Any, softcap: Any) -> torch.Tensor | None:
+    """The output of a call like an earlier one of `attention_decode`, of (q, caches, lengths, table) alone;
+    None where there was none, or what is wrong with an argument is to be found."""
+    q, k_cache, _, used, table = tensors
+    if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is not float:
+        return None
+    for x in (q, k_cache, used, table):
+        if type(x) not in PLAIN_TYPES or x.is_nested:
+            return None
+    shape, of_cache = q.shape, k_cache.shape
+    if len(shape) != 4 or len(of_cache) != 4 or shape[1] * shape[2] > MAX_ROWS * of_cache[2]:
+        return None
+    return repeated(tensors, (causal, None, softcap, scale, None, False))[1]
 
 
 _CHECKED: set[Any] = set()

@@ -42,6 +42,8 @@ def checked(enabled: bool = True) -> Iterator[None]:
 
 def is_checked() -> bool:
     """True if values are looked at now."""
+    if not _blocks:
+        return _by_environment
     try:
         return _blocks[-1][0]
     except IndexError:

@@ -17,12 +17,12 @@ with the same arithmetic that loads keys by TMA, where the pages allow it.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention.kv_blocks import Window
 from kernels_dsl.blocks.attention.mask import ScoreOperands
 from kernels_dsl.blocks.attention.splits import Lengths, PartRoom
-from kernels_dsl.blocks.hw.dsl import entry_name
+from kernels_dsl.blocks.hw.dsl import choose, entry_name
 from kernels_dsl.blocks.hw.swizzled_rows import ALIGN
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.decode import DecodeConfig
@@ -30,7 +30,7 @@ from kernels_dsl.config.decode import DecodeConfig
 from .decode_merge import MergeWork, merge_kernel, merge_threads
 from .decode_sm90 import decode_sm90_kernel, make_loads
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, item_at, work_item
+from .decode_tile import DecodeWork, Parts, item_at, work_item
 
 
 def attention_decode(
@@ -39,8 +39,7 @@ def attention_decode(
     v: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor | None,
-    parts: cute.Tensor,
-    part_lse: cute.Tensor,
+    workspace: Int64,
     used: cute.Tensor | None,
     table: cute.Tensor | None,
     sinks: cute.Tensor | None,
@@ -62,9 +61,9 @@ def attention_decode(
 ):
     """Launches both kernels. q, out (B, Sq, H, D), k, v (pages, page size, Hk, D), rows on 16 bytes.
     Without `table` (B, pages of one) int32 a page is a sequence. With `starts` (B + 1,) int32 queries are
-    packed: q, out (T, H, D), `most_queries` of a sequence. parts (rows, padded D) and part_lse (rows,):
-    float32, for what is merged, the rows as `splits.PartRoom` says. k_scale, v_scale (B, Hk) float32: factors
-    of fp8 caches, None is 1. early: kernels may start before the one before them has ended (sm_90).
+    packed: q, out (T, H, D), `most_queries` of a sequence. workspace: address, on 16 bytes, of float32 for
+    what is merged, as `make_parts` says. k_scale, v_scale (1,), (Hk,) or (B, Hk) float32: factors of fp8
+    caches, None is 1. early: kernels may start before the one before them has ended (sm_90).
     """
     if cutlass.const_expr(starts is not None):
         q, out, lse = as_one_sequence(q), as_one_sequence(out), as_one_sequence(lse)
@@ -79,9 +78,11 @@ def attention_decode(
     )  # fmt: skip
     room = PartRoom(parts_each, parts_more)
     window = Window(left, right)
+    parts, part_lse = make_parts(config, workspace, lengths, room, Int32(kv_heads))
+    of_head = (batch, kv_heads)
     work = DecodeWork(
         q, k, v, table, parts, part_lse, room, lengths, window, ScoreOperands(scale, softcap, None, None),
-        k_scale, v_scale,
+        of_each_head(k_scale, of_head), of_each_head(v_scale, of_head),
         kv_heads=Int32(kv_heads), page=cute.fast_divmod_create_divisor_v2(Int32(page_size)), dim=Int32(dim),
     )  # fmt: skip
     of_items(spec, work, ctas, early).launch(
@@ -112,6 +113,25 @@ def of_items(spec: DecodeSpec, work: DecodeWork, ctas: Int32, early: bool):
     if spec.config.box:
         return decode_sm90_kernel(spec, work, make_loads(spec, work), ctas, early)
     return decode_kernel(spec, work, ctas, early)
+
+
+def make_parts(
+    config: DecodeConfig, workspace: Int64, lengths: Lengths, room: PartRoom, heads: Int32
+) -> Parts:
+    """The partial results in a workspace: all their rows (rows, padded D), then the log-sum-exps of these."""
+    rows = heads * (lengths.tokens * config.pack * room.each + lengths.batch * room.more)
+    of_rows = cute.make_ptr(Float32, workspace, cute.AddressSpace.gmem, assumed_align=16)
+    place = workspace + Int64(rows) * (4 * config.dim)
+    of_lse = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
+    return Parts(of_rows, cute.make_tensor(of_lse, cute.make_layout(rows)))
+
+
+def of_each_head(scale: cute.Tensor | None, shape: tuple[int, int]) -> cute.Tensor | None:
+    """Factors (1,), one for each head or (B, Hk) as (B, Hk)."""
+    if scale is None or cute.rank(scale) == 2:
+        return scale
+    step = choose(scale.shape[0] == 1, 0, scale.stride[0], Int32)
+    return cute.make_tensor(scale.iterator, cute.make_layout(shape, stride=(0, step)))
 
 
 def as_one_sequence(x: cute.Tensor | None) -> cute.Tensor | None:

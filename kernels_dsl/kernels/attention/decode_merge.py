@@ -34,7 +34,7 @@ THREADS = 128
 class MergeWork(NamedTuple):
     """Tensors that the merge reads and writes; see `decode.attention_decode`."""
 
-    parts: cute.Tensor
+    parts: cute.Pointer
     part_lse: cute.Tensor
     """With base 2."""
     room: PartRoom
@@ -181,7 +181,7 @@ def find_row(spec: Spec, work: MergeWork) -> MergeRow:
 def part_rows(spec: DecodeSpec, work: MergeWork, row: MergeRow) -> cute.Tensor:
     """The row's partial results (splits, padded D)."""
     dim = spec.config.dim
-    place = work.parts.iterator.toint() + Int64(row.part) * (dim * 4)
+    place = work.parts.toint() + Int64(row.part) * (dim * 4)
     first = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
     layout = cute.make_layout((spec.config.most_splits, dim), stride=(row.step * dim, 1))
     return cute.make_tensor(first, layout)

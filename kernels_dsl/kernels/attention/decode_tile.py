@@ -51,6 +51,13 @@ from . import decode_fp8
 from .decode_spec import DecodeSpec, Spec
 
 
+class Parts(NamedTuple):
+    """Partial results: rows (rows, padded D) and their log-sum-exps (rows,) with base 2, float32."""
+
+    rows: cute.Pointer
+    lse: cute.Tensor
+
+
 class DecodeWork(NamedTuple):
     """The problem; see `decode.attention_decode`."""
 
@@ -58,7 +65,7 @@ class DecodeWork(NamedTuple):
     k: cute.Tensor
     v: cute.Tensor
     table: cute.Tensor | None
-    parts: cute.Tensor
+    parts: cute.Pointer
     part_lse: cute.Tensor
     room: PartRoom
     lengths: Lengths
@@ -464,7 +471,7 @@ def store_outputs(spec: Spec, work: DecodeWork, item: Item, site: Site, out: cut
                     found = cute.make_tensor(shared_pointer(Float32, place, 16), cute.make_layout(4)).load()
                     total.store(found if n == 0 else total.load() + found)
                 column = first + vector * 4
-                place = work.parts.iterator.toint() + (Int64(item.part + of_row) * config.dim + column) * 4
+                place = work.parts.toint() + (Int64(item.part + of_row) * config.dim + column) * 4
                 target = cute.make_ptr(Float32, place, cute.AddressSpace.gmem, assumed_align=16)
                 cute.autovec_copy(total, cute.make_tensor(target, cute.make_layout(4)))
         sync_computing(spec)

@@ -66,15 +66,19 @@ def attention_decode(
     if (causal is not True and causal is not False) or type(scale) is bool or type(softcap) is bool:
         causal = checked_scalars(causal, scale, softcap)
     window = window if window is None else _pair(window)
-    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks, k_scale, v_scale, cu_seqlens_q)
+    options = causal, window, softcap, scale, max_seqlen_q, decode_equals_prefill
     key: Any = None
     present: tuple[Any, ...] = ()
-    if type(q) in PLAIN_TYPES and not q.is_nested and not is_checked():
+    if sinks is k_scale is v_scale is cu_seqlens_q is out is None and return_lse is False:
+        if seqused_k is not None and block_table is not None:
+            present = q, k_cache, v_cache, seqused_k, block_table
+            key, output = repeated(present, options)
+            if output is not None:
+                return output
+    inputs = (q, k_cache, v_cache, seqused_k, block_table, sinks, k_scale, v_scale, cu_seqlens_q)
+    if not present and _may_be_kept(q):
         present = tuple([x for x in (*inputs, out) if x is not None])
-        form = tuple([x is None for x in (*inputs[3:], out)])
-        key = (
-            q.shape, form, causal, window, softcap, scale, max_seqlen_q, decode_equals_prefill, return_lse,
-        )  # fmt: skip
+        key = (q.shape, tuple([x is None for x in (*inputs[3:], out)]), options, return_lse)
         plan = call_cache.find(ATTENTION_DECODE.calls, key, present)
         if plan is not None and plan.apart(inputs, out):
             try:
@@ -90,6 +94,33 @@ def attention_decode(
     )  # fmt: skip
     decoded: Decoded = ATTENTION_DECODE.first(call, key, present, _operator)
     return decoded if return_lse else decoded.out
+
+
+def repeated(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, torch.Tensor | None]:
+    """The key of a call of (q, k_cache, v_cache, seqused_k, block_table) alone, None where a first call must
+    look at it; and the output, if it is like an earlier one.
+
+    options: causal, window, softcap, scale, max_seqlen_q, decode_equals_prefill.
+    """
+    q = tensors[0]
+    if not _may_be_kept(q):
+        return None, None
+    key = q.shape, options
+    plan = call_cache.find(ATTENTION_DECODE.calls, key, tensors)
+    if plan is None:
+        return key, None
+    try:
+        if plan.bare is not None:
+            return key, plan.bare(*tensors)
+        return key, plan.run((*tensors, None, None, None, None, None)).out
+    except ValueError as error:
+        call_cache.refused(ATTENTION_DECODE.calls, key, error)
+    return key, None
+
+
+def _may_be_kept(q: Any) -> bool:
+    """True if the call cache may have calls with such a q."""
+    return type(q) in PLAIN_TYPES and not q.is_nested and not is_checked()
 
 
 def attention_decode_supports(

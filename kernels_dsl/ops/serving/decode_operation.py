@@ -34,10 +34,13 @@ from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import addresses
 from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)
+KEPT = 1 << 22
+"""float32 of partial results in memory that a stream keeps, at most: 16 MiB."""
 _MOST_PART_ROWS = 1 << 31
 """Of partial results: their numbers have 32 bits."""
 
@@ -284,11 +287,20 @@ def _capacity(call: DecodeArguments, batch: int) -> int:
     return capacity
 
 
-class DecodePlan(NamedTuple):
-    """The launch of calls with such tensors. `extents`: bytes that each input spans, and last `out`."""
+class DecodePlan:
+    """The launch of calls with such tensors. `extents`: bytes that each input spans, and last `out`.
 
-    run: Callable[[tuple[Any, ...]], Decoded]
-    extents: tuple[int, ...]
+    `bare(q, k_cache, v_cache, seqused_k, block_table)` gives the output of calls with these alone, with as
+    little of the host's time as can be: it is there after a first `run`, if at all.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[tuple[Any, ...]], Decoded],
+        extents: tuple[int, ...],
+        bare: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
+        self.run, self.extents, self.bare = run, extents, bare
 
     def apart(self, inputs: tuple[Any, ...], out: torch.Tensor | None) -> bool:
         """True if `out` shares no memory with what such a call reads."""
@@ -319,20 +331,19 @@ def _build(decoded: DecodeCall, call: DecodeArguments, target: Target) -> Decode
     strides = call.k_cache.stride(), call.v_cache.stride()
     if why_not_tma(config, target.device, decoded.dim, page, strides) is None:
         config = tma_config(config, target.device, page)
-    return DecodePlan(_launching(decoded, config, call, target), extents)
+    return _launching(decoded, config, call, target, extents)
 
 
 def _launching(
-    decoded: DecodeCall, config: DecodeConfig, call: DecodeArguments, target: Target
-) -> Callable[[tuple[Any, ...]], Decoded]:
-    device, dtype = call.q.device, call.q.dtype
-    make_parts = allocate.several(
-        [
-            allocate.maker((decoded.part_rows, config.dim), torch.float32, device),
-            allocate.maker((decoded.part_rows,), torch.float32, device),
-        ]
-    )
-    make_out = allocate.maker(tuple(call.q.shape), dtype, device)
+    decoded: DecodeCall,
+    config: DecodeConfig,
+    call: DecodeArguments,
+    target: Target,
+    extents: tuple[int, ...],
+) -> DecodePlan:
+    device = call.q.device
+    workspace = _workspace(decoded.part_rows * (config.dim + 1), target, device)
+    make_out = allocate.maker(tuple(call.q.shape), call.q.dtype, device)
     make_lse = allocate.maker(decoded.lse_shape, torch.float32, device)
     # About as many as there are at most: more CTAs would have none.
     items = decoded.part_rows // min(config.rows, decoded.together) + decoded.batch * decoded.kv_heads
@@ -342,27 +353,62 @@ def _launching(
     )  # fmt: skip
     early = target.device.capability >= (9, 0)
     launch = Launch(FUNCTION, target, {"config": config, "variant": decoded.variant, "early": early})
-    prepare = prepared_for_tma(call.q)
+    dense = call.q.stride() == allocate.dense_strides(tuple(call.q.shape))
+    prepare = None if dense and is_aligned(call.q) else prepared_for_tma(call.q)
     staged = call.out is not None and not is_aligned(call.out)
     return_lse = call.return_lse
-    shape = decoded.batch, decoded.kv_heads
+    others = (call.sinks, call.k_scale, call.v_scale, call.cu_seqlens_q, call.out)
+    plain = prepare is None and not return_lse and all(x is None for x in others)
+    k_view, v_view = (_with_modes(x) for x in (call.k_scale, call.v_scale))
+    kernel: Callable[..., Any] = launch
 
     def run(tensors: tuple[Any, ...]) -> Decoded:
+        nonlocal kernel
         q, k, v, used, table, sinks, k_scale, v_scale, starts, out = tensors
-        if k_scale is not None or v_scale is not None:
-            k_scale, v_scale = (x if x is None else x.expand(shape) for x in (k_scale, v_scale))
+        if k_view is not None:
+            k_scale = k_view(k_scale)
+        if v_view is not None:
+            v_scale = v_view(v_scale)
         if prepare is not None:
             q = prepare(q)
         written = make_out() if out is None or staged else out
         lse = make_lse() if return_lse else None
-        parts = make_parts()
-        launch(q, k, v, written, lse, *parts, used, table, sinks, k_scale, v_scale, starts, *scalars)
+        room = workspace()
+        kernel(q, k, v, written, lse, room, used, table, sinks, k_scale, v_scale, starts, *scalars)
+        if kernel is launch and (found := launch.direct()) is not None:
+            kernel = found
+            plan.bare = bare if plain else None
         if staged:
             out.copy_(written)
             written = out
         return Decoded(written, lse)
 
-    return run
+    fixed = (None, None, None, None, *scalars)
+
+    def bare(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, table: torch.Tensor
+    ) -> torch.Tensor:
+        out = make_out()
+        kernel(q, k, v, out, None, workspace(), used, table, *fixed)
+        return out
+
+    plan = DecodePlan(run, extents)
+    return plan
+
+
+def _workspace(elements: int, target: Target, device: torch.device) -> Callable[[], int]:
+    """Gives the address of so many float32, for the next launch: the stream's own memory where they are few,
+    which costs no allocation."""
+    index = target.index
+    if elements <= KEPT:
+        return lambda: addresses(index, elements, 0)[0]
+    make = allocate.maker((elements,), torch.float32, device)
+    return lambda: lowering.Address(make())
+
+
+def _with_modes(scale: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The view of such scales that a kernel takes; None: they are as it takes them."""
+    return allocate.with_a_mode if scale is not None and scale.dim() == 0 else None
 
 
 def _without_keys(decoded: DecodeCall, return_lse: bool) -> Callable[[tuple[Any, ...]], Decoded]:

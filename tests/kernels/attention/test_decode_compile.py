@@ -97,9 +97,8 @@ def compiled(
     if packed:
         q, config = q.flatten(0, 1), replace(config, tiled=True)
     scale = tensor(2, 2, dtype=torch.float32) if fp8 else None
-    parts = tensor(2 * 2 * 8 * rows, config.dim, dtype=torch.float32)
     arguments = (
-        q, cache, cache, q, None, parts, parts[:, 0].contiguous(), tensor(2, dtype=ints),
+        q, cache, cache, q, None, 1 << 20, tensor(2, dtype=ints),
         tensor(2, 32, dtype=ints), tensor(8, dtype=torch.float32) if variant.sinks else None,
         scale, scale, starts, 1.0, 1.0, 0, 0, rows // 4, 1, 7 * rows, 64,
     )  # fmt: skip
