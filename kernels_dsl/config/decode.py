@@ -249,16 +249,15 @@ def why_not_tma(
     strides; None if it can."""
     if not device.has_wgmma:
         return f"{device.name} is not of compute capability 9.0"
-    if config.kv_bytes != 2:
-        return "caches are of fp8, which the kernel of TMA does not take"
-    if config.dim > 128 or config.rows > 32:
+    if config.dim > 128 or config.rows > 16 * config.kv_bytes:
         return f"registers do not hold {config.rows} rows of {config.dim} columns beside a loading warp's"
     if dim != config.dim:
-        return f"head dimension is {dim}, must be a multiple of 32"
+        return f"head dimension is {dim}, must be a multiple of {64 // config.kv_bytes}"
     if math.gcd(page, config.tile_n, STEP) % 16:
         return f"pages have {page} keys, must be a multiple of 16"
-    if any(step <= 0 or step % 8 or step >= _TMA_STRIDE for of_cache in strides for step in of_cache[:3]):
-        return f"caches have strides {strides}, must have multiples of 8 below {_TMA_STRIDE}"
+    each = 16 // config.kv_bytes
+    if any(step <= 0 or step % each or step >= _TMA_STRIDE for of_cache in strides for step in of_cache[:3]):
+        return f"caches have strides {strides}, must have multiples of {each} below {_TMA_STRIDE}"
     return None
 
 

@@ -14,7 +14,7 @@ from cutlass import Int32, Int64
 
 from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.hw import tma
-from kernels_dsl.blocks.hw.swizzled_rows import RowsTile
+from kernels_dsl.blocks.hw.swizzled_rows import PAIR, RowsTile
 
 LANES = 32
 
@@ -95,16 +95,19 @@ def boxes_layout(tile: RowsTile, places: int) -> cute.ComposedLayout:
 
 
 def box_atom(cache: cute.Tensor, tile: RowsTile, layout: cute.ComposedLayout) -> tma.TmaCopy:
-    """Loads of boxes, one instruction each, from a cache (pages, keys, heads, D), D as of the tile.
+    """Loads of boxes, one instruction each, from a cache (pages, keys, heads, D), D as of the tile; of 8-bit
+    elements in pairs.
 
     The tensor map has a mode of its own for the column blocks: a swizzled box is no wider than one.
     """
     pages, keys, heads, _ = cache.shape
-    step = cache.stride
+    step, first = cache.stride, cache.iterator
+    if cache.element_type.width == 8:
+        step, first = [x // 2 for x in step], cute.recast_ptr(first, dtype=PAIR)
     by_block = cute.make_layout(
         (keys, tile.width, tile.blocks, heads, pages), stride=(step[1], 1, tile.width, step[2], step[0])
     )
-    view = cute.make_tensor(cache.iterator, by_block)
+    view = cute.make_tensor(first, by_block)
     return tma.make_load_atom(view, layout, (tile.rows, tile.width, tile.blocks))
 
 

@@ -94,14 +94,15 @@ def read_queries(spec: DecodeSpec, base: Int32, row: Int32, lane: Int32, k: int,
 
 @cute.jit
 def queries_to_fp16(spec: Spec, base: Int32, factors: cute.Tensor, thread: Int32):
-    """Makes Q in shared memory fp16, each row times a power of 2; factors (rows,): receives the inverses.
+    """Makes Q in shared memory fp16, each row times a power of 2; factors (rows,): receives the inverses. By
+    the threads that compute.
 
     Infinities and NaN stay what they are.
     """
     tile = spec.q_tile
     chunks = tile.columns // VECTOR
     group = cutlass.const_expr(next(size for size in (8, 16, 32) if chunks <= size))
-    rows_at_once = spec.config.threads // group
+    rows_at_once = spec.config.computing_threads // group
     column, of_pass = thread % group, thread // group
     for first in cutlass.range_constexpr(0, tile.rows, rows_at_once):
         row = of_pass + first

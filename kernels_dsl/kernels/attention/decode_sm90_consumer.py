@@ -21,6 +21,7 @@ from .decode_tile import (
     make_site,
     make_state,
     read_queries,
+    take_factors,
     take_keys,
 )
 
@@ -35,6 +36,8 @@ def consume(spec: Spec, work: DecodeWork, shared: Shared):
     while mail.words[0] >= 0:
         item = item_of(tuple(cute.arch.make_warp_uniform(mail.words[i]) for i in range(ITEM_WORDS)))
         own = make_state(spec, work)
+        if cutlass.const_expr(spec.fp8):
+            take_factors(spec, work, item, site, own)
         for k in cutlass.range_constexpr(spec.config.dim // 16):
             read_queries(spec, site, k, own.q[None, 0, k])
         mail.ring.consumer_release(mail_state)

@@ -297,7 +297,7 @@ def take_factors(spec: Spec, work: DecodeWork, item: Item, site: Site, state: St
         pointer = shared_pointer(Float32, site.base + spec.config.stats_offset + FACTORS_OFFSET, 16)
         shared = cute.make_tensor(pointer, cute.make_layout(spec.config.rows))
         decode_fp8.queries_to_fp16(spec, site.base, shared, site.thread)
-        cute.arch.sync_threads()
+        sync_computing(spec)
         for r in cutlass.range_constexpr(2):
             state.factors[r] = shared[site.warp_m * 16 + site.lane // 4 + 8 * r]
     elif cutlass.const_expr(state.factors is not None):

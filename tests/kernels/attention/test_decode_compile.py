@@ -55,21 +55,22 @@ def test_compiled(arch, dim, rows, name, kept, packed):
     assert bool(of_item.count("F2FP.F16.E4M3")) == (kept is E4M3)
 
 
-LOADED = [(dim, rows, name, page) for dim in (32, 64, 96, 128) for rows in (4, 32) for name in VARIANTS
+LOADED = [(dim, rows, name, page, BF16) for dim in (32, 64, 96, 128) for rows in (4, 32) for name in VARIANTS
           for page in (16, 128)]  # fmt: skip
-FEW_LOADED = [(128, 4, "causal", 16), (128, 32, "all", 128)]
+LOADED += [(dim, 4, name, page, E4M3) for dim in (64, 128) for name in VARIANTS for page in (16, 128)]
+FEW_LOADED = [(128, 4, "causal", 16, BF16), (128, 32, "all", 128, BF16), (128, 4, "all", 16, E4M3)]
 
 
 @pytest.mark.parametrize(
-    ("dim", "rows", "name", "page"), LOADED if os.environ.get("TEST_ALL_KERNELS") else FEW_LOADED
+    ("dim", "rows", "name", "page", "kept"), LOADED if os.environ.get("TEST_ALL_KERNELS") else FEW_LOADED
 )
-def test_loaded_by_tma(dim, rows, name, page):
+def test_loaded_by_tma(dim, rows, name, page, kept):
     """One instruction a box of K or V."""
     device = DEVICES_BY_ARCH["sm_90a"]
-    config = tma_config(decode_config(dim, rows, 4, device), device, page)
-    of_item = compiled("sm_90a", dim, rows, name, BF16, rows == 4, config)
+    config = tma_config(decode_config(dim, rows, 4, device, kept.itemsize), device, page)
+    of_item = compiled("sm_90a", dim, rows, name, kept, rows == 4, config)
     assert of_item.entry.startswith("attention_decode_sm90")
-    assert of_item.count("UTMALDG") == 2 * 64 // min(page, 64)
+    assert of_item.count("UTMALDG") == 2 * config.tile_n // min(page, 64)
 
 
 @pytest.mark.parametrize("order", [KeyOrder(by_key=True, k_ahead=2), KeyOrder(page_ahead=128)], ids=str)

@@ -15,7 +15,7 @@ from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving import decode_operation
 from lowering import emulator
 from reference.attention import Masking
-from tests.ops.serving.decode_cases import Paged, check, paged
+from tests.ops.serving.decode_cases import Paged, check, fp8_case, paged
 
 HOPPER = DEVICES_BY_ARCH["sm_90a"]
 CAUSAL = Masking(right=0)
@@ -97,6 +97,18 @@ def test_masks_and_many_rows(seed, by_both):
         by_both(lambda: packed.decode(cu_seqlens_q=starts, window=(80, 0)), evict_first=True)
 
 
+@pytest.mark.parametrize(
+    ("page", "lengths", "dim", "dtype"),
+    [(16, (300, 0, 1, 17), 128, torch.bfloat16), (64, (130, 200), 64, torch.float16)],
+)
+def test_fp8_caches(page, lengths, dim, dtype, seed, by_both):
+    """e4m3 in pairs; queries become fp16 by the warps that compute alone."""
+    case, scales = fp8_case(lengths, page, seed, heads=(8, 2), dim=dim, dtype=dtype)
+    with emulator.run(arch="sm_90a", sms=1, seeds=2):
+        check(case, by_both(lambda: case.decode(**scales._asdict()), stages=3), CAUSAL)
+        by_both(lambda: case.decode(**scales._asdict(), window=(40, 0)), order=KeyOrder(page_ahead=64))
+
+
 def test_dense_caches(seed, by_both):
     """A sequence is a page, and its last box ends behind it."""
     case = paged((90, 90), 90, seed)
@@ -114,16 +126,19 @@ def test_which_kernel():
     assert why_not_tma(few, HOPPER, 128, 16, strides) is None
     for other, words in (
         ((few, DEVICES_BY_ARCH["sm_89"], 128, 16, strides), "capability"),
-        ((decode_config(128, 4, 4, HOPPER, 1), HOPPER, 128, 16, strides), "fp8"),
+        ((decode_config(128, 32, 4, HOPPER, 1), HOPPER, 128, 16, strides), "registers"),
+        ((decode_config(80, 4, 4, HOPPER, 1), HOPPER, 80, 16, strides), "must be a multiple of 64"),
+        ((decode_config(128, 4, 4, HOPPER, 1), HOPPER, 128, 16, ((16384, 1032, 128, 1),) * 2), "of 16"),
         ((decode_config(256, 4, 4, HOPPER), HOPPER, 256, 16, strides), "registers"),
         ((decode_config(72, 4, 4, HOPPER), HOPPER, 72, 16, strides), "head dimension is 72"),
         ((few, HOPPER, 128, 24, strides), "pages have 24 keys"),
         ((few, HOPPER, 128, 16, ((16384, 1020, 128, 1),) * 2), "strides"),
     ):
         assert words in str(why_not_tma(*other))
-    for dim in (32, 64, 96, 128):
-        for rows in (4, 32):
-            config = decode_config(dim, rows, 4, HOPPER)
+    assert why_not_tma(decode_config(128, 16, 4, HOPPER, 1), HOPPER, 128, 16, strides) is None
+    for dim, kv_bytes in ((32, 2), (64, 2), (96, 2), (128, 2), (64, 1), (128, 1)):
+        for rows in (4, 32) if kv_bytes == 2 else (4,):
+            config = decode_config(dim, rows, 4, HOPPER, kv_bytes)
             for ctas in (1, 2):
                 found = tma_config(replace(config, ctas_per_sm=ctas), HOPPER, 16)
                 assert found.stages >= 4 and found.box == 16
