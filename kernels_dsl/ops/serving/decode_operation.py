@@ -33,14 +33,14 @@ from kernels_dsl.ops.checked import is_checked
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.operation import Arguments, Operation
 from kernels_dsl.ops.serving.scales import FP8, check_cache_scale, check_converts
+from kernels_dsl.ops.serving.workspace import own_workspace
 from kernels_dsl.ops.target import Target
-from kernels_dsl.ops.tile_counter import addresses
 from lowering.records import NamedTuple, frozen
 
 FUNCTION = lowering.jit("kernels_dsl.kernels.attention.decode:attention_decode", name="attention_decode")
 DTYPES = (torch.bfloat16, torch.float16)
 KEPT = 1 << 22
-"""float32 of partial results in memory that a stream keeps, at most: 16 MiB."""
+"""float32 of partial results in memory that is kept for a thread and stream, at most: 16 MiB."""
 _MOST_PART_ROWS = 1 << 31
 """Of partial results: their numbers have 32 bits."""
 
@@ -397,11 +397,11 @@ def _launching(
 
 
 def _workspace(elements: int, target: Target, device: torch.device) -> Callable[[], int]:
-    """Gives the address of so many float32, for the next launch: the stream's own memory where they are few,
+    """Gives the address of so many float32, for the next launch: where they are few in memory that is kept,
     which costs no allocation."""
     index = target.index
     if elements <= KEPT:
-        return lambda: addresses(index, elements, 0)[0]
+        return lambda: own_workspace(index, elements)
     make = allocate.maker((elements,), torch.float32, device)
     return lambda: lowering.Address(make())
 

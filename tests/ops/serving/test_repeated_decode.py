@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -9,9 +12,10 @@ import kernels_dsl
 from kernels_dsl.config.problem import H200
 from kernels_dsl.flash_attn import flash_attn_with_kvcache
 from kernels_dsl.ops import launch, operation
-from kernels_dsl.ops.serving import decode_operation
+from kernels_dsl.ops.serving import decode_operation, workspace
 from kernels_dsl.ops.serving.decode_operation import ATTENTION_DECODE
 from kernels_dsl.ops.target import Target
+from kernels_dsl.ops.tile_counter import LEAST
 from tests.ops.serving.decode_cases import Paged, paged
 
 WORKSPACE = 5
@@ -71,7 +75,7 @@ def test_same_launch(form, case, launched):
 
 def test_large_workspaces_are_not_kept(case, launched, monkeypatch):
     monkeypatch.setattr(decode_operation, "KEPT", 0)
-    monkeypatch.setattr(decode_operation, "addresses", None)
+    monkeypatch.setattr(decode_operation, "own_workspace", None)
     decode(case), decode(case)
     assert launched[0][WORKSPACE].tensor.numel() == launched[1][WORKSPACE].tensor.numel() > 0
 
@@ -99,3 +103,17 @@ def test_kvcache_goes_the_same_way(case, launched):
         with pytest.raises((TypeError, ValueError), match=words):
             call(**options)
     assert len(launched) == 5
+
+
+def test_workspaces_of_threads(monkeypatch):
+    """A thread's own for each stream, and larger where more is asked for."""
+    made = []
+    monkeypatch.setattr(workspace, "_raw_stream", lambda _: 0)
+    monkeypatch.setattr(workspace, "_of_thread", threading.local())
+    monkeypatch.setattr(workspace.torch, "empty", lambda n, device: made.append(n) or torch.ones(n))
+    first = workspace.own_workspace(0, 10)
+    assert workspace.own_workspace(0, LEAST) == first and made == [LEAST]
+    assert workspace.own_workspace(0, LEAST + 1) != first
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(workspace.own_workspace, 0, 10).result()
+    assert other != workspace.own_workspace(0, 10) and len(made) == 3
