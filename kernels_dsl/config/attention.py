@@ -86,8 +86,9 @@ class Sm90AttentionConfig:
     """One instance of the TMA + WGMMA kernel.
 
     `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
-    dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` blocks of K
-    and as many of V are in flight. `pingpong` passes the right to issue WGMMA from warpgroup to
+    dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` steps of K
+    and as many of V are in flight, or `v_stages` of V. `pingpong` passes the right to
+    issue WGMMA from warpgroup to
     warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
@@ -95,6 +96,9 @@ class Sm90AttentionConfig:
     consumer warpgroup).
     `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
     their number.
+    With block lists: `joined` blocks, of tile_n / joined keys each, are taken in one step, wherever their
+    keys are (16-bit operands only). `longest_first`: query tiles with long lists begin before others, for
+    which lists are sorted by length once.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.attention.softmax_no_max`. Then one in `linear_exps` exponentials, if not 0, is taken without
     MUFU, with an error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the
@@ -120,6 +124,9 @@ class Sm90AttentionConfig:
     turns_v: bool = False
     later_v: int = 0
     later_keys: int = 32
+    v_stages: int = 0
+    joined: int = 1
+    longest_first: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
@@ -135,6 +142,9 @@ def padded_dim(dim: int) -> int:
     return -(-dim // step) * step
 
 
+L2_BYTES = 32 << 20
+"""Bytes for K and V of the heads that are worked on together: the rest of an H200's 50 MB of L2 is for Q, O
+and the next group of heads."""
 TRANSPOSING_WARPS = 3
 """Of the producer warpgroup, that transpose V beside the attention."""
 LATER_SHARES = 8
@@ -300,8 +310,12 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
             return f"{name} is {size}, must be a multiple of 32 from 32 to {MAX_HEAD_DIM}"
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and config.tile_m > 64):
         return f"ctas_per_sm is {config.ctas_per_sm}, must be 1, or 2 with tile_m 64"
-    if config.stages < 1:
-        return f"stages is {config.stages}, must be 1 or more"
+    if config.stages < 1 or config.v_stages < 0:
+        return f"stages is {config.stages} and v_stages {config.v_stages}, must be from 1 and from 0 on"
+    if config.joined < 1 or config.tile_n % (step * config.joined):
+        return f"joined is {config.joined}, must divide tile_n into multiples of {step}"
+    if element_bytes == 1 and config.joined > 1:
+        return f"joined is {config.joined}, must be 1 with fp8"
     if config.pack not in PACKS:
         return f"pack is {config.pack}, must be one of {PACKS}"
     if element_bytes == 1 and config.lazy_rescale:
@@ -318,7 +332,9 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
 
 def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: int) -> str | None:
     """As the kernel divides shared memory: tiles, then two buffers of the output, perhaps where Q was."""
-    tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    v_stages = config.v_stages or config.stages
+    tiles = config.tile_m * config.dim
+    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
     if config.turns_v:
         tiles += (2 if config.dim_v <= 128 else 1) * config.tile_n * config.dim_v
     if config.later_v:
@@ -337,7 +353,7 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
 def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
     """The size of a listed block in (query, key) tiles of a configuration. ValueError where it is not a whole
     number of them."""
-    tile = config.tile_m, config.tile_n
+    tile = config.tile_m, config.tile_n // config.joined
     if block[0] % tile[0] or block[1] % tile[1]:
         raise ValueError(f"config has tiles of {tile}, must have such that blocks of {block} are whole tiles")
     return block[0] // tile[0], block[1] // tile[1]

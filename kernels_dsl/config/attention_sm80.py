@@ -37,8 +37,8 @@ class Sm80AttentionConfig:
     family = "sm80"
     traits = FAMILIES[family]
     # Of what the other family has a choice.
-    pack, later_v, later_keys = 1, 0, 32
-    turns_v = watch_sums = False
+    pack, joined, later_v, later_keys = 1, 1, 0, 32
+    turns_v = watch_sums = longest_first = False
 
     def several_tiles(self, extent: Extent) -> bool:
         """Says that some CTA gets more than one query tile."""

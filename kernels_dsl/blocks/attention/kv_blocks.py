@@ -4,13 +4,17 @@ A visit has three segments: blocks that the right edge of the mask cuts (or the 
 in which every query sees every key, and blocks that the left edge cuts. A range is walked from right to
 left; a list in its own order, partial blocks first. A visit has at least one block: where a tile sees no
 key it is a block in which everything is masked, so that no role needs a path of its own for it.
+
+A step takes one block, or several listed ones side by side (`TileShape.joined`). Positions and counts are
+those of steps. No step has both partial and whole blocks, so that the last one of either may lack some: their
+place is taken by a block past all keys, which TMA fills with zeros without a read, and which is masked.
 """
 
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
@@ -29,6 +33,13 @@ class TileShape(NamedTuple):
 
     queries: int
     keys: int
+    joined: int = 1
+    """Listed blocks that a step takes side by side."""
+
+    @property
+    def past_all(self) -> int:
+        """Number of a block past the keys of any tensor, of which no coordinate leaves 32 bits."""
+        return (1 << 30) // self.keys
 
 
 class KeyLists(NamedTuple):
@@ -45,6 +56,8 @@ class KeyLists(NamedTuple):
     """(B, H, query blocks): blocks that need none."""
     full_indices: cute.Tensor | None
     """(B, H, query blocks, entries): which those are."""
+    order: cute.Tensor | None = None
+    """(work tiles,) int32: each once, in the order in which they begin. None: the order of `query_tiles`."""
 
 
 class Visit(NamedTuple):
@@ -57,7 +70,8 @@ class Visit(NamedTuple):
     left: Int32
     """Masked blocks at the left edge."""
     last: Int32
-    """The rightmost block of a range."""
+    """The rightmost block of a range. Of a list: blocks that the last masked step lacks, and `joined` times
+    those that the last whole step lacks."""
     k_len: Int32
     """Keys that count: 0 where the tile sees none at all."""
 
@@ -108,7 +122,11 @@ def visit_range(
 
 @cute.jit
 def visit_list(
-    variant: cutlass.Constexpr[AttentionVariant], at: QueryTile, seq: SeqInfo, lists: KeyLists
+    variant: cutlass.Constexpr[AttentionVariant],
+    joined: cutlass.Constexpr[int],
+    at: QueryTile,
+    seq: SeqInfo,
+    lists: KeyLists,
 ) -> Visit:
     """Visit of a query tile whose key blocks are listed."""
     tiles, split = variant.lists
@@ -118,10 +136,14 @@ def visit_list(
         right = entries_of(lists.counts[at.batch, at.head, row], lists.indices) * split
     if cutlass.const_expr(lists.full_counts is not None):
         whole = entries_of(lists.full_counts[at.batch, at.head, row], lists.full_indices) * split
-    k_len = seq.k_len
+    k_len, lacking = seq.k_len, Int32(0)
+    if cutlass.const_expr(joined > 1):
+        masked_steps, whole_steps = cute.ceil_div(right, joined), cute.ceil_div(whole, joined)
+        lacking = masked_steps * joined - right + (whole_steps * joined - whole) * joined
+        right, whole = masked_steps, whole_steps
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
-    return Visit(right, whole, Int32(0), Int32(0), k_len)
+    return Visit(right, whole, Int32(0), lacking, k_len)
 
 
 def entries_of(count: Int32, indices: cute.Tensor) -> Int32:
@@ -140,7 +162,7 @@ def visit_tile(
 ) -> Visit:
     """The key blocks of a query tile, by range or by list."""
     if cutlass.const_expr(variant.lists is not None):
-        return visit_list(variant, at, seq, lists)
+        return visit_list(variant, tile.joined, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
 
 
@@ -181,3 +203,62 @@ def block_at(
         # Blocks after the last key read as zeros, or not at all; those before the first would be read.
         tile = cutlass.max(block, 0) * split + within
     return tile
+
+
+def blocks_at(
+    variant: AttentionVariant,
+    tile: TileShape,
+    visit: Visit,
+    at: QueryTile,
+    lists: KeyLists | None,
+    position: Int32,
+    rising: bool = False,
+) -> tuple[Int32, ...]:
+    """The key tiles of the step at a position, `tile.joined` of them; otherwise as `block_at`."""
+    if tile.joined == 1:
+        return (block_at(variant, visit, at, lists, position, rising),)
+    return tuple(
+        joined_block_at(variant, tile, visit, at, lists, position, part) for part in range(tile.joined)
+    )
+
+
+@cute.jit
+def joined_block_at(
+    variant: cutlass.Constexpr[AttentionVariant],
+    tile: cutlass.Constexpr[TileShape],
+    visit: Visit,
+    at: QueryTile,
+    lists: KeyLists,
+    position: Int32,
+    part: cutlass.Constexpr[int],
+) -> Int32:
+    """The key tile that is number `part` of the step at a position; `past_all` where the step lacks it."""
+    block = Int32(tile.past_all)
+    if visit.k_len > 0:
+        if position < visit.right:
+            if cutlass.const_expr(lists.counts is not None):
+                place = position * tile.joined + part
+                if place < visit.right * tile.joined - visit.last % tile.joined:
+                    block = listed_tile(variant, lists.indices, at, place)
+        else:
+            if cutlass.const_expr(lists.full_counts is not None):
+                place = (position - visit.right) * tile.joined + part
+                if place < visit.whole * tile.joined - visit.last // tile.joined:
+                    block = listed_tile(variant, lists.full_indices, at, place)
+    return block
+
+
+def listed_tile(variant: AttentionVariant, indices: cute.Tensor, at: QueryTile, place: Int32) -> Int32:
+    """The key tile at a place of a list, counted in tiles."""
+    assert variant.lists is not None
+    tiles, split = variant.lists
+    entry = place // split
+    block = indices[at.batch, at.head, at.m // tiles, entry]
+    return cutlass.max(block, 0) * split + place - entry * split
+
+
+def lacks_blocks(tile: TileShape, visit: Visit, position: Int32) -> Boolean | bool:
+    """True where the step at a position, one of whole blocks, lacks some."""
+    if tile.joined == 1:
+        return False
+    return (position == visit.count - 1) & (visit.last >= tile.joined)

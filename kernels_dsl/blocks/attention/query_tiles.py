@@ -10,8 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-L2_BYTES = 32 << 20
-"""Bytes for K and V of a group: the rest of an H200's 50 MB of L2 is for Q, O and the next group."""
+from kernels_dsl.config.attention import L2_BYTES as L2_BYTES
 
 
 class QueryTile(NamedTuple):
@@ -47,6 +46,14 @@ def groups_for_l2(heads: Int32, heads_per_kv: Int32, kv_bytes: Int32) -> Int32:
     """Groups that `heads` query heads of all sequences are cut into, for `kv_bytes` of K and V a KV head."""
     fitting = cutlass.max(L2_BYTES // cutlass.max(kv_bytes, Int32(1)), Int32(1)) * heads_per_kv
     return cute.ceil_div(heads, fitting)
+
+
+def ordered_query_tile(index: Int32, tiles: QueryTiles, order: cute.Tensor) -> QueryTile:
+    """Tile number `index` of an `order` that counts those of a head side by side, then heads, sequences."""
+    number = order[index]
+    image = number // tiles.m
+    batch = image // tiles.heads
+    return QueryTile(number - image * tiles.m, image - batch * tiles.heads, batch)
 
 
 @cute.jit

@@ -37,12 +37,12 @@ class Tile(NamedTuple):
 
 
 class ScoreBlock(NamedTuple):
-    """A block of scores: those of a work tile's queries and one block of keys."""
+    """A block of scores: those of a work tile's queries and the keys of one step."""
 
     tile: Tile
     work: Work
-    block: Int32
-    """Number of the block of keys."""
+    blocks: tuple[Int32, ...]
+    """Number of the block of keys, or numbers of those that lie side by side."""
 
 
 def scale_of_scores(spec: AttentionSpec, work: Work) -> Float32:
@@ -60,17 +60,19 @@ def change_and_mask(
     `masked` is known at trace time, or decides by a branch.
     """
     tile, variant = scored.tile, spec.variant
-    view = softmax.rows_and_columns(scores)
-    start = scored.block * spec.tile_n
-    origin = ScoreOrigin(tile.row, start + tile.column, tile.at.head, tile.at.batch)
-    if variant.changes_scores:
-        change_scores(variant, view, origin, tile.seq, scored.work.scores)
-    if masked is True:
-        mask_block(spec, view, origin, scored)
-    elif masked is not False:
-        mask_where(spec, view, origin, scored, start, masked)
-    elif variant.lists is not None:
-        mask_tail(spec, view, origin, start, tile.visit.k_len)
+    parts = len(scored.blocks)
+    for part, block in enumerate(scored.blocks):
+        view = softmax.columns_of_part(softmax.rows_and_columns(scores), part, parts)
+        start = block * (spec.tile_n // parts)
+        origin = ScoreOrigin(tile.row, start + tile.column, tile.at.head, tile.at.batch)
+        if variant.changes_scores:
+            change_scores(variant, view, origin, tile.seq, scored.work.scores)
+        if masked is True:
+            mask_block(spec, view, origin, scored)
+        elif masked is not False:
+            mask_where(spec, view, origin, scored, start, masked)
+        elif variant.lists is not None:
+            mask_tail(view, origin, start, tile.visit.k_len)
 
 
 def may_hide(spec: AttentionSpec, masked: bool | Boolean) -> bool:
@@ -103,16 +105,15 @@ def mask_where(
     if masked:
         mask_block(spec, view, origin, scored)
     elif cutlass.const_expr(spec.variant.lists is not None):
-        mask_tail(spec, view, origin, start, scored.tile.visit.k_len)
+        mask_tail(view, origin, start, scored.tile.visit.k_len)
 
 
 @cute.jit
-def mask_tail(
-    spec: cutlass.Constexpr[AttentionSpec], view: cute.Tensor, origin: ScoreOrigin, start: Int32, k_len: Int32
-):
+def mask_tail(view: cute.Tensor, origin: ScoreOrigin, start: Int32, k_len: Int32):
     """Masks the end of the keys in a whole block, whose first key is `start`: the last block of a list may
     reach past it."""
-    if start + spec.tile_n > k_len:
+    keys = cutlass.const_expr(softmax.LANES_OF_A_ROW * cute.size(view, mode=[1]))
+    if start + keys > k_len:
         for r in cutlass.range_constexpr(cute.size(view, mode=[0])):
             for c in cutlass.range_constexpr(cute.size(view, mode=[1])):
                 keep = origin.column + column_offset(c) < k_len

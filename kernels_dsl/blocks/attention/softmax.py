@@ -17,6 +17,7 @@ from kernels_dsl.blocks.hw.dsl import choose, inline_ptx
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
+LANES_OF_A_ROW = 4
 CHAINS = 4
 """Independent partial results of a reduction within a thread, which hide each other's latency."""
 SLACK_LOG2 = 8.0
@@ -36,6 +37,15 @@ def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
         stride=((stride[0][1], stride[1]), (stride[0][0], groups[1])),
     )
     return cute.make_tensor(acc.iterator, layout)
+
+
+def columns_of_part(view: cute.Tensor, part: int, parts: int) -> cute.Tensor:
+    """One of `parts` equal parts, side by side, of the columns of `rows_and_columns`."""
+    if parts == 1:
+        return view
+    (rows, (pair, groups)), (row, (column, group)) = view.layout.shape, view.layout.stride
+    layout = cute.make_layout((rows, (pair, groups // parts)), stride=(row, (column, group)))
+    return cute.make_tensor(view.iterator + part * (groups // parts) * group, layout)
 
 
 def quad_max(value: Float32) -> Float32:

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
 
 from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile
-from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile
+from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile, ordered_query_tile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.attention.work import AttentionSpec, Work
 from kernels_dsl.blocks.hw.pipeline import consumer_state
@@ -58,7 +58,10 @@ class WorkTile(NamedTuple):
 
 def work_tile(spec: AttentionSpec, work: Work, number: Int32) -> WorkTile:
     """Work tile number `number`."""
-    at = decode_query_tile(number, work.tiles)
+    if work.lists is not None and work.lists.order is not None:
+        at = ordered_query_tile(number, work.tiles, work.lists.order)
+    else:
+        at = decode_query_tile(number, work.tiles)
     seq = seq_info(work.extent, at.batch)
     return WorkTile(at, seq, visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists))
 

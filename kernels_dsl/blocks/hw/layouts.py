@@ -38,3 +38,10 @@ def staged_smem_layout(
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
     # The contiguous mode is tiled first, so that the atoms of one TMA box are adjacent.
     return cute.tile_to_shape(atom, (*tile, stages), order=(0, 1, 2) if k_major else (1, 0, 2))
+
+
+def first_part(layout: cute.ComposedLayout, part: tuple[int, int]) -> cute.ComposedLayout:
+    """Layout (part[0], part[1], stages) of the first part of a staged tile in equal parts."""
+    if tuple(cute.size(layout, mode=[i]) for i in range(2)) == part:
+        return layout
+    return cute.slice_(cute.flat_divide(layout, part), (None, None, 0, 0, None))

@@ -272,7 +272,7 @@ def step(
     masked = needs_mask(spec, tile.visit, position)
     if cutlass.const_expr(spec.scales_by_block):
         work = enter_block(spec, fragments, work)
-    change_and_mask(spec, scores, ScoreBlock(tile, work, block.number), masked)
+    change_and_mask(spec, scores, ScoreBlock(tile, work, (block.number,)), masked)
     if cutlass.const_expr(spec.config.overlap and not first):
         add_output(spec, memory, fragments, position - 1)
     exponentiate(spec, scores, fragments, work, masked, False)

@@ -40,7 +40,7 @@ from kernels_dsl.blocks.attention.work import (
     rows_first,
 )
 from kernels_dsl.blocks.hw import tma
-from kernels_dsl.blocks.hw.layouts import staged_smem_layout
+from kernels_dsl.blocks.hw.layouts import first_part, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.config.attention import AttentionVariant, Sm90AttentionConfig
 
@@ -111,11 +111,12 @@ def launch(
     if spec.pack > 1:
         mQ, mO = pack_heads(mQ, spec.pack), pack_heads(mO, spec.pack)
     mmas, layouts = make_mmas(spec), make_layouts(spec)
-    v_tile = (spec.tile_n, spec.dim_v) if spec.raw_stages else (spec.dim_v, spec.tile_n)
+    keys = spec.tile.keys
+    v_tile = (keys, spec.dim_v) if spec.raw_stages else (spec.dim_v, keys)
     loads = Loads(
         tma.make_load_atom(mQ, layouts.q, (spec.tile_m, spec.dim)),
-        tma.make_load_atom(mK, layouts.k, (spec.tile_n, spec.dim)),
-        tma.make_load_atom(mV, layouts.raw_v or layouts.v, v_tile),
+        tma.make_load_atom(mK, first_part(layouts.k, (keys, spec.dim)), (keys, spec.dim)),
+        tma.make_load_atom(mV, first_part(layouts.raw_v or layouts.v, v_tile), v_tile),
     )
     mO = cute.group_modes(mO, 2, 4)  # (rows, dim, (head, batch)): what the epilogue takes
     output = Output(None, mO, mO)
@@ -156,7 +157,7 @@ def make_layouts(spec: ForwardSpec) -> Layouts:
     raw_v = None
     q = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), spec.q_stages, major.K)
     k = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
-    v = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, spec.v_major)
+    v = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.v_stages, spec.v_major)
     if spec.raw_stages:
         raw_v = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim_v), spec.raw_stages, major.K)
     o = staged_smem_layout(spec.out_dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)

@@ -21,7 +21,7 @@ from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup as wgmma
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.kv_blocks import Visit, block_at, diagonal_shift
+from kernels_dsl.blocks.attention.kv_blocks import Visit, blocks_at, diagonal_shift, lacks_blocks
 from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, to_operand
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.softmax_steps import (
@@ -112,7 +112,9 @@ def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, 
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     fragments = make_fragments(spec, mmas, shared.tiles, warpgroup, thread)
     resources = Resources(shared.rings, shared.tiles, mmas, fragments)
-    states = KvState(consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
+    states = KvState(
+        consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.v_stages)
+    )
     tiles = ConsumedTiles(spec, work, shared.queue)
     if cutlass.const_expr(spec.pingpong):
         if warpgroup == spec.consumers - 1:
@@ -232,9 +234,9 @@ def attend(spec: Spec, resources: Resources, states: KvState, site: Site) -> KvS
     wgmma.wait_group(0)
     release(rings.k, states.k)
     release_q(spec, rings.q, states.q, visit.count == 1)
-    block = block_at(spec.variant, visit, tile.at, work.lists, Int32(0), spec.rising)
+    blocks = blocks_at(spec.variant, spec.tile, visit, tile.at, work.lists, Int32(0), spec.rising)
     masked = first_is_masked(spec, visit)
-    softmax_step(spec, scores, fragments, ScoreBlock(tile, work, block), masked=masked, first=True)
+    softmax_step(spec, scores, fragments, ScoreBlock(tile, work, blocks), masked=masked, first=True)
     to_operand(scores, fragments.p)
     if cutlass.const_expr(spec.varlen and not spec.clears_each_block):
         rings.v.consumer_wait(states.v)
@@ -310,7 +312,7 @@ def step(
     release_q(spec, rings.q, states.q, position == tile.visit.count - 1)
     if cutlass.const_expr(spec.scales_by_block):
         work = enter_block(spec, fragments, work)
-    scored = ScoreBlock(tile, work, block_to_mask(spec, site, position, masked))
+    scored = ScoreBlock(tile, work, blocks_to_mask(spec, site, position, masked))
     if cutlass.const_expr(spec.no_max):
         # Probabilities are packed as they are computed, over those that the product in flight reads.
         wgmma.wait_group(0)
@@ -386,16 +388,19 @@ def release_q(spec: Spec, ring: pipeline.PipelineAsync, state: pipeline.Pipeline
 
 
 @cute.jit
-def block_to_mask(spec: Spec, site: Site, position: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
-    """The key block at `position`; 0 where its number does not matter, since lists take time to read."""
+def blocks_to_mask(
+    spec: Spec, site: Site, position: Int32, masked: cutlass.Constexpr[bool]
+) -> tuple[Int32, ...]:
+    """Key blocks of the step at `position`; 0 where their numbers do not matter: lists take time to read."""
     variant, tile, lists = spec.variant, site.tile, site.work.lists
-    block, needed = Int32(0), Boolean(True)
+    blocks, needed = (Int32(0),) * spec.joined, Boolean(True)
     if cutlass.const_expr(not (masked or variant.lists is None or variant.changes_scores or spec.varlen)):
         _, split = variant.lists
-        needed = tile.visit.k_len % (split * spec.tile_n) != 0
+        needed = tile.visit.k_len % (split * spec.tile.keys) != 0
+        needed = needed | lacks_blocks(spec.tile, tile.visit, position)
     if needed:
-        block = block_at(variant, tile.visit, tile.at, lists, position, spec.rising)
-    return block
+        blocks = blocks_at(variant, spec.tile, tile.visit, tile.at, lists, position, spec.rising)
+    return blocks
 
 
 @cute.jit
@@ -417,20 +422,35 @@ def clear_tail(spec: Spec, sV: cute.Tensor, v_state: pipeline.PipelineState, sit
     wait for its turn at the tensor cores of this step yet.
     """
     visit = site.tile.visit
-    block = visit.last
+    blocks = (visit.last,)
     if cutlass.const_expr(spec.clears_each_block):
-        block = block_at(spec.variant, visit, site.tile.at, site.work.lists, position)
-    first = cutlass.max(visit.k_len - block * spec.tile_n, 0)
+        blocks = blocks_at(spec.variant, spec.tile, visit, site.tile.at, site.work.lists, position)
+    for part in cutlass.range_constexpr(spec.joined):
+        clear_tail_of_block(spec, sV, v_state, site, blocks[part], part)
+
+
+@cute.jit
+def clear_tail_of_block(
+    spec: Spec,
+    sV: cute.Tensor,
+    v_state: pipeline.PipelineState,
+    site: Site,
+    block: Int32,
+    part: cutlass.Constexpr[int],
+):
+    """`clear_tail` of the block that is number `part` of its step."""
+    keys = cutlass.const_expr(spec.tile.keys)
+    first = cutlass.max(site.tile.visit.k_len - block * keys, 0)
     zero = spec.dtype(0.0)
     if cutlass.const_expr(spec.dtype.width == 8):
         # Up to a multiple of V_STEP the transpose has zeros, in the order of its own.
         first = (first + V_STEP - 1) // V_STEP * V_STEP
-    if first < spec.tile_n:
-        for key in cutlass.range(first + site.warpgroup, spec.tile_n, spec.consumers, unroll=1):
+    if first < keys:
+        for key in cutlass.range(first + site.warpgroup, keys, spec.consumers, unroll=1):
             for i in cutlass.range_constexpr(cute.ceil_div(spec.dim_v, WARPGROUP_THREADS)):
                 column = site.thread + i * WARPGROUP_THREADS
                 if column < spec.dim_v:
-                    sV[column, key, v_state.index] = zero
+                    sV[column, part * keys + key, v_state.index] = zero
         fence_for_async_readers()
         sync_consumers(spec.consumers)
 

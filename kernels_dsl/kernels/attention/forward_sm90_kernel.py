@@ -84,7 +84,7 @@ def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
     return Rings(
         q=ring(spec.q_stages, spec.q_bytes, consumer_warps),
         k=ring(spec.stages, spec.k_bytes, consumer_warps),
-        v=ring(spec.stages, spec.v_bytes, consumer_warps, TRANSPOSING_WARPS - 1 if spec.raw_stages else 0),
+        v=ring(spec.v_stages, spec.v_bytes, consumer_warps, TRANSPOSING_WARPS - 1 if spec.raw_stages else 0),
         raw_v=ring(spec.raw_stages, spec.v_bytes, TRANSPOSING_WARPS) if spec.raw_stages else None,
         segments=ring(TRANSPOSING_WARPS, spec.deferred_keys * spec.dim_v, 1)
         if spec.deferred_shares
@@ -95,7 +95,7 @@ def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
 def ring_words(spec: ForwardSpec) -> int:
     """8-byte words for mbarriers of `make_rings`."""
     segments = TRANSPOSING_WARPS if spec.deferred_shares else 0
-    return 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + segments)
+    return 2 * (spec.q_stages + spec.stages + spec.v_stages + spec.raw_stages + segments)
 
 
 class Storage(NamedTuple):

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.attention import tile_queue
-from kernels_dsl.blocks.attention.kv_blocks import block_at
+from kernels_dsl.blocks.attention.kv_blocks import blocks_at
 from kernels_dsl.blocks.attention.seqlen import padded_start
 from kernels_dsl.blocks.attention.tile_queue import WorkTile, work_tile
 from kernels_dsl.blocks.attention.work import Work, kv_head
@@ -89,8 +89,8 @@ def load_tile(
     q_state, k_state, v_state = progress.states.q, progress.states.k, progress.states.v
     load = tile_loaders(spec, loads, shared.tiles, work, tile)
 
-    block = block_at(spec.variant, visit, at, work.lists, Int32(0), spec.rising)
-    k_state = put(k_ring, k_state, partial(load.k, block))
+    blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0), spec.rising)
+    k_state = put(k_ring, k_state, partial(load.k, blocks))
     q_state = put(q_ring, q_state, partial(load.q, at.m))
     all_done = progress.all_done
     if cutlass.const_expr(deferred is not None):
@@ -100,20 +100,21 @@ def load_tile(
         if cutlass.const_expr(shared.queue is not None):
             if position == ask_at:
                 asked = tile_queue.ask_number(work.counter)
-        next_block = block_at(spec.variant, visit, at, work.lists, position, spec.rising)
-        k_state = put(k_ring, k_state, partial(load.k, next_block))
-        v_state = put(v_ring, v_state, partial(load.v, block))
-        block = next_block
-    v_state = put(v_ring, v_state, partial(load.v, block))
+        next_blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position, spec.rising)
+        k_state = put(k_ring, k_state, partial(load.k, next_blocks))
+        v_state = put(v_ring, v_state, partial(load.v, blocks))
+        blocks = next_blocks
+    v_state = put(v_ring, v_state, partial(load.v, blocks))
     return Progress(KvState(q_state, k_state, v_state), asked, all_done)
 
 
 class Loaders(NamedTuple):
-    """`load(tile, stage, barrier)` of each operand, for one head of one sequence."""
+    """`load(tile, stage, barrier)` of each operand, for one head of one sequence; of K and V the tiles of a
+    step."""
 
     q: Callable[[Int32, Int32, cute.Pointer], None]
-    k: Callable[[Int32, Int32, cute.Pointer], None]
-    v: Callable[[Int32, Int32, cute.Pointer], None]
+    k: Callable[[tuple[Int32, ...], Int32, cute.Pointer], None]
+    v: Callable[[tuple[Int32, ...], Int32, cute.Pointer], None]
 
 
 def tile_loaders(spec: ForwardSpec, loads: Loads, tiles: SharedTiles, work: Work, tile: WorkTile) -> Loaders:
@@ -129,17 +130,37 @@ def tile_loaders(spec: ForwardSpec, loads: Loads, tiles: SharedTiles, work: Work
         v_start = padded_start(seq.k_start, at.batch) if spec.dtype.width == 8 else seq.k_start
         mV = cute.domain_offset((0, v_start, 0, 0), mV)
     gQ = cute.local_tile(mQ[None, None, at.head, batch], (spec.tile_m, spec.dim), (None, 0))  # (bM, D, restM)
-    gK = cute.local_tile(mK[None, None, head, batch], (spec.tile_n, spec.dim), (None, 0))  # (bN, D, restN)
+    keys = spec.tile.keys
+    gK = cute.local_tile(mK[None, None, head, batch], (keys, spec.dim), (None, 0))  # (bN, D, restN)
     mV = mV[None, None, head, batch]
     if spec.raw_stages:
-        gV, sV = cute.local_tile(mV, (spec.tile_n, spec.dim_v), (None, 0)), tiles.raw_v  # (bN, Dv, restN)
+        gV, sV = cute.local_tile(mV, (keys, spec.dim_v), (None, 0)), tiles.raw_v  # (bN, Dv, restN)
     else:
-        gV, sV = cute.local_tile(mV, (spec.dim_v, spec.tile_n), (0, None)), tiles.v  # (Dv, bN, restN)
+        gV, sV = cute.local_tile(mV, (spec.dim_v, keys), (0, None)), tiles.v  # (Dv, bN, restN)
 
     def loader(atom: cute.CopyAtom, g_tiles: cute.Tensor, s_tiles: cute.Tensor):
         part = tma.load_partition(atom, g_tiles, s_tiles, cute.make_layout(1), Int32(0))
         return tma.tile_loader(atom, part.tiles, part.shared, None)
 
-    return Loaders(
-        loader(loads.q.atom, gQ, tiles.q), loader(loads.k.atom, gK, tiles.k), loader(loads.v.atom, gV, sV)
-    )
+    def loader_of_blocks(atom: cute.CopyAtom, g_tiles: cute.Tensor, s_tiles: cute.Tensor):
+        parts = [loader(atom, g_tiles, s_part) for s_part in parts_of(s_tiles, g_tiles, spec.joined)]
+
+        def load(blocks: tuple[Int32, ...], stage: Int32, barrier: cute.Pointer) -> None:
+            for load_part, block in zip(parts, blocks):
+                load_part(block, stage, barrier)
+
+        return load
+
+    load_q = loader(loads.q.atom, gQ, tiles.q)
+    load_k = loader_of_blocks(loads.k.atom, gK, tiles.k)
+    return Loaders(load_q, load_k, loader_of_blocks(loads.v.atom, gV, sV))
+
+
+def parts_of(s_tiles: cute.Tensor, g_tiles: cute.Tensor, joined: int) -> list[cute.Tensor]:
+    """Parts of a step in shared memory, each as large as the first two modes of `g_tiles` and staged."""
+    if joined == 1:
+        return [s_tiles]
+    part = tuple(cute.size(g_tiles, mode=[i]) for i in range(2))
+    divided = cute.flat_divide(s_tiles, part)  # (part, part, parts, parts, stages)
+    divided = cute.group_modes(divided, 2, 4)
+    return [divided[None, None, i, None] for i in range(joined)]

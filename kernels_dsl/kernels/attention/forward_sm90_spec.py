@@ -40,7 +40,9 @@ class ForwardSpec:
     dim_v: int
     q_stages: int
     stages: int
-    """Blocks of K, and of V as it is multiplied, in shared memory."""
+    """Steps of K in shared memory."""
+    v_stages: int
+    """Steps of V, as it is multiplied."""
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
@@ -48,6 +50,8 @@ class ForwardSpec:
     """`watch_sums` of the configuration."""
     linear_exps: int
     ctas_per_sm: int
+    joined: int
+    """Listed key blocks that a step takes side by side."""
     pack: int
     """Query heads whose rows share a tile: row r is query r // pack of head r % pack."""
     varlen: bool
@@ -105,7 +109,7 @@ class ForwardSpec:
     @property
     def loaded_v_stages(self) -> int:
         """Stages of the ring of V that TMA fills."""
-        return self.raw_stages or self.stages
+        return self.raw_stages or self.v_stages
 
     @property
     def threads(self) -> int:
@@ -115,7 +119,7 @@ class ForwardSpec:
     @property
     def tile(self) -> TileShape:
         """Queries and keys of one step."""
-        return TileShape(self.tile_m // self.pack, self.tile_n)
+        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined)
 
     @property
     def q_bytes(self) -> int:
@@ -177,7 +181,16 @@ def make_spec(
     epi_n = epilogue_columns(config.dim_v, out_dtype)
     if dtype.width == 8 and consumers == 3 and config.dim_v == 128:
         epi_n = 64  # two subtiles, not four: as measured with 192 x 96
-    tiles = config.tile_m * config.dim + config.stages * config.tile_n * (config.dim + config.dim_v)
+    if config.joined > 1 and (
+        dtype.width == 8 or variant.lists is None or config.tile_n % (16 * config.joined)
+    ):
+        raise ValueError(
+            "joined must be 1 with fp8 and without lists, and divide tile_n into multiples of 16; it is "
+            f"{config}"
+        )
+    v_stages = config.v_stages or config.stages
+    tiles = config.tile_m * config.dim
+    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
     tiles += raw_stages * config.tile_n * config.dim_v
     if config.later_v:
         if dtype.width != 8 or varlen or consumers != 3:
@@ -203,8 +216,9 @@ def make_spec(
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
     return ForwardSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
-        pingpong=config.pingpong and consumers > 1, lazy_rescale=config.lazy_rescale,
-        late_wait=config.late_wait, no_max=config.watch_sums, linear_exps=config.linear_exps,
+        v_stages=v_stages, joined=config.joined, pingpong=config.pingpong and consumers > 1,
+        lazy_rescale=config.lazy_rescale, late_wait=config.late_wait, no_max=config.watch_sums,
+        linear_exps=config.linear_exps,
         ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,
         dtype=dtype, out_dtype=out_dtype, epilogue=plan, variant=variant, scales_by_block=scales_by_block,
         raw_stages=raw_stages, deferred_shares=config.later_v, deferred_keys=config.later_keys,

@@ -22,6 +22,7 @@ from kernels_dsl.ops.attention.arguments import (
     MaxSeqlens,
     Seqlens,
 )
+from kernels_dsl.ops.attention.list_order import longest_first
 from kernels_dsl.ops.attention.outputs import (
     Step,
     destination,
@@ -120,7 +121,13 @@ def check_grid(call: AttentionCall, config: AttentionConfig) -> None:
 
 
 def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
-    """ValueError where a caller's configuration packs heads that cannot share a tile."""
+    """ValueError where a caller's configuration packs heads that cannot share a tile, or joins blocks of no
+    list."""
+    if config.joined > 1 and call.block is None:
+        raise ValueError(
+            f"config is {config}, must be one that fits: joined is {config.joined}, must be 1 without block "
+            "lists"
+        )
     pack, group = config.pack, call.heads // call.kv_heads
     if pack > 1 and (group % pack or not call.variant.packable or call.block is not None):
         raise ValueError(
@@ -220,13 +227,18 @@ class _Tail:
             self.queued = uneven and config.several_tiles(extent)
             if not self.queued:
                 self.last = (None, sms)
+        self.ordered = config if isinstance(config, Sm90AttentionConfig) and config.longest_first else None
+        self.ctas = sms if self.ordered is None else sms * self.ordered.ctas_per_sm
         self.bare = (*self.scalars, None, call.longest_q, None, None, None, None)
 
     def __call__(self, extras: Extras) -> tuple[Any, ...]:
         """The arguments of a call with these extras."""
         first = self.bare
         if extras is not NO_EXTRAS:
-            first = (*self.scalars, *kernel_extras(self.call, extras))
+            seqlens, longest, lists, *others = kernel_extras(self.call, extras)
+            if self.ordered is not None and lists is not None:
+                lists = (*lists, longest_first(self.call, extras, self.ordered, self.ctas))
+            first = (*self.scalars, seqlens, longest, lists, *others)
         return (*first, tile_counter(self.index), *self.last) if self.queued else (*first, *self.last)
 
 

@@ -6,20 +6,12 @@ time grow with the entries that the lists have room for. What was made of lists 
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
-from typing import Any
-
 import torch
 
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
+from kernels_dsl.ops.attention.kept import kept
 from kernels_dsl.sparse.block_lists import BlockLists
 from lowering.records import NamedTuple
-
-_MAX_KEPT = 256
-"""Lists of so many patterns are kept; of more the oldest are forgotten."""
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch is a CPU build
-_KEPT: OrderedDict[Any, _Kept] = OrderedDict()
 
 
 class QueryLists(NamedTuple):
@@ -29,47 +21,16 @@ class QueryLists(NamedTuple):
     entries: torch.Tensor
 
 
-class _Kept(NamedTuple):
-    """Lists that were made, and what they were made of, whose memory nothing else can have meanwhile."""
-
-    made: QueryLists
-    versions: tuple[int, ...]
-    sources: tuple[torch.Tensor, ...]
-    watches: tuple[Any, ...]
-
-
 def query_lists(call: AttentionCall, extras: Extras, tile_q: int) -> QueryLists:
-    """The lists of a call's blocks for tiles of `tile_q` queries, for each sequence and KV head.
-
-    A graph that is captured makes its own at each replay; so it sees changes of the lists in place.
-    """
+    """The lists of a call's blocks for tiles of `tile_q` queries, for each sequence and KV head."""
     blocks = extras.blocks
     assert blocks is not None
     cu_q = None if extras.seqlens is None else extras.seqlens.q
-    sources = tuple(x for x in (*blocks.tensors, cu_q) if x is not None)
-    device = sources[0].device
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or any(x.is_inference() for x in sources):  # which have no version
-        return _expanded(_turned(call, blocks, cu_q, tile_q), call)
-    # Another stream would have to wait for what this one makes.
-    stream = _raw_stream(device.index) if device.type == "cuda" else None
     key = (
-        stream, blocks.block, tile_q, call.batch, call.heads, call.kv_heads, call.longest_q, call.longest_k,
-        *map(_place, (*blocks.tensors, cu_q)),
+        "query lists", blocks.block, tile_q, call.batch, call.heads, call.kv_heads, call.longest_q,
+        call.longest_k,
     )  # fmt: skip
-    versions = tuple(x._version for x in sources)
-    found = _KEPT.get(key)
-    if found is None or found.versions != versions:
-        made = _expanded(_turned(call, blocks, cu_q, tile_q), call)
-        watches = tuple(weakref.ref(x, lambda _: _KEPT.pop(key, None)) for x in sources)
-        found = _KEPT[key] = _Kept(made, versions, tuple(x.detach() for x in sources), watches)
-        while len(_KEPT) > _MAX_KEPT:
-            _KEPT.popitem(last=False)
-    return found.made
-
-
-def _place(x: torch.Tensor | None) -> tuple[Any, ...] | None:
-    return None if x is None else (x.data_ptr(), x.shape, x.stride(), x.device)
+    return kept(key, (*blocks.tensors, cu_q), lambda: _expanded(_turned(call, blocks, cu_q, tile_q), call))
 
 
 def _expanded(lists: QueryLists, call: AttentionCall) -> QueryLists:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels_dsl.ops.attention import query_lists as module
+from kernels_dsl.ops.attention import kept as module
 from kernels_dsl.ops.attention.arguments import Extras, Seqlens
 from kernels_dsl.ops.attention.query_lists import query_lists
 from kernels_dsl.sparse.attention_blocks import topk_blocks

@@ -1,0 +1,61 @@
+"""Order in which query tiles with listed key blocks begin: long lists before short ones.
+
+Tiles are handed out as CTAs become free, so that a long one that begins late leaves the other SMs without
+work at the end. Heads whose K and V fit in L2 are worked on together, as without lists, and within such a
+group the longest lists come first. Before all groups come the heaviest tiles, with more than half of what an
+SM has to do in their group. Made by torch operations without a wait for the GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels_dsl.config.attention import L2_BYTES, Sm90AttentionConfig
+from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
+from kernels_dsl.ops.attention.kept import kept
+from kernels_dsl.sparse.block_lists import BlockLists
+
+MOST_ENTRIES = (1 << 20) - 1
+"""Longer lists count as lists of so many entries."""
+
+
+def longest_first(
+    call: AttentionCall, extras: Extras, config: Sm90AttentionConfig, ctas: int
+) -> torch.Tensor:
+    """(work tiles,) int32: numbers of the tiles of a call, those of one head side by side, in the order in
+    which they should begin on `ctas` CTAs."""
+    blocks = extras.blocks
+    assert blocks is not None
+    tiles = -(-call.longest_q // config.tile_m)
+    split = blocks.block[0] // config.tile_m
+    element = 2  # bytes: lists with fp8 operands have kernels of other configurations
+    groups = _groups(call, call.longest_k * (call.dim + call.dim_v) * element)
+    key = ("longest first", tiles, split, call.batch, call.heads, groups, ctas)
+    counts = blocks.counts, blocks.full_counts
+    return kept(key, counts, lambda: _ordered(call, blocks, (tiles, split), groups, ctas))
+
+
+def _groups(call: AttentionCall, kv_bytes: int) -> int:
+    """Groups of heads of all sequences, as `blocks.attention.query_tiles.groups_for_l2` has them."""
+    fitting = max(L2_BYTES // max(kv_bytes, 1), 1) * (call.heads // call.kv_heads)
+    return -(-call.heads * call.batch // fitting)
+
+
+def _ordered(
+    call: AttentionCall, blocks: BlockLists, rows: tuple[int, int], groups: int, ctas: int
+) -> torch.Tensor:
+    tiles, split = rows
+    lengths = sum(
+        counts.clamp(0, indices.shape[-1]).long()
+        for counts, indices in ((blocks.counts, blocks.indices), (blocks.full_counts, blocks.full_indices))
+        if counts is not None and indices is not None
+    )
+    assert isinstance(lengths, torch.Tensor)
+    lengths = lengths.clamp(max=MOST_ENTRIES).expand(call.batch, call.heads, -1).flatten(0, 1)
+    lengths = lengths.repeat_interleave(split, dim=1)[:, :tiles]  # (heads of all sequences, tiles)
+    group = torch.arange(lengths.shape[0], device=lengths.device) * groups // lengths.shape[0]
+    totals = lengths.new_zeros(groups).index_add(0, group, lengths.sum(1))
+    heavy = lengths * (2 * ctas) > totals[group][:, None]
+    place = torch.where(heavy, 0, group[:, None] + 1)
+    keys = place * (MOST_ENTRIES + 1) + (MOST_ENTRIES - lengths)
+    return keys.flatten().argsort(stable=True).int()
