@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels_dsl.config.family import FAMILIES
-from kernels_dsl.config.wgmma import SM90_RESERVED_SMEM, why_not_wgmma_columns
+from kernels_dsl.config.wgmma import SM90_RESERVED_SMEM, WGMMA_ROWS, why_not_wgmma_columns
 from lowering.records import frozen
 
 MAX_HEAD_DIM = 256
@@ -98,7 +98,8 @@ class Sm90AttentionConfig:
     their number.
     With block lists: `joined` blocks, of tile_n / joined keys each, are taken in one step, wherever their
     keys are (16-bit operands only). `longest_first`: query tiles with long lists begin before others, for
-    which lists are sorted by length once.
+    which lists are sorted by length once. `own_lists`, with tile_m 128 and dense sequences: each of the two
+    warpgroups has a block of 64 queries, a list and stages of its own; turns end with the shorter list.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.attention.softmax_no_max`. Then one in `linear_exps` exponentials, if not 0, is taken without
     MUFU, with an error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the
@@ -127,9 +128,15 @@ class Sm90AttentionConfig:
     v_stages: int = 0
     joined: int = 1
     longest_first: bool = False
+    own_lists: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
+
+    @property
+    def listed_m(self) -> int:
+        """Queries that walk one list."""
+        return WGMMA_ROWS if self.own_lists else self.tile_m
 
     def several_tiles(self, extent: Extent) -> bool:
         """Says that some CTA of a persistent launch gets more than one query tile."""
@@ -314,6 +321,8 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
         return f"stages is {config.stages} and v_stages {config.v_stages}, must be from 1 and from 0 on"
     if config.joined < 1 or config.tile_n % (step * config.joined):
         return f"joined is {config.joined}, must divide tile_n into multiples of {step}"
+    if config.own_lists and (config.tile_m != 2 * WGMMA_ROWS or element_bytes == 1):
+        return "own_lists is True, must be False with fp8 and where tile_m is not 128"
     if element_bytes == 1 and config.joined > 1:
         return f"joined is {config.joined}, must be 1 with fp8"
     if config.pack not in PACKS:
@@ -334,7 +343,8 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
     """As the kernel divides shared memory: tiles, then two buffers of the output, perhaps where Q was."""
     v_stages = config.v_stages or config.stages
     tiles = config.tile_m * config.dim
-    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
+    rings = 2 if config.own_lists else 1
+    tiles += rings * config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
     if config.turns_v:
         tiles += (2 if config.dim_v <= 128 else 1) * config.tile_n * config.dim_v
     if config.later_v:
@@ -353,7 +363,7 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
 def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
     """The size of a listed block in (query, key) tiles of a configuration. ValueError where it is not a whole
     number of them."""
-    tile = config.tile_m, config.tile_n // config.joined
+    tile = config.listed_m, config.tile_n // config.joined
     if block[0] % tile[0] or block[1] % tile[1]:
         raise ValueError(f"config has tiles of {tile}, must have such that blocks of {block} are whole tiles")
     return block[0] // tile[0], block[1] // tile[1]

@@ -40,6 +40,11 @@ class Sm80AttentionConfig:
     pack, joined, later_v, later_keys = 1, 1, 0, 32
     turns_v = watch_sums = longest_first = False
 
+    @property
+    def listed_m(self) -> int:
+        """Queries that walk one list."""
+        return self.tile_m
+
     def several_tiles(self, extent: Extent) -> bool:
         """Says that some CTA gets more than one query tile."""
         return False

@@ -43,6 +43,8 @@ class ForwardSpec:
     """Steps of K in shared memory."""
     v_stages: int
     """Steps of V, as it is multiplied."""
+    own_lists: bool
+    """Each consumer warpgroup has a list, and so many stages, of its own."""
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
@@ -82,6 +84,11 @@ class ForwardSpec:
         return self.tile_m // WGMMA_M
 
     @property
+    def rings(self) -> int:
+        """Rings of K, and of V."""
+        return self.consumers if self.own_lists else 1
+
+    @property
     def clears_each_block(self) -> bool:
         """True where any block of a visit may reach past the end of a packed sequence, not only the first."""
         return self.varlen and self.variant.lists is not None
@@ -119,7 +126,7 @@ class ForwardSpec:
     @property
     def tile(self) -> TileShape:
         """Queries and keys of one step."""
-        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined)
+        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined, self.rings)
 
     @property
     def q_bytes(self) -> int:
@@ -141,7 +148,7 @@ class ForwardSpec:
         """Registers of the roles; 64 K registers serve the SM."""
         if self.ctas_per_sm == 2:
             return Registers(24, 232)
-        if self.raw_stages:
+        if self.raw_stages or self.own_lists:
             return Registers(40, 232)
         return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
 
@@ -189,8 +196,13 @@ def make_spec(
             f"{config}"
         )
     v_stages = config.v_stages or config.stages
+    rings = consumers if config.own_lists else 1
+    if rings > 1 and (dtype.width == 8 or variant.lists is None or varlen):
+        raise ValueError(
+            f"own_lists must be False with fp8, packed sequences and without lists; it is {config}"
+        )
     tiles = config.tile_m * config.dim
-    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
+    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v) * rings
     tiles += raw_stages * config.tile_n * config.dim_v
     if config.later_v:
         if dtype.width != 8 or varlen or consumers != 3:
@@ -216,7 +228,8 @@ def make_spec(
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
     return ForwardSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
-        v_stages=v_stages, joined=config.joined, pingpong=config.pingpong and consumers > 1,
+        v_stages=v_stages, own_lists=rings > 1, joined=config.joined,
+        pingpong=config.pingpong and consumers > 1,
         lazy_rescale=config.lazy_rescale, late_wait=config.late_wait, no_max=config.watch_sums,
         linear_exps=config.linear_exps,
         ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,

@@ -26,13 +26,15 @@ def longest_first(
     which they should begin on `ctas` CTAs."""
     blocks = extras.blocks
     assert blocks is not None
-    tiles = -(-call.longest_q // config.tile_m)
-    split = blocks.block[0] // config.tile_m
+    blocks_of_tile = config.tile_m // config.listed_m
+    tiles = -(-call.longest_q // config.listed_m)
+    split = blocks.block[0] // config.listed_m
     element = 2  # bytes: lists with fp8 operands have kernels of other configurations
     groups = _groups(call, call.longest_k * (call.dim + call.dim_v) * element)
-    key = ("longest first", tiles, split, call.batch, call.heads, groups, ctas)
+    rows = tiles, split, blocks_of_tile
+    key = ("longest first", *rows, call.batch, call.heads, groups, ctas)
     counts = blocks.counts, blocks.full_counts
-    return kept(key, counts, lambda: _ordered(call, blocks, (tiles, split), groups, ctas))
+    return kept(key, counts, lambda: _ordered(call, blocks, rows, groups, ctas))
 
 
 def _groups(call: AttentionCall, kv_bytes: int) -> int:
@@ -42,9 +44,9 @@ def _groups(call: AttentionCall, kv_bytes: int) -> int:
 
 
 def _ordered(
-    call: AttentionCall, blocks: BlockLists, rows: tuple[int, int], groups: int, ctas: int
+    call: AttentionCall, blocks: BlockLists, rows: tuple[int, int, int], groups: int, ctas: int
 ) -> torch.Tensor:
-    tiles, split = rows
+    tiles, split, blocks_of_tile = rows
     lengths = sum(
         counts.clamp(0, indices.shape[-1]).long()
         for counts, indices in ((blocks.counts, blocks.indices), (blocks.full_counts, blocks.full_indices))
@@ -52,7 +54,11 @@ def _ordered(
     )
     assert isinstance(lengths, torch.Tensor)
     lengths = lengths.clamp(max=MOST_ENTRIES).expand(call.batch, call.heads, -1).flatten(0, 1)
-    lengths = lengths.repeat_interleave(split, dim=1)[:, :tiles]  # (heads of all sequences, tiles)
+    lengths = lengths.repeat_interleave(split, dim=1)[:, :tiles]
+    if blocks_of_tile > 1:  # a tile lasts as long as its longest list
+        lengths = torch.nn.functional.pad(lengths, (0, -tiles % blocks_of_tile))
+        lengths = lengths.unflatten(1, (-1, blocks_of_tile)).amax(2)
+    # (heads of all sequences, tiles)
     group = torch.arange(lengths.shape[0], device=lengths.device) * groups // lengths.shape[0]
     totals = lengths.new_zeros(groups).index_add(0, group, lengths.sum(1))
     heavy = lengths * (2 * ctas) > totals[group][:, None]

@@ -123,6 +123,10 @@ def check_grid(call: AttentionCall, config: AttentionConfig) -> None:
 def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
     """ValueError where a caller's configuration packs heads that cannot share a tile, or joins blocks of no
     list."""
+    if isinstance(config, Sm90AttentionConfig) and config.own_lists and (call.block is None or call.packed):
+        raise ValueError(
+            f"config is {config}, must be one that fits: own_lists is for dense calls with lists"
+        )
     if config.joined > 1 and call.block is None:
         raise ValueError(
             f"config is {config}, must be one that fits: joined is {config.joined}, must be 1 without block "
