@@ -38,7 +38,7 @@ class Sm80AttentionConfig:
     traits = FAMILIES[family]
     # Of what the other family has a choice.
     pack, joined, later_v, later_keys = 1, 1, 0, 32
-    turns_v = watch_sums = longest_first = False
+    turns_v = watch_sums = longest_first = own_lists = False
 
     @property
     def listed_m(self) -> int:

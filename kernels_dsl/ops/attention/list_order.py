@@ -1,4 +1,4 @@
-"""Order in which query tiles with listed key blocks begin: long lists before short ones.
+"""Options for block lists, and the order in which query tiles begin with them: long lists before short ones.
 
 Tiles are handed out as CTAs become free, so that a long one that begins late leaves the other SMs without
 work at the end. Heads whose K and V fit in L2 are worked on together, as without lists, and within such a
@@ -11,12 +11,22 @@ from __future__ import annotations
 import torch
 
 from kernels_dsl.config.attention import L2_BYTES, Sm90AttentionConfig
+from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
 from kernels_dsl.ops.attention.kept import kept
 from kernels_dsl.sparse.block_lists import BlockLists
 
 MOST_ENTRIES = (1 << 20) - 1
 """Longer lists count as lists of so many entries."""
+
+
+def check_list_options(config: AttentionConfig, call: AttentionCall) -> None:
+    """ValueError where a caller's configuration has options for lists that a call has not, or not so."""
+    needs = "block lists" if call.block is None else "block lists and dense sequences"
+    if config.joined > 1 and call.block is None:
+        raise ValueError(f"config joins {config.joined} listed blocks in a step, must have {needs} for it")
+    if config.own_lists and (call.block is None or call.packed):
+        raise ValueError(f"config has two lists in a tile, must have {needs} for it")
 
 
 def longest_first(

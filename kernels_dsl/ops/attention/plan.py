@@ -22,7 +22,7 @@ from kernels_dsl.ops.attention.arguments import (
     MaxSeqlens,
     Seqlens,
 )
-from kernels_dsl.ops.attention.list_order import longest_first
+from kernels_dsl.ops.attention.list_order import check_list_options, longest_first
 from kernels_dsl.ops.attention.outputs import (
     Step,
     destination,
@@ -80,6 +80,7 @@ def build(call: AttentionCall, arguments: AttentionArguments, target: Target) ->
         if reason is not None:
             raise ValueError(f"config is {config}, must be one that fits: {reason}")
         _check_pack(config, call)
+        check_list_options(config, call)
     if is_empty(call):
         return Plan(without_kernel(call, want_lse, call.dtype), None)
     variant = call.variant
@@ -121,17 +122,7 @@ def check_grid(call: AttentionCall, config: AttentionConfig) -> None:
 
 
 def _check_pack(config: AttentionConfig, call: AttentionCall) -> None:
-    """ValueError where a caller's configuration packs heads that cannot share a tile, or joins blocks of no
-    list."""
-    if isinstance(config, Sm90AttentionConfig) and config.own_lists and (call.block is None or call.packed):
-        raise ValueError(
-            f"config is {config}, must be one that fits: own_lists is for dense calls with lists"
-        )
-    if config.joined > 1 and call.block is None:
-        raise ValueError(
-            f"config is {config}, must be one that fits: joined is {config.joined}, must be 1 without block "
-            "lists"
-        )
+    """ValueError where a caller's configuration packs heads that cannot share a tile."""
     pack, group = config.pack, call.heads // call.kv_heads
     if pack > 1 and (group % pack or not call.variant.packable or call.block is not None):
         raise ValueError(

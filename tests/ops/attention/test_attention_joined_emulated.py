@@ -1,7 +1,8 @@
 """Steps of the SM90 attention that take two listed blocks of keys, and tiles of two lists, in the emulator.
 
 Lists have odd and even numbers of partial and of whole blocks, none, and blocks past the end of the keys; two
-SMs take several tiles each. TEST_ALL_KERNELS=1 takes the whole grids. The emulator also reports races and reads of memory that nobody wrote.
+SMs take several tiles each. TEST_ALL_KERNELS=1 takes the whole grids.
+The emulator also reports races and reads of memory that nobody wrote.
 """
 
 from __future__ import annotations
@@ -194,9 +195,9 @@ def test_packed_sequences(name, seed):
 
 def test_where_blocks_cannot_be_joined():
     q = torch.zeros((1, 64, 1, 64), dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="joined is 2, must be 1 without block lists"):
+    with pytest.raises(ValueError, match="joins 2 listed blocks in a step, must have block lists"):
         kernels_dsl.attention(q, q, q, config=PAIR)
-    with pytest.raises(ValueError, match="own_lists is for dense calls with lists"):
-        kernels_dsl.attention(q, q, q, config=OWN)
+    with pytest.raises(ValueError, match="two lists in a tile, must have block lists"):
+        kernels_dsl.attention(q, q, q, config=replace(OWN, joined=1))
     with pytest.raises(ValueError, match="joined is 3, must divide tile_n into multiples of 16"):
         kernels_dsl.attention(q, q, q, config=replace(PAIR, joined=3))
