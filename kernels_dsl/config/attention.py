@@ -317,8 +317,10 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
             return f"{name} is {size}, must be a multiple of 32 from 32 to {MAX_HEAD_DIM}"
     if config.ctas_per_sm not in (1, 2) or (config.ctas_per_sm == 2 and config.tile_m > 64):
         return f"ctas_per_sm is {config.ctas_per_sm}, must be 1, or 2 with tile_m 64"
-    if config.stages < 1 or config.v_stages < 0:
-        return f"stages is {config.stages} and v_stages {config.v_stages}, must be from 1 and from 0 on"
+    if config.stages < 1:
+        return f"stages is {config.stages}, must be 1 or more"
+    if config.v_stages < 0:
+        return f"v_stages is {config.v_stages}, must be 0 or more"
     if config.joined < 1 or config.tile_n % (step * config.joined):
         return f"joined is {config.joined}, must divide tile_n into multiples of {step}"
     if config.own_lists and (config.tile_m != 2 * WGMMA_ROWS or element_bytes == 1):
