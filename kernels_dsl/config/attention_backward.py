@@ -131,6 +131,9 @@ class Sm80BackwardConfig:
     `by_columns`: half of the warps compute P of their keys and queries, half dS, and then all of them share
     the columns of dK and dV, of 16 keys each. Then `dim` and `dim_v` are multiples of 32 times the warps that
     have the same keys, and `tile_q` is 32 or 64.
+
+    `passes`: a warp computes scores of its queries in so many parts, one after another, each with its shares
+    of dV and dK: fewer accumulators at a time. Not by columns.
     """
 
     tile_k: int
@@ -147,6 +150,7 @@ class Sm80BackwardConfig:
     gives_kv: bool = True
     tile_q: int = 64
     by_columns: bool = False
+    passes: int = 1
 
     family = "sm80"
     row_tile = 64

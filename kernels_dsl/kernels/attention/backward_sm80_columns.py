@@ -27,7 +27,7 @@ from .backward_sm80_products import (
     give_mask_gradient,
     load_scores,
     multiply,
-    slope,
+    slope_in_shared,
     store_scores,
 )
 from .backward_sm80_spec import BackwardSpec
@@ -72,12 +72,9 @@ def step_by_columns(
         if cutlass.const_expr(bent and work.d_mask is not None):
             probs = load_scores(spec, d_probs.layout, p, site)
             give_mask_gradient(spec, work, site, now, d_probs, probs)
-        slope(d_probs, load_scores(spec, d_probs.layout, factors, site))
+        slope_in_shared(spec, d_probs, factors, ds, site)
         if cutlass.const_expr(not bent):
             give_mask_gradient(spec, work, site, now, d_probs, None)
-        operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-        to_operand(d_probs, operand)
-        store_scores(spec, operand, ds, site)
     steps, stride = spec.tile_q // 16, spec.column_warps
     if cutlass.const_expr(config.gives_kv):
         operand_a = from_shared(spec, readers.dv_p, p, spec.warp_keys)

@@ -94,6 +94,14 @@ class Step(NamedTuple):
         return self.number < self.count
 
 
+class StepBuffers(NamedTuple):
+    """Addresses of what a step reads and writes in shared memory."""
+
+    q: Int32
+    do: Int32
+    ds: Int32
+
+
 class Gradients(NamedTuple):
     """Accumulators ((2, 2), M, N) of this warp's keys."""
 

@@ -24,12 +24,21 @@ OperandA = Callable[[int], cute.Tensor]
 
 
 def compute_probabilities(
-    spec: BackwardSpec, memory: Memory, work: BackwardWork, site: Site, now: Step, probs: cute.Tensor
+    spec: BackwardSpec,
+    memory: Memory,
+    work: BackwardWork,
+    site: Site,
+    now: Step,
+    probs: cute.Tensor,
+    first_query: int = 0,
 ) -> cute.Tensor:
-    """P of this warp's keys and queries of a step, as float32 accumulators. `probs`: see `weigh`."""
+    """P of this warp's keys and queries of a pass, as float32 accumulators. `probs`: see `weigh`.
+
+    `first_query`: that of the pass among the warp's.
+    """
     config, readers = spec.config, memory.readers
     stage = now.number % config.q_stages
-    q = memory.base + spec.q_offset + stage * spec.q_tile.bytes
+    q = memory.base + spec.q_offset + stage * spec.q_tile.bytes + spec.q_tile.row_offset(first_query, 0)
     scores = warp_accumulators(spec.warp_keys, spec.warp_queries)
     scores.fill(0.0)
     operand_a = from_shared(spec, readers.s_k, memory.base, spec.warp_keys)
@@ -47,11 +56,13 @@ def scores_of(spec: BackwardSpec, work: BackwardWork, site: Site, now: Step) -> 
     return score_step(work, site.job, query_of(work, site.job, now), (first_query, first_key))
 
 
-def compute_d_probs(spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor) -> None:
-    """dP of this warp's keys and queries of a step, less the row sums, to float32 accumulators."""
+def compute_d_probs(
+    spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor, first_query: int = 0
+) -> None:
+    """dP of this warp's keys and queries of a pass, less the row sums, to float32 accumulators."""
     config, readers = spec.config, memory.readers
     stage = now.number % config.do_stages
-    do = memory.base + spec.do_offset + stage * spec.do_tile.bytes
+    do = memory.base + spec.do_offset + stage * spec.do_tile.bytes + spec.do_tile.row_offset(first_query, 0)
     view = softmax.rows_and_columns(d_probs)
     rows = first_row(spec, memory.base + spec.row_sums_offset + stage * spec.rows_bytes, site)
     columns = row_values(rows, 0, spec.warp_queries // 4)
@@ -140,11 +151,9 @@ def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
     return found
 
 
-def pairs_of_scores(
-    spec: BackwardSpec, values: cute.Tensor, address: Int32, site: Site
-) -> Iterator[tuple[cute.Tensor, cute.Tensor]]:
-    """A warp's 16-bit scores in registers, two queries at a time, and their places in the (keys, queries) at
-    `address`."""
+def pairs_of_scores(spec: BackwardSpec, address: Int32, site: Site) -> Iterator[tuple[int, cute.Tensor]]:
+    """Numbers of a warp's accumulators, the first of two queries each, and the places of both as 16-bit
+    scores in the (keys, queries) at `address`."""
     tile: RowsTile = spec.ds_tile
     row = site.key_warp * spec.warp_keys + site.lane // 4
     chunk = site.query_warp * (spec.warp_queries // 8)
@@ -153,23 +162,41 @@ def pairs_of_scores(
     for r in range(spec.warp_keys // 8):
         for n in range(columns):
             place = (first ^ tile.flip(8 * n)) + tile.row_offset(8 * r, 8 * n)
-            registers = values.iterator + 4 * (r // 2 * columns + n) + r % 2 * 2
-            pair = cute.make_tensor(registers, cute.make_layout(2))
-            yield pair, cute.make_tensor(shared_pointer(spec.dtype, place, 4), cute.make_layout(2))
+            number = 4 * (r // 2 * columns + n) + r % 2 * 2
+            yield number, cute.make_tensor(shared_pointer(spec.dtype, place, 4), cute.make_layout(2))
+
+
+def pair_at(values: cute.Tensor, number: int) -> cute.Tensor:
+    """Two registers from `number` on."""
+    return cute.make_tensor(values.iterator + number, cute.make_layout(2))
 
 
 def store_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site) -> None:
     """P or dS of this warp's keys and queries to shared memory."""
-    for pair, place in pairs_of_scores(spec, operand, address, site):
-        cute.autovec_copy(pair, place)
+    for number, place in pairs_of_scores(spec, address, site):
+        cute.autovec_copy(pair_at(operand, number), place)
 
 
 def load_scores(spec: BackwardSpec, layout: cute.Layout, address: Int32, site: Site) -> cute.Tensor:
     """Loads the tile that `store_scores` stored, to registers of the `layout` of accumulators."""
     values = cute.make_rmem_tensor(layout, spec.dtype)
-    for pair, place in pairs_of_scores(spec, values, address, site):
-        cute.autovec_copy(place, pair)
+    for number, place in pairs_of_scores(spec, address, site):
+        cute.autovec_copy(place, pair_at(values, number))
     return values
+
+
+def slope_in_shared(
+    spec: BackwardSpec, d_probs: cute.Tensor, factors: Int32, address: Int32, site: Site
+) -> None:
+    """d_probs *= the scores that another warp stored at `factors`, and to shared memory at `address`, two at
+    a time: no more of them are in registers."""
+    places = zip(pairs_of_scores(spec, factors, site), pairs_of_scores(spec, address, site))
+    for (number, factor), (_, place) in places:
+        pair, stored = pair_at(d_probs, number), cute.make_rmem_tensor(2, spec.dtype)
+        cute.autovec_copy(factor, stored)
+        pair.store(pair.load() * stored.load().to(Float32))
+        stored.store(pair.load().to(spec.dtype))
+        cute.autovec_copy(stored, place)
 
 
 @cute.jit

@@ -79,8 +79,8 @@ class BackwardSpec:
 
     @property
     def warp_queries(self) -> int:
-        """Queries of a warp in a step."""
-        return self.tile_q // self.query_warps
+        """Queries of a warp in one pass of a step."""
+        return self.tile_q // (self.query_warps * self.config.passes)
 
     @property
     def dq_column_warps(self) -> int:
@@ -107,6 +107,12 @@ class BackwardSpec:
         """Says whether a step has no barrier before its first product, which needs two buffers of all that it
         reads."""
         return self.config.copies_ahead
+
+    @property
+    def finds_places(self) -> bool:
+        """Says whether a warp finds its places anew in each step, which its accumulators leave no registers
+        for."""
+        return self.config.by_columns and self.warp_keys == 32
 
     @property
     def k_tile(self) -> RowsTile:
@@ -187,6 +193,11 @@ def make_spec(
             "not more than of Q"
         )
     spec = BackwardSpec(config, dtype, variant, varlen)
+    if config.tile_q % (16 * spec.query_warps * config.passes) or (config.by_columns and config.passes > 1):
+        raise ValueError(
+            f"passes is {config.passes}, must be 1 by columns, else leave each of {spec.query_warps} warps a "
+            f"multiple of 16 of {config.tile_q} queries"
+        )
     for tile in (spec.k_tile, spec.v_tile, spec.q_tile, spec.do_tile):
         tile.check_threads(spec.threads)
     return spec

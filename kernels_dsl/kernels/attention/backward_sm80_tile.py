@@ -29,6 +29,7 @@ from .backward_sm80_copies import (
     Readers,
     Site,
     Step,
+    StepBuffers,
     Tensors,
     first_step,
     following,
@@ -70,14 +71,22 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
     now = first_step(work, job)
     readers = make_readers(spec, site)
     start_first_copies(spec, Memory(base, make_copies(spec, tensors, thread), readers), work, site, now)
+    batch = job.at.batch
     for _ in cutlass.range(now.count, unroll=1):
         # What follows from these two is worked out in each step: else it would be kept in scarce registers.
-        base, thread = opaque(base), opaque(thread)
-        memory = Memory(base, make_copies(spec, tensors, thread), readers)
-        if cutlass.const_expr(spec.config.by_columns):
-            step_by_columns(spec, memory, gradients, work, site, now)
+        # (Known not to be negative, it is divided by shifts.)
+        base, thread = opaque(base), opaque(thread) & (spec.threads - 1)
+        if cutlass.const_expr(spec.finds_places):
+            batch = opaque(batch)
+            here = make_site(spec, job._replace(at=job.at._replace(batch=batch)), thread)
+            copies = make_copies(spec, of_sequence(spec, whole, here.job), thread)
+            memory = Memory(base, copies, make_readers(spec, here))
         else:
-            step(spec, memory, gradients, work, site, now)
+            here, memory = site, Memory(base, make_copies(spec, tensors, thread), readers)
+        if cutlass.const_expr(spec.config.by_columns):
+            step_by_columns(spec, memory, gradients, work, here, now)
+        else:
+            step(spec, memory, gradients, work, here, now)
         now = following(work, job, now)
     cute.arch.cp_async_wait_group(0)
     if cutlass.const_expr(spec.config.gives_kv):
@@ -128,7 +137,7 @@ def make_readers(spec: BackwardSpec, site: Site) -> Readers:
     """Readers of the operands of each product."""
     dtype, lane = spec.dtype, site.lane
     first_key = site.key_warp * spec.warp_keys
-    first_query = site.query_warp * spec.warp_queries
+    first_query = site.query_warp * (spec.config.passes * spec.warp_queries)
 
     def of_queries(reader: MatrixReader) -> MatrixReader:
         return replace(reader, offset=reader.offset + reader.tile.row_offset(first_query, 0))
@@ -171,26 +180,8 @@ def step(
     do = memory.base + spec.do_offset + do_stage * spec.do_tile.bytes
     ds = memory.base + spec.ds_offset + now.number % config.ds_stages * spec.ds_tile.bytes
 
-    probs = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-    scores = compute_probabilities(spec, memory, work, site, now, probs)
-    d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
-    compute_d_probs(spec, memory, site, now, d_probs)
-    if cutlass.const_expr(spec.variant.bends_scores):  # dS is not the gradient of the mask
-        give_mask_gradient(spec, work, site, now, d_probs, probs)
-    slope(d_probs, scores)
-    if cutlass.const_expr(not spec.variant.bends_scores):
-        give_mask_gradient(spec, work, site, now, d_probs, None)
-
-    if cutlass.const_expr(spec.config.gives_kv):
-        if cutlass.const_expr(not spec.variant.bends_scores):
-            to_operand(scores, probs)
-        multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, spec.warp_queries // 16)
-    operand = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-    to_operand(d_probs, operand)
-    if cutlass.const_expr(spec.config.gives_q):
-        store_scores(spec, operand, ds, site)
-    if cutlass.const_expr(spec.config.gives_kv):
-        multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, spec.warp_queries // 16)
+    for first_query in cutlass.range_constexpr(0, config.passes * spec.warp_queries, spec.warp_queries):
+        one_pass(spec, memory, gradients, work, site, now, StepBuffers(q, do, ds), first_query)
 
     if cutlass.const_expr(spec.one_barrier):
         cute.arch.cp_async_wait_group(0)
@@ -204,6 +195,43 @@ def step(
             spec, dq, operand_a, readers.dq_k, memory.base, spec.tile_k // 16, stride=spec.dq_column_warps
         )
         add_dq(spec, work, site, now, dq)
+
+
+def one_pass(
+    spec: BackwardSpec,
+    memory: Memory,
+    gradients: Gradients,
+    work: BackwardWork,
+    site: Site,
+    now: Step,
+    buffers: StepBuffers,
+    first_query: int,
+) -> None:
+    """P and dS of some of this warp's queries, from `first_query` of them on, and their shares of dV and dK."""
+    config, readers, queries = spec.config, memory.readers, spec.warp_queries
+    site = site._replace(query_warp=site.query_warp * config.passes + first_query // queries)
+    probs = warp_operand_a(spec.warp_keys, queries, spec.dtype)
+    scores = compute_probabilities(spec, memory, work, site, now, probs, first_query)
+    d_probs = warp_accumulators(spec.warp_keys, queries)
+    compute_d_probs(spec, memory, site, now, d_probs, first_query)
+    if spec.variant.bends_scores:  # dS is not the gradient of the mask
+        give_mask_gradient(spec, work, site, now, d_probs, probs)
+    slope(d_probs, scores)
+    if not spec.variant.bends_scores:
+        give_mask_gradient(spec, work, site, now, d_probs, None)
+
+    if config.gives_kv:
+        if not spec.variant.bends_scores:
+            to_operand(scores, probs)
+        do = buffers.do + spec.do_tile.row_offset(first_query, 0)
+        multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, queries // 16)
+    operand = warp_operand_a(spec.warp_keys, queries, spec.dtype)
+    to_operand(d_probs, operand)
+    if config.gives_q:
+        store_scores(spec, operand, buffers.ds, site)
+    if config.gives_kv:
+        q = buffers.q + spec.q_tile.row_offset(first_query, 0)
+        multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, queries // 16)
 
 
 @cute.jit
