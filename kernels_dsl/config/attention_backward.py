@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from kernels_dsl.config.attention_sm80 import RESERVED_SMEM
 from kernels_dsl.config.problem import H200
 from lowering.records import frozen
 
@@ -133,7 +136,7 @@ class Sm80BackwardConfig:
     have the same keys, and `tile_q` is 32 or 64.
 
     `passes`: a warp computes scores of its queries in so many parts, one after another, each with its shares
-    of dV and dK: fewer accumulators at a time. Not by columns.
+    of dV and dK: fewer accumulators at a time. By columns that holds for those that compute P.
     """
 
     tile_k: int
@@ -204,6 +207,43 @@ def sm80_backward_config(
         if config.smem_bytes <= smem_bytes and (many or tile_k == 64) and block_k % tile_k == 0:
             return config
     raise ValueError(f"a CTA has {smem_bytes} bytes of shared memory, too few for a backward of attention")
+
+
+def sm80_backward_candidates(
+    dim: int, dim_v: int, deterministic: bool, smem_bytes: int
+) -> dict[str, Sm80BackwardConfig]:
+    """Tiles that take fewer reads of shared memory for a product than those of `sm80_backward_config`, by
+    name: those that fit where a CTA may have `smem_bytes`. None is chosen before it is measured.
+
+    What bounds these kernels is ldmatrix, which takes four cycles of an SM's shared memory for 16 x 16
+    elements: of an operand of 16 rows that is a read for two instructions, of 32 rows one for four. Those of
+    "pairs" and "pairs_few" are for two CTAs an SM.
+    """
+    d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
+    columns: dict[str, Any] = {"warp_keys": 32, "by_columns": True}
+    pairs = {"warps": 4, "warp_keys": 32, "passes": 2}
+    made: dict[str, tuple[int, int, dict[str, Any]]] = {}  # name -> (keys, CTAs an SM, other fields)
+    if max(d, dv) == 64:
+        made = {
+            "rows32": (128, 1, {"warp_keys": 32}),
+            "pairs": (128, 2, pairs),
+            "pairs_few": (128, 2, {**pairs, "do_stages": 1}),
+        }
+    elif d == dv == 128:
+        made = {"columns": (128, 1, {**columns, "ahead": 0})}
+    elif max(d, dv) > 128:
+        d, dv = (-(-x // 128) * 128 for x in (d, dv))
+        wide = {**columns, "ahead": 0}
+        made = {
+            "columns": (64, 1, wide),
+            "columns_few": (64, 1, {**wide, "q_stages": 1, "do_stages": 1}),
+        }
+    found = {
+        name: (Sm80BackwardConfig(keys, d, dv, deterministic=deterministic, **fields), ctas)
+        for name, (keys, ctas, fields) in made.items()
+    }
+    room = smem_bytes + RESERVED_SMEM
+    return {name: c for name, (c, ctas) in found.items() if ctas * (c.smem_bytes + RESERVED_SMEM) <= room}
 
 
 def _sm80_wide_config(dim: int, dim_v: int, deterministic: bool, smem_bytes: int) -> Sm80BackwardConfig:

@@ -56,25 +56,27 @@ def step_by_columns(
     p = ds + spec.ds_tile.bytes
     factors = ds if bent else p
 
-    d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
     if site.product == 0:
-        probs = warp_operand_a(spec.warp_keys, spec.warp_queries, spec.dtype)
-        scores = compute_probabilities(spec, memory, work, site, now, probs)
-        if cutlass.const_expr(bent):
-            store_scores(spec, probs, p, site)
-        to_operand(scores, probs)
-        store_scores(spec, probs, factors, site)
+        for n in cutlass.range_constexpr(config.passes):
+            queries = spec.passes[n]
+            probs = warp_operand_a(spec.warp_keys, len(queries), spec.dtype)
+            scores = compute_probabilities(spec, memory, work, site, now, probs, queries)
+            if cutlass.const_expr(bent):
+                store_scores(spec, probs, p, site, queries)
+            to_operand(scores, probs)
+            store_scores(spec, probs, factors, site, queries)
+        cute.arch.sync_threads()
     else:
-        compute_d_probs(spec, memory, site, now, d_probs)
-    cute.arch.sync_threads()
-
-    if site.product == 1:
+        # The same barrier in both branches: after a common one dP would have registers in the other one too.
+        d_probs = warp_accumulators(spec.warp_keys, spec.warp_queries)
+        compute_d_probs(spec, memory, site, now, d_probs, spec.all_queries)
+        cute.arch.sync_threads()
         if cutlass.const_expr(bent and work.d_mask is not None):
             probs = load_scores(spec, d_probs.layout, p, site)
-            give_mask_gradient(spec, work, site, now, d_probs, probs)
+            give_mask_gradient(spec, work, site, now, d_probs, probs, spec.all_queries)
         slope_in_shared(spec, d_probs, factors, ds, site)
         if cutlass.const_expr(not bent):
-            give_mask_gradient(spec, work, site, now, d_probs, None)
+            give_mask_gradient(spec, work, site, now, d_probs, None, spec.all_queries)
     steps, stride = spec.tile_q // 16, spec.column_warps
     if cutlass.const_expr(config.gives_kv):
         operand_a = from_shared(spec, readers.dv_p, p, spec.warp_keys)

@@ -30,42 +30,40 @@ def compute_probabilities(
     site: Site,
     now: Step,
     probs: cute.Tensor,
-    first_query: int = 0,
+    queries: range,
 ) -> cute.Tensor:
-    """P of this warp's keys and queries of a pass, as float32 accumulators. `probs`: see `weigh`.
-
-    `first_query`: that of the pass among the warp's.
-    """
+    """P of this warp's keys and `queries` of a step, as float32 accumulators. `probs`: see `weigh`."""
     config, readers = spec.config, memory.readers
     stage = now.number % config.q_stages
-    q = memory.base + spec.q_offset + stage * spec.q_tile.bytes + spec.q_tile.row_offset(first_query, 0)
-    scores = warp_accumulators(spec.warp_keys, spec.warp_queries)
+    q = memory.base + spec.q_offset + stage * spec.q_tile.bytes + spec.q_tile.row_offset(queries.start, 0)
+    scores = warp_accumulators(spec.warp_keys, len(queries))
     scores.fill(0.0)
     operand_a = from_shared(spec, readers.s_k, memory.base, spec.warp_keys)
     multiply(spec, scores, operand_a, readers.s_q, q, config.dim // 16)
-    at = scores_of(spec, work, site, now)
-    rows = first_row(spec, memory.base + spec.lse_offset + stage * spec.rows_bytes, site)
+    at = scores_of(spec, work, site, now, queries)
+    rows = first_row(spec, memory.base + spec.lse_offset + stage * spec.rows_bytes, site, queries)
     weigh(spec.variant, scores, partial(row_values, rows), at, probs)
     return scores
 
 
-def scores_of(spec: BackwardSpec, work: BackwardWork, site: Site, now: Step) -> ScoreStep:
-    """This thread's scores of one step."""
+def scores_of(spec: BackwardSpec, work: BackwardWork, site: Site, now: Step, queries: range) -> ScoreStep:
+    """This thread's scores of the warp's `queries` of a step."""
     first_key = site.job.at.n * spec.tile_k + site.key_warp * spec.warp_keys + site.lane // 4
     first_query = now.block * spec.tile_q + site.query_warp * spec.warp_queries + site.lane % 4 * 2
+    first_query += queries.start
     return score_step(work, site.job, query_of(work, site.job, now), (first_query, first_key))
 
 
 def compute_d_probs(
-    spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor, first_query: int = 0
+    spec: BackwardSpec, memory: Memory, site: Site, now: Step, d_probs: cute.Tensor, queries: range
 ) -> None:
-    """dP of this warp's keys and queries of a pass, less the row sums, to float32 accumulators."""
+    """dP of this warp's keys and `queries` of a step, less the row sums, to float32 accumulators."""
     config, readers = spec.config, memory.readers
     stage = now.number % config.do_stages
-    do = memory.base + spec.do_offset + stage * spec.do_tile.bytes + spec.do_tile.row_offset(first_query, 0)
+    do = memory.base + spec.do_offset + stage * spec.do_tile.bytes + spec.do_tile.row_offset(queries.start, 0)
     view = softmax.rows_and_columns(d_probs)
-    rows = first_row(spec, memory.base + spec.row_sums_offset + stage * spec.rows_bytes, site)
-    columns = row_values(rows, 0, spec.warp_queries // 4)
+    rows = first_row(spec, memory.base + spec.row_sums_offset + stage * spec.rows_bytes, site, queries)
+    columns = row_values(rows, 0, len(queries) // 4)
     for c in range(cute.size(view, mode=[1])):
         for r in range(cute.size(view, mode=[0])):
             view[r, c] = -columns[c]
@@ -88,10 +86,11 @@ def give_mask_gradient(
     now: Step,
     slopes: cute.Tensor,
     probs: cute.Tensor | None,
+    queries: range,
 ) -> None:
     """Stores the gradient of the mask, `slopes` times `probs` where given, where it is asked for."""
     if work.d_mask is not None:
-        store_mask_gradient(work.d_mask, scores_of(spec, work, site, now), slopes, probs, None)
+        store_mask_gradient(work.d_mask, scores_of(spec, work, site, now, queries), slopes, probs, None)
 
 
 def from_shared(spec: BackwardSpec, reader: MatrixReader, address: Int32, rows: int) -> OperandA:
@@ -135,9 +134,9 @@ def multiply(
     warp_product(mma, acc, operand_a, read_b, steps, spec.config.ahead, spec.dtype)
 
 
-def first_row(spec: BackwardSpec, address: Int32, site: Site) -> Int32:
-    """Address of the number of this thread's first query, of those of a step at `address`."""
-    return address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4
+def first_row(spec: BackwardSpec, address: Int32, site: Site, queries: range) -> Int32:
+    """Address of the number of this thread's first of `queries`, of those of a step at `address`."""
+    return address + (site.query_warp * spec.warp_queries + site.lane % 4 * 2) * 4 + 4 * queries.start
 
 
 def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
@@ -151,14 +150,16 @@ def row_values(address: Int32, first: int, count: int) -> cute.Tensor:
     return found
 
 
-def pairs_of_scores(spec: BackwardSpec, address: Int32, site: Site) -> Iterator[tuple[int, cute.Tensor]]:
-    """Numbers of a warp's accumulators, the first of two queries each, and the places of both as 16-bit
-    scores in the (keys, queries) at `address`."""
+def pairs_of_scores(
+    spec: BackwardSpec, address: Int32, site: Site, queries: range
+) -> Iterator[tuple[int, cute.Tensor]]:
+    """Numbers of the accumulators of a warp's `queries`, the first of two queries each, and the places of
+    both as 16-bit scores in the (keys, queries) at `address`."""
     tile: RowsTile = spec.ds_tile
     row = site.key_warp * spec.warp_keys + site.lane // 4
-    chunk = site.query_warp * (spec.warp_queries // 8)
+    chunk = site.query_warp * (spec.warp_queries // 8) + queries.start // 8
     first = address + tile.chunk_offset(row, chunk) + site.lane % 4 * 4
-    columns = spec.warp_queries // 8
+    columns = len(queries) // 8
     for r in range(spec.warp_keys // 8):
         for n in range(columns):
             place = (first ^ tile.flip(8 * n)) + tile.row_offset(8 * r, 8 * n)
@@ -171,16 +172,18 @@ def pair_at(values: cute.Tensor, number: int) -> cute.Tensor:
     return cute.make_tensor(values.iterator + number, cute.make_layout(2))
 
 
-def store_scores(spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site) -> None:
-    """P or dS of this warp's keys and queries to shared memory."""
-    for number, place in pairs_of_scores(spec, address, site):
+def store_scores(
+    spec: BackwardSpec, operand: cute.Tensor, address: Int32, site: Site, queries: range
+) -> None:
+    """P or dS of this warp's keys and `queries` to shared memory."""
+    for number, place in pairs_of_scores(spec, address, site, queries):
         cute.autovec_copy(pair_at(operand, number), place)
 
 
 def load_scores(spec: BackwardSpec, layout: cute.Layout, address: Int32, site: Site) -> cute.Tensor:
     """Loads the tile that `store_scores` stored, to registers of the `layout` of accumulators."""
     values = cute.make_rmem_tensor(layout, spec.dtype)
-    for number, place in pairs_of_scores(spec, address, site):
+    for number, place in pairs_of_scores(spec, address, site, spec.all_queries):
         cute.autovec_copy(place, pair_at(values, number))
     return values
 
@@ -190,8 +193,8 @@ def slope_in_shared(
 ) -> None:
     """d_probs *= the scores that another warp stored at `factors`, and to shared memory at `address`, two at
     a time: no more of them are in registers."""
-    places = zip(pairs_of_scores(spec, factors, site), pairs_of_scores(spec, address, site))
-    for (number, factor), (_, place) in places:
+    places = (pairs_of_scores(spec, start, site, spec.all_queries) for start in (factors, address))
+    for (number, factor), (_, place) in zip(*places):
         pair, stored = pair_at(d_probs, number), cute.make_rmem_tensor(2, spec.dtype)
         cute.autovec_copy(factor, stored)
         pair.store(pair.load() * stored.load().to(Float32))

@@ -79,8 +79,19 @@ class BackwardSpec:
 
     @property
     def warp_queries(self) -> int:
-        """Queries of a warp in one pass of a step."""
-        return self.tile_q // (self.query_warps * self.config.passes)
+        """Queries of a warp in a step."""
+        return self.tile_q // self.query_warps
+
+    @property
+    def all_queries(self) -> range:
+        """Numbers of a warp's queries of a step."""
+        return range(self.warp_queries)
+
+    @property
+    def passes(self) -> list[range]:
+        """The same, of each pass."""
+        count = self.warp_queries // self.config.passes
+        return [range(first, first + count) for first in range(0, self.warp_queries, count)]
 
     @property
     def dq_column_warps(self) -> int:
@@ -193,10 +204,9 @@ def make_spec(
             "not more than of Q"
         )
     spec = BackwardSpec(config, dtype, variant, varlen)
-    if config.tile_q % (16 * spec.query_warps * config.passes) or (config.by_columns and config.passes > 1):
+    if spec.warp_queries % (16 * config.passes):
         raise ValueError(
-            f"passes is {config.passes}, must be 1 by columns, else leave each of {spec.query_warps} warps a "
-            f"multiple of 16 of {config.tile_q} queries"
+            f"passes is {config.passes}, must part a warp's {spec.warp_queries} queries by multiples of 16"
         )
     for tile in (spec.k_tile, spec.v_tile, spec.q_tile, spec.do_tile):
         tile.check_threads(spec.threads)

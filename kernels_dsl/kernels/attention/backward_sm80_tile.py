@@ -74,12 +74,12 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
     batch = job.at.batch
     for _ in cutlass.range(now.count, unroll=1):
         # What follows from these two is worked out in each step: else it would be kept in scarce registers.
-        # (Known not to be negative, it is divided by shifts.)
-        base, thread = opaque(base), opaque(thread) & (spec.threads - 1)
+        base, thread = opaque(base), opaque(thread)
         if cutlass.const_expr(spec.finds_places):
             batch = opaque(batch)
-            here = make_site(spec, job._replace(at=job.at._replace(batch=batch)), thread)
-            copies = make_copies(spec, of_sequence(spec, whole, here.job), thread)
+            # Known not to be negative, its number is divided by shifts.
+            here = make_site(spec, in_batch(job, batch), thread & (spec.threads - 1))
+            copies = make_copies(spec, of_sequence(spec, whole, here.job), here.thread)
             memory = Memory(base, copies, make_readers(spec, here))
         else:
             here, memory = site, Memory(base, make_copies(spec, tensors, thread), readers)
@@ -98,6 +98,11 @@ def key_tile(spec: cutlass.Constexpr, tensors: Tensors, base: Int32, work: Backw
             finish_by_columns(spec, gradients, tensors, base, work, site)
         else:
             finish(spec, gradients, tensors, base, work, site)
+
+
+def in_batch(job: KeyJob, batch: Int32) -> KeyJob:
+    """The job with the number of its sequence as another value."""
+    return job._replace(at=job.at._replace(batch=batch))
 
 
 def make_site(spec: BackwardSpec, job: KeyJob, thread: Int32) -> Site:
@@ -137,7 +142,7 @@ def make_readers(spec: BackwardSpec, site: Site) -> Readers:
     """Readers of the operands of each product."""
     dtype, lane = spec.dtype, site.lane
     first_key = site.key_warp * spec.warp_keys
-    first_query = site.query_warp * (spec.config.passes * spec.warp_queries)
+    first_query = site.query_warp * spec.warp_queries
 
     def of_queries(reader: MatrixReader) -> MatrixReader:
         return replace(reader, offset=reader.offset + reader.tile.row_offset(first_query, 0))
@@ -180,8 +185,8 @@ def step(
     do = memory.base + spec.do_offset + do_stage * spec.do_tile.bytes
     ds = memory.base + spec.ds_offset + now.number % config.ds_stages * spec.ds_tile.bytes
 
-    for first_query in cutlass.range_constexpr(0, config.passes * spec.warp_queries, spec.warp_queries):
-        one_pass(spec, memory, gradients, work, site, now, StepBuffers(q, do, ds), first_query)
+    for n in cutlass.range_constexpr(config.passes):
+        one_pass(spec, memory, gradients, work, site, now, StepBuffers(q, do, ds), spec.passes[n])
 
     if cutlass.const_expr(spec.one_barrier):
         cute.arch.cp_async_wait_group(0)
@@ -205,33 +210,32 @@ def one_pass(
     site: Site,
     now: Step,
     buffers: StepBuffers,
-    first_query: int,
+    queries: range,
 ) -> None:
-    """P and dS of some of this warp's queries, from `first_query` of them on, and their shares of dV and dK."""
-    config, readers, queries = spec.config, memory.readers, spec.warp_queries
-    site = site._replace(query_warp=site.query_warp * config.passes + first_query // queries)
-    probs = warp_operand_a(spec.warp_keys, queries, spec.dtype)
-    scores = compute_probabilities(spec, memory, work, site, now, probs, first_query)
-    d_probs = warp_accumulators(spec.warp_keys, queries)
-    compute_d_probs(spec, memory, site, now, d_probs, first_query)
+    """P and dS of this warp's keys and `queries`, and their shares of dV and dK."""
+    config, readers, count = spec.config, memory.readers, len(queries)
+    probs = warp_operand_a(spec.warp_keys, count, spec.dtype)
+    scores = compute_probabilities(spec, memory, work, site, now, probs, queries)
+    d_probs = warp_accumulators(spec.warp_keys, count)
+    compute_d_probs(spec, memory, site, now, d_probs, queries)
     if spec.variant.bends_scores:  # dS is not the gradient of the mask
-        give_mask_gradient(spec, work, site, now, d_probs, probs)
+        give_mask_gradient(spec, work, site, now, d_probs, probs, queries)
     slope(d_probs, scores)
     if not spec.variant.bends_scores:
-        give_mask_gradient(spec, work, site, now, d_probs, None)
+        give_mask_gradient(spec, work, site, now, d_probs, None, queries)
 
     if config.gives_kv:
         if not spec.variant.bends_scores:
             to_operand(scores, probs)
-        do = buffers.do + spec.do_tile.row_offset(first_query, 0)
-        multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, queries // 16)
-    operand = warp_operand_a(spec.warp_keys, queries, spec.dtype)
+        do = buffers.do + spec.do_tile.row_offset(queries.start, 0)
+        multiply(spec, gradients.dv, in_registers(probs), readers.dv_do, do, count // 16)
+    operand = warp_operand_a(spec.warp_keys, count, spec.dtype)
     to_operand(d_probs, operand)
     if config.gives_q:
-        store_scores(spec, operand, buffers.ds, site)
+        store_scores(spec, operand, buffers.ds, site, queries)
     if config.gives_kv:
-        q = buffers.q + spec.q_tile.row_offset(first_query, 0)
-        multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, queries // 16)
+        q = buffers.q + spec.q_tile.row_offset(queries.start, 0)
+        multiply(spec, gradients.dk, in_registers(operand), readers.dk_q, q, count // 16)
 
 
 @cute.jit

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.attention_backward import Sm80BackwardConfig, sm80_backward_config
+from kernels_dsl.config.attention_backward import (
+    Sm80BackwardConfig,
+    sm80_backward_candidates,
+    sm80_backward_config,
+)
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.attention.backward import FUNCTIONS
 from lowering.errors import CompileError
@@ -92,6 +96,40 @@ def test_chosen_tiles(arch, dims, name, deterministic, packed):
 def test_32_keys_a_warp():
     config = Sm80BackwardConfig(128, 64, 64, warp_keys=32)
     _check(_compile("sm_80", VARIANTS["causal"], config, dtype=torch.float16), "sm_80")
+
+
+# (arch, head dimension, name, products of the matrix unit, reads of their operands)
+CANDIDATES = [
+    ("sm_90a", 64, "rows32", 160, 72),
+    ("sm_90a", 64, "pairs", 320, 128),
+    ("sm_90a", 64, "pairs_few", 320, 128),
+    ("sm_90a", 128, "columns", 448, 176),
+    ("sm_90a", 256, "columns", 448, 200),
+    ("sm_80", 256, "columns_few", 448, 200),
+]
+
+
+@pytest.mark.parametrize(("arch", "dim", "name", "products", "reads"), CANDIDATES)
+def test_candidates(arch, dim, name, products, reads):
+    """No spills where sums come in any order. By columns a warp runs one of two branches for P and for dP."""
+    smem_bytes = DEVICES_BY_ARCH[arch].smem_bytes
+    config = sm80_backward_candidates(dim, dim, False, smem_bytes)[name]
+    kernel = _compile(arch, VARIANTS["causal"], replace(config, sums_vector=4 if arch == "sm_90a" else 1))
+    _check(kernel, arch)
+    (found,) = kernel.resources()
+    assert (found.count("HMMA"), found.count("LDSM")) == (products, reads)
+
+
+def test_candidates_fit():
+    """Those for 99 KB a CTA and one CTA an SM are few."""
+    for arch, names in {
+        "sm_90a": ["rows32", "pairs", "pairs_few", "columns", "columns", "columns_few"],
+        "sm_80": ["rows32", "pairs_few", "columns", "columns_few"],
+        "sm_89": ["rows32"],
+    }.items():
+        smem_bytes = DEVICES_BY_ARCH[arch].smem_bytes
+        found = [sm80_backward_candidates(dim, dim, True, smem_bytes) for dim in (64, 128, 256)]
+        assert [name for candidates in found for name in candidates] == names
 
 
 def test_sums_are_added_as_vectors_from_sm90_on():

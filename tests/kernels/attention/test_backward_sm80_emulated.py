@@ -6,10 +6,16 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.attention_backward import Sm80BackwardConfig, sm80_backward_config
+from kernels_dsl.config.attention_backward import (
+    Sm80BackwardConfig,
+    sm80_backward_candidates,
+    sm80_backward_config,
+)
+from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.attention.backward import FINISH, FUNCTIONS, PREPARE
 from lowering import emulator
 from reference.attention import Masking, attention
@@ -194,3 +200,37 @@ def test_packed(seed):
         AttentionVariant(right=True), packed=packed, longest=(max(lengths_q), max(lengths_k)),
     )  # fmt: skip
     _check(actual, expected, peer)
+
+
+CANDIDATES = [
+    (64, "rows32"),
+    (64, "pairs"),
+    (64, "pairs_few"),
+    (128, "columns"),
+    (256, "columns"),
+    (256, "columns_few"),
+]
+
+
+@pytest.mark.parametrize(("dim", "name"), CANDIDATES)
+def test_candidates(dim, name, seed):
+    """Two query heads a KV head, key tiles of which the last is cut, several steps each: causal in order,
+    which has equal bits in both runs, and full in any order."""
+    for deterministic, dtype in ((True, torch.bfloat16), (False, torch.float16)):
+        right = None if not deterministic else 0
+        variant, masking = AttentionVariant(right=deterministic), Masking(right=right)
+        config = sm80_backward_candidates(dim, dim, deterministic, DEVICES_BY_ARCH["sm_90a"].smem_bytes)[name]
+        keys = 2 * config.tile_k + 13 if dim < 256 else config.tile_k + 13
+        inputs = _inputs((1, 150, keys), (2, 1), (dim, dim), dtype, seed)
+        found = _dense(inputs, config, variant, masking, arch="sm_90a")
+        if deterministic:
+            again = _run(inputs, _expected(inputs, masking), config, variant, arch="sm_90a")
+            assert all(torch.equal(a, b) for a, b in zip(found, again))
+
+
+def test_candidate_in_a_window(seed):
+    """Odd lengths, key tiles that not all queries see; on sm_80."""
+    config = sm80_backward_candidates(64, 64, True, DEVICES_BY_ARCH["sm_80"].smem_bytes)["pairs_few"]
+    inputs = _inputs((1, 150, 130), (1, 1), (64, 64), torch.bfloat16, seed)
+    variant = AttentionVariant(right=True, left=True)
+    _dense(inputs, config, variant, Masking(left=40, right=10), window=(40, 10), arch="sm_80")
