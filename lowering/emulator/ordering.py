@@ -71,10 +71,6 @@ class Orders:
         self.observed: list[Known] = [NOTHING] * LEVELS
         self.fenced: list[Known | None] = [None] * LEVELS
 
-    def any_fenced(self) -> bool:
-        """True once a fence of any scope has released something."""
-        return any(clocks is not None for clocks in self.fenced)
-
 
 def _groups(w: Warp) -> tuple[int, int, int]:
     """The number of the warp's CTA, of its cluster, and of the GPU."""

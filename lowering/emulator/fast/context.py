@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..clocks import known_of, number_of
+from ..ordering import CLUSTER
 from ..state import Frame
 from ..warpgroup import Accumulators, Warpgroup, address
 from . import opcodes as o
@@ -195,7 +196,8 @@ class WarpRow:
             warp.suspended,
             warp.passed,
         )
-        numbers[o.CLUSTER_TARGET], numbers[o.FENCES] = warp.cluster_target, warp.orders.any_fenced()
+        numbers[o.CLUSTER_TARGET] = warp.cluster_target
+        numbers[o.FENCES] = warp.orders.fenced[CLUSTER] is not None  # what a relaxed arrival hands over
         numbers[o.BEGAN] = -1 if warp.began is None else warp.began
         numbers[o.DEPTH] = len(frames)
         if len(frames) == 1 and frames[0].full:

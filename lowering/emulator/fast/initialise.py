@@ -8,20 +8,15 @@ from . import memory as shared
 from . import opcodes as o
 from . import places
 from .jit import jit
-from .mbarrier import address_of
+from .mbarrier import one_address
 
 
 @jit
 def mbarrier(file, row, lanes, warp, memory, entry):  # type: ignore[no-untyped-def]
     """An mbarrier where none has been; False, and nothing done, where it is left to the Python code."""
-    first, address, count = True, np.int64(0), np.int64(0)
-    for lane in range(32):
-        if lanes >> lane & 1:
-            if first:
-                address, count = address_of(file, row, lane), np.int64(file[2][row[o.B] + lane])
-                first = False
-            elif address_of(file, row, lane) != address:
-                return False
+    first, address = one_address(file, row, lanes)
+    if first < 0:
+        return False
     offset, size = address & 0xFFFFFF, memory[0].shape[0]
     if offset % 8 or offset < 1024 or offset + 8 > size:
         return False
@@ -44,7 +39,7 @@ def mbarrier(file, row, lanes, warp, memory, entry):  # type: ignore[no-untyped-
             unfenced[lane] = True
     place = room[o.R_FIRST] + room[o.R_USED] * room[o.R_STEP]
     barrier = places.longs(place, o.M_COLUMNS)
-    barrier[o.M_EXPECTED] = barrier[o.M_PENDING] = count
+    barrier[o.M_EXPECTED] = barrier[o.M_PENDING] = np.int64(file[2][row[o.B] + first])
     barrier[o.M_AGENT], barrier[o.M_INIT_BY] = agents[o.D_AGENTS], warp[o.AGENT]
     barrier[o.M_INIT_CLOCK] = warp[o.CLOCK]
     known[cta[o.BARRIERS], 0], known[cta[o.BARRIERS], 1] = offset, place

@@ -82,6 +82,19 @@ def address_of(file, row, lane):  # type: ignore[no-untyped-def]
 
 
 @jit
+def one_address(file, row, lanes):  # type: ignore[no-untyped-def]
+    """The first of these lanes, and the address that all of them name; -1 for the lane where they differ."""
+    first = 0
+    while not lanes >> first & 1:
+        first += 1
+    address = address_of(file, row, first)
+    for lane in range(first + 1, 32):
+        if lanes >> lane & 1 and address_of(file, row, lane) != address:
+            return -1, address
+    return first, address
+
+
+@jit
 def begun(warp, cta, vc):  # type: ignore[no-untyped-def]
     """True if a CTA has not ended, and the warp knows that it has begun."""
     reached, found = places.words(warp[o.REACHED_AT], warp[o.AGENTS]), False
@@ -227,14 +240,10 @@ def _fail(file, row, lanes, warp, barrier, launch, entry):  # type: ignore[no-un
 @jit
 def wait(file, row, lanes, warp, memory, launch, entry):  # type: ignore[no-untyped-def]
     """``mbarrier.try_wait.parity`` and ``test_wait`` of one barrier; False, and nothing done, for others."""
-    first, address, parity = True, np.int64(0), np.int64(0)
-    for lane in range(32):
-        if lanes >> lane & 1:
-            if first:
-                address, parity = address_of(file, row, lane), np.int64(file[2][row[o.B] + lane]) & 1
-                first = False
-            elif address_of(file, row, lane) != address:
-                return False
+    first, address = one_address(file, row, lanes)
+    if first < 0:
+        return False
+    parity = np.int64(file[2][row[o.B] + first]) & 1
     place, _ = _find(warp, address)
     if place == 0:
         return False
