@@ -21,6 +21,7 @@ from .decode_tile import (
     make_site,
     make_state,
     read_queries,
+    steps_of,
     take_factors,
     take_keys,
 )
@@ -55,7 +56,7 @@ def attend(
     config, apart = spec.config, spec.config.order.k_ahead
     blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
     values = blocks + (spec.ring_stages * config.stage_bytes if apart else 0)
-    steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
+    steps = steps_of(spec, item)
     for step in cutlass.range(steps, unroll=1):
         start = item.begin + step * config.tile_n + site.warp_n * spec.warp_keys
         shared.k.consumer_wait(state)

@@ -24,7 +24,7 @@ from kernels_dsl.blocks.hw.pipeline import producer_state, put
 from kernels_dsl.blocks.hw.tma import TmaCopy
 
 from .decode_spec import DecodeSpec, Spec
-from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries
+from .decode_tile import DecodeWork, Item, find_keys, item_at, start_queries, steps_of
 
 ITEM_WORDS = 10
 """Words that describe an item."""
@@ -99,22 +99,20 @@ def load_item(
     position: Position,
 ) -> Position:
     """Loads one item. Q comes after the first K, which need not wait until the item before has begun."""
-    config, box = spec.config, spec.config.box
+    box = spec.config.box
     ring_state, v_state, mail_state = position
-    load_k, load_v = loaders_of(spec, loads, shared, item)
-    source, wanted = keys_of(work, item)
-    request_first(spec, work, item)
-    pages = first_pages(source, wanted, box)
-    steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
+    walk = start_walk(spec, work, loads, shared, item)
+    pages = first_pages(walk.source, walk.wanted, box)
+    steps = steps_of(spec, item)
     for step in cutlass.range(steps, unroll=1):
         number = step * spec.boxes
-        pages = pages_at(source, wanted, box, number, pages)
-        block = partial(load_block, spec, work, wanted, pages, number)
-        request_step(spec, work, item, step)
-        ring_state = put(shared.k, ring_state, partial(block, load_k))
+        pages = pages_at(walk.source, walk.wanted, box, number, pages)
+        block = partial(load_block, spec, work, walk.wanted, pages, number)
+        request_step(spec, work, item, walk, step)
+        ring_state = put(shared.k, ring_state, partial(block, walk.load_k))
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
-        ring_state = put(shared.v, ring_state, partial(block, load_v))
+        ring_state = put(shared.v, ring_state, partial(block, walk.load_v))
     if steps <= 0:
         send_item(spec, work, shared, item, mail_state)
     mail_state.advance()
@@ -131,66 +129,63 @@ def load_item_ahead(
     position: Position,
 ) -> Position:
     """The same with two rings, each V after `k_ahead` blocks of K past its own."""
-    config, box, ahead = spec.config, spec.config.box, spec.config.order.k_ahead
+    box, ahead = spec.config.box, spec.config.order.k_ahead
     k_state, v_state, mail_state = position
-    load_k, load_v = loaders_of(spec, loads, shared, item)
-    source, wanted = keys_of(work, item)
-    request_first(spec, work, item)
-    k_pages = first_pages(source, wanted, box)
+    walk = start_walk(spec, work, loads, shared, item)
+    k_pages = first_pages(walk.source, walk.wanted, box)
     v_pages = k_pages
-    steps = (item.end - item.begin + config.tile_n - 1) // config.tile_n
+    steps = steps_of(spec, item)
     for step in cutlass.range(cutlass.min(ahead, steps), unroll=1):
-        k_pages = pages_at(source, wanted, box, step * spec.boxes, k_pages)
-        block = partial(load_block, spec, work, wanted, k_pages, step * spec.boxes)
-        request_step(spec, work, item, step)
-        k_state = put(shared.k, k_state, partial(block, load_k))
+        k_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, k_pages)
+        block = partial(load_block, spec, work, walk.wanted, k_pages, step * spec.boxes)
+        request_step(spec, work, item, walk, step)
+        k_state = put(shared.k, k_state, partial(block, walk.load_k))
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
     for step in cutlass.range(steps, unroll=1):
         later = step + ahead
         if later < steps:
-            k_pages = pages_at(source, wanted, box, later * spec.boxes, k_pages)
-            block = partial(load_block, spec, work, wanted, k_pages, later * spec.boxes)
-            request_step(spec, work, item, later)
-            k_state = put(shared.k, k_state, partial(block, load_k))
-        v_pages = pages_at(source, wanted, box, step * spec.boxes, v_pages)
-        block = partial(load_block, spec, work, wanted, v_pages, step * spec.boxes)
-        v_state = put(shared.v, v_state, partial(block, load_v, first=spec.ring_stages))
+            k_pages = pages_at(walk.source, walk.wanted, box, later * spec.boxes, k_pages)
+            block = partial(load_block, spec, work, walk.wanted, k_pages, later * spec.boxes)
+            request_step(spec, work, item, walk, later)
+            k_state = put(shared.k, k_state, partial(block, walk.load_k))
+        v_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, v_pages)
+        block = partial(load_block, spec, work, walk.wanted, v_pages, step * spec.boxes)
+        v_state = put(shared.v, v_state, partial(block, walk.load_v, first=spec.ring_stages))
     if steps <= 0:
         send_item(spec, work, shared, item, mail_state)
     mail_state.advance()
     return Position(k_state, v_state, mail_state)
 
 
-def loaders_of(spec: DecodeSpec, loads: Loads, shared: Shared, item: Item) -> tuple[LoadBox, LoadBox]:
-    """Loads of boxes of the item's K and of its V."""
-    k, v = (
-        box_loader(load, spec.kv_tile, shared.boxes, item.head, spec.config.evict_first) for load in loads
+class Walk(NamedTuple):
+    """Loads of an item: its boxes of K and of V, pages and keys."""
+
+    load_k: LoadBox
+    load_v: LoadBox
+    source: BoxSource
+    wanted: BoxRange
+
+
+def start_walk(spec: DecodeSpec, work: DecodeWork, loads: Loads, shared: Shared, item: Item) -> Walk:
+    """The loads of an item; its first keys are asked of L2, where its order is so."""
+    config = spec.config
+    load_k, load_v = (
+        box_loader(load, spec.kv_tile, shared.boxes, item.head, config.evict_first) for load in loads
     )
-    return k, v
-
-
-def keys_of(work: DecodeWork, item: Item) -> tuple[BoxSource, BoxRange]:
-    """The pages of all sequences, and the range of the item's keys."""
     source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
-    return source, BoxRange(item.batch, item.begin, item.first, item.end)
+    wanted = BoxRange(item.batch, item.begin, item.first, item.end)
+    if config.order.page_ahead:
+        request_keys(source, wanted, (work.k, work.v), item.head, item.begin, config.order.page_ahead)
+    return Walk(load_k, load_v, source, wanted)
 
 
-def request_first(spec: DecodeSpec, work: DecodeWork, item: Item) -> None:
-    """Asks L2 for the first keys of an item, where its order is so."""
-    ahead = spec.config.order.page_ahead
-    if ahead:
-        source, wanted = keys_of(work, item)
-        request_keys(source, wanted, (work.k, work.v), item.head, item.begin, ahead)
-
-
-def request_step(spec: DecodeSpec, work: DecodeWork, item: Item, step: Int32) -> None:
-    """Asks L2 for the keys of a later step."""
+def request_step(spec: DecodeSpec, work: DecodeWork, item: Item, walk: Walk, step: Int32) -> None:
+    """Asks L2 for the keys of a later step, where the order is so."""
     ahead, keys = spec.config.order.page_ahead, spec.config.tile_n
     if ahead:
-        source, wanted = keys_of(work, item)
         start = item.begin + step * keys + ahead
-        request_keys(source, wanted, (work.k, work.v), item.head, start, keys)
+        request_keys(walk.source, walk.wanted, (work.k, work.v), item.head, start, keys)
 
 
 def load_block(

@@ -133,6 +133,11 @@ def item_at(spec: DecodeSpec, work: DecodeWork, index: Int32, cursor: Cursor | N
     return find_item(spec.config, spec.variant, index, work.lengths, work.window.left, work.kv_heads, cursor)
 
 
+def steps_of(spec: DecodeSpec, item: Item) -> Int32:
+    """Blocks of keys of an item."""
+    return (item.end - item.begin + spec.config.tile_n - 1) // spec.config.tile_n
+
+
 def make_site(spec: DecodeSpec, base: Int32) -> Site:
     """The place of this thread, where the CTA's shared memory begins at `base`."""
     thread = cute.arch.thread_idx()[0]
@@ -260,7 +265,7 @@ def stage_address(spec: DecodeSpec, site: Site, step: Int32) -> Int32:
 def attend(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
     """Each warp's unnormalised output over its keys of the split, by blocks in their order."""
     stages = spec.config.stages
-    steps = (item.end - item.begin + spec.config.tile_n - 1) // spec.config.tile_n
+    steps = steps_of(spec, item)
     layout = cute.make_layout(spec.copied_rows)
     rows = Rows(cute.make_rmem_tensor(layout, Int32), cute.make_rmem_tensor(layout, Int32))
     find_rows(spec, work, item, site, Int32(0), rows)
