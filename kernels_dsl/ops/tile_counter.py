@@ -23,9 +23,6 @@ SPACING = 4
 LEAST = 1 << 14
 """Elements of a workspace that is kept."""
 
-_UNCAPTURED = 0
-"""The stream that CUDA refuses to capture, so that it need not be asked: PyTorch's default one."""
-
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch is a CPU build
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _slabs: dict[int, list[torch.Tensor]] = {}
@@ -33,15 +30,22 @@ _slabs: dict[int, list[torch.Tensor]] = {}
 _taken: dict[int, int] = {}
 _taking = threading.Lock()
 _by_stream: dict[tuple[int, int], torch.Tensor] = {}
-_with_workspace: dict[tuple[int, int], tuple[tuple[torch.Tensor, torch.Tensor], int, int, Addresses]] = {}
+_with_workspace: dict[Any, tuple[tuple[torch.Tensor, torch.Tensor], int, int, Addresses]] = {}
+
+
+def serial_stream(device: int) -> int | None:
+    """The current stream of CUDA device `device`; None where a graph captures, which any may replay."""
+    stream: int = _raw_stream(device)
+    # 0, PyTorch's default one, CUDA refuses to capture, so that it need not be asked.
+    return None if stream != 0 and _is_capturing() else stream
 
 
 def tile_counter(device: int) -> torch.Tensor:
     """int32 (1,), 0, for the next launch on the current stream of CUDA device `device`; -1: emulator."""
     if device < 0:
         return torch.zeros(1, dtype=torch.int32)
-    stream = _raw_stream(device)
-    if stream != _UNCAPTURED and _is_capturing():
+    stream = serial_stream(device)
+    if stream is None:
         return _fresh(device)
     counter = _by_stream.get((device, stream))
     if counter is None:
@@ -55,8 +59,8 @@ def counter_and_workspace(device: int, elements: int, words: int = 1) -> tuple[t
     """
     if device < 0:
         return torch.zeros(words, dtype=torch.int32), torch.empty(elements)
-    stream = _raw_stream(device)
-    if stream != _UNCAPTURED and _is_capturing():
+    stream = serial_stream(device)
+    if stream is None:
         return _fresh(device, words), torch.empty(elements, device=f"cuda:{device}")
     found = _with_workspace.get((device, stream))
     if found is None or found[1] < words or found[2] < elements:
@@ -77,11 +81,9 @@ def addresses(device: int, elements: int, words: int = 1) -> Addresses:
     They keep the memory: hold them until the launch is enqueued.
     """
     if device >= 0:
-        stream = _raw_stream(device)
-        if stream == _UNCAPTURED or not _is_capturing():
-            found = _with_workspace.get((device, stream))
-            if found is not None and found[1] >= words and found[2] >= elements:
-                return found[3]
+        found = _with_workspace.get((device, serial_stream(device)))  # none of None
+        if found is not None and found[1] >= words and found[2] >= elements:
+            return found[3]
     counter, workspace = counter_and_workspace(device, elements, words)
     return Address(workspace), Address(counter)
 

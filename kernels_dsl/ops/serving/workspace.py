@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from kernels_dsl.ops.tile_counter import LEAST
+from kernels_dsl.ops.tile_counter import LEAST, serial_stream
 from lowering import Address
 
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None: PyTorch is a CPU build
 _of_thread = threading.local()
 """By device and stream: elements of a workspace, and its address."""
 
@@ -24,8 +23,8 @@ def own_workspace(device: int, elements: int) -> Address:
     """
     if device < 0:
         return Address(torch.empty(elements))
-    stream = _raw_stream(device)
-    if stream and torch.cuda.is_current_stream_capturing():  # 0, the default one, cannot be captured
+    stream = serial_stream(device)
+    if stream is None:
         return Address(torch.empty(elements, device=f"cuda:{device}"))
     kept: dict[Any, tuple[int, Address]] = _of_thread.__dict__
     found = kept.get((device, stream))

@@ -108,7 +108,7 @@ def test_kvcache_goes_the_same_way(case, launched):
 def test_workspaces_of_threads(monkeypatch):
     """A thread's own for each stream, and larger where more is asked for."""
     made = []
-    monkeypatch.setattr(workspace, "_raw_stream", lambda _: 0)
+    monkeypatch.setattr(workspace, "serial_stream", lambda _: 0)
     monkeypatch.setattr(workspace, "_of_thread", threading.local())
     monkeypatch.setattr(workspace.torch, "empty", lambda n, device: made.append(n) or torch.ones(n))
     first = workspace.own_workspace(0, 10)
