@@ -178,13 +178,18 @@ parallelism where one sequence is more than a GPU can hold.
 """
 
 
+def write() -> str:
+    """Write the page of the documentation; says which."""
+    PAGE.write_text(page())
+    return f"wrote {PAGE}"
+
+
 def main() -> None:
     """Print the page, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the page of the documentation")
     if parser.parse_args().write:
-        PAGE.write_text(page())
-        print(f"wrote {PAGE}")
+        print(write())
     else:
         print(page(), end="")
 

@@ -173,8 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for text in render(args.results, args.docs):
         print(text)
     if args.results == harness.RESULTS:
-        parallel_forecast.PAGE.write_text(parallel_forecast.page())
-        print("forecast for several GPUs: its page")
+        print(parallel_forecast.write())
     return 0
 
 

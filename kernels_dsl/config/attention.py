@@ -87,9 +87,8 @@ class Sm90AttentionConfig:
 
     `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
     dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` steps of K
-    and as many of V are in flight, or `v_stages` of V. `pingpong` passes the right to
-    issue WGMMA from warpgroup to
-    warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
+    and as many of V are in flight, or `v_stages` of V. `pingpong` passes the right to issue WGMMA from
+    warpgroup to warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
     for; the compiler likes to wait sooner. `ctas_per_sm` is 1, or 2 where the tiles leave room for it (one

@@ -220,7 +220,7 @@ def sm80_backward_candidates(
     "pairs" and "pairs_few" are for two CTAs an SM.
     """
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
-    columns: dict[str, Any] = {"warp_keys": 32, "by_columns": True}
+    columns: dict[str, Any] = {"warp_keys": 32, "by_columns": True, "ahead": 0}
     pairs = {"warps": 4, "warp_keys": 32, "passes": 2}
     made: dict[str, tuple[int, int, dict[str, Any]]] = {}  # name -> (keys, CTAs an SM, other fields)
     if max(d, dv) == 64:
@@ -230,13 +230,12 @@ def sm80_backward_candidates(
             "pairs_few": (128, 2, {**pairs, "do_stages": 1}),
         }
     elif d == dv == 128:
-        made = {"columns": (128, 1, {**columns, "ahead": 0})}
+        made = {"columns": (128, 1, columns)}
     elif max(d, dv) > 128:
         d, dv = (-(-x // 128) * 128 for x in (d, dv))
-        wide = {**columns, "ahead": 0}
         made = {
-            "columns": (64, 1, wide),
-            "columns_few": (64, 1, {**wide, "q_stages": 1, "do_stages": 1}),
+            "columns": (64, 1, columns),
+            "columns_few": (64, 1, {**columns, "q_stages": 1, "do_stages": 1}),
         }
     found = {
         name: (Sm80BackwardConfig(keys, d, dv, deterministic=deterministic, **fields), ctas)
