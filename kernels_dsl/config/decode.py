@@ -28,7 +28,7 @@ MAX_KEYS = 1 << 30
 """Of a sequence: sums of two positions stay within 32 bits."""
 ONE_SPLIT = Splitting(MAX_KEYS, 0, MAX_KEYS, 0)
 SPLITTINGS = (
-    Splitting(8, 4, 1024, 7),
+    Splitting(8, 3, 2048, 7),
     Splitting(16, 3, 1024, 7),
     Splitting(64, 2, 2048, 5),
     Splitting(256, 1, 8192, 3),
@@ -59,24 +59,18 @@ OUTPUT_PAD = 8
 twice as many."""
 
 
-def splittings(fewer_log2: int = 0) -> tuple[Splitting, ...]:
-    """SPLITTINGS, the first of 2^fewer_log2 times fewer splits."""
-    first, *others = SPLITTINGS
-    return first._replace(wanted_log2=first.wanted_log2 - fewer_log2), *others
-
-
-def splitting_of(rows: int, fewer_log2: int = 0) -> Splitting:
+def splitting_of(rows: int) -> Splitting:
     """The split of sequences with `rows` query rows a KV head."""
-    return next(found for found in splittings(fewer_log2) if rows <= found.rows)
+    return next(found for found in SPLITTINGS if rows <= found.rows)
 
 
-def split_keys(keys: int, rows: int = 1, fewer_log2: int = 0) -> int:
+def split_keys(keys: int, rows: int = 1) -> int:
     """Keys of a split of a sequence that has `keys` in view, and `rows` query rows a KV head.
 
     A function of the sequence's own lengths, so that the batch beside it has no part in its bits. The device
     has the same arithmetic (`blocks.attention.splits`).
     """
-    found = splitting_of(rows, fewer_log2)
+    found = splitting_of(rows)
     wanted = max(-(-keys >> found.most_log2), min(-(-keys >> found.wanted_log2), found.long))
     size = STEP
     for _ in range(DOUBLINGS):
@@ -102,23 +96,6 @@ def extra_part_rows(keys: int, pack: int, most_rows: int) -> int:
 
 
 @frozen
-class KeyOrder:
-    """The order in which a kernel that loads by TMA asks memory for keys. It has no part in the bits.
-
-    `by_key`: the two column blocks of a key are asked for side by side, for head dimension 128. `k_ahead`:
-    blocks of K that are loaded ahead of their V; above 0 each has a ring of its own. `page_ahead`: keys ahead
-    of those it loads for which a CTA asks L2, a multiple of 64 up to 256, in caches of pages whose heads and
-    keys are neighbours in memory; of 16 keys all heads, which the CTAs of a sequence's KV heads share out.
-    `by_splits`: CTAs side by side have splits of one KV head, in place of the KV heads of one split.
-    """
-
-    by_key: bool = False
-    k_ahead: int = 0
-    page_ahead: int = 0
-    by_splits: bool = False
-
-
-@frozen
 class DecodeConfig:
     """One instance of the kernel. `rows` query rows of a KV head, 16 a warp; the warps beside them share the
     `tile_n` keys of a step. `pack`: query heads of a KV head. `dim`: padded to a multiple of 32, of 64 with
@@ -126,8 +103,8 @@ class DecodeConfig:
     items take. `fixed`: splits of FIXED_SPLIT keys, counted from a sequence's first key. `box`: keys that TMA
     loads at a time, by a warp of its own into a ring whose stages are blocks of K or of V; 0: all warps copy
     rows with cp.async, and a stage has both. `evict_first`: TMA's loads, which no other item repeats, leave
-    L2 to partial results. `fewer_log2`: sequences of up to 8 query rows a KV head want 2^fewer_log2 times
-    fewer splits; it has a part in the bits.
+    L2 to partial results. `k_ahead`: blocks of K that TMA loads ahead of their V; above 0 each has a ring of
+    its own.
     """
 
     dim: int
@@ -141,8 +118,7 @@ class DecodeConfig:
     fixed: bool = False
     box: int = 0
     evict_first: bool = False
-    order: KeyOrder = KeyOrder()
-    fewer_log2: int = 0
+    k_ahead: int = 0
 
     @property
     def most_splits(self) -> int:
@@ -268,4 +244,7 @@ def tma_config(config: DecodeConfig, device: Device, page: int) -> DecodeConfig:
     room = (device.smem_bytes + _RESERVED) // config.ctas_per_sm - _RESERVED
     over = few.smem_bytes - room
     each = few.stage_bytes + 16
-    return replace(few, stages=_MAX_SLOTS - max(0, -(-over // each)))
+    stages = _MAX_SLOTS - max(0, -(-over // each))
+    if config.kv_bytes == 1:  # too few stages for two rings
+        return replace(few, stages=stages)
+    return replace(few, stages=stages // 2 * 2, k_ahead=1)

@@ -82,13 +82,9 @@ LoadBox = Callable[[Int32, Int32, Int32, cute.Pointer], None]
 
 
 def boxes_layout(tile: RowsTile, places: int) -> cute.ComposedLayout:
-    """Layout (rows, width, column blocks, places) of tiles in shared memory, each as a `RowsTile`.
-
-    A box has its modes in this order, too: TMA asks for the column blocks of a key side by side where the
-    tile is interleaved, else for the keys of one column block after the other.
-    """
+    """Layout (rows, width, column blocks, places) of tiles in shared memory, each as a `RowsTile`."""
     shape = (tile.rows, tile.width, tile.blocks, places)
-    stride = (tile.pitch, 1, tile.block_pitch, tile.rows * tile.columns)
+    stride = (tile.width, 1, tile.rows * tile.width, tile.rows * tile.columns)
     return cute.make_composed_layout(
         cute.make_swizzle(3 if tile.width == 64 else 2, 4, 3), 0, cute.make_layout(shape, stride=stride)
     )

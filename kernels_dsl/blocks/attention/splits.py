@@ -19,9 +19,9 @@ from kernels_dsl.config.decode import (
     DOUBLINGS,
     FIXED_SPLIT,
     ONE_SPLIT,
+    SPLITTINGS,
     STEP,
     DecodeConfig,
-    splittings,
 )
 
 LANES = 32
@@ -131,14 +131,14 @@ def splits_of(
         begin, size = visible // FIXED_SPLIT * FIXED_SPLIT, Int32(FIXED_SPLIT)
     else:
         begin = visible // STEP * STEP
-        size = split_size(k_len - begin, queries.rows, config.fewer_log2)
+        size = split_size(k_len - begin, queries.rows)
     return Splits(queries, k_len, visible, begin, size, (k_len - begin + size - 1) // size)
 
 
-def split_size(keys: Int32, rows: Int32, fewer_log2: int) -> Int32:
+def split_size(keys: Int32, rows: Int32) -> Int32:
     """`config.decode.split_keys`."""
     wanted_log2, long, most_log2 = (Int32(x) for x in ONE_SPLIT[1:])
-    for found in reversed(splittings(fewer_log2)[:-1]):
+    for found in reversed(SPLITTINGS[:-1]):
         pick = partial(choose, rows <= found.rows, kind=Int32)
         wanted_log2, long = pick(found.wanted_log2, wanted_log2), pick(found.long, long)
         most_log2 = pick(found.most_log2, most_log2)

@@ -3,8 +3,7 @@
 A tile is cut into column blocks of 64 elements (128 bytes), or of 32 where the number of columns asks for it.
 Each has its rows one after another. The 16-byte chunks of a row are permuted by the row's number, so that the
 eight rows of a matrix lie in eight different groups of banks. 8-bit elements are taken two at a time, as
-half as many columns (`in_pairs`). Tiles may be `interleaved` instead: a row's two column blocks lie side by
-side, as in global memory, and two rows of a matrix share each group of banks.
+half as many columns (`in_pairs`).
 
 Addresses are computed by hand. The permutation is an exclusive or of the chunk's number with bits of the
 row's, so a lane's address is (base ^ constant) + constant, with one base for the whole tile: static offsets
@@ -35,19 +34,16 @@ ALIGN = 1024
 
 @dataclass(frozen=True)
 class RowsTile:
-    """Geometry of one tile: `rows` a multiple of 16, `columns` a multiple of 32; `interleaved` of 128."""
+    """Geometry of one tile: `rows` a multiple of 16, `columns` a multiple of 32."""
 
     rows: int
     columns: int
-    interleaved: bool = False
 
     def __post_init__(self) -> None:
         if self.rows % 16 or self.rows <= 0:
             raise ValueError(f"rows is {self.rows}, must be a multiple of 16")
         if self.columns % 32 or self.columns <= 0:
             raise ValueError(f"columns is {self.columns}, must be a multiple of 32")
-        if self.interleaved and self.columns != 128:
-            raise ValueError(f"columns is {self.columns}, must be 128 where column blocks are interleaved")
 
     @property
     def width(self) -> int:
@@ -69,34 +65,21 @@ class RowsTile:
         """Bytes of the tile, a multiple of `ALIGN`."""
         return self.rows * self.columns * 2
 
-    @property
-    def pitch(self) -> int:
-        """Elements from row to row of a column block."""
-        return self.columns if self.interleaved else self.width
-
-    @property
-    def block_pitch(self) -> int:
-        """Elements from column block to column block."""
-        return self.width if self.interleaved else self.rows * self.width
-
     def phase(self, row: Any) -> Any:
-        """Bits that the chunks of a row of column block 0 are permuted by; rows 8 apart have the same."""
-        if self.interleaved:
-            return (row & 3) << 1
+        """Bits that the chunks of a row are permuted by; rows 8 apart have the same."""
         return row & 7 if self.chunks == 8 else (row >> 1) & 3
 
     def chunk_offset(self, row: Any, chunk: Any) -> Any:
         """Byte offset of a chunk of column block 0."""
-        return row * (2 * self.pitch) + (chunk ^ self.phase(row)) * 16
+        return row * (2 * self.width) + (chunk ^ self.phase(row)) * 16
 
     def row_offset(self, row: int, column: int) -> int:
         """Byte offset of a row that is a multiple of 8 in the column block of `column`."""
-        return 2 * (column // self.width * self.block_pitch + row * self.pitch)
+        return (column // self.width * self.rows + row) * 2 * self.width
 
     def flip(self, column: int) -> int:
         """Bits that the address of chunk 0 of a row is exclusive-ored with to get the chunk of `column`."""
-        block, chunk = column // self.width, column % self.width // VECTOR
-        return 16 * (chunk ^ block if self.interleaved else chunk)
+        return column % self.width // VECTOR * 16
 
     def check_threads(self, threads: int) -> int:
         """Rows that `threads` threads copy at a time. ValueError where they cannot share the tile."""

@@ -72,7 +72,7 @@ def set_up(spec: DecodeSpec, base: Int32) -> Shared:
     stages, warps = spec.ring_stages, config.computing_threads // 32
     rings = [
         make_tma_ring(barriers + 2 * stages * n, stages, config.stage_bytes, warps, (1, 1))
-        for n in range(2 if config.order.k_ahead else 1)
+        for n in range(2 if config.k_ahead else 1)
     ]
     mail = pipeline.PipelineAsync.create(
         barrier_storage=barriers + 2 * config.stages,

@@ -53,7 +53,7 @@ def attend(
     spec: Spec, work: DecodeWork, shared: Shared, item: Item, site: Site, own: State, state: PipelineState
 ) -> PipelineState:
     """This warp's unnormalised output over its keys of the split, by blocks in their order."""
-    config, apart = spec.config, spec.config.order.k_ahead
+    config, apart = spec.config, spec.config.k_ahead
     blocks = site.base + config.q_bytes + spec.warp_offset(site.warp_n)
     values = blocks + (spec.ring_stages * config.stage_bytes if apart else 0)
     steps = steps_of(spec, item)
@@ -100,7 +100,7 @@ def clear_rows(spec: Spec, item: Item, lane: Int32, address: Int32, start: Int32
         key = start + step + lane // tile.chunks
         if (key < item.first) | (key >= item.end):
             of_box = step % tile.rows + lane // tile.chunks
-            own = address + spec.box_offset(step) + of_box * (2 * tile.pitch) + lane % tile.chunks * 16
+            own = address + spec.box_offset(step) + of_box * (2 * tile.width) + lane % tile.chunks * 16
             for block in cutlass.range_constexpr(tile.blocks):
                 place = own + tile.row_offset(0, block * tile.width)
                 vector = cute.make_tensor(shared_pointer(Int32, place, 16), cute.make_layout(4))

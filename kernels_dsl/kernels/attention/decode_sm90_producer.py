@@ -17,7 +17,6 @@ from kernels_dsl.blocks.attention.page_boxes import (
     first_pages,
     pages_at,
 )
-from kernels_dsl.blocks.attention.page_requests import request_keys
 from kernels_dsl.blocks.attention.splits import Queries, Splits
 from kernels_dsl.blocks.hw.cp_async import arrive_with_copies
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
@@ -76,7 +75,7 @@ def produce(spec: Spec, work: DecodeWork, loads: cutlass.Constexpr, shared: Shar
     while found.batch < work.lengths.batch:
         item = find_keys(spec, work, found.batch, found.number)
         position = Position(k_state, v_state, mail_state)
-        if cutlass.const_expr(spec.config.order.k_ahead):
+        if cutlass.const_expr(spec.config.k_ahead):
             position = load_item_ahead(spec, work, loads, shared, item, position)
         else:
             position = load_item(spec, work, loads, shared, item, position)
@@ -108,7 +107,6 @@ def load_item(
         number = step * spec.boxes
         pages = pages_at(walk.source, walk.wanted, box, number, pages)
         block = partial(load_block, spec, work, walk.wanted, pages, number)
-        request_step(spec, work, item, walk, step)
         ring_state = put(shared.k, ring_state, partial(block, walk.load_k))
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
@@ -129,7 +127,7 @@ def load_item_ahead(
     position: Position,
 ) -> Position:
     """The same with two rings, each V after `k_ahead` blocks of K past its own."""
-    box, ahead = spec.config.box, spec.config.order.k_ahead
+    box, ahead = spec.config.box, spec.config.k_ahead
     k_state, v_state, mail_state = position
     walk = start_walk(spec, work, loads, shared, item)
     k_pages = first_pages(walk.source, walk.wanted, box)
@@ -138,7 +136,6 @@ def load_item_ahead(
     for step in cutlass.range(cutlass.min(ahead, steps), unroll=1):
         k_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, k_pages)
         block = partial(load_block, spec, work, walk.wanted, k_pages, step * spec.boxes)
-        request_step(spec, work, item, walk, step)
         k_state = put(shared.k, k_state, partial(block, walk.load_k))
         if step == 0:
             send_item(spec, work, shared, item, mail_state)
@@ -147,7 +144,6 @@ def load_item_ahead(
         if later < steps:
             k_pages = pages_at(walk.source, walk.wanted, box, later * spec.boxes, k_pages)
             block = partial(load_block, spec, work, walk.wanted, k_pages, later * spec.boxes)
-            request_step(spec, work, item, walk, later)
             k_state = put(shared.k, k_state, partial(block, walk.load_k))
         v_pages = pages_at(walk.source, walk.wanted, box, step * spec.boxes, v_pages)
         block = partial(load_block, spec, work, walk.wanted, v_pages, step * spec.boxes)
@@ -168,24 +164,14 @@ class Walk(NamedTuple):
 
 
 def start_walk(spec: DecodeSpec, work: DecodeWork, loads: Loads, shared: Shared, item: Item) -> Walk:
-    """The loads of an item; its first keys are asked of L2, where its order is so."""
+    """The loads of an item."""
     config = spec.config
     load_k, load_v = (
         box_loader(load, spec.kv_tile, shared.boxes, item.head, config.evict_first) for load in loads
     )
     source = BoxSource(work.table, work.page, Int32(work.k.shape[0]))
     wanted = BoxRange(item.batch, item.begin, item.first, item.end)
-    if config.order.page_ahead:
-        request_keys(source, wanted, (work.k, work.v), item.head, item.begin, config.order.page_ahead)
     return Walk(load_k, load_v, source, wanted)
-
-
-def request_step(spec: DecodeSpec, work: DecodeWork, item: Item, walk: Walk, step: Int32) -> None:
-    """Asks L2 for the keys of a later step, where the order is so."""
-    ahead, keys = spec.config.order.page_ahead, spec.config.tile_n
-    if ahead:
-        start = item.begin + step * keys + ahead
-        request_keys(walk.source, walk.wanted, (work.k, work.v), item.head, start, keys)
 
 
 def load_block(

@@ -41,7 +41,7 @@ class DecodeSpec:
         """A block of K, or of V, or the part of one that TMA loads at a time; fp8 in pairs."""
         config = self.config
         columns = config.dim * config.kv_bytes // 2
-        return RowsTile(config.box or config.tile_n, columns, config.order.by_key)
+        return RowsTile(config.box or config.tile_n, columns)
 
     @property
     def warp_keys(self) -> int:
@@ -66,14 +66,14 @@ class DecodeSpec:
     @property
     def ring_stages(self) -> int:
         """Stages of a ring of blocks: of all, or where K is loaded ahead of K's or V's."""
-        return self.config.stages // (2 if self.config.order.k_ahead else 1)
+        return self.config.stages // (2 if self.config.k_ahead else 1)
 
     def warp_offset(self, warp_n: Int32) -> Int32:
         """Byte offset of a warp's keys in a block."""
         tile, key = self.kv_tile, warp_n * self.warp_keys
         if tile.rows == self.config.tile_n:
-            return key * (2 * tile.pitch)
-        return key // tile.rows * tile.bytes + key % tile.rows * (2 * tile.pitch)
+            return key * (2 * tile.width)
+        return key // tile.rows * tile.bytes + key % tile.rows * (2 * tile.width)
 
     def box_offset(self, key: int) -> int:
         """Bytes from a warp's first keys to the tile of its key number `key`."""

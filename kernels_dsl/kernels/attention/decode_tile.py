@@ -166,12 +166,8 @@ def find_keys(spec: Spec, work: DecodeWork, batch: Int32, number: Int32) -> Item
         tiles = tiles_of(config, work.lengths, queries)
         of_split = number // tiles
         row = (number - of_split * tiles) * config.rows
-    if cutlass.const_expr(config.order.by_splits):
-        head = of_split // splits.count
-        split = of_split - head * splits.count
-    else:
-        split = of_split // work.kv_heads
-        head = of_split - split * work.kv_heads
+    split = of_split // work.kv_heads
+    head = of_split - split * work.kv_heads
     rows = cutlass.min(queries.rows - row, Int32(config.rows))
     part = first_part(work.room, queries, batch, work.kv_heads, config.pack)
     part = part + (head * splits.count + split) * queries.rows + row

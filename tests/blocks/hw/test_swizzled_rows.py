@@ -7,7 +7,6 @@ import pytest
 from kernels_dsl.blocks.hw.swizzled_rows import VECTOR, RowsTile
 
 TILES = [RowsTile(64, 64), RowsTile(32, 96), RowsTile(16, 128), RowsTile(48, 192), RowsTile(64, 32)]
-INTERLEAVED = RowsTile(32, 128, True)
 
 
 def _address(tile: RowsTile, row: int, column: int) -> int:
@@ -15,7 +14,7 @@ def _address(tile: RowsTile, row: int, column: int) -> int:
     return (tile.chunk_offset(row % 16, 0) ^ tile.flip(column)) + tile.row_offset(row // 16 * 16, column)
 
 
-@pytest.mark.parametrize("tile", [*TILES, INTERLEAVED], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
 def test_chunks_fill_the_tile(tile):
     found = {_address(tile, row, c) for row in range(tile.rows) for c in range(0, tile.columns, VECTOR)}
     assert found == set(range(0, tile.bytes, 16))
@@ -38,18 +37,6 @@ def test_eight_rows_lie_in_all_banks(tile):
             assert len({_address(tile, row + i, column) // 16 % 8 for i in range(8)}) == 8
 
 
-def test_interleaved_rows_are_those_of_tma():
-    """A row is 256 bytes, of which bits 4 to 6 are exclusive-ored with bits 7 to 9; two rows of eight share
-    their banks."""
-    tile = INTERLEAVED
-    for row in range(tile.rows):
-        for column in range(0, tile.columns, VECTOR):
-            place = 2 * (row * tile.columns + column)
-            assert _address(tile, row, column) == place ^ (place >> 7 & 7) << 4
-    for row in range(0, tile.rows, 8):
-        assert len({_address(tile, row + i, 0) // 16 % 8 for i in range(8)}) == 4
-
-
 def test_threads_that_cannot_share_out_a_tile():
     assert RowsTile(64, 64).check_threads(128) == 16
     with pytest.raises(ValueError, match="128 threads copy 32 rows at a time, must be a multiple of 8"):
@@ -57,12 +44,7 @@ def test_threads_that_cannot_share_out_a_tile():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((24, 64), "rows is 24, must be"),
-        ((32, 80), "columns is 80, must be"),
-        ((32, 64, True), "columns is 64, must be 128"),
-    ],
+    ("sizes", "message"), [((24, 64), "rows is 24, must be"), ((32, 80), "columns is 80, must be")]
 )
 def test_impossible_tiles(sizes, message):
     with pytest.raises(ValueError, match=message):

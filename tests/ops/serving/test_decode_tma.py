@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kernels_dsl
-from kernels_dsl.config.decode import DecodeConfig, KeyOrder, decode_config, tma_config, why_not_tma
+from kernels_dsl.config.decode import DecodeConfig, decode_config, tma_config, why_not_tma
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.serving import decode_operation
 from lowering import emulator
@@ -60,25 +60,17 @@ def test_pages(page, lengths, dim, seed, by_both):
     """Boxes of all sizes, more items than CTAs, lengths at the borders of pages and boxes; a short ring."""
     case = paged(lengths, page, seed, heads=(8, 2), dim=dim)
     with emulator.run(arch="sm_90a", sms=1, seeds=2):
-        for stages, of_case in ((3, case), (5, heads_first(case))):
+        for stages, of_case in ((4, case), (6, heads_first(case))):
             check(case, by_both(of_case.decode, stages=stages), CAUSAL)
 
 
-@pytest.mark.parametrize(
-    ("order", "page", "lengths"),
-    [
-        (KeyOrder(by_key=True, page_ahead=64), 16, (300, 0, 1, 17)),
-        (KeyOrder(k_ahead=1), 64, (130, 65)),
-        (KeyOrder(True, 2, 256, True), 128, (700, 5)),
-    ],
-    ids=str,
-)
-def test_orders(order, page, lengths, seed, by_both):
-    """The order in which keys are asked for leaves the bits as they are."""
+@pytest.mark.parametrize(("ahead", "page", "lengths"), [(0, 16, (300, 0, 1, 17)), (2, 128, (700, 5))])
+def test_one_ring_or_two(ahead, page, lengths, seed, by_both):
+    """K may be loaded in front of its V, or well ahead of it."""
     case = paged(lengths, page, seed, heads=(8, 2), dim=128)
     with emulator.run(arch="sm_90a", sms=1, seeds=2):
-        check(case, by_both(case.decode, order=order), CAUSAL)
-        few = by_both(lambda: case._replace(q=case.q[:, :, :6]).decode(window=(40, 0)), order=order, stages=4)
+        check(case, by_both(case.decode, k_ahead=ahead), CAUSAL)
+        few = by_both(lambda: case._replace(q=case.q[:, :, :6]).decode(window=(40, 0)), k_ahead=ahead, stages=4)
     assert bool(few[0].isfinite().all())
 
 
@@ -106,7 +98,7 @@ def test_fp8_caches(page, lengths, dim, dtype, seed, by_both):
     case, scales = fp8_case(lengths, page, seed, heads=(8, 2), dim=dim, dtype=dtype)
     with emulator.run(arch="sm_90a", sms=1, seeds=2):
         check(case, by_both(lambda: case.decode(**scales._asdict()), stages=3), CAUSAL)
-        by_both(lambda: case.decode(**scales._asdict(), window=(40, 0)), order=KeyOrder(page_ahead=64))
+        by_both(lambda: case.decode(**scales._asdict(), window=(40, 0)), k_ahead=1, stages=4)
 
 
 def test_dense_caches(seed, by_both):
