@@ -96,8 +96,8 @@ class Sm90AttentionConfig:
     `pack` query heads of one KV head share a tile, of tile_m / pack queries: one of `PACKS` that divides
     their number.
     With block lists: `joined` blocks, of tile_n / joined keys each, are taken in one step, wherever their
-    keys are (16-bit operands only). `longest_first`: query tiles with long lists begin before others, for
-    which lists are sorted by length once. `own_lists`, with tile_m 128 and dense sequences: each of the two
+    keys are (16-bit operands only). `longest_first`: query tiles with long lists begin before others, once
+    lists are seen again as they were. `own_lists`, with tile_m 128 and dense sequences: each of the two
     warpgroups has a block of 64 queries, a list and stages of its own; turns end with the shorter list.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.attention.softmax_no_max`. Then one in `linear_exps` exponentials, if not 0, is taken without
@@ -371,16 +371,27 @@ def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
 
 
 def sm90_list_config(
-    dim: int, dim_v: int, block: tuple[int, int]
+    dim: int, dim_v: int, block: tuple[int, int], element_bytes: int = 2, with_mask: bool = False
 ) -> tuple[Sm90AttentionConfig, tuple[int, int]]:
     """The tile for listed blocks of (query, key) `block`, and how many of them such a block is.
 
-    ValueError where no tile divides the block.
+    `with_mask`: there is a mask tensor too, which takes registers. ValueError where no tile divides the
+    block.
     """
-    d, dv = padded_dim(dim), padded_dim(dim_v)
-    tile_m = 128 if block[0] % 128 == 0 else 64
-    tile_n = 128 if block[1] % 128 == 0 and max(d, dv) <= 128 else 64
-    if block[0] % tile_m or block[1] % tile_n or min(block) <= 0:
+    if any(size % 64 or size <= 0 for size in block):
         raise ValueError(f"block is {block}, must be multiples of 64")
-    config = Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=max(d, dv) <= 128)
-    return config, (block[0] // tile_m, block[1] // tile_n)
+    d, dv = padded_dim(dim), padded_dim(dim_v)
+    widest, tall, long = max(d, dv), block[0] % 128 == 0, block[1] % 128 == 0
+    sorts = element_bytes > 1 and not with_mask
+    tile_m = 128 if tall else 64
+    plain = Sm90AttentionConfig(tile_m, 64, d, dv, pingpong=widest <= 128, longest_first=sorts)
+    if element_bytes == 1:
+        config = replace(plain, tile_n=128 if long and widest <= 128 else 64)
+    elif widest > 128:
+        config = replace(plain, lazy_rescale=True)
+    elif (tall or widest <= 64) and (long or not with_mask):
+        ctas = 1 if tall else 2
+        config = replace(plain, tile_n=128, joined=1 if long else 2, lazy_rescale=True, ctas_per_sm=ctas)
+    else:
+        config = replace(plain, lazy_rescale=True, ctas_per_sm=1 if tall else 2)
+    return config, split_of(config, block)

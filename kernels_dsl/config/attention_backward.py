@@ -190,13 +190,19 @@ def sm80_backward_config(
     by_elements: bool = False,
     block_k: int = 128,
     d_mask: bool = False,
+    packed: bool = False,
 ) -> Sm80BackwardConfig:
     """The tile for these head dimensions, at most 256, where a CTA may have `smem_bytes` of shared memory.
 
     `by_elements`: there are masks or functions of single scores, which take registers. `block_k`: keys of a
     listed block, a multiple of 64, of which the tile's must be a divisor. `d_mask`: the gradient of the mask
-    is stored, which takes registers.
+    is stored, which takes registers. `packed`: so do packed sequences.
     """
+    if not (by_elements or d_mask or packed):
+        for config, ctas in _sm80_tall_warps(dim, dim_v, deterministic):
+            fits = ctas * (config.smem_bytes + RESERVED_SMEM) <= smem_bytes + RESERVED_SMEM
+            if fits and block_k % config.tile_k == 0:
+                return config
     if max(dim, dim_v) > (64 if d_mask else 128):
         return _sm80_wide_config(dim, dim_v, deterministic, smem_bytes)
     d, dv = (-(-x // 32) * 32 for x in (dim, dim_v))
@@ -209,40 +215,25 @@ def sm80_backward_config(
     raise ValueError(f"a CTA has {smem_bytes} bytes of shared memory, too few for a backward of attention")
 
 
-def sm80_backward_candidates(
-    dim: int, dim_v: int, deterministic: bool, smem_bytes: int
-) -> dict[str, Sm80BackwardConfig]:
-    """Tiles that take fewer reads of shared memory for a product than those of `sm80_backward_config`, by
-    name: those that fit where a CTA may have `smem_bytes`. None is chosen before it is measured.
+def _sm80_tall_warps(dim: int, dim_v: int, deterministic: bool) -> list[tuple[Sm80BackwardConfig, int]]:
+    """Tiles whose warps have 32 keys, and CTAs of them that an SM should hold: the best first.
 
     What bounds these kernels is ldmatrix, which takes four cycles of an SM's shared memory for 16 x 16
-    elements: of an operand of 16 rows that is a read for two instructions, of 32 rows one for four. Those of
-    "pairs" and "pairs_few" are for two CTAs an SM.
+    elements: of an operand of 16 rows that is a read for two instructions, of 32 rows one for four. No
+    register is left for anything else.
     """
     d, dv = (-(-x // 64) * 64 for x in (dim, dim_v))
-    columns: dict[str, Any] = {"warp_keys": 32, "by_columns": True, "ahead": 0}
-    pairs = {"warps": 4, "warp_keys": 32, "passes": 2}
-    made: dict[str, tuple[int, int, dict[str, Any]]] = {}  # name -> (keys, CTAs an SM, other fields)
-    if max(d, dv) == 64:
-        made = {
-            "rows32": (128, 1, {"warp_keys": 32}),
-            "pairs": (128, 2, pairs),
-            "pairs_few": (128, 2, {**pairs, "do_stages": 1}),
-        }
-    elif d == dv == 128:
-        made = {"columns": (128, 1, columns)}
-    elif max(d, dv) > 128:
-        d, dv = (-(-x // 128) * 128 for x in (d, dv))
-        made = {
-            "columns": (64, 1, columns),
-            "columns_few": (64, 1, {**columns, "q_stages": 1, "do_stages": 1}),
-        }
-    found = {
-        name: (Sm80BackwardConfig(keys, d, dv, deterministic=deterministic, **fields), ctas)
-        for name, (keys, ctas, fields) in made.items()
-    }
-    room = smem_bytes + RESERVED_SMEM
-    return {name: c for name, (c, ctas) in found.items() if ctas * (c.smem_bytes + RESERVED_SMEM) <= room}
+    choices: list[tuple[int, dict[str, Any]]] = []  # CTAs an SM, fields
+    if d == dv == 64 and max(dim, dim_v) > 32:
+        pair = {"tile_k": 128, "warps": 4, "passes": 2}
+        choices = [(2, pair), (1, {"tile_k": 128, "ahead": 0})]
+    elif {d, dv} <= {128, 256} and max(d, dv) == 256:
+        columns: dict[str, Any] = {"tile_k": 64, "by_columns": True, "ahead": 0}
+        choices = [(1, columns), (1, {**columns, "q_stages": 1, "do_stages": 1})]
+    return [
+        (Sm80BackwardConfig(dim=d, dim_v=dv, warp_keys=32, deterministic=deterministic, **fields), ctas)
+        for ctas, fields in choices
+    ]
 
 
 def _sm80_wide_config(dim: int, dim_v: int, deterministic: bool, smem_bytes: int) -> Sm80BackwardConfig:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kernels_dsl.config import attention_sm80
 from kernels_dsl.config.attention import (
     AttentionVariant,
@@ -41,8 +39,7 @@ def choose_for_lists(
     ValueError where no tile divides the block.
     """
     if family == "sm90":
-        config, split = sm90_list_config(dim, dim_v, block)
-        return replace(config, lazy_rescale=True), split
+        return sm90_list_config(dim, dim_v, block, with_mask=variant.mask is not None)
     return sm80_list_config(dim, dim_v, variant, block, device.smem_bytes)
 
 

@@ -59,7 +59,8 @@ class KeyLists(NamedTuple):
     full_indices: cute.Tensor | None
     """(B, H, query blocks, entries): which those are."""
     order: cute.Tensor | None = None
-    """(work tiles,) int32: each once, in the order in which they begin. None: the order of `query_tiles`."""
+    """(work tiles,) int32: each once, in the order in which they begin. None or empty: the order of
+    `query_tiles`."""
 
 
 class Visit(NamedTuple):

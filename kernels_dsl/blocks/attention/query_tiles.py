@@ -48,14 +48,6 @@ def groups_for_l2(heads: Int32, heads_per_kv: Int32, kv_bytes: Int32) -> Int32:
     return cute.ceil_div(heads, fitting)
 
 
-def ordered_query_tile(index: Int32, tiles: QueryTiles, order: cute.Tensor) -> QueryTile:
-    """Tile number `index` of an `order` that counts those of a head side by side, then heads, sequences."""
-    number = order[index]
-    image = number // tiles.m
-    batch = image // tiles.heads
-    return QueryTile(number - image * tiles.m, image - batch * tiles.heads, batch)
-
-
 @cute.jit
 def decode_query_tile(index: Int32, tiles: QueryTiles) -> QueryTile:
     """Tile number `index`. The first groups have one head more than the others where they differ."""
@@ -81,3 +73,16 @@ def decode_query_tile(index: Int32, tiles: QueryTiles) -> QueryTile:
     head = first_head + within - rank * width
     batch = head // tiles.heads
     return QueryTile(tiles.m - 1 - rank, head - batch * tiles.heads, batch)
+
+
+@cute.jit
+def ordered_query_tile(index: Int32, tiles: QueryTiles, order: cute.Tensor) -> QueryTile:
+    """Tile number `index` of an `order` that counts those of a head side by side, then heads, sequences; of
+    `decode_query_tile` where it is empty."""
+    tile = decode_query_tile(index, tiles)
+    if cute.size(order) > 0:
+        number = order[index]
+        image = number // tiles.m
+        batch = image // tiles.heads
+        tile = QueryTile(number - image * tiles.m, image - batch * tiles.heads, batch)
+    return tile

@@ -125,6 +125,7 @@ def choose(
             call.variant.by_elements,
             block_k,
             needs.mask,
+            call.packed,
         )
         config = replace(config, sums_vector=4 if hopper else 1)
     if isinstance(config, Sm90BackwardConfig) and not needs.q:  # CTAs share a tile for the sake of dQ

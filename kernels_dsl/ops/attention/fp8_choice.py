@@ -67,7 +67,7 @@ def _of_table(
         hopper = sm90_fp8_config(*dims, variant, extent, by_block)
         chosen = hopper if call.packed else turning_v(hopper, variant, extent)
     else:
-        chosen, split = sm90_list_config(*dims, call.block)
+        chosen, split = sm90_list_config(*dims, call.block, element_bytes=1)
     return chosen, replace(variant, lists=split)
 
 

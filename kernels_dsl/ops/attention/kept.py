@@ -51,5 +51,20 @@ def kept(key: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...], make: C
     return found.made
 
 
+def kept_when_seen_again(
+    key: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...], make: Callable[[], T]
+) -> T | None:
+    """`kept`, for what pays only if it is used many times: None where tensors are seen as they are for the
+    first time. Those that have no version, and a graph that is captured, always get None."""
+    sources = [x for x in tensors if x is not None]
+    device = sources[0].device
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or any(x.is_inference() for x in sources):
+        return None
+    first: list[bool] = []
+    kept((*key, "seen"), tensors, lambda: first.append(True))
+    return None if first else kept(key, tensors, make)
+
+
 def _place(x: torch.Tensor | None) -> tuple[Any, ...] | None:
     return None if x is None else (x.data_ptr(), x.shape, x.stride(), x.device)

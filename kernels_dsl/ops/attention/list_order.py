@@ -3,17 +3,20 @@
 Tiles are handed out as CTAs become free, so that a long one that begins late leaves the other SMs without
 work at the end. Heads whose K and V fit in L2 are worked on together, as without lists, and within such a
 group the longest lists come first. Before all groups come the heaviest tiles, with more than half of what an
-SM has to do in their group. Made by torch operations without a wait for the GPU.
+SM has to do in their group. Made by torch operations without a wait for the GPU, once lists are seen for the
+second time: it takes 0.1 ms of an H200, and 0.5 of the host.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 
 from kernels_dsl.config.attention import L2_BYTES, Sm90AttentionConfig
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
-from kernels_dsl.ops.attention.kept import kept
+from kernels_dsl.ops.attention.kept import kept_when_seen_again
 from kernels_dsl.sparse.block_lists import BlockLists
 
 MOST_ENTRIES = (1 << 20) - 1
@@ -33,7 +36,7 @@ def longest_first(
     call: AttentionCall, extras: Extras, config: Sm90AttentionConfig, ctas: int
 ) -> torch.Tensor:
     """(work tiles,) int32: numbers of the tiles of a call, those of one head side by side, in the order in
-    which they should begin on `ctas` CTAs."""
+    which they should begin on `ctas` CTAs. Empty: as without lists."""
     blocks = extras.blocks
     assert blocks is not None
     blocks_of_tile = config.tile_m // config.listed_m
@@ -44,7 +47,14 @@ def longest_first(
     rows = tiles, split, blocks_of_tile
     key = ("longest first", *rows, call.batch, call.heads, groups, ctas)
     counts = blocks.counts, blocks.full_counts
-    return kept(key, counts, lambda: _ordered(call, blocks, rows, groups, ctas))
+    order = kept_when_seen_again(key, counts, lambda: _ordered(call, blocks, rows, groups, ctas))
+    return no_order(next(x for x in counts if x is not None).device) if order is None else order
+
+
+@lru_cache(maxsize=64)
+def no_order(device: torch.device) -> torch.Tensor:
+    """An empty order."""
+    return torch.empty(0, dtype=torch.int32, device=device)
 
 
 def _groups(call: AttentionCall, kv_bytes: int) -> int:

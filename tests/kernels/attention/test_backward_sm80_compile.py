@@ -12,11 +12,7 @@ import pytest
 import torch
 
 from kernels_dsl.config.attention import AttentionVariant
-from kernels_dsl.config.attention_backward import (
-    Sm80BackwardConfig,
-    sm80_backward_candidates,
-    sm80_backward_config,
-)
+from kernels_dsl.config.attention_backward import Sm80BackwardConfig, sm80_backward_config
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
 from kernels_dsl.ops.attention.backward import FUNCTIONS
 from lowering.errors import CompileError
@@ -37,12 +33,24 @@ FEW = [
     ("sm_89", (256, 256), "window", True, True),
     ("sm_86", (192, 128), "window", True, True),
     ("sm_80", (256, 256), "causal", False, False),
+    ("sm_90a", (64, 64), "window", True, False),
+    ("sm_90a", (256, 128), "window", True, False),
 ]
 CASES = (
     [
         (arch, dims, name, fixed, packed)
         for arch in ("sm_80", "sm_86", "sm_89", "sm_90a")
-        for dims in ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (40, 72), (192, 128), (256, 256))
+        for dims in (
+            (32, 32),
+            (64, 64),
+            (96, 96),
+            (128, 128),
+            (128, 64),
+            (40, 72),
+            (192, 128),
+            (256, 256),
+            (256, 128),
+        )
         for name in VARIANTS
         for fixed in (True, False)
         for packed in (True, False)
@@ -89,52 +97,42 @@ def _check(kernel, arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "dims", "name", "deterministic", "packed"), CASES)
 def test_chosen_tiles(arch, dims, name, deterministic, packed):
-    config = sm80_backward_config(*dims, deterministic, DEVICES_BY_ARCH[arch].smem_bytes)
+    config = sm80_backward_config(*dims, deterministic, DEVICES_BY_ARCH[arch].smem_bytes, packed=packed)
+    config = replace(config, sums_vector=4 if arch == "sm_90a" else 1)
     _check(_compile(arch, VARIANTS[name], config, packed), arch)
 
 
-def test_32_keys_a_warp():
-    config = Sm80BackwardConfig(128, 64, 64, warp_keys=32)
-    _check(_compile("sm_80", VARIANTS["causal"], config, dtype=torch.float16), "sm_80")
-
-
-# (arch, head dimension, name, products of the matrix unit, reads of their operands)
-CANDIDATES = [
-    ("sm_90a", 64, "rows32", 160, 72),
-    ("sm_90a", 64, "pairs", 320, 128),
-    ("sm_90a", 64, "pairs_few", 320, 128),
-    ("sm_90a", 128, "columns", 448, 176),
-    ("sm_90a", 256, "columns", 448, 200),
-    ("sm_80", 256, "columns_few", 448, 200),
+# (arch, head dimensions, products of the matrix unit, reads of their operands)
+TALL_WARPS = [
+    ("sm_90a", (64, 64), 320, 128),
+    ("sm_89", (64, 64), 160, 72),
+    ("sm_90a", (256, 256), 448, 200),
+    ("sm_80", (256, 256), 448, 200),
 ]
 
 
-@pytest.mark.parametrize(("arch", "dim", "name", "products", "reads"), CANDIDATES)
-def test_candidates(arch, dim, name, products, reads):
-    """No spills where sums come in any order. By columns a warp runs one of two branches for P and for dP."""
-    smem_bytes = DEVICES_BY_ARCH[arch].smem_bytes
-    config = sm80_backward_candidates(dim, dim, False, smem_bytes)[name]
+@pytest.mark.parametrize(("arch", "dims", "products", "reads"), TALL_WARPS)
+def test_32_keys_a_warp(arch, dims, products, reads):
+    """Fewer reads for a product. By columns a warp runs one of two branches for P and for dP."""
+    config = sm80_backward_config(*dims, False, DEVICES_BY_ARCH[arch].smem_bytes)
+    assert config.warp_keys == 32
     kernel = _compile(arch, VARIANTS["causal"], replace(config, sums_vector=4 if arch == "sm_90a" else 1))
     _check(kernel, arch)
     (found,) = kernel.resources()
     assert (found.count("HMMA"), found.count("LDSM")) == (products, reads)
 
 
-def test_candidates_fit():
-    """Those for 99 KB a CTA and one CTA an SM are few."""
-    for arch, names in {
-        "sm_90a": ["rows32", "pairs", "pairs_few", "columns", "columns", "columns_few"],
-        "sm_80": ["rows32", "pairs_few", "columns", "columns_few"],
-        "sm_89": ["rows32"],
-    }.items():
-        smem_bytes = DEVICES_BY_ARCH[arch].smem_bytes
-        found = [sm80_backward_candidates(dim, dim, True, smem_bytes) for dim in (64, 128, 256)]
-        assert [name for candidates in found for name in candidates] == names
+def test_what_takes_registers_has_warps_of_16_keys():
+    for options in ({"by_elements": True}, {"packed": True}, {"d_mask": True}, {"block_k": 64}):
+        assert sm80_backward_config(64, 64, True, **options).warp_keys == 16
+    assert (
+        sm80_backward_config(192, 128, True).warp_keys == sm80_backward_config(32, 32, True).warp_keys == 16
+    )
 
 
 def test_sums_are_added_as_vectors_from_sm90_on():
     """Four times as few instructions; on GPUs before there are none for vectors."""
-    config = sm80_backward_config(64, 64, False)
+    config = sm80_backward_config(96, 96, False)
     single, vectors = (
         _compile("sm_90a", VARIANTS["dense"], replace(config, sums_vector=count)).resources()[0]
         for count in (1, 4)

@@ -12,7 +12,6 @@ import torch
 from kernels_dsl.config.attention import AttentionVariant
 from kernels_dsl.config.attention_backward import (
     Sm80BackwardConfig,
-    sm80_backward_candidates,
     sm80_backward_config,
 )
 from kernels_dsl.config.problem import DEVICES_BY_ARCH
@@ -196,41 +195,32 @@ def test_packed(seed):
                 out[rows], lse[:, rows] = found.out[0], found.lse[0]
     packed = Packed(*(torch.tensor(x, dtype=torch.int32) for x in (ends_q, ends_k, used)))
     actual = _run(
-        inputs, Expected(expected, out, lse), sm80_backward_config(dim, dim, True),
+        inputs, Expected(expected, out, lse), sm80_backward_config(dim, dim, True, packed=True),
         AttentionVariant(right=True), packed=packed, longest=(max(lengths_q), max(lengths_k)),
     )  # fmt: skip
     _check(actual, expected, peer)
 
 
-CANDIDATES = [
-    (64, "rows32"),
-    (64, "pairs"),
-    (64, "pairs_few"),
-    (128, "columns"),
-    (256, "columns"),
-    (256, "columns_few"),
-]
-
-
-@pytest.mark.parametrize(("dim", "name"), CANDIDATES)
-def test_candidates(dim, name, seed):
+@pytest.mark.parametrize(("dim", "arch"), [(64, "sm_90a"), (64, "sm_89"), (256, "sm_90a"), (256, "sm_80")])
+def test_32_keys_a_warp(dim, arch, seed):
     """Two query heads a KV head, key tiles of which the last is cut, several steps each: causal in order,
     which has equal bits in both runs, and full in any order."""
     for deterministic, dtype in ((True, torch.bfloat16), (False, torch.float16)):
         right = None if not deterministic else 0
         variant, masking = AttentionVariant(right=deterministic), Masking(right=right)
-        config = sm80_backward_candidates(dim, dim, deterministic, DEVICES_BY_ARCH["sm_90a"].smem_bytes)[name]
+        config = sm80_backward_config(dim, dim, deterministic, DEVICES_BY_ARCH[arch].smem_bytes)
+        assert config.warp_keys == 32
         keys = 2 * config.tile_k + 13 if dim < 256 else config.tile_k + 13
         inputs = _inputs((1, 150, keys), (2, 1), (dim, dim), dtype, seed)
-        found = _dense(inputs, config, variant, masking, arch="sm_90a")
+        found = _dense(inputs, config, variant, masking, arch=arch)
         if deterministic:
-            again = _run(inputs, _expected(inputs, masking), config, variant, arch="sm_90a")
+            again = _run(inputs, _expected(inputs, masking), config, variant, arch=arch)
             assert all(torch.equal(a, b) for a, b in zip(found, again))
 
 
-def test_candidate_in_a_window(seed):
-    """Odd lengths, key tiles that not all queries see; on sm_80."""
-    config = sm80_backward_candidates(64, 64, True, DEVICES_BY_ARCH["sm_80"].smem_bytes)["pairs_few"]
+def test_32_keys_a_warp_in_a_window(seed):
+    """Odd lengths, key tiles that not all queries see."""
+    config = sm80_backward_config(64, 64, True, DEVICES_BY_ARCH["sm_90a"].smem_bytes)
     inputs = _inputs((1, 150, 130), (1, 1), (64, 64), torch.bfloat16, seed)
     variant = AttentionVariant(right=True, left=True)
-    _dense(inputs, config, variant, Masking(left=40, right=10), window=(40, 10), arch="sm_80")
+    _dense(inputs, config, variant, Masking(left=40, right=10), window=(40, 10), arch="sm_90a")

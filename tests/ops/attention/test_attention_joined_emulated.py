@@ -14,6 +14,8 @@ import torch
 
 import kernels_dsl
 from kernels_dsl.config.attention import Sm90AttentionConfig
+from kernels_dsl.ops.attention import plan
+from kernels_dsl.ops.attention.list_order import longest_first
 from kernels_dsl.sparse import attention_blocks
 from kernels_dsl.sparse.block_lists import BlockLists
 from lowering import emulator
@@ -79,6 +81,24 @@ def test_odd_even_and_empty_lists(name, kinds, seed):
     block = (CONFIGS[name].listed_m, 64)
     lists = _lists((1, 2, 320, 640), seed, kinds, block)
     _run(lists, (1, 2, 320, 640), 1, seed, CONFIGS[name])
+
+
+def test_lists_that_are_seen_again_have_an_order(monkeypatch, seed):
+    """Of their own; the bits stay."""
+    orders: list[int] = []
+
+    def noted(*arguments):
+        order = longest_first(*arguments)
+        orders.append(order.numel())
+        return order
+
+    monkeypatch.setattr(plan, "longest_first", noted)
+    shape = (1, 2, 320, 640)
+    lists, tensors = _lists(shape, seed, "whole"), inputs((1, 320, 2, 64), (1, 640, 1, 64), 64, seed)
+    first, second = (kernels_dsl.attention(*tensors, blocks=lists, return_lse=True) for _ in range(2))
+    assert orders == [0, 10]
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    check_close(first, tensors, Masking(allowed=allowed_by_lists(lists.tensors, lists.block, shape)))
 
 
 @pytest.mark.parametrize("name", one("ragged ends", ["two on an SM", "tall", "lists of their own"]))

@@ -70,7 +70,9 @@ def test_one_ring_or_two(ahead, page, lengths, seed, by_both):
     case = paged(lengths, page, seed, heads=(8, 2), dim=128)
     with emulator.run(arch="sm_90a", sms=1, seeds=2):
         check(case, by_both(case.decode, k_ahead=ahead), CAUSAL)
-        few = by_both(lambda: case._replace(q=case.q[:, :, :6]).decode(window=(40, 0)), k_ahead=ahead, stages=4)
+        few = by_both(
+            lambda: case._replace(q=case.q[:, :, :6]).decode(window=(40, 0)), k_ahead=ahead, stages=4
+        )
     assert bool(few[0].isfinite().all())
 
 
