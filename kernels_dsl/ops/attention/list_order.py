@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from kernels_dsl.config.attention import L2_BYTES, Sm90AttentionConfig
+from kernels_dsl.config.attention import L2_BYTES
 from kernels_dsl.config.attention_table import AttentionConfig
 from kernels_dsl.ops.attention.arguments import AttentionCall, Extras
 from kernels_dsl.ops.attention.kept import kept_when_seen_again
@@ -32,9 +32,7 @@ def check_list_options(config: AttentionConfig, call: AttentionCall) -> None:
         raise ValueError(f"config has two lists in a tile, must have {needs} for it")
 
 
-def longest_first(
-    call: AttentionCall, extras: Extras, config: Sm90AttentionConfig, ctas: int
-) -> torch.Tensor:
+def longest_first(call: AttentionCall, extras: Extras, config: AttentionConfig, ctas: int) -> torch.Tensor:
     """(work tiles,) int32: numbers of the tiles of a call, those of one head side by side, in the order in
     which they should begin on `ctas` CTAs. Empty: as without lists."""
     blocks = extras.blocks

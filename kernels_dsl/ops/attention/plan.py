@@ -222,9 +222,7 @@ class _Tail:
             self.queued = uneven and config.several_tiles(extent)
             if not self.queued:
                 self.last = (None, sms)
-        self.ordered = None
-        if isinstance(config, Sm90AttentionConfig) and config.longest_first and self.queued:
-            self.ordered = config
+        self.ordered = config if config.longest_first and self.queued else None
         self.ctas = sms if self.ordered is None else sms * self.ordered.ctas_per_sm
         self.bare = (*self.scalars, None, call.longest_q, None, None, None, None)
 
