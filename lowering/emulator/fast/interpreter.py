@@ -46,10 +46,8 @@ def _store(file, at, width, value):  # type: ignore[no-untyped-def]
 
 @jit
 def _bf16(bits):  # type: ignore[no-untyped-def]
-    """A float32 pattern rounded to bfloat16, nearest even; NaN becomes the canonical one."""
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return np.int64(0x7FFF)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+    """A float32 pattern, in 64 bits, rounded to bfloat16."""
+    return np.int64(words.bf16(np.uint32(bits & 0xFFFFFFFF)))
 
 
 @jit
