@@ -53,7 +53,7 @@ class Aftermath:
         """A warp waits; ``numbers`` tell of what, as it was then."""
         if ins.root == "mbarrier":
             cta = warp.cta.cluster.ctas[more >> RANK_SHIFT]
-            sync.suspend(self.machine, warp, cta.mbarriers[more & OFFSET_MASK], numbers)
+            sync.await_phase(self.machine, warp, cta.mbarriers[more & OFFSET_MASK], numbers)
         elif ins.root == "wgmma":
             matrix.await_group(self.machine, warp, numbers[0], numbers[1])
         elif "cluster" in ins.parts:

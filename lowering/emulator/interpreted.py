@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import matrix
+from . import away, matrix
 from .aftermath import Aftermath
 from .fast import chance, tma, turns
 from .fast import mbarrier as compiled_mbarrier
@@ -94,7 +94,7 @@ class Runner:
         why = turns.run(self._turns, self.launch.row)
         ran = numbers[o.T_RAN]
         for place in self._ran[:ran].tolist():
-            self._pull(self.warps[place])
+            away.go(self.warps[place])
         numbers[o.T_RAN] = 0
         logged = self.launch.row[o.LOGGED_ALL]
         if logged:
@@ -131,8 +131,8 @@ class Runner:
         numbers[o.FENCED] = warp.wgmma_fenced and not warp.dirty and not warp.read
         numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = touched.known, touched.used
 
-    def _pull(self, warp: Warp) -> None:
-        """Take a warp's state from its row after compiled code ran it."""
+    def pull(self, warp: Warp) -> None:
+        """Take a warp's state from its row after compiled code ran it, perhaps several times."""
         row = warp.row
         numbers = row.numbers
         numbers[o.RAN] = 0
@@ -144,7 +144,7 @@ class Runner:
             row.learned(warp)
             numbers[o.LEARNED] = 0
         if numbers[o.REACHED] == o.REACHED_NOW:
-            warp.reached = row.of_reached = warp.cta.cluster.barrier.reached
+            warp.reached = row.of_reached = row.reached.copy()
             numbers[o.REACHED] = 1
         warp.passed, warp.gave_up = bool(numbers[o.PASSED]), bool(numbers[o.GAVE_UP])
         warp.suspended, began = bool(numbers[o.SUSPENDED]), numbers[o.BEGAN]
