@@ -1,8 +1,8 @@
 """Warps that compiled code has run since Python code last looked at their state.
 
-Most of the time nobody does: the state stays in the warp's row of numbers, and comes to the Python object when
-an attribute that depends on it is first read or written. Until then the object is of a class in which these
-attributes are properties, so that no reader can see what they were before.
+Most of the time nobody does: the state stays in the warp's row of numbers, and comes to the Python object
+when an attribute that depends on it is first read or written. Until then the object is of a class in which
+these attributes are properties, so that no reader can see what they were before.
 """
 
 from __future__ import annotations

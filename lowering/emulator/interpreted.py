@@ -41,6 +41,7 @@ class Runner:
         self._counts = np.zeros((len(self.steps), 3), np.int64)
         self._log = np.zeros((8 * o.LOG, o.ENTRY), np.int64)
         random = chance.source_of(machine.random)
+        self._source = random[:2]
         self.launch = LaunchRow((*self._tables, self._counts, self._log), random)
         self.warps: dict[int, Warp] = {}  # by the addresses of their rows
         self._aftermath = Aftermath(machine, self.warps)
@@ -185,6 +186,10 @@ class Runner:
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""
         return int(compiled_wgmma.multiply(self.launch.row, operations, smem))
+
+    def below(self, count: int) -> int:
+        """Draw a number below ``count``, as the machine's generator does."""
+        return int(chance.below(count, *self._source))
 
     def count(self, stats: Stats) -> None:
         """Hand the counts over."""

@@ -88,12 +88,18 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         return None
     expected = _expected(w.cta, barrier)
     w.passed = True  # once it is woken
+    barrier.left = 1
     return await_named(m, w, number, expected - barrier.arrived, expected)
 
 
 def join_named(m: Machine, w: Warp, number: int) -> None:
     """A warp has arrived at a named barrier, in compiled code."""
     w.cta.named_barrier(number).who.append(w)
+
+
+def open_named(m: Machine, w: Warp, number: int) -> None:
+    """A warp was the last to arrive at a named barrier, in compiled code, where the others went on."""
+    m.wake(w.cta.named_barrier(number).open())
 
 
 def await_named(m: Machine, w: Warp, number: int, missing: int, expected: int) -> object:

@@ -537,6 +537,5 @@ def window_of(ins: Instruction) -> int:
     raise Unsupported("cvta without a state space")
 
 
-
 TRANSLATED = {name.removeprefix("_op_") for name in vars(Translator) if name.startswith("_op_")}
 TRANSLATED |= {name.split(".")[0] for name in TRANSLATIONS}

@@ -107,7 +107,8 @@ class WarpArrays:
     def __init__(self, cta: Cta, row: CtaRow, layout: Layout, rows: Array, words: int) -> None:
         count, machine = cta.warp_count, cta.machine
         self.layout = layout
-        self.files = np.tile(rows, (count, 1))
+        self.files = np.empty((count, len(rows)), np.uint8)
+        self.files[:] = rows
         self.away = np.zeros((count, len(layout.starts)), np.int32)
         self.clocks = cta.domain.clocks(3 * count).reshape(count, 3, -1)
         self.touches = touches.arrays_of(count, words)

@@ -255,7 +255,8 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
         warp[o.PENDING] = 1
         entry[3] = warp[o.STOPPED]
     elif op == o.WGMMA_FENCE:
-        warp[o.FENCED] = entry[3] = 1
+        if not warp[o.FENCED]:
+            warp[o.FENCED] = entry[3] = 1
     elif op == o.WGMMA_COMMIT:
         entry[3] = wgmma.commit(warp)
     else:
@@ -285,7 +286,7 @@ def _synchronise(file, row, lanes, warp, memory, launch, log):  # type: ignore[n
     if row[o.OP] == o.SET_LIMIT:
         return 0 if limits.set_limit(row, warp, log[0]) else -1
     if row[o.OP] == o.BAR:
-        return 0 if named.arrive(file, row, lanes, warp, memory, log[0]) else -1
+        return 0 if named.synchronise(file, row, lanes, warp, memory, log[0]) else -1
     if row[o.OP] == o.PROXY_FENCE:
         mbarrier.proxy_fence(lanes, warp, memory)
     elif row[o.OP] == o.INIT_FENCE:
@@ -422,7 +423,7 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
                     break
                 for i in range(made + 1):
                     log[logged + i, 1], log[logged + i, 4] = warp[o.STEP], warp[o.PLACE]
-                urgent |= made > 0
+                urgent |= made > 0 or log[logged, 3] == o.OPENED
                 logged += made
                 log[logged, 0] = o.BLOCKED_AT - at if warp[o.BLOCKED] else at
                 _remember(step, at, warp, log[logged])
