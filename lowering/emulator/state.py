@@ -355,6 +355,7 @@ class Cta:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         threads = int(np.prod(machine.launch.block))
         self.warp_count: int = -(-threads // LANES)
+        self.alive = self.warp_count  # warps that have not ended
         self.specials = _of_cta(self)
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)
