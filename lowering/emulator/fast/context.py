@@ -113,7 +113,7 @@ class WarpArrays:
     def __init__(self, cta: Cta, row: CtaRow, layout: Layout, rows: Array, words: int) -> None:
         count, machine = cta.warp_count, cta.machine
         self.layout = layout
-        self.files = np.zeros((count, len(rows)), np.uint8)
+        self.files: Array = np.zeros((count, len(rows)), np.uint8)
         self.files[:, layout.constants :] = rows[layout.constants :]
         self.away = np.zeros((count, len(layout.starts)), np.int32)
         self.clocks = cta.domain.clocks(3 * count).reshape(count, 3, -1)
