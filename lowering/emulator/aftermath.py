@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Rest = Callable[["Warp", "Instruction", int, int, list[int]], None]
-"""What is left to do for an instruction that a warp began at a clock; the numbers: see the interpreter."""
+"""Rest of the work for an instruction that a warp began at a clock; the numbers: see the interpreter."""
 
 
 class Aftermath:
@@ -70,7 +70,7 @@ class Aftermath:
             sync.await_named(self.machine, warp, *numbers[:3])
 
     def _rest_of(self, ins: Instruction) -> Rest:
-        """What an instruction may leave to do."""
+        """Function for what an instruction may leave to do."""
         if ins.root in ("bar", "barrier"):
             return self._of_named
         if ins.root == "setmaxnreg":
