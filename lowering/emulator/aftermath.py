@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import matrix, peers, register_file, sync
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
     from .state import Warp
 
 
+Rest = Callable[["Warp", "Instruction", int, int, list[int]], None]
+"""Rest of the work for an instruction that a warp began at a clock; the numbers: see the interpreter."""
+
+
 class Aftermath:
     """Goes through the log of compiled code. ``warps``: by the addresses of their rows."""
 
     def __init__(self, machine: Machine, warps: dict[int, Warp]) -> None:
         self.machine, self.warps, self.steps = machine, warps, machine.program.steps
+        self._rest = [self._rest_of(step.first) for step in self.steps]
+        self._looked_at = {n for n, s in enumerate(self.steps) if s.kind == "op" and s.first.has("mma_async")}
 
     def follow(self, entries: list[list[int]]) -> None:
         """Do what is left to do for these entries of the log, in order."""
@@ -36,8 +43,8 @@ class Aftermath:
             step = steps[number]
             if more:
                 machine.at = warp, step.first
-                self._finish(warp, step.first, clock, more, numbers)
-                if step.kind == "op" and step.first.has("mma_async"):
+                self._rest[number](warp, step.first, clock, more, numbers)
+                if number in self._looked_at:
                     warp.row.remember(number, clock)
             if step.flow:
                 mark(warp, step)
@@ -53,7 +60,7 @@ class Aftermath:
         """A warp waits; ``numbers`` tell of what, as it was then."""
         if ins.root == "mbarrier":
             cta = warp.cta.cluster.ctas[more >> RANK_SHIFT]
-            sync.suspend(self.machine, warp, cta.mbarriers[more & OFFSET_MASK], numbers)
+            sync.await_phase(self.machine, warp, cta.mbarriers[more & OFFSET_MASK], numbers)
         elif ins.root == "wgmma":
             matrix.await_group(self.machine, warp, numbers[0], numbers[1])
         elif "cluster" in ins.parts:
@@ -62,22 +69,28 @@ class Aftermath:
             sync.join_named(self.machine, warp, numbers[0])
             sync.await_named(self.machine, warp, *numbers[:3])
 
-    def _finish(self, warp: Warp, ins: Instruction, clock: int, more: int, numbers: list[int]) -> None:
-        """Do the rest of an operation; ``more``: see the interpreter."""
+    def _rest_of(self, ins: Instruction) -> Rest:
+        """Function for what an instruction may leave to do."""
         if ins.root in ("bar", "barrier"):
-            sync.join_named(self.machine, warp, numbers[0])
-        elif ins.root == "setmaxnreg":
-            register_file.note(warp, ins)
-        elif ins.parts[:2] == ("mbarrier", "init"):
-            sync.made(warp, ins, *numbers[:3])
-        elif ins.root == "mbarrier":
-            for cta in warp.cta.cluster.ctas if self.machine.check else ():
-                if more >> cta.rank & 1:
-                    cta.uses[warp.agent] = peers.Use(clock, warp, ins)
-        else:
-            self._of_warpgroup(warp, ins, more)
+            return self._of_named
+        if ins.root == "setmaxnreg":
+            return lambda warp, ins, clock, more, numbers: register_file.note(warp, ins)
+        if ins.parts[:2] == ("mbarrier", "init"):
+            return lambda warp, ins, clock, more, numbers: sync.made(warp, ins, *numbers[:3])
+        return self._of_mbarrier if ins.root == "mbarrier" else self._of_warpgroup
 
-    def _of_warpgroup(self, warp: Warp, ins: Instruction, more: int) -> None:
+    def _of_named(self, warp: Warp, ins: Instruction, clock: int, more: int, numbers: list[int]) -> None:
+        if more == o.OPENED:
+            sync.open_named(self.machine, warp, numbers[0])
+        else:
+            sync.join_named(self.machine, warp, numbers[0])
+
+    def _of_mbarrier(self, warp: Warp, ins: Instruction, clock: int, more: int, numbers: list[int]) -> None:
+        for cta in warp.cta.cluster.ctas if self.machine.check else ():
+            if more >> cta.rank & 1:
+                cta.uses[warp.agent] = peers.Use(clock, warp, ins)
+
+    def _of_warpgroup(self, warp: Warp, ins: Instruction, clock: int, more: int, numbers: list[int]) -> None:
         assert warp.group is not None
         if ins.parts[1] == "mma_async":
             matrix.check_operands(self.machine, warp, ins, more - 1)

@@ -197,7 +197,7 @@ class NamedBarrier:
     ``clocks``: of the warps that have arrived.
     """
 
-    arrived = _number(o.N_ARRIVED)
+    arrived, left = map(_number, (o.N_ARRIVED, o.N_LEFT))
 
     def __init__(self, number: int, clocks: Collected, numbers: Array) -> None:
         self.number, self.clocks, self.numbers = number, clocks, numbers
@@ -217,9 +217,16 @@ class NamedBarrier:
 
     def reset(self) -> None:
         """Ready for the next use."""
-        self.expected, self.arrived = None, 0
+        self.expected, self.arrived, self.left = None, 0, 0
+        self.numbers[o.N_WAITERS] = 0
         self.clocks.clear()
+        self.open()
+
+    def open(self) -> list[Warp]:
+        """All have arrived; returns those that have waited."""
+        waited = self.waiters
         self.waiters, self.who, self.reductions = [], [], []
+        return waited
 
 
 class ClusterBarrier:

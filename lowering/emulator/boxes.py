@@ -12,7 +12,7 @@ from .ptx import Instruction
 from .reports import Kind
 from .semantics import tma
 from .shadow import Index, Pieces, byte_index
-from .spans import Spans, of_elements, of_lanes
+from .spans import Spans, of_elements
 from .state import SHARED_BASE, Warp
 
 
@@ -53,18 +53,28 @@ def _whole(tensor: tma.TensorMap, coords: tuple[int, ...], offset: int) -> tuple
     whole = tma.whole_box(tensor, coords, offset)
     if whole is None:
         return None, 0
-    rows, end = of_lanes(whole.rows, whole.row_bytes), int(whole.chunks.max()) * tma.CHUNK + tma.CHUNK
-    return Box(tensor, _index_of(tensor, offset), rows, tensor.transaction_bytes, whole=whole), end
+    low, high = _reach(tensor)
+    base = int(whole.rows[0]) - int(tma.rows_of(tensor)[0][0])
+    rows = Spans(whole.rows, whole.row_bytes, base + low, base + high)
+    index, end = _index_of(tensor, offset)
+    return Box(tensor, index, rows, tensor.transaction_bytes, whole=whole), end
+
+
+@functools.lru_cache(maxsize=256)
+def _reach(tensor: tma.TensorMap) -> tuple[int, int]:
+    """The first byte of a whole box in global memory and the one after its last, from its origin."""
+    rows, row_bytes = tma.rows_of(tensor)
+    return int(rows.min()), int(rows.max()) + row_bytes
 
 
 @functools.lru_cache(maxsize=512)
-def _index_of(tensor: tma.TensorMap, offset: int) -> Index:
-    """The bytes of shared memory of a whole box: a run where they are one."""
+def _index_of(tensor: tma.TensorMap, offset: int) -> tuple[Index, int]:
+    """The bytes of shared memory of a whole box, a run where they are one, and their end."""
     chunks = tma.chunks_of(tensor, offset)
     low, high = int(chunks.min()), int(chunks.max()) + 1
     if len(np.unique(chunks)) == high - low:
-        return slice(low * tma.CHUNK, high * tma.CHUNK)
-    return Pieces(chunks * tma.CHUNK, tma.CHUNK)
+        return slice(low * tma.CHUNK, high * tma.CHUNK), high * tma.CHUNK
+    return Pieces(chunks * tma.CHUNK, tma.CHUNK), high * tma.CHUNK
 
 
 def _box(

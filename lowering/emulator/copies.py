@@ -129,13 +129,19 @@ _tensor_map = functools.lru_cache(maxsize=256)(tma.decode_descriptor)
 
 def tensor_copy(m: Machine, w: Warp, ins: Instruction, mask: Array) -> None:
     """``cp.async.bulk.tensor`` and ``cp.reduce.async.bulk.tensor``, tile mode."""
-    if any(p.startswith(("im2col", "tile::")) for p in ins.parts):
+    if not _by_tiles(ins.parts):
         raise access.stop(ins, "TMA modes other than tile are not modelled")
     for lane in distinct_lanes(w, ins, mask):
         if ins.has("mbarrier::complete_tx::bytes"):
             _tensor_load(m, w, ins, lane)
         else:
             _tensor_store(m, w, ins, lane)
+
+
+@functools.lru_cache(maxsize=256)
+def _by_tiles(parts: tuple[str, ...]) -> bool:
+    """True for tile mode, as opposed to im2col and others."""
+    return not any(part.startswith(("im2col", "tile::")) for part in parts)
 
 
 def distinct_lanes(w: Warp, ins: Instruction, mask: Array) -> list[int]:

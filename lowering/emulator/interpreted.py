@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import matrix
+from . import away, matrix
 from .aftermath import Aftermath
 from .fast import chance, tma, turns
 from .fast import mbarrier as compiled_mbarrier
@@ -41,6 +41,7 @@ class Runner:
         self._counts = np.zeros((len(self.steps), 3), np.int64)
         self._log = np.zeros((8 * o.LOG, o.ENTRY), np.int64)
         random = chance.source_of(machine.random)
+        self._source = random[:2]
         self.launch = LaunchRow((*self._tables, self._counts, self._log), random)
         self.warps: dict[int, Warp] = {}  # by the addresses of their rows
         self._aftermath = Aftermath(machine, self.warps)
@@ -94,7 +95,7 @@ class Runner:
         why = turns.run(self._turns, self.launch.row)
         ran = numbers[o.T_RAN]
         for place in self._ran[:ran].tolist():
-            self._pull(self.warps[place])
+            away.go(self.warps[place])
         numbers[o.T_RAN] = 0
         logged = self.launch.row[o.LOGGED_ALL]
         if logged:
@@ -131,8 +132,8 @@ class Runner:
         numbers[o.FENCED] = warp.wgmma_fenced and not warp.dirty and not warp.read
         numbers[o.LANES_KNOWN], numbers[o.TOUCHES] = touched.known, touched.used
 
-    def _pull(self, warp: Warp) -> None:
-        """Take a warp's state from its row after compiled code ran it."""
+    def pull(self, warp: Warp) -> None:
+        """Take a warp's state from its row after compiled code ran it, perhaps several times."""
         row = warp.row
         numbers = row.numbers
         numbers[o.RAN] = 0
@@ -144,7 +145,7 @@ class Runner:
             row.learned(warp)
             numbers[o.LEARNED] = 0
         if numbers[o.REACHED] == o.REACHED_NOW:
-            warp.reached = row.of_reached = warp.cta.cluster.barrier.reached
+            warp.reached = row.of_reached = row.reached.copy()
             numbers[o.REACHED] = 1
         warp.passed, warp.gave_up = bool(numbers[o.PASSED]), bool(numbers[o.GAVE_UP])
         warp.suspended, began = bool(numbers[o.SUSPENDED]), numbers[o.BEGAN]
@@ -185,6 +186,10 @@ class Runner:
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""
         return int(compiled_wgmma.multiply(self.launch.row, operations, smem))
+
+    def below(self, count: int) -> int:
+        """Draw a number below ``count``, as the machine's generator does."""
+        return int(chance.below(count, *self._source))
 
     def count(self, stats: Stats) -> None:
         """Hand the counts over."""

@@ -7,6 +7,7 @@ at which it happens, drawn from the same seed; so a seed fixes the whole schedul
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -239,7 +240,9 @@ class Machine:
 
     def later(self, action: Callable[[], None], low: int = 2, high: int = 200) -> int:
         """Run ``action`` a random number of steps from now; returns that step."""
-        at = self.step + int(self.random.integers(low, high))
+        count = high - low
+        drawn = self.random.integers(count) if self.runner is None else self.runner.below(count)
+        at = self.step + low + int(drawn)
         heapq.heappush(self.events, (at, next(self.sequence), action, self.at[1]))
         return at
 
@@ -293,11 +296,11 @@ class Machine:
         for cluster in self.clusters:
             self._title(cluster)
         if self.timeline is not None and any(self.names.known.values()):
-            kept = self.timeline.events
+            kept, replace = self.timeline.events, functools.cache(lambda text: self.names.replace(text, None))
             for i in range(self.first_event, len(kept)):
-                event, replace = kept[i], self.names.replace
+                event = kept[i]
                 if "mbarrier 0x" in event.actor or "mbarrier 0x" in event.label:
-                    actor, label = replace(event.actor, None), replace(event.label, None)
+                    actor, label = replace(event.actor), replace(event.label)
                     kept[i] = Event(actor, event.kind, label, event.start, event.end)
 
     def _next_event(self) -> None:

@@ -44,7 +44,8 @@ def note_end(m: Machine, w: Warp) -> None:
     """A warp ends; with the last one of its CTA the shared memory is gone."""
     cta = w.cta
     cta.exiting = _reached(w) if cta.exiting is None else np.maximum(cta.exiting, _reached(w))
-    if any(warp.frames for warp in cta.warps):
+    cta.alive -= 1
+    if cta.alive:
         return
     cta.ended = cta.exiting
     if cta.row is not None:

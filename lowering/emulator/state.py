@@ -69,6 +69,7 @@ class Warp:
 
     def __init__(self, cta: Cta, number: int, threads: int):
         self.cta, self.number = cta, number
+        self.name = f"CTA {cta.index} warp {number}"  # for reports and the timeline
         self.machine = cta.machine
         self.live = np.arange(LANES) < threads
         kernel = cta.machine.kernel
@@ -126,11 +127,6 @@ class Warp:
     def clock(self) -> int:
         """The warp's own clock."""
         return int(self.vc[self.agent])
-
-    @property
-    def name(self) -> str:
-        """For reports and the timeline."""
-        return f"CTA {self.cta.index} warp {self.number}"
 
     def release(self) -> Handover:
         """Clocks to hand over; what the warp does next is not covered by them."""
@@ -359,6 +355,7 @@ class Cta:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         threads = int(np.prod(machine.launch.block))
         self.warp_count: int = -(-threads // LANES)
+        self.alive = self.warp_count  # warps that have not ended
         self.specials = _of_cta(self)
         self.smem = np.full(machine.shared_bytes, 0xCD, np.uint8)
         self.shadow = Shadow(machine.shared_bytes, self.domain)

@@ -87,6 +87,8 @@ def named_barrier(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     if _settle_named(m, w.cta, barrier, w):
         return None
     expected = _expected(w.cta, barrier)
+    w.passed = True  # once it is woken
+    barrier.left = 1
     return await_named(m, w, number, expected - barrier.arrived, expected)
 
 
@@ -95,9 +97,13 @@ def join_named(m: Machine, w: Warp, number: int) -> None:
     w.cta.named_barrier(number).who.append(w)
 
 
+def open_named(m: Machine, w: Warp, number: int) -> None:
+    """A warp was the last to arrive at a named barrier, in compiled code, where the others went on."""
+    m.wake(w.cta.named_barrier(number).open())
+
+
 def await_named(m: Machine, w: Warp, number: int, missing: int, expected: int) -> object:
     """A warp waits at a named barrier that so many threads are missing at."""
-    w.passed = True  # once it is woken
     waiters = w.cta.named_barrier(number).waiters
     return m.block(w, f"barrier {number} ({missing} of {expected} threads missing)", waiters)
 
@@ -406,14 +412,14 @@ def try_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
     gave_up, w.gave_up, w.suspended = w.gave_up, False, False
     if first is not None and ins.has("try_wait") and not gave_up and m.random.random() < 0.75:
         state = first.phase, first.pending, first.expected, first.tx
-        return suspend(m, w, first, (int(wanted[np.argmax(mask)]) & 1, *state))
+        w.suspended = True
+        return await_phase(m, w, first, (int(wanted[np.argmax(mask)]) & 1, *state))
     w.set(predicate, result, mask)
     return None
 
 
-def suspend(m: Machine, w: Warp, barrier: MBarrier, numbers: Sequence[int]) -> object:
+def await_phase(m: Machine, w: Warp, barrier: MBarrier, numbers: Sequence[int]) -> object:
     """A warp waits for a parity of an mbarrier, whose phase, counts and bytes are the other ``numbers``."""
-    w.gave_up, w.suspended = False, True
     text = f"mbarrier {barrier.offset:#x} of CTA {barrier.cta.index}, parity {numbers[0]}"
     return m.block(w, f"{text} ({describe(*numbers[1:])})", barrier.waiters)
 

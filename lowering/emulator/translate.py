@@ -507,16 +507,11 @@ class Translator:
 
     def _op_cvta(self, ins: Instruction, guard: str | None) -> list[str]:
         """Address windows are disjoint in the emulator, so a conversion adds or removes the window's base."""
-        space = next(
-            p for p in ins.parts[1:] if p.split("::")[0] in ("global", "shared", "local", "param", "const")
-        )
-        space = space.split("::")[0]
-        value = self.read(ins.operands[1], "u64")
-        if space in ("global", "const"):
-            return self.write(ins.operands[0], value, "b64", guard)
-        base = self.names.constant("uint64", WINDOWS[space])
-        symbol = "-" if ins.has("to") else "+"
-        return self.write(ins.operands[0], f"({value} {symbol} {base})", "b64", guard)
+        value, base = self.read(ins.operands[1], "u64"), window_of(ins)
+        if base:
+            symbol = "-" if ins.has("to") else "+"
+            value = f"({value} {symbol} {self.names.constant('uint64', base)})"
+        return self.write(ins.operands[0], value, "b64", guard)
 
     def _op_isspacep(self, ins: Instruction, guard: str | None) -> list[str]:
         space = ins.parts[1].split("::")[0]
@@ -531,6 +526,15 @@ class Translator:
 
 # Generic addresses: the top four bits tell the window; global addresses are the process's own.
 WINDOWS = {"shared": 1 << 60, "param": 2 << 60, "local": 3 << 60}
+
+
+def window_of(ins: Instruction) -> int:
+    """The base of the window that a ``cvta`` names."""
+    for part in ins.parts[1:]:
+        space = part.split("::")[0]
+        if space in (*WINDOWS, "global", "const"):
+            return WINDOWS.get(space, 0)
+    raise Unsupported("cvta without a state space")
 
 
 TRANSLATED = {name.removeprefix("_op_") for name in vars(Translator) if name.startswith("_op_")}

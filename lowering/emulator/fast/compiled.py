@@ -224,10 +224,10 @@ def _bounds(offsets, size):  # type: ignore[no-untyped-def]
 @jit
 def _alike(values, low, high):  # type: ignore[no-untyped-def]
     """True if all of these numbers are the same."""
-    different = values[low] ^ values[low]
-    for at in range(low, high):
-        different |= values[at] ^ values[low]
-    return different == 0
+    first, different = values[low], False
+    for at in range(np.uint64(low), np.uint64(high)):
+        different |= values[at] != first
+    return not different
 
 
 @jit
@@ -253,7 +253,9 @@ def _follows(writer, written_at, vc, offsets, size):  # type: ignore[no-untyped-
 def mark(marks, row, clock, offsets, size):  # type: ignore[no-untyped-def]
     """Note a read of the pieces in a row."""
     for i in range(offsets.shape[0]):
-        marks[row, offsets[i] : offsets[i] + size] = clock
+        low = np.uint64(offsets[i])
+        for at in range(low, low + np.uint64(size)):
+            marks[row, at] = clock
 
 
 @jit
@@ -312,20 +314,30 @@ def fenced(ordinary, writer, written_at, fc, offsets, size):  # type: ignore[no-
 
 
 @jit
+def _alike_there(held, low, size):  # type: ignore[no-untyped-def]
+    """True if these bytes are defined, and their last write is that of the first of them."""
+    writer, written_at, ordinary, undefined = held
+    by, clock, plain = writer[low], written_at[low], ordinary[low]
+    others, later, odd = False, False, False
+    for at in range(low, low + size):
+        others |= writer[at] != by
+        later |= written_at[at] != clock
+        odd |= undefined[at] | (ordinary[at] != plain)
+    return not (others | later | odd)
+
+
+@jit
 def may_consume(held, clocks, offsets):  # type: ignore[no-untyped-def]
     """True if all bytes are defined, and these clocks cover their writes: as fenced, where ordinary."""
     writer, written_at, ordinary, undefined = held
     vc, fc = clocks
-    last_writer, last_clock, last_ordinary = -2, 0, False
+    size = np.uint64(16)
     for i in range(offsets.shape[0]):
-        for at in range(offsets[i], offsets[i] + 16):
-            if undefined[at]:
-                return False
-            by, clock, plain = writer[at], written_at[at], ordinary[at]
-            if by == last_writer and clock == last_clock and plain == last_ordinary:
-                continue
-            last_writer, last_clock, last_ordinary = by, clock, plain
-            if clock > vc[by] or (plain and clock > fc[by]):
+        low = np.uint64(offsets[i])
+        end = low + np.uint64(1) if _alike_there(held, low, size) else low + size
+        for at in range(low, end):
+            by, clock = writer[at], written_at[at]
+            if undefined[at] or clock > vc[by] or (ordinary[at] and clock > fc[by]):
                 return False
     return True
 

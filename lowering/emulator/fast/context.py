@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,13 @@ _BIT = 1 << np.arange(32, dtype=np.int64)
 
 def bits_of(mask: Array) -> int:
     """A mask of 32 lanes as bits."""
-    return int(_BIT[mask].sum())
+    return _bits_of(mask.tobytes())
+
+
+@functools.lru_cache(maxsize=4096)
+def _bits_of(lanes: bytes) -> int:
+    """The bits of a mask, from its bytes."""
+    return int(_BIT[np.frombuffer(lanes, bool)].sum())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -107,7 +113,8 @@ class WarpArrays:
     def __init__(self, cta: Cta, row: CtaRow, layout: Layout, rows: Array, words: int) -> None:
         count, machine = cta.warp_count, cta.machine
         self.layout = layout
-        self.files = np.tile(rows, (count, 1))
+        self.files: Array = np.zeros((count, len(rows)), np.uint8)
+        self.files[:, layout.constants :] = rows[layout.constants :]
         self.away = np.zeros((count, len(layout.starts)), np.int32)
         self.clocks = cta.domain.clocks(3 * count).reshape(count, 3, -1)
         self.touches = touches.arrays_of(count, words)
@@ -154,6 +161,7 @@ class WarpRow:
         self.blocks, self.past, self.row = arrays.blocks[number], arrays.past[number], arrays.numbers[number]
         self.live: Array | None = None
         self.numbers = memoryview(self.row)  # type: ignore[arg-type]
+        self.past_entries: Any = memoryview(self.past)  # type: ignore[arg-type]
         self.address = self.numbers[o.PLACE]
         self.numbers[o.AGENT], self.numbers[o.NUMBER] = warp.agent, number % 4
         self.numbers[o.IN_CLUSTER] = warp.in_cluster
@@ -213,10 +221,10 @@ class WarpRow:
 
     def remember(self, step: int, clock: int) -> None:
         """Write a step that began at this clock into the history, as compiled code does."""
-        past, used = self.past, self.numbers[o.PAST_USED]
-        if used and past[used - 1, 0] == step:
+        past, used, entries = self.past, self.numbers[o.PAST_USED], self.past_entries
+        if used and entries[used - 1, 0] == step:
             return
-        past[used] = step, clock
+        entries[used, 0], entries[used, 1] = step, clock
         used += 1
         if used == o.PAST_ROOM:
             past[: used - used // 2] = past[used // 2 :].copy()

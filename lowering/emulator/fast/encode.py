@@ -10,8 +10,9 @@ import numpy as np
 
 from .. import register_file
 from ..ptx import TYPE_BYTES, Address, Imm, Instruction, Pair, Reg, Sink, Special, Symbol, Vector, registers
-from ..reports import EmulatorError
+from ..reports import EmulatorError, Unsupported
 from ..semantics import mma, tensor_core, wgmma
+from ..translate import window_of
 from . import opcodes as o
 from .registers import BYTES, LANES, Layout
 
@@ -37,7 +38,7 @@ _KEPT = re.compile(
 """Special registers that a warp keeps through a launch."""
 REMEMBERED = ("wgmma", "mbarrier", "fence", "griddepcontrol", "bar", "barrier")
 """Operations that a warp's history has."""
-_MALFORMED = (ValueError, KeyError, IndexError, AttributeError, TypeError, EmulatorError)
+_MALFORMED = (ValueError, KeyError, IndexError, AttributeError, TypeError, EmulatorError, Unsupported)
 """Errors that a malformed instruction raises: the Python code says so in its place, if it comes there."""
 
 
@@ -233,6 +234,8 @@ class Encoder:
             return self._guarded([self._comparison(ins)], ins)
         if ins.root == "mov" and any(isinstance(x, Vector) for x in ins.operands):
             return self._guarded(self._pieces(ins), ins)
+        if ins.root == "cvta":
+            return self._guarded([self._window(ins)], ins)
         form = FORMS.get(ins.parts)
         if form is None or len(ins.operands) != 1 + len(form.sources):
             raise Unknown
@@ -257,6 +260,13 @@ class Encoder:
             row[o.COMBINE], row[o.OTHER] = _COMBINE[ins.parts[2]], self.place(other, o.BIT)
             row[o.FLAGS] |= bool(getattr(other, "negated", False)) << 3
         return row
+
+    def _window(self, ins: Instruction) -> list[int]:
+        """``cvta``: an address in a window of its own becomes a generic one, or the other way round."""
+        target, source = ins.operands
+        op = o.SUB if ins.has("to") else o.ADD
+        sources = [(source, o.LONG), (Imm(window_of(ins)), o.LONG)]
+        return self._row(op, self._target(target, o.LONG), o.LONG, sources)
 
     def _pieces(self, ins: Instruction) -> list[list[int]]:
         """``mov`` of a register out of two halves, or into them."""

@@ -46,10 +46,8 @@ def _store(file, at, width, value):  # type: ignore[no-untyped-def]
 
 @jit
 def _bf16(bits):  # type: ignore[no-untyped-def]
-    """A float32 pattern rounded to bfloat16, nearest even; NaN becomes the canonical one."""
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return np.int64(0x7FFF)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+    """A float32 pattern, in 64 bits, rounded to bfloat16."""
+    return np.int64(words.bf16(np.uint32(bits & 0xFFFFFFFF)))
 
 
 @jit
@@ -257,7 +255,8 @@ def _warpgroup(program, memory, file, row, warp, entry):  # type: ignore[no-unty
         warp[o.PENDING] = 1
         entry[3] = warp[o.STOPPED]
     elif op == o.WGMMA_FENCE:
-        warp[o.FENCED] = entry[3] = 1
+        if not warp[o.FENCED]:
+            warp[o.FENCED] = entry[3] = 1
     elif op == o.WGMMA_COMMIT:
         entry[3] = wgmma.commit(warp)
     else:
@@ -287,7 +286,7 @@ def _synchronise(file, row, lanes, warp, memory, launch, log):  # type: ignore[n
     if row[o.OP] == o.SET_LIMIT:
         return 0 if limits.set_limit(row, warp, log[0]) else -1
     if row[o.OP] == o.BAR:
-        return 0 if named.arrive(file, row, lanes, warp, memory, log[0]) else -1
+        return 0 if named.synchronise(file, row, lanes, warp, memory, log[0]) else -1
     if row[o.OP] == o.PROXY_FENCE:
         mbarrier.proxy_fence(lanes, warp, memory)
     elif row[o.OP] == o.INIT_FENCE:
@@ -424,7 +423,7 @@ def run(launch, warp):  # type: ignore[no-untyped-def]
                     break
                 for i in range(made + 1):
                     log[logged + i, 1], log[logged + i, 4] = warp[o.STEP], warp[o.PLACE]
-                urgent |= made > 0
+                urgent |= made > 0 or log[logged, 3] == o.OPENED
                 logged += made
                 log[logged, 0] = o.BLOCKED_AT - at if warp[o.BLOCKED] else at
                 _remember(step, at, warp, log[logged])

@@ -104,9 +104,12 @@ B_VALUES, B_COUNT, B_GROUP = range(3)
 B_COLUMNS = 3
 MOST_BLOCKS, BLOCK_BITS = 16, 10
 
-# A named barrier: threads that have arrived and are expected, what is known of other clusters, its clocks.
-N_ARRIVED, N_EXPECTED, N_KNOWN, N_CLOCKS_AT = range(4)
-N_COLUMNS, NAMED = 4, 16
+# A named barrier: threads that have arrived and are expected, what is known of other clusters, its clocks,
+# whether it is left to Python code until it opens, and the warps that wait: how many, and their places.
+N_ARRIVED, N_EXPECTED, N_KNOWN, N_CLOCKS_AT, N_LEFT, N_WAITERS, N_WAITING = range(7)
+N_COLUMNS, NAMED = N_WAITING + 32, 16
+OPENED = 1 << 40
+"""In the log: the last arrival at a named barrier, which lets others go on; no other number is so large."""
 
 # A cluster's barrier: phases, arrivals, warps that have not ended; of the last phase and of the one that is
 # under way what is known of other clusters, the clocks, how far warps had come.

@@ -25,6 +25,9 @@ def _pieces(word, rows, transposed):  # type: ignore[no-untyped-def]
     """Offsets of the 16-byte pieces of an operand: two for each row, or one for each 8 rows and each k."""
     start, leading = (word & 0x3FFF) << 4, ((word >> 16) & 0x3FFF) << 4
     stride, span = ((word >> 32) & 0x3FFF) << 4, _swizzle_of(word)
+    units = 0  # in a span, as a power of two
+    while 16 << units < span:
+        units += 1
     out = np.empty(2 * rows, np.int64)
     for i in range(2 * rows):
         if transposed:
@@ -32,7 +35,7 @@ def _pieces(word, rows, transposed):  # type: ignore[no-untyped-def]
             if span == 16:
                 at = unit * stride + k % 8 * 16 + k // 8 * leading
             else:
-                at = unit * 16 % span + unit * 16 // span * leading + k % 8 * span + k // 8 * stride
+                at = (unit << 4 & span - 1) + (unit >> units) * leading + k % 8 * span + k // 8 * stride
         else:
             row, half = i // 2, i % 2
             at = row % 8 * span + row // 8 * stride + half * (leading if span == 16 else 16)
@@ -178,10 +181,9 @@ def wait(row, warp, memory, entry):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _matrix(smem, word, rows, transposed, values, out, across):  # type: ignore[no-untyped-def]
+def _matrix(smem, pieces, transposed, values, out, across):  # type: ignore[no-untyped-def]
     """Values of an operand of 16-bit elements: (rows, 16), or its transpose with ``across``."""
-    pieces = _pieces(word, rows, transposed)
-    for i in range(2 * rows):
+    for i in range(pieces.shape[0]):
         for j in range(8):
             row, k = (i // 16 * 8 + j, i % 16) if transposed else (i // 2, i % 2 * 8 + j)
             value = values[smem[pieces[i] // 2 + j]]
@@ -196,15 +198,13 @@ def _operands(program, operation, plan, smem):  # type: ignore[no-untyped-def]
     """A (64, 16) and B (16, N) of a WGMMA; empty where they do not lie in shared memory."""
     columns = plan[o.P_COLUMNS]
     a, b = np.empty((64, 16), np.float64), np.empty((16, columns), np.float64)
-    for word, rows, transposed in (
-        (operation[o.W_A], 64, plan[o.P_TRANSPOSED_A]),
-        (operation[o.W_B], columns, plan[o.P_TRANSPOSED_B]),
-    ):
-        if _inside(_pieces(word, rows, transposed), smem.shape[0])[0] < 0:
-            return a[:0], b
+    of_a = _pieces(operation[o.W_A], 64, plan[o.P_TRANSPOSED_A])
+    of_b = _pieces(operation[o.W_B], columns, plan[o.P_TRANSPOSED_B])
+    if _inside(of_a, smem.shape[0])[0] < 0 or _inside(of_b, smem.shape[0])[0] < 0:
+        return a[:0], b
     halves = smem[: smem.shape[0] // 2 * 2].view(np.uint16)
-    _matrix(halves, operation[o.W_A], 64, plan[o.P_TRANSPOSED_A], program[6], a, False)
-    _matrix(halves, operation[o.W_B], columns, plan[o.P_TRANSPOSED_B], program[6], b, True)
+    _matrix(halves, of_a, plan[o.P_TRANSPOSED_A], program[6], a, False)
+    _matrix(halves, of_b, plan[o.P_TRANSPOSED_B], program[6], b, True)
     return a, b
 
 

@@ -319,7 +319,7 @@ def whole_box(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> 
     ends = (c + (n - 1) * s for c, n, s in zip(coords, tensor.box_elements, steps, strict=True))
     if min(coords) < 0 or any(end >= size for end, size in zip(ends, tensor.extents, strict=True)):
         return None
-    rows, row_bytes = _rows(tensor)
+    rows, row_bytes = rows_of(tensor)
     if row_bytes % CHUNK:
         return None
     base = tensor.address + sum(c * s for c, s in zip(coords, tensor.strides, strict=True))
@@ -327,7 +327,7 @@ def whole_box(tensor: TensorMap, coords: Iterable[int], shared_address: int) -> 
 
 
 @functools.lru_cache(maxsize=256)
-def _rows(tensor: TensorMap) -> tuple[np.ndarray, int]:
+def rows_of(tensor: TensorMap) -> tuple[np.ndarray, int]:
     """Offsets of the runs of bytes of a box in global memory, and the bytes of each."""
     spans = of_elements(_relative(tensor)[0], tensor.element.bytes)
     return spans.starts, spans.size

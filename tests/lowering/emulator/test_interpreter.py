@@ -39,6 +39,9 @@ def _forms() -> list[str]:
         for kind, letter in (("s32", "w"), ("u32", "w"), ("s64", "d"), ("u64", "d"), ("s16", "s")):
             out.append(f"setp.{name}.{kind} p7, {letter}1, {letter}2;")
         out.append(f"setp.{name}.and.s32 p7, w1, w2, !p3;")
+    out += ["selp.b32 w7, w1, w2, !p3;", "selp.b32 w1, w2, w1, p1; mov.b32 w7, w1;", "mov.b64 d7, {w3, w2};"]
+    for space in ("global", "shared", "local", "param"):
+        out += [f"cvta.{space}.u64 d7, d1;", f"cvta.to.{space}.u64 d7, d1;"]
     return out
 
 
