@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels_dsl.config.family import FAMILIES
-from kernels_dsl.config.wgmma import SM90_RESERVED_SMEM, WGMMA_ROWS, why_not_wgmma_columns
+from kernels_dsl.config.wgmma import SM90_RESERVED_SMEM, why_not_wgmma_columns
 from lowering.records import frozen
 
 MAX_HEAD_DIM = 256
@@ -87,7 +87,7 @@ class Sm90AttentionConfig:
 
     `tile_m` query rows, 64 a consumer warpgroup, and `tile_n` keys a step. `dim` and `dim_v` are the head
     dimensions of q, k and of v, o, rounded up as the tiles in shared memory need it. `stages` steps of K
-    and as many of V are in flight, or `v_stages` of V. `pingpong` passes the right to issue WGMMA from
+    and as many of V are in flight. `pingpong` passes the right to issue WGMMA from
     warpgroup to warpgroup. `o_tma` False stores O with predicated global stores, which any alignment allows.
     `lazy_rescale` lets a row's maximum fall behind by `softmax.SLACK_LOG2`, so that the output is seldom
     rescaled. `late_wait` has a block's exponentials done before the product of the block before is waited
@@ -97,8 +97,7 @@ class Sm90AttentionConfig:
     their number.
     With block lists: `joined` blocks, of tile_n / joined keys each, are taken in one step, wherever their
     keys are (16-bit operands only). `longest_first`: query tiles with long lists begin before others, once
-    lists are seen again as they were. `own_lists`, with tile_m 128 and dense sequences: each of the two
-    warpgroups has a block of 64 queries, a list and stages of its own; turns end with the shorter list.
+    lists are seen again as they were.
     For fp8 operands: `watch_sums`, without sinks and without factors a block of keys: no maxima, see
     `blocks.attention.softmax_no_max`. Then one in `linear_exps` exponentials, if not 0, is taken without
     MUFU, with an error of -4 to 2 %, unless the log-sum-exp is asked for. `turns_v`, up to tile_m 128: the
@@ -124,18 +123,11 @@ class Sm90AttentionConfig:
     turns_v: bool = False
     later_v: int = 0
     later_keys: int = 32
-    v_stages: int = 0
     joined: int = 1
     longest_first: bool = False
-    own_lists: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]
-
-    @property
-    def listed_m(self) -> int:
-        """Queries that walk one list."""
-        return WGMMA_ROWS if self.own_lists else self.tile_m
 
     def several_tiles(self, extent: Extent) -> bool:
         """Says that some CTA of a persistent launch gets more than one query tile."""
@@ -318,12 +310,8 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
         return f"ctas_per_sm is {config.ctas_per_sm}, must be 1, or 2 with tile_m 64"
     if config.stages < 1:
         return f"stages is {config.stages}, must be 1 or more"
-    if config.v_stages < 0:
-        return f"v_stages is {config.v_stages}, must be 0 or more"
     if config.joined < 1 or config.tile_n % (step * config.joined):
         return f"joined is {config.joined}, must divide tile_n into multiples of {step}"
-    if config.own_lists and (config.tile_m != 2 * WGMMA_ROWS or element_bytes == 1):
-        return "own_lists is True, must be False with fp8 and where tile_m is not 128"
     if element_bytes == 1 and config.joined > 1:
         return f"joined is {config.joined}, must be 1 with fp8"
     if config.pack not in PACKS:
@@ -342,10 +330,8 @@ def sm90_why_not(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: in
 
 def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: int) -> str | None:
     """As the kernel divides shared memory: tiles, then two buffers of the output, perhaps where Q was."""
-    v_stages = config.v_stages or config.stages
     tiles = config.tile_m * config.dim
-    rings = 2 if config.own_lists else 1
-    tiles += rings * config.tile_n * (config.stages * config.dim + v_stages * config.dim_v)
+    tiles += config.tile_n * config.stages * (config.dim + config.dim_v)
     if config.turns_v:
         tiles += (2 if config.dim_v <= 128 else 1) * config.tile_n * config.dim_v
     if config.later_v:
@@ -364,7 +350,7 @@ def _why_not_smem(config: Sm90AttentionConfig, smem_bytes: int, element_bytes: i
 def split_of(config: Any, block: tuple[int, int]) -> tuple[int, int]:
     """The size of a listed block in (query, key) tiles of a configuration. ValueError where it is not a whole
     number of them."""
-    tile = config.listed_m, config.tile_n // config.joined
+    tile = config.tile_m, config.tile_n // config.joined
     if block[0] % tile[0] or block[1] % tile[1]:
         raise ValueError(f"config has tiles of {tile}, must have such that blocks of {block} are whole tiles")
     return block[0] // tile[0], block[1] // tile[1]
@@ -384,7 +370,7 @@ def sm90_list_config(
     widest, tall, long = max(d, dv), block[0] % 128 == 0, block[1] % 128 == 0
     sorts = element_bytes > 1 and not with_mask
     tile_m = 128 if tall else 64
-    plain = Sm90AttentionConfig(tile_m, 64, d, dv, pingpong=widest <= 128, longest_first=sorts)
+    plain = Sm90AttentionConfig(tile_m, 64, d, dv, pingpong=widest < 128, longest_first=sorts)
     if element_bytes == 1:
         config = replace(plain, tile_n=128 if long and widest <= 128 else 64)
     elif widest > 128:

@@ -38,12 +38,7 @@ class Sm80AttentionConfig:
     traits = FAMILIES[family]
     # Of what the other family has a choice.
     pack, joined, later_v, later_keys = 1, 1, 0, 32
-    turns_v = watch_sums = longest_first = own_lists = False
-
-    @property
-    def listed_m(self) -> int:
-        """Queries that walk one list."""
-        return self.tile_m
+    turns_v = watch_sums = longest_first = False
 
     def several_tiles(self, extent: Extent) -> bool:
         """Says that some CTA gets more than one query tile."""

@@ -28,7 +28,7 @@ MAX_KEYS = 1 << 30
 """Of a sequence: sums of two positions stay within 32 bits."""
 ONE_SPLIT = Splitting(MAX_KEYS, 0, MAX_KEYS, 0)
 SPLITTINGS = (
-    Splitting(8, 3, 2048, 7),
+    Splitting(8, 3, 1024, 6),
     Splitting(16, 3, 1024, 7),
     Splitting(64, 2, 2048, 5),
     Splitting(256, 1, 8192, 3),

@@ -35,8 +35,6 @@ class TileShape(NamedTuple):
     keys: int
     joined: int = 1
     """Listed blocks that a step takes side by side."""
-    lists: int = 1
-    """Listed blocks of queries in a tile, of which each has a list, and steps, of its own."""
 
     @property
     def past_all(self) -> int:
@@ -126,7 +124,7 @@ def visit_range(
 @cute.jit
 def visit_list(
     variant: cutlass.Constexpr[AttentionVariant],
-    tile: cutlass.Constexpr[TileShape],
+    joined: cutlass.Constexpr[int],
     at: QueryTile,
     seq: SeqInfo,
     lists: KeyLists,
@@ -136,13 +134,10 @@ def visit_list(
     row = at.m // tiles
     right, whole = Int32(0), Int32(0)
     if cutlass.const_expr(lists.counts is not None):
-        if at_listed_rows(tile, lists.counts, row):
-            right = entries_of(lists.counts[at.batch, at.head, row], lists.indices) * split
+        right = entries_of(lists.counts[at.batch, at.head, row], lists.indices) * split
     if cutlass.const_expr(lists.full_counts is not None):
-        if at_listed_rows(tile, lists.full_counts, row):
-            whole = entries_of(lists.full_counts[at.batch, at.head, row], lists.full_indices) * split
+        whole = entries_of(lists.full_counts[at.batch, at.head, row], lists.full_indices) * split
     k_len, lacking = seq.k_len, Int32(0)
-    joined = cutlass.const_expr(tile.joined)
     if cutlass.const_expr(joined > 1):
         masked_steps, whole_steps = cute.ceil_div(right, joined), cute.ceil_div(whole, joined)
         lacking = masked_steps * joined - right + (whole_steps * joined - whole) * joined
@@ -150,21 +145,6 @@ def visit_list(
     if right + whole == 0:
         right, k_len = Int32(1), Int32(0)
     return Visit(right, whole, Int32(0), lacking, k_len)
-
-
-def at_listed_rows(tile: TileShape, counts: cute.Tensor, row: Int32) -> Boolean | bool:
-    """False for a block of queries past the last: of a tile of several the last ones may be."""
-    return True if tile.lists == 1 else row < counts.shape[2]
-
-
-def with_list(tile: TileShape, at: QueryTile, number: Int32 | int) -> QueryTile:
-    """The place of list `number` of a tile: `at`, or among blocks of queries where a tile has several."""
-    return at if tile.lists == 1 else at._replace(m=at.m * tile.lists + number)
-
-
-def tile_of(tile: TileShape, at: QueryTile) -> QueryTile:
-    """The place of the tile that has the list at `at`."""
-    return at if tile.lists == 1 else at._replace(m=at.m // tile.lists)
 
 
 def entries_of(count: Int32, indices: cute.Tensor) -> Int32:
@@ -183,7 +163,7 @@ def visit_tile(
 ) -> Visit:
     """The key blocks of a query tile, by range or by list."""
     if cutlass.const_expr(variant.lists is not None):
-        return visit_list(variant, tile, at, seq, lists)
+        return visit_list(variant, tile.joined, at, seq, lists)
     return visit_range(variant, tile, at.m, seq, window)
 
 

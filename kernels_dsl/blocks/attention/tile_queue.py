@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, pipeline
 
-from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile, with_list
+from kernels_dsl.blocks.attention.kv_blocks import Visit, visit_tile
 from kernels_dsl.blocks.attention.query_tiles import QueryTile, decode_query_tile, ordered_query_tile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo, seq_info
 from kernels_dsl.blocks.attention.work import AttentionSpec, Work
@@ -54,7 +54,6 @@ class WorkTile(NamedTuple):
     at: QueryTile
     seq: SeqInfo
     visit: Visit
-    """Of the first list where a tile has several."""
 
 
 def work_tile(spec: AttentionSpec, work: Work, number: Int32) -> WorkTile:
@@ -64,13 +63,7 @@ def work_tile(spec: AttentionSpec, work: Work, number: Int32) -> WorkTile:
     else:
         at = decode_query_tile(number, work.tiles)
     seq = seq_info(work.extent, at.batch)
-    return WorkTile(at, seq, visit_of_list(spec, work, at, seq, 0))
-
-
-def visit_of_list(spec: AttentionSpec, work: Work, at: QueryTile, seq: SeqInfo, number: Int32 | int) -> Visit:
-    """The key blocks that a tile visits, or those of its list `number` where it has several."""
-    at = with_list(spec.tile, at, number)
-    return visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists)
+    return WorkTile(at, seq, visit_tile(spec.variant, spec.tile, at, seq, work.window, work.lists))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ bytes and TMA has written as many; *empty* completes once every consumer of the 
 that the producer's multicast reaches, has arrived. Both sides keep an index and a phase bit.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,18 +42,6 @@ def make_tma_ring(
     )
     # The DSL goes by the CTA's rank in the cluster that is launched, of which this ring knows nothing.
     return replace(ring, is_signaling_thread=cute.arch.lane_idx() == 0) if alone else ring
-
-
-def ring_from(ring: pipeline.PipelineTmaAsync, first: Int32 | int) -> pipeline.PipelineTmaAsync:
-    """The ring of the stages of `ring` from `first` on, for roles whose states count fewer stages."""
-
-    def barriers_from(barriers: pipeline.MbarrierArray) -> pipeline.MbarrierArray:
-        part = copy.copy(barriers)
-        part.mbarrier_base = barriers.mbarrier_base + first
-        return part
-
-    full, empty = barriers_from(ring.sync_object_full), barriers_from(ring.sync_object_empty)
-    return replace(ring, sync_object_full=full, sync_object_empty=empty)
 
 
 def producer_state(stages: int) -> pipeline.PipelineState:

@@ -156,8 +156,8 @@ def make_layouts(spec: ForwardSpec) -> Layouts:
     major = OperandMajorMode
     raw_v = None
     q = staged_smem_layout(spec.dtype, (spec.tile_m, spec.dim), spec.q_stages, major.K)
-    k = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.rings * spec.stages, major.K)
-    v = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.rings * spec.v_stages, spec.v_major)
+    k = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim), spec.stages, major.K)
+    v = staged_smem_layout(spec.dtype, (spec.dim_v, spec.tile_n), spec.stages, spec.v_major)
     if spec.raw_stages:
         raw_v = staged_smem_layout(spec.dtype, (spec.tile_n, spec.dim_v), spec.raw_stages, major.K)
     o = staged_smem_layout(spec.out_dtype, spec.epilogue.subtile, spec.epilogue.stages, major.K)

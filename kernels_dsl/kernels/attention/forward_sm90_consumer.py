@@ -21,7 +21,7 @@ from cutlass import Boolean, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import warpgroup as wgmma
 
 from kernels_dsl.blocks.attention import softmax
-from kernels_dsl.blocks.attention.kv_blocks import Visit, blocks_at, diagonal_shift, lacks_blocks, with_list
+from kernels_dsl.blocks.attention.kv_blocks import Visit, blocks_at, diagonal_shift, lacks_blocks
 from kernels_dsl.blocks.attention.score_tile import ScoreBlock, Tile, to_operand
 from kernels_dsl.blocks.attention.seqlen import V_STEP
 from kernels_dsl.blocks.attention.softmax_steps import (
@@ -37,7 +37,7 @@ from kernels_dsl.blocks.attention.softmax_steps import (
     start_descales,
     start_rows,
 )
-from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles, visit_of_list
+from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles
 from kernels_dsl.blocks.attention.work import Work
 from kernels_dsl.blocks.epilogue import tile_store as epi
 from kernels_dsl.blocks.epilogue.functions import identity
@@ -53,7 +53,7 @@ from kernels_dsl.blocks.hw.barriers import (
 from kernels_dsl.blocks.hw.pipeline import consumer_state, is_full, release
 from kernels_dsl.blocks.hw.wgmma import WGMMA_M, issue_product
 
-from .forward_sm90_records import KvState, Mmas, Output, Rings, Shared, SharedTiles, shared_of_list
+from .forward_sm90_records import KvState, Mmas, Output, Rings, Shared, SharedTiles
 from .forward_sm90_spec import ForwardSpec, Spec
 
 
@@ -94,13 +94,9 @@ class Site(NamedTuple):
     warpgroup: Int32
     thread: Int32
     """Within the warpgroup."""
-    turns: Int32 | None = None
-    """Steps that all warpgroups have, where each has a list of its own: they take turns so long."""
 
     def first_row(self, spec: ForwardSpec) -> Int32:
         """First row of this warpgroup."""
-        if spec.own_lists:
-            return self.tile.at.m * WGMMA_M
         return self.tile.at.m * spec.tile_m + self.warpgroup * WGMMA_M
 
     def has_rows(self, spec: ForwardSpec) -> Boolean:
@@ -114,12 +110,9 @@ class Site(NamedTuple):
 def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, warpgroup: Int32):
     """Consumer warpgroup number `warpgroup`: its 64 rows of every work tile of this CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    shared = shared_of_list(spec, shared, warpgroup)
     fragments = make_fragments(spec, mmas, shared.tiles, warpgroup, thread)
     resources = Resources(shared.rings, shared.tiles, mmas, fragments)
-    states = KvState(
-        consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.v_stages)
-    )
+    states = KvState(consumer_state(spec.q_stages), consumer_state(spec.stages), consumer_state(spec.stages))
     tiles = ConsumedTiles(spec, work, shared.queue)
     if cutlass.const_expr(spec.pingpong):
         if warpgroup == spec.consumers - 1:
@@ -129,21 +122,10 @@ def consume(spec: Spec, shared: Shared, mmas: Mmas, output: Output, work: Work, 
         (at, seq, visit), taken = tiles.decode(position)
         if spec.has_rows(at, seq):
             row = at.m * spec.tile_m + warpgroup * WGMMA_M + thread // 32 * 16 + thread % 32 // 4
-            tile, turns = Tile(at, seq, visit, row, thread % 4 * 2), None
-            if cutlass.const_expr(spec.own_lists):
-                tile, turns = tile_of_list(spec, work, tile, warpgroup)
-            states = work_tile(spec, resources, states, output, Site(tile, work, warpgroup, thread, turns))
+            tile = Tile(at, seq, visit, row, thread % 4 * 2)
+            states = work_tile(spec, resources, states, output, Site(tile, work, warpgroup, thread))
         position = tiles.next(taken)
     epi.drain(spec.epilogue, thread)
-
-
-@cute.jit
-def tile_of_list(spec: Spec, work: Work, tile: Tile, warpgroup: Int32) -> tuple[Tile, Int32]:
-    """The part of a tile that is this warpgroup's, with its list, and the steps that both warpgroups have."""
-    own = visit_of_list(spec, work, tile.at, tile.seq, warpgroup)
-    other = visit_of_list(spec, work, tile.at, tile.seq, 1 - warpgroup)
-    tile = tile._replace(at=with_list(spec.tile, tile.at, warpgroup), visit=own)
-    return tile, cutlass.min(own.count, other.count)
 
 
 @cute.jit
@@ -315,16 +297,14 @@ def step(
     scores = cute.make_rmem_tensor(mmas.qk.partition_shape_C((WGMMA_M, spec.tile_n)), Float32)
     rings.k.consumer_wait(states.k, states.k_full)
     if cutlass.const_expr(spec.pingpong):
-        if takes_turns(spec, site, position):
-            wait_turn(NamedBarrier.MMA_ORDER, site.warpgroup)
+        wait_turn(NamedBarrier.MMA_ORDER, site.warpgroup)
     issue_scores(resources, states, scores)
     apply_correction(spec, fragments, states)
     if cutlass.const_expr(not spec.clears_each_block):
         rings.v.consumer_wait(states.v, states.v_full)
     issue_output(resources, states)
     if cutlass.const_expr(spec.pingpong):
-        if takes_turns(spec, site, position):
-            give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, site.warpgroup))
+        give_turn(NamedBarrier.MMA_ORDER, next_warpgroup(spec, site.warpgroup))
     wgmma.wait_group(1)
     release(rings.k, states.k)
     release_q(spec, rings.q, states.q, position == tile.visit.count - 1)
@@ -419,11 +399,6 @@ def blocks_to_mask(
     if needed:
         blocks = blocks_at(variant, spec.tile, tile.visit, tile.at, lists, position, spec.rising)
     return blocks
-
-
-def takes_turns(spec: ForwardSpec, site: Site, position: Int32) -> Boolean | bool:
-    """True in steps that all warpgroups have."""
-    return position < site.turns if spec.own_lists else True
 
 
 @cute.jit

@@ -15,7 +15,7 @@ from kernels_dsl.config.attention import TRANSPOSING_WARPS
 
 from .forward_sm90_consumer import consume
 from .forward_sm90_deferred import Deferred, transpose_segments
-from .forward_sm90_producer import produce, produce_for_list
+from .forward_sm90_producer import produce
 from .forward_sm90_records import Layouts, Loads, Mmas, Output, Rings, Segments, Shared, SharedTiles
 from .forward_sm90_spec import ForwardSpec, Spec
 from .forward_sm90_transpose import THREADS as TRANSPOSING_THREADS
@@ -49,7 +49,6 @@ def attention_kernel(
     queue = None
     if cutlass.const_expr(work.counter is not None):
         listeners = spec.consumers * WARPGROUP_THREADS + (TRANSPOSING_THREADS if spec.raw_stages else 0)
-        listeners += (spec.rings - 1) * 32
         queue = tile_queue.make_tile_queue(storage.barriers + ring_words(spec), storage.slots, listeners)
     shared = Shared(rings, storage.tiles, queue)
     sync_after_init((1, 1))
@@ -67,9 +66,6 @@ def attention_kernel(
             transpose_values(spec, shared, work)
         elif cutlass.const_expr(deferred is not None):
             transpose_segments(spec, deferred, shared, warp - (spec.consumers * 4 + 1))
-        elif cutlass.const_expr(spec.own_lists):
-            if warp < spec.consumers * 4 + spec.rings:
-                produce_for_list(spec, shared, loads, work, warp - spec.consumers * 4)
     else:
         cute.arch.setmaxregister_increase(spec.registers.consumer)
         consume(spec, shared, mmas, output, work, group)
@@ -87,13 +83,8 @@ def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
 
     return Rings(
         q=ring(spec.q_stages, spec.q_bytes, consumer_warps),
-        k=ring(spec.rings * spec.stages, spec.k_bytes, consumer_warps // spec.rings),
-        v=ring(
-            spec.rings * spec.v_stages,
-            spec.v_bytes,
-            consumer_warps // spec.rings,
-            TRANSPOSING_WARPS - 1 if spec.raw_stages else 0,
-        ),
+        k=ring(spec.stages, spec.k_bytes, consumer_warps),
+        v=ring(spec.stages, spec.v_bytes, consumer_warps, TRANSPOSING_WARPS - 1 if spec.raw_stages else 0),
         raw_v=ring(spec.raw_stages, spec.v_bytes, TRANSPOSING_WARPS) if spec.raw_stages else None,
         segments=ring(TRANSPOSING_WARPS, spec.deferred_keys * spec.dim_v, 1)
         if spec.deferred_shares
@@ -104,8 +95,7 @@ def make_rings(spec: ForwardSpec, barriers: cute.Pointer) -> Rings:
 def ring_words(spec: ForwardSpec) -> int:
     """8-byte words for mbarriers of `make_rings`."""
     segments = TRANSPOSING_WARPS if spec.deferred_shares else 0
-    steps = spec.rings * (spec.stages + spec.v_stages)
-    return 2 * (spec.q_stages + steps + spec.raw_stages + segments)
+    return 2 * (spec.q_stages + 2 * spec.stages + spec.raw_stages + segments)
 
 
 class Storage(NamedTuple):

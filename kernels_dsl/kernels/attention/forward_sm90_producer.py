@@ -15,15 +15,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from kernels_dsl.blocks.attention import tile_queue
-from kernels_dsl.blocks.attention.kv_blocks import blocks_at, tile_of, with_list
+from kernels_dsl.blocks.attention.kv_blocks import blocks_at
 from kernels_dsl.blocks.attention.seqlen import padded_start
-from kernels_dsl.blocks.attention.tile_queue import ConsumedTiles, WorkTile, visit_of_list, work_tile
+from kernels_dsl.blocks.attention.tile_queue import WorkTile, work_tile
 from kernels_dsl.blocks.attention.work import Work, kv_head
 from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state, put
 
 from .forward_sm90_deferred import Deferred, await_values, leave
-from .forward_sm90_records import KvState, Loads, Shared, SharedTiles, shared_of_list
+from .forward_sm90_records import KvState, Loads, Shared, SharedTiles
 from .forward_sm90_spec import ForwardSpec, Spec
 
 ASK_AHEAD = 2
@@ -44,7 +44,6 @@ class Progress(NamedTuple):
 @cute.jit
 def produce(spec: Spec, shared: Shared, loads: Loads, work: Work, deferred: Deferred | None):
     """Producer warp: loads Q and the key blocks of its visit for each work tile of this CTA."""
-    shared = shared_of_list(spec, shared, 0)
     states = KvState(
         producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.loaded_v_stages)
     )
@@ -56,7 +55,6 @@ def produce(spec: Spec, shared: Shared, loads: Loads, work: Work, deferred: Defe
         tile = work_tile(spec, work, number)
         tile_queue.send_tile(queue, queue_state, tile)
         queue_state.advance()
-        tile = tile._replace(at=with_list(spec.tile, tile.at, 0))
         if spec.has_rows(tile.at, tile.seq):
             progress = Progress(states, asked, all_done)
             states, asked, all_done = load_tile(spec, shared, loads, work, deferred, tile, progress)
@@ -71,24 +69,6 @@ def produce(spec: Spec, shared: Shared, loads: Loads, work: Work, deferred: Defe
 
 
 @cute.jit
-def produce_for_list(spec: Spec, shared: Shared, loads: Loads, work: Work, number: Int32):
-    """Another producer warp, where consumer warpgroups have lists of their own: loads the key blocks of list
-    `number` of each work tile of this CTA."""
-    shared = shared_of_list(spec, shared, number)
-    states = KvState(
-        producer_state(spec.q_stages), producer_state(spec.stages), producer_state(spec.loaded_v_stages)
-    )
-    tiles = ConsumedTiles(spec, work, shared.queue)
-    position, size = tiles.first(), tiles.size()
-    while tiles.more(position, size):
-        (at, seq, _), taken = tiles.decode(position)
-        tile = WorkTile(with_list(spec.tile, at, number), seq, visit_of_list(spec, work, at, seq, number))
-        progress = Progress(states, Int32(0), Boolean(True))
-        states, _, _ = load_tile(spec, shared, loads, work, None, tile, progress, leads=False)
-        position = tiles.next(taken)
-
-
-@cute.jit
 def load_tile(
     spec: Spec,
     shared: Shared,
@@ -97,14 +77,12 @@ def load_tile(
     deferred: Deferred | None,
     tile: WorkTile,
     progress: Progress,
-    leads: cutlass.Constexpr[bool] = True,
 ) -> Progress:
-    """Loads one work tile, or one list of it. With a queue the number of the next one is asked for, ASK_AHEAD
-    blocks before the end. Who `leads` does that and loads Q."""
+    """Loads one work tile. With a queue the number of the next one is asked for, ASK_AHEAD blocks before the
+    end."""
     at, visit = tile.at, tile.visit
     asked, ask_at = progress.asked, visit.count - ASK_AHEAD
-    asks = cutlass.const_expr(leads and shared.queue is not None)
-    if cutlass.const_expr(asks):
+    if cutlass.const_expr(shared.queue is not None):
         if ask_at <= 0:
             asked = tile_queue.ask_number(work.counter)
     q_ring, k_ring, v_ring = shared.rings.q, shared.rings.k, shared.rings.loaded_v
@@ -113,14 +91,13 @@ def load_tile(
 
     blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, Int32(0), spec.rising)
     k_state = put(k_ring, k_state, partial(load.k, blocks))
-    if cutlass.const_expr(leads):
-        q_state = put(q_ring, q_state, partial(load.q, tile_of(spec.tile, at).m))
+    q_state = put(q_ring, q_state, partial(load.q, at.m))
     all_done = progress.all_done
     if cutlass.const_expr(deferred is not None):
         cute.arch.griddepcontrol_wait()  # for V of the first heads
         all_done = await_values(deferred, kv_head(at.head, work.heads_per_kv), at.batch, all_done)
     for position in cutlass.range(1, visit.count, unroll=1):
-        if cutlass.const_expr(asks):
+        if cutlass.const_expr(shared.queue is not None):
             if position == ask_at:
                 asked = tile_queue.ask_number(work.counter)
         next_blocks = blocks_at(spec.variant, spec.tile, visit, at, work.lists, position, spec.rising)

@@ -3,13 +3,10 @@
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, pipeline
+from cutlass import Boolean, pipeline
 
 from kernels_dsl.blocks.attention.tile_queue import TileQueue
-from kernels_dsl.blocks.hw.pipeline import ring_from
 from kernels_dsl.blocks.hw.tma import TmaCopy
-
-from .forward_sm90_spec import ForwardSpec
 
 
 class Loads(NamedTuple):
@@ -109,20 +106,6 @@ class Shared(NamedTuple):
     tiles: SharedTiles
     queue: TileQueue | None
     """None: a static schedule."""
-
-
-def shared_of_list(spec: ForwardSpec, shared: Shared, number: Int32 | int) -> Shared:
-    """Shared memory as it is seen by the roles of list `number`: the stages of K and V that are its own."""
-    if not spec.own_lists:
-        return shared
-    rings, tiles = shared.rings, shared.tiles
-    first, v_first = number * spec.stages, number * spec.v_stages
-    return shared._replace(
-        rings=rings._replace(k=ring_from(rings.k, first), v=ring_from(rings.v, v_first)),
-        tiles=tiles._replace(
-            k=cute.domain_offset((0, 0, first), tiles.k), v=cute.domain_offset((0, 0, v_first), tiles.v)
-        ),
-    )
 
 
 class KvState(NamedTuple):

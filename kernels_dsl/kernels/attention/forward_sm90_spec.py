@@ -41,10 +41,6 @@ class ForwardSpec:
     q_stages: int
     stages: int
     """Steps of K in shared memory."""
-    v_stages: int
-    """Steps of V, as it is multiplied."""
-    own_lists: bool
-    """Each consumer warpgroup has a list, and so many stages, of its own."""
     pingpong: bool
     lazy_rescale: bool
     late_wait: bool
@@ -84,11 +80,6 @@ class ForwardSpec:
         return self.tile_m // WGMMA_M
 
     @property
-    def rings(self) -> int:
-        """Rings of K, and of V."""
-        return self.consumers if self.own_lists else 1
-
-    @property
     def clears_each_block(self) -> bool:
         """True where any block of a visit may reach past the end of a packed sequence, not only the first."""
         return self.varlen and self.variant.lists is not None
@@ -116,7 +107,7 @@ class ForwardSpec:
     @property
     def loaded_v_stages(self) -> int:
         """Stages of the ring of V that TMA fills."""
-        return self.raw_stages or self.v_stages
+        return self.raw_stages or self.stages
 
     @property
     def threads(self) -> int:
@@ -126,7 +117,7 @@ class ForwardSpec:
     @property
     def tile(self) -> TileShape:
         """Queries and keys of one step."""
-        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined, self.rings)
+        return TileShape(self.tile_m // self.pack, self.tile_n // self.joined, self.joined)
 
     @property
     def q_bytes(self) -> int:
@@ -148,7 +139,7 @@ class ForwardSpec:
         """Registers of the roles; 64 K registers serve the SM."""
         if self.ctas_per_sm == 2:
             return Registers(24, 232)
-        if self.raw_stages or self.own_lists:
+        if self.raw_stages:
             return Registers(40, 232)
         return {1: Registers(40, 232), 2: Registers(24, 240), 3: Registers(32, 160)}[self.consumers]
 
@@ -195,14 +186,8 @@ def make_spec(
             "joined must be 1 with fp8 and without lists, and divide tile_n into multiples of 16; it is "
             f"{config}"
         )
-    v_stages = config.v_stages or config.stages
-    rings = consumers if config.own_lists else 1
-    if rings > 1 and (dtype.width == 8 or variant.lists is None or varlen):
-        raise ValueError(
-            f"own_lists must be False with fp8, packed sequences and without lists; it is {config}"
-        )
     tiles = config.tile_m * config.dim
-    tiles += config.tile_n * (config.stages * config.dim + v_stages * config.dim_v) * rings
+    tiles += config.tile_n * config.stages * (config.dim + config.dim_v)
     tiles += raw_stages * config.tile_n * config.dim_v
     if config.later_v:
         if dtype.width != 8 or varlen or consumers != 3:
@@ -228,8 +213,7 @@ def make_spec(
     plan = EpiloguePlan((WGMMA_M, config.dim_v), epi_n, epi_stages, out_dtype, config.o_tma)
     return ForwardSpec(
         config.tile_m, config.tile_n, config.dim, config.dim_v, q_stages=q_stages, stages=config.stages,
-        v_stages=v_stages, own_lists=rings > 1, joined=config.joined,
-        pingpong=config.pingpong and consumers > 1,
+        joined=config.joined, pingpong=config.pingpong and consumers > 1,
         lazy_rescale=config.lazy_rescale, late_wait=config.late_wait, no_max=config.watch_sums,
         linear_exps=config.linear_exps,
         ctas_per_sm=config.ctas_per_sm, pack=config.pack, varlen=varlen, stage_in_q=stage_in_q,

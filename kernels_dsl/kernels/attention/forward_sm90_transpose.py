@@ -49,7 +49,7 @@ def transpose_values(spec: Spec, shared: Shared, work: Work):
     raw_ring, v_ring = shared.rings.raw_v, shared.rings.v
     raw, values = shared.tiles.raw_v.iterator.toint(), shared.tiles.v.iterator.toint()
     tiles = ConsumedTiles(spec, work, shared.queue)
-    raw_state, v_state = consumer_state(spec.raw_stages), producer_state(spec.v_stages)
+    raw_state, v_state = consumer_state(spec.raw_stages), producer_state(spec.stages)
     thread = cute.arch.thread_idx()[0] - (spec.threads - THREADS)
     position, size = tiles.first(), tiles.size()
     while tiles.more(position, size):

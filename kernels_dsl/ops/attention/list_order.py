@@ -24,12 +24,11 @@ MOST_ENTRIES = (1 << 20) - 1
 
 
 def check_list_options(config: AttentionConfig, call: AttentionCall) -> None:
-    """ValueError where a caller's configuration has options for lists that a call has not, or not so."""
-    needs = "block lists" if call.block is None else "block lists and dense sequences"
+    """ValueError where a caller's configuration has options for lists and a call has none."""
     if config.joined > 1 and call.block is None:
-        raise ValueError(f"config joins {config.joined} listed blocks in a step, must have {needs} for it")
-    if config.own_lists and (call.block is None or call.packed):
-        raise ValueError(f"config has two lists in a tile, must have {needs} for it")
+        raise ValueError(
+            f"config joins {config.joined} listed blocks in a step, must have block lists for it"
+        )
 
 
 def longest_first(call: AttentionCall, extras: Extras, config: AttentionConfig, ctas: int) -> torch.Tensor:
@@ -37,15 +36,13 @@ def longest_first(call: AttentionCall, extras: Extras, config: AttentionConfig, 
     which they should begin on `ctas` CTAs. Empty: as without lists."""
     blocks = extras.blocks
     assert blocks is not None
-    blocks_of_tile = config.tile_m // config.listed_m
-    tiles = -(-call.longest_q // config.listed_m)
-    split = blocks.block[0] // config.listed_m
+    tiles = -(-call.longest_q // config.tile_m)
+    split = blocks.block[0] // config.tile_m
     element = 2  # bytes: lists with fp8 operands have kernels of other configurations
     groups = _groups(call, call.longest_k * (call.dim + call.dim_v) * element)
-    rows = tiles, split, blocks_of_tile
-    key = ("longest first", *rows, call.batch, call.heads, groups, ctas)
+    key = ("longest first", tiles, split, call.batch, call.heads, groups, ctas)
     counts = blocks.counts, blocks.full_counts
-    order = kept_when_seen_again(key, counts, lambda: _ordered(call, blocks, rows, groups, ctas))
+    order = kept_when_seen_again(key, counts, lambda: _ordered(call, blocks, (tiles, split), groups, ctas))
     return no_order(next(x for x in counts if x is not None).device) if order is None else order
 
 
@@ -62,9 +59,9 @@ def _groups(call: AttentionCall, kv_bytes: int) -> int:
 
 
 def _ordered(
-    call: AttentionCall, blocks: BlockLists, rows: tuple[int, int, int], groups: int, ctas: int
+    call: AttentionCall, blocks: BlockLists, rows: tuple[int, int], groups: int, ctas: int
 ) -> torch.Tensor:
-    tiles, split, blocks_of_tile = rows
+    tiles, split = rows
     lengths = sum(
         counts.clamp(0, indices.shape[-1]).long()
         for counts, indices in ((blocks.counts, blocks.indices), (blocks.full_counts, blocks.full_indices))
@@ -72,11 +69,7 @@ def _ordered(
     )
     assert isinstance(lengths, torch.Tensor)
     lengths = lengths.clamp(max=MOST_ENTRIES).expand(call.batch, call.heads, -1).flatten(0, 1)
-    lengths = lengths.repeat_interleave(split, dim=1)[:, :tiles]
-    if blocks_of_tile > 1:  # a tile lasts as long as its longest list
-        lengths = torch.nn.functional.pad(lengths, (0, -tiles % blocks_of_tile))
-        lengths = lengths.unflatten(1, (-1, blocks_of_tile)).amax(2)
-    # (heads of all sequences, tiles)
+    lengths = lengths.repeat_interleave(split, dim=1)[:, :tiles]  # (heads of all sequences, tiles)
     group = torch.arange(lengths.shape[0], device=lengths.device) * groups // lengths.shape[0]
     totals = lengths.new_zeros(groups).index_add(0, group, lengths.sum(1))
     heavy = lengths * (2 * ctas) > totals[group][:, None]

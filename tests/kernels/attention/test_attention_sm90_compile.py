@@ -96,20 +96,6 @@ def test_lists(block):
     _check(_compile((128, 128), replace(CAUSAL, lists=split), config, lists=True))
 
 
-JOINED = Sm90AttentionConfig(64, 128, 128, 128, stages=1, lazy_rescale=True, ctas_per_sm=2, joined=2)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [JOINED, replace(JOINED, stages=2, v_stages=1), replace(JOINED, tile_m=128, stages=2, ctas_per_sm=1),
-     replace(JOINED, tile_m=128, ctas_per_sm=1, own_lists=True),
-     replace(JOINED, tile_m=128, ctas_per_sm=1, own_lists=True, stages=2, v_stages=1)],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["dense", "causal"])
-def test_joined_blocks_and_own_lists(config, name):
-    _check(_compile((128, 128), replace(VARIANTS[name], lists=(1, 1)), config, lists=True))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

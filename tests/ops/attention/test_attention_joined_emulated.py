@@ -1,4 +1,4 @@
-"""Steps of the SM90 attention that take two listed blocks of keys, and tiles of two lists, in the emulator.
+"""Steps of the SM90 attention that take two listed blocks of keys side by side, in the emulator.
 
 Lists have odd and even numbers of partial and of whole blocks, none, and blocks past the end of the keys; two
 SMs take several tiles each. TEST_ALL_KERNELS=1 takes the whole grids.
@@ -24,16 +24,11 @@ from tests.ops.attention.attention_cases import check_close, inputs, run
 from tests.samples import one, pairs
 
 PAIR = Sm90AttentionConfig(64, 128, 64, 64, stages=1, lazy_rescale=True, joined=2, ctas_per_sm=2)
-OWN = Sm90AttentionConfig(128, 128, 64, 64, stages=1, lazy_rescale=True, joined=2, own_lists=True)
 CONFIGS = {
     "two on an SM": PAIR,
-    "more of K": replace(PAIR, stages=2, v_stages=1),
-    "more of V": replace(PAIR, v_stages=2, ctas_per_sm=1),
+    "more stages": replace(PAIR, stages=2, ctas_per_sm=1),
     "tall": Sm90AttentionConfig(128, 128, 64, 64, lazy_rescale=True, joined=2),
     "longest first": replace(PAIR, longest_first=True),
-    "lists of their own": OWN,
-    "the same, one block a step": replace(OWN, tile_n=64, joined=1, stages=2, longest_first=True),
-    "the same, more of K": replace(OWN, stages=2, v_stages=1, pingpong=False),
     "tall, maxima at once": Sm90AttentionConfig(128, 128, 64, 64, joined=2),
 }
 
@@ -78,7 +73,7 @@ def _run(lists, shape, heads_kv, seed, config, hidden=None, dims=(64, 64), right
     ("kinds", "name"), pairs("kinds of lists", ("partial", "whole", "partial and whole"), CONFIGS)
 )
 def test_odd_even_and_empty_lists(name, kinds, seed):
-    block = (CONFIGS[name].listed_m, 64)
+    block = (CONFIGS[name].tile_m, 64)
     lists = _lists((1, 2, 320, 640), seed, kinds, block)
     _run(lists, (1, 2, 320, 640), 1, seed, CONFIGS[name])
 
@@ -101,17 +96,17 @@ def test_lists_that_are_seen_again_have_an_order(monkeypatch, seed):
     check_close(first, tensors, Masking(allowed=allowed_by_lists(lists.tensors, lists.block, shape)))
 
 
-@pytest.mark.parametrize("name", one("ragged ends", ["two on an SM", "tall", "lists of their own"]))
+@pytest.mark.parametrize("name", one("ragged ends", ["two on an SM", "tall"]))
 def test_ragged_ends_and_several_sequences(name, seed):
-    block = (CONFIGS[name].listed_m, 64)
+    block = (CONFIGS[name].tile_m, 64)
     shape = (2, 2, 200, 550)
     _run(_lists(shape, seed, "partial and whole", block), shape, 2, seed, CONFIGS[name])
 
 
-@pytest.mark.parametrize("name", one("causal edges", ["two on an SM", "tall", "lists of their own"]))
+@pytest.mark.parametrize("name", one("causal edges", ["two on an SM", "tall"]))
 def test_a_causal_edge_in_partial_blocks(name, seed):
     """Whole blocks are not cut, wherever they are."""
-    block = (CONFIGS[name].listed_m, 64)
+    block = (CONFIGS[name].tile_m, 64)
     shape = (1, 2, 200, 330)
     _run(_lists(shape, seed, "partial and whole", block), shape, 1, seed, CONFIGS[name], right=0)
 
@@ -190,7 +185,7 @@ def test_unsorted_lists_of_larger_blocks_with_garbage(seed):
 def test_packed_sequences(name, seed):
     """Empty and short ones too, with NaN wherever no key counts."""
     config = CONFIGS[name]
-    q_lens, k_lens, gap, block = (70, 0, 1, 200), (150, 5, 0, 300), 20, (config.listed_m, 64)
+    q_lens, k_lens, gap, block = (70, 0, 1, 200), (150, 5, 0, 300), 20, (config.tile_m, 64)
     starts = [torch.tensor([0, *lens]).cumsum(0).int() for lens in (q_lens, [n + gap for n in k_lens])]
     q, k, v = inputs((sum(q_lens), 2, 64), (int(starts[1][-1]), 1, 64), 64, seed)
     for x in (k, v):
@@ -217,7 +212,5 @@ def test_where_blocks_cannot_be_joined():
     q = torch.zeros((1, 64, 1, 64), dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="joins 2 listed blocks in a step, must have block lists"):
         kernels_dsl.attention(q, q, q, config=PAIR)
-    with pytest.raises(ValueError, match="two lists in a tile, must have block lists"):
-        kernels_dsl.attention(q, q, q, config=replace(OWN, joined=1))
     with pytest.raises(ValueError, match="joined is 3, must divide tile_n into multiples of 16"):
         kernels_dsl.attention(q, q, q, config=replace(PAIR, joined=3))
