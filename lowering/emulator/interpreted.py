@@ -180,7 +180,7 @@ class Runner:
 
     def settle(self, barrier: MBarrier) -> int:
         """Complete a phase if it is due: 1 or 0, or -1 where Python code must see."""
-        return int(compiled_mbarrier.settle(barrier.numbers, len(barrier.done.vc)))
+        return int(compiled_mbarrier.settle(barrier.numbers, barrier.cta.domain.capacity + 1))
 
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""
