@@ -5,6 +5,7 @@ Each carries vector clocks: what arrives hands its clocks over, what passes take
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,11 +71,19 @@ class MBarrier:
     def __init__(self, cta: Any, offset: int, tables: Tables, made: Instruction) -> None:
         self.cta, self.offset, self.made = cta, offset, made
         self.numbers, self.tallied, self.users, self.arrived, self.waits, clocks = tables
-        known = self.numbers[o.M_ARRIVING_KNOWN :], self.numbers[o.M_DONE_KNOWN :]
-        self.arriving = Collected(cta.domain, clocks[:2], known[0])
-        self.done = Collected(cta.domain, clocks[2:], known[1])
+        self._clocks = clocks
         self.waiters: list[Warp] = []
         self.waited_twice: dict[int, SecondWait] = {}
+
+    @cached_property
+    def arriving(self) -> Collected:
+        """The clocks of who has arrived in this phase."""
+        return Collected(self.cta.domain, self._clocks[:2], self.numbers[o.M_ARRIVING_KNOWN :])
+
+    @cached_property
+    def done(self) -> Collected:
+        """The clocks of the last phase."""
+        return Collected(self.cta.domain, self._clocks[2:], self.numbers[o.M_DONE_KNOWN :])
 
     def begin(self, count: int, agent: int, owner: Warp) -> None:
         """Initialise it by a warp: it expects so many arrivals; ``agent`` copies to shared memory."""

@@ -11,7 +11,7 @@ from .machine import Machine
 from .ptx import Instruction
 from .reports import Kind
 from .semantics import tma
-from .shadow import Index, Pieces, byte_index
+from .shadow import Index, Pieces, byte_index, pieces_of
 from .spans import Spans, of_elements
 from .state import SHARED_BASE, Warp
 
@@ -26,6 +26,11 @@ class Box:
     transaction_bytes: int
     whole: tma.WholeBox | None = None  # of memory that anything may be done to
     elements: tma.BoxMap | None = None  # otherwise
+
+    @functools.cached_property
+    def pieces(self) -> tuple[np.ndarray, int]:
+        """The bytes of shared memory as pieces."""
+        return pieces_of(self.index)
 
 
 def box_at(
@@ -47,7 +52,7 @@ def box_at(
     return Box(tensor, index, spans, elements.transaction_bytes, elements=elements)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _whole(tensor: tma.TensorMap, coords: tuple[int, ...], offset: int) -> tuple[Box | None, int]:
     """A box within its tensor, and the end of its shared memory; None for others."""
     whole = tma.whole_box(tensor, coords, offset)

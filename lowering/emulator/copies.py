@@ -20,7 +20,7 @@ from .memory import Fault
 from .ptx import Address, Imm, Instruction, Reg, Symbol
 from .reports import Kind
 from .semantics import tma
-from .shadow import AgentKind, Index, first_byte, pieces_of
+from .shadow import AgentKind, Index, first_byte
 from .spans import Spans, of_bytes
 from .state import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta, Warp
 from .translate import WINDOWS
@@ -232,7 +232,7 @@ def _begin_load(m: Machine, w: Warp, ins: Instruction, cta: Cta, box: Box, offse
     """The mbarrier at this offset, which is to count a load that begins now; None, and a report, for none."""
     barrier = cta.mbarriers.get(offset)
     if m.check and m.runner is not None and barrier is not None:
-        if m.runner.note_load(w, cta, barrier, pieces_of(box.index)):
+        if m.runner.note_load(w, cta, barrier, box.pieces):
             cta.uses[barrier.agent] = peers.Use(barrier.phase + 1, w, ins)
             m.names.note_copy(first_byte(box.index), offset, ins)
             return barrier

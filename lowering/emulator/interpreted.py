@@ -14,7 +14,7 @@ from .fast import opcodes as o
 from .fast import wgmma as compiled_wgmma
 from .fast.context import CtaRow, LaunchRow, WarpArrays, WarpRow
 from .fast.encode import Encoder
-from .fast.registers import LANES
+from .fast.first_rows import FirstRows
 from .ready import Ready
 from .semantics import mma
 from .warpgroup import address
@@ -35,7 +35,7 @@ class Runner:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.steps = machine, machine.program.steps
         encoder = self.encoder = Encoder(machine.program, machine.symbol_value, machine.params)
-        self._rows, self._tables = encoder.rows(), encoder.tables
+        self._first, self._tables = FirstRows(encoder.rows(), encoder.own), encoder.tables
         kinds, guards = encoder.steps[:, o.KIND], encoder.steps[:, o.STEP_GUARD]
         self.knows: list[bool] = ((kinds != o.UNKNOWN) | (guards >= 0)).tolist()
         self._counts = np.zeros((len(self.steps), 3), np.int64)
@@ -63,12 +63,11 @@ class Runner:
         if warp.number == 0:
             cta.row = CtaRow(cta, warp.agent)
             words = len(cta.smem) // 4 + 1 if self.encoder.touches else 0
-            self._arrays = WarpArrays(cta, cta.row, self.encoder.layout, self._rows, words)
+            self._arrays = WarpArrays(cta, cta.row, self.encoder.layout, self._first, words)
         arrays = self._arrays
         warp.R, warp.lane_touches = arrays.registers(warp.number), arrays.touches_of(warp.number, self.steps)
         warp.row, warp.unfenced = WarpRow(warp, arrays), arrays.unfenced[warp.number]
-        for at, size, value in self.encoder.own:
-            warp.R.file[0][at : at + LANES * size].view(f"u{size}")[:] = value(warp)
+        self._first.fill(arrays.files, warp)
         self.warps[warp.row.address] = warp
         self.stale.add(warp)
 
@@ -181,7 +180,7 @@ class Runner:
 
     def settle(self, barrier: MBarrier) -> int:
         """Complete a phase if it is due: 1 or 0, or -1 where Python code must see."""
-        return int(compiled_mbarrier.settle(barrier.numbers, len(barrier.done.vc)))
+        return int(compiled_mbarrier.settle(barrier.numbers, barrier.cta.domain.capacity + 1))
 
     def multiply(self, operations: Array, smem: Array) -> int:
         """Compute WGMMAs that all four warps have issued, up to one of a kind not known; returns how many."""

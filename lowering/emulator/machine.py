@@ -485,7 +485,7 @@ class Machine:
         for cta in cluster.ctas:
             self.names.remember(cta)
             self.timeline.peers[f"CTA {cta.index}"] = ctas
-            self.timeline.roles |= {w.name: role for w in cta.warps if (role := self.role(w))}
+            self.timeline.roles |= {w.name: role for w, role in roles.of_cta(cta).items()}
 
     def _check_end(self, cta: Cta) -> None:
         warp = cta.warps[0]

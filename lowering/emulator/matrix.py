@@ -358,15 +358,18 @@ def wgmma_wait(m: Machine, w: Warp, ins: Instruction, mask: Array) -> object:
         )
     if target > 0:
         w.learn(group.agent, target)
-    for block in [block for block in w.accumulating.values() if block.group <= target]:
+    complete = [block for block in w.accumulating.values() if block.group <= target]
+    for block in complete:
         del w.accumulating[block.slot]
         group.blocks.pop(block.address, None)
-        for row in block.rows:
+        for row in block.rows if w.accumulating else ():
             del w.pending[id(row)]
         if w.row is not None:
             w.row.let_go(block)
-        if isinstance(w.R, Registers):
-            w.R.arrived(w.pending)
+    if not w.accumulating:
+        w.pending.clear()
+    if complete and isinstance(w.R, Registers):
+        w.R.arrived(w.pending)
     if w.pending_a:
         w.pending_a = {r: number for r, number in w.pending_a.items() if number > target}
     return None

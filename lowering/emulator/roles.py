@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .ptx import Instruction
-    from .state import Warp
+    from .state import Cta, Warp
 
 LOAD, MATRIX, LESS, MORE = "load", "matrix", "fewer registers", "more registers"
 
@@ -41,12 +41,17 @@ def _kind(did: set[str]) -> str:
 
 def role(warp: Warp) -> str:
     """``producer``, ``consumer 0``… or nothing."""
-    kinds = {w: _kind(w.did) for w in warp.cta.warps}
-    mine = kinds[warp]
-    if not mine or len({k for k in kinds.values() if k}) < 2:
-        return ""
-    if mine == "producer":
-        return mine
-    unit = 4 if warp.machine.uses_wgmma else 1
-    groups = sorted({w.number // unit for w, kind in kinds.items() if kind == mine})
-    return f"consumer {groups.index(warp.number // unit)}"
+    return of_cta(warp.cta).get(warp, "")
+
+
+def of_cta(cta: Cta) -> dict[Warp, str]:
+    """The roles of a CTA's warps, of those that have one."""
+    kinds = {w: kind for w in cta.warps if (kind := _kind(w.did))}
+    if len(set(kinds.values())) < 2:
+        return {}
+    unit = 4 if cta.machine.uses_wgmma else 1
+    groups = sorted({w.number // unit for w, kind in kinds.items() if kind == "consumer"})
+    return {
+        w: kind if kind == "producer" else f"consumer {groups.index(w.number // unit)}"
+        for w, kind in kinds.items()
+    }

@@ -67,7 +67,7 @@ class Frame:
 class Warp:
     """32 lanes: registers, frames of divergent control flow, clocks, and asynchronous groups."""
 
-    def __init__(self, cta: Cta, number: int, threads: int):
+    def __init__(self, cta: Cta, number: int, threads: int, clocks: Array):
         self.cta, self.number = cta, number
         self.name = f"CTA {cta.index} warp {number}"  # for reports and the timeline
         self.machine = cta.machine
@@ -81,7 +81,7 @@ class Warp:
         self.frames = [Frame(self.live.copy(), 0, EXIT, True)]
         domain = cta.domain
         self.agent: int = domain.agent(AgentKind.WARP, f"warp {number} of CTA {cta.index}")
-        self.vc, self.fc = domain.clock(), domain.clock()
+        self.vc, self.fc = clocks
         self.vc[self.agent] = 1
         self.reached: Array | None = None  # where others had come to at a cluster barrier, see peers.py
         self.known: Known = NOTHING  # of other clusters
@@ -375,7 +375,8 @@ class Cta:
         self.registers = RegisterFile(self.warp_count, machine.kernel.min_ctas)
         # Reads of bytes that nothing had written: (PTX line, agent) -> first byte and what reports it.
         self.early_reads: dict[tuple[int, int], tuple[int, Callable[[], None]]] = {}
-        self.warps = [Warp(self, n, min(LANES, threads - n * LANES)) for n in range(self.warp_count)]
+        clocks = self.domain.clocks(2 * self.warp_count).reshape(self.warp_count, 2, -1)
+        self.warps = [Warp(self, n, min(LANES, threads - n * LANES), own) for n, own in enumerate(clocks)]
         self.warpgroups: list[Warpgroup] = []
         if machine.uses_wgmma:
             for n in range(self.warp_count // 4):

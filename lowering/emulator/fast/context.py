@@ -14,6 +14,7 @@ from ..state import Frame
 from ..warpgroup import Accumulators, Warpgroup, address
 from . import opcodes as o
 from . import touches
+from .first_rows import FirstRows
 from .registers import Layout, Registers
 from .touches import Touches
 
@@ -107,14 +108,13 @@ class CtaRow:
 class WarpArrays:
     """Arrays of all warps of a CTA, a row each, and the rows of numbers that tell where theirs lie.
 
-    ``rows``: registers of a warp that begins. ``words``: of shared memory, whose lanes' accesses are noted.
+    ``first``: registers of warps that begin. ``words``: of shared memory, whose lanes' accesses are noted.
     """
 
-    def __init__(self, cta: Cta, row: CtaRow, layout: Layout, rows: Array, words: int) -> None:
+    def __init__(self, cta: Cta, row: CtaRow, layout: Layout, first: FirstRows, words: int) -> None:
         count, machine = cta.warp_count, cta.machine
         self.layout = layout
-        self.files: Array = np.zeros((count, len(rows)), np.uint8)
-        self.files[:, layout.constants :] = rows[layout.constants :]
+        self.files = first.of_cta(count)
         self.away = np.zeros((count, len(layout.starts)), np.int32)
         self.clocks = cta.domain.clocks(3 * count).reshape(count, 3, -1)
         self.touches = touches.arrays_of(count, words)
@@ -124,7 +124,7 @@ class WarpArrays:
         self.numbers = np.zeros((count, o.WARP_COLUMNS), np.int64)
         at = self.numbers.T
         at[[o.FILE_SIZE, o.AWAY_SIZE, o.AGENTS]] = [
-            [len(rows)],
+            [self.files.shape[1]],
             [len(layout.starts)],
             [self.clocks.shape[-1]],
         ]

@@ -14,6 +14,7 @@ from ..reports import EmulatorError, Unsupported
 from ..semantics import mma, tensor_core, wgmma
 from ..translate import window_of
 from . import opcodes as o
+from .first_rows import Own
 from .registers import BYTES, LANES, Layout
 
 if TYPE_CHECKING:
@@ -103,14 +104,14 @@ FORMS = _forms()
 
 
 class Encoder:
-    """Makes the tables. ``fixed``: rows of constants; ``own``: rows that differ by warp, and their values."""
+    """Makes the tables. ``fixed``: rows of constants; ``own``: rows that differ by warp or CTA."""
 
     def __init__(self, program: Program, symbol_value: Callable[[Symbol], int], params: Array) -> None:
         self.program, self.symbol_value, self.params = program, symbol_value, params
         self.kernel = program.kernel
         self.layout = Layout(self.kernel.reg_classes)
         self.fixed: list[tuple[int, int, int]] = []  # offset, bytes of a lane, value
-        self.own: list[tuple[int, int, Callable[[Any], Array]]] = []
+        self.own: list[Own] = []
         self._known: dict[tuple, int] = {}
         self.code: list[list[int]] = []
         self.plan: list[int] = []  # lists of registers, or of where they lie
@@ -179,11 +180,11 @@ class Encoder:
             self._known[key] = at // size
         return self._known[key]
 
-    def _of_warp(self, key: tuple, width: int, value: Callable[[Any], Array]) -> int:
+    def _own(self, key: tuple, width: int, value: Callable[[Any], Array], of_cta: bool) -> int:
         size = BYTES[_CLASS[width]]
         if (key, size) not in self._known:
             at = self.layout.add(_CLASS[width])
-            self.own.append((at, size, value))
+            self.own.append(Own(at, size, value, of_cta))
             self._known[key, size] = at // size
         return self._known[key, size]
 
@@ -199,14 +200,15 @@ class Encoder:
             return self._constant(int(bool(operand.value)) if width == o.BIT else operand.value, width)
         if isinstance(operand, Special) and _KEPT.fullmatch(operand.name) and width != o.BIT:
             name = operand.name
-            return self._of_warp(("special", name), width, lambda w: np.asarray(w.S.values_of[name]))
+            of_cta = not name.startswith("%tid.")
+            return self._own(("special", name), width, lambda w: np.asarray(w.S.values_of[name]), of_cta)
         if isinstance(operand, Symbol) and width in (o.WORD, o.LONG):
             value = self.symbol_value(operand)
             variable = self.kernel.variables.get(operand.name)
             if variable is None or variable.space != "shared":
                 return self._constant(value, width)
-            return self._of_warp(
-                ("symbol", value), width, lambda w: np.asarray(w.S.values_of["window"] + value)
+            return self._own(
+                ("symbol", value), width, lambda w: np.asarray(w.S.values_of["window"] + value), True
             )
         raise Unknown
 

@@ -20,7 +20,6 @@ class Layout:
         self.classes = classes
         self.size = 0
         self.starts = [self.add(cls) for cls in classes]
-        self.constants = self.size  # where they begin: registers hold zeros at first
         # Of each register of 32 bits its elements in the array of that width.
         lanes = np.arange(LANES)
         self.words = np.array([start // 4 for start in self.starts], np.int64)[:, None] + lanes
