@@ -368,16 +368,16 @@ def sm90_list_config(
         raise ValueError(f"block is {block}, must be multiples of 64")
     d, dv = padded_dim(dim), padded_dim(dim_v)
     widest, tall, long = max(d, dv), block[0] % 128 == 0, block[1] % 128 == 0
-    sorts = element_bytes > 1 and not with_mask
     tile_m = 128 if tall else 64
-    plain = Sm90AttentionConfig(tile_m, 64, d, dv, pingpong=widest < 128, longest_first=sorts)
     if element_bytes == 1:
-        config = replace(plain, tile_n=128 if long and widest <= 128 else 64)
-    elif widest > 128:
-        config = replace(plain, lazy_rescale=True)
-    elif (tall or widest <= 64) and (long or not with_mask):
-        ctas = 1 if tall else 2
-        config = replace(plain, tile_n=128, joined=1 if long else 2, lazy_rescale=True, ctas_per_sm=ctas)
-    else:
-        config = replace(plain, lazy_rescale=True, ctas_per_sm=1 if tall else 2)
+        tile_n = 128 if long and widest <= 128 else 64
+        config = Sm90AttentionConfig(tile_m, tile_n, d, dv, pingpong=widest <= 128)
+        return config, split_of(config, block)
+    config = Sm90AttentionConfig(
+        tile_m, 64, d, dv, pingpong=widest < 128, lazy_rescale=True, longest_first=not with_mask
+    )
+    if widest <= 128:
+        config = replace(config, ctas_per_sm=1 if tall else 2)
+        if (tall or widest <= 64) and (long or not with_mask):
+            config = replace(config, tile_n=128, joined=1 if long else 2)
     return config, split_of(config, block)

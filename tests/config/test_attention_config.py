@@ -111,6 +111,11 @@ def test_listed_blocks_are_whole_tiles(block, dim, tile, split):
     assert _smem_bytes(config) <= 232448
 
 
+def test_lists_with_fp8_operands_keep_turns_and_their_tiles():
+    config, split = sm90_list_config(128, 128, (128, 128), element_bytes=1)
+    assert config == Sm90AttentionConfig(128, 128, 128, 128) and split == (1, 1)
+
+
 def test_a_block_that_no_tile_divides():
     with pytest.raises(ValueError, match=r"block is \(96, 128\), must be multiples of 64"):
         sm90_list_config(64, 64, (96, 128))
