@@ -50,6 +50,11 @@ class AttentionVariant:
         return self.softcap or self.score_mod is not None or self.mask == "additive"
 
     @property
+    def caps_last(self) -> bool:
+        """Nothing looks at scores between the softcap and the exponential."""
+        return self.softcap and self.score_mod is None and self.mask != "additive"
+
+    @property
     def by_elements(self) -> bool:
         """There are masks or functions of single scores."""
         return self.changes_scores or self.mask is not None or self.mask_mod is not None

@@ -96,6 +96,13 @@ def mask_range(
             scores[r, c] = choose(keep, scores[r, c], HIDDEN)
 
 
+def score_unit(variant: AttentionVariant, operands: ScoreOperands) -> Float32:
+    """Factor from products, or from scores as `change_scores` leaves them, to what the softmax takes."""
+    if variant.caps_last:
+        return operands.softcap
+    return Float32(1.0) if variant.changes_scores else operands.scale
+
+
 def change_scores(
     variant: AttentionVariant,
     scores: cute.Tensor,
@@ -105,16 +112,18 @@ def change_scores(
     places: Places = QUERY_ROWS,
     slopes: cute.Tensor | None = None,
 ) -> None:
-    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those.
+    """scores = score_mod(softcap(scale * scores)) + mask, where `variant` has those; in `score_unit`s.
 
     `slopes`, like `scores`: receives the derivatives of the results by scale * scores.
     """
+    # A division of each score would take more than all the rest: a subroutine and a MUFU.
+    factor = operands.scale / operands.softcap if variant.softcap else operands.scale
     for r in range(cute.size(scores, mode=[0])):
         for c in range(cute.size(scores, mode=[1])):
-            score, slope = scores[r, c] * operands.scale, Float32(1.0)
+            score, slope = scores[r, c] * factor, Float32(1.0)
             if variant.softcap:
-                bent = cute.math.tanh(score / operands.softcap, fastmath=True)
-                score, slope = operands.softcap * bent, 1.0 - bent * bent
+                bent = cute.math.tanh(score, fastmath=True)
+                score, slope = bent if variant.caps_last else operands.softcap * bent, 1.0 - bent * bent
             i, j = origin.row + places.query(r), origin.column + places.key(c)
             if variant.score_mod is not None:
                 indices = (origin.batch, origin.head, *_inside(i, j, seq))

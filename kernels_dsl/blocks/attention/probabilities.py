@@ -21,6 +21,7 @@ from kernels_dsl.blocks.attention.mask import (
     mask_elements,
     mask_range,
     row_offset,
+    score_unit,
 )
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
@@ -109,9 +110,7 @@ def weigh_elements(
 
     Each finds its places anew: else the compiler would keep the addresses of all of them.
     """
-    factor = at.operands.scale * softmax.LOG2_E
-    if variant.changes_scores:
-        factor = Float32(softmax.LOG2_E)
+    factor = score_unit(variant, at.operands) * softmax.LOG2_E
     for n in range(cute.size(scores) // ELEMENTS):
         part, origin, first_query = part_of(scores, at.origin, n)
         here, queries = at._replace(origin=origin), by_queries(part)

@@ -19,6 +19,7 @@ from kernels_dsl.blocks.attention.mask import (
     column_offset,
     mask_elements,
     mask_range,
+    score_unit,
 )
 from kernels_dsl.blocks.attention.query_tiles import QueryTile
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
@@ -47,9 +48,7 @@ class ScoreBlock(NamedTuple):
 
 def scale_of_scores(spec: AttentionSpec, work: Work) -> Float32:
     """Factor of scores inside of exp2."""
-    if spec.variant.changes_scores:
-        return Float32(softmax.LOG2_E)
-    return work.scores.scale * softmax.LOG2_E
+    return score_unit(spec.variant, work.scores) * softmax.LOG2_E
 
 
 def change_and_mask(

@@ -13,7 +13,13 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from kernels_dsl.blocks.attention import softmax
 from kernels_dsl.blocks.attention.kv_blocks import Window
-from kernels_dsl.blocks.attention.mask import ScoreOperands, ScoreOrigin, change_scores, mask_range
+from kernels_dsl.blocks.attention.mask import (
+    ScoreOperands,
+    ScoreOrigin,
+    change_scores,
+    mask_range,
+    score_unit,
+)
 from kernels_dsl.blocks.attention.pages import page_of
 from kernels_dsl.blocks.attention.score_tile import to_operand
 from kernels_dsl.blocks.attention.seqlen import SeqInfo
@@ -344,10 +350,9 @@ def take_keys(
     row = item.row + site.warp_m * 16 + site.lane // 4
     origin = ScoreOrigin(row, start + site.lane % 4 * 2, item.head, item.batch)
     seq = SeqInfo(Int32(0), Int32(0), item.splits.queries.length, item.splits.k_len)
-    scale_log2 = work.scores.scale * softmax.LOG2_E
+    scale_log2 = score_unit(spec.variant, work.scores) * softmax.LOG2_E
     if cutlass.const_expr(spec.variant.changes_scores):
         change_scores(spec.variant, view, origin, seq, work.scores)
-        scale_log2 = Float32(softmax.LOG2_E)
     if needs_mask(spec, work, item, start):
         mask_range(spec.variant, view, origin, seq, item.end, work.window, spec.config.pack)
     softmax.online_step(view, state.row_max, state.row_sum, state.correction, scale_log2, True)
@@ -419,9 +424,7 @@ def finish(spec: Spec, work: DecodeWork, item: Item, site: Site, state: State):
     stats = shared_pointer(Float32, site.base + config.stats_offset, 16)
     maxima = cute.make_tensor(stats, cute.make_layout(shape, stride=(config.rows, 1)))
     sums = cute.make_tensor(stats + config.warps_n * config.rows, maxima.layout)
-    scale_log2 = work.scores.scale * softmax.LOG2_E
-    if cutlass.const_expr(spec.variant.changes_scores):
-        scale_log2 = Float32(softmax.LOG2_E)
+    scale_log2 = score_unit(spec.variant, work.scores) * softmax.LOG2_E
     for r in cutlass.range_constexpr(2):
         total = softmax.quad_sum(state.row_sum[r])
         if site.lane % 4 == 0:
