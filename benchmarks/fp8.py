@@ -145,13 +145,13 @@ def quantised(q: Any, k: Any, v: Any, **options: Any) -> tuple[list[Any], dict[s
     return [found.pop(name) for name in "qkv"], found
 
 
-def attention_cases() -> Iterator[Case]:
-    """fp8 attention against 16 bits at the shapes of the attention benchmark."""
+def attention_cases(shapes: Sequence[Shape] = SHAPES) -> Iterator[Case]:
+    """fp8 attention against 16 bits, and packed sequences at last."""
     import torch
 
     import kernels_dsl
 
-    for shape in SHAPES:
+    for shape in shapes:
         q, k, v = tensors(shape)
         values, descales = quantised(q, k, v)
         values = [x.contiguous() for x in values]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.attention_calls import DEVICE
@@ -42,17 +42,19 @@ def operands(a: Any, b: Any, scaling: tuple[str, str]) -> tuple[Any, ...]:
     return a, b.mT, scale_a, scale_b.mT if scale_b.dim() else scale_b
 
 
-def cases() -> Iterator[Case]:
+def cases(
+    shapes: Sequence[tuple[int, int, int]] = (*SHAPES, DEEP), recipes: Sequence[Recipe] = RECIPES
+) -> Iterator[Case]:
     """Every shape with every recipe."""
     import torch
 
     import kernels_dsl
     from kernels_dsl.config.gemm import Sm90GemmConfig
 
-    for m, n, k in (*SHAPES, DEEP):
+    for m, n, k in shapes:
         count = max(2, min(8, int(SETS_BYTES // ((m + n) * k))))
         a, b = ([torch.randn(rows, k, device=DEVICE).bfloat16() for _ in range(count)] for rows in (m, n))
-        for recipe in RECIPES:
+        for recipe in recipes:
             sets = [operands(*pair, recipe.scaling) for pair in zip(a, b)]
             outs = [torch.empty(m, n, dtype=torch.bfloat16, device=DEVICE) for _ in range(count)]
 
