@@ -515,7 +515,10 @@ def _capturing() -> bool:
 def _add_other(token: list[Any], arg: Any) -> None:
     """A runtime argument that is no tensor, for the memo's key: what it is, not its value if a number, but
     whether that is wide."""
-    if isinstance(arg, (tuple, list)):
+    kind = type(arg)
+    if kind is float:
+        token.append(kind)
+    elif isinstance(arg, (tuple, list)):
         token.append(len(arg))
         for item in arg:
             if type(item) in _NOT_TENSORS:
@@ -523,4 +526,4 @@ def _add_other(token: list[Any], arg: Any) -> None:
             else:
                 token += (item.dtype, item.shape, item.stride(), item.data_ptr() & 15, item.get_device())
     else:
-        token += (type(arg), is_wide(arg))
+        token += (kind, is_wide(arg))

@@ -203,6 +203,8 @@ def _classify_one(name: str, arg: Any, scalar_type: str | None) -> ArgumentClass
 
 def is_wide(number: Any) -> bool:
     """True if a number without an annotation is an Int64: an `Address`, or what Int32 does not hold."""
+    if type(number) is int:  # most are
+        return not -WIDE_EXTENT <= number < WIDE_EXTENT
     return isinstance(number, Address) or (
         isinstance(number, int) and not -WIDE_EXTENT <= number < WIDE_EXTENT
     )

@@ -12,7 +12,7 @@ from kernels_dsl.config.attention_backward import SumsOfTile
 
 CONSUMERS = 2
 """Warpgroups that compute dK and dV."""
-HEADS_AT_ONCE = 4
+HEADS_AT_ONCE = 16
 """Heads whose key tiles start side by side, at most: fewer of one head then wait for one another's turn."""
 
 
