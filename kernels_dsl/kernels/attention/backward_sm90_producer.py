@@ -1,6 +1,7 @@
 """Producer role of the SM90 attention backward: K and V once, then Q and dO of each query block."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
@@ -12,8 +13,8 @@ from kernels_dsl.blocks.hw import tma
 from kernels_dsl.blocks.hw.pipeline import producer_state
 
 from .backward_sm90_spec import BackwardSpec
-from .backward_sm90_visits import rank_of
-from .backward_work import BackwardWork, KeyJob, Sums, listed_block
+from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, rank_of, site_of
+from .backward_work import BackwardWork, KeyJob
 
 
 class Loads(NamedTuple):
@@ -23,13 +24,6 @@ class Loads(NamedTuple):
     k: tma.TmaCopy
     v: tma.TmaCopy
     do: tma.TmaCopy
-
-
-class QueryLoaders(NamedTuple):
-    """Loads of Q and dO of one head: `load(block, stage, barrier)`."""
-
-    q: Callable[[Int32, Int32, cute.Pointer], None]
-    do: Callable[[Int32, Int32, cute.Pointer], None]
 
 
 class SharedTiles(NamedTuple):
@@ -65,28 +59,17 @@ class Rings(NamedTuple):
     q: pipeline.PipelineTmaAsync
     do: pipeline.PipelineTmaAsync
 
-    def load(
-        self,
-        loaders: QueryLoaders,
-        sums: Sums,
-        tiles: SharedTiles,
-        block: Int32,
-        number: Int32,
-        state: pipeline.PipelineState,
-    ) -> None:
-        """Starts the loads of query block `block`, which is `number` of all, to the stage of `state`."""
-        rows = tiles.lse.shape[0]
-        row = number * rows
-        self.q.producer_acquire(state)
-        full = self.q.producer_get_barrier(state)
-        loaders.q(block, state.index, full)
-        load_rows(sums.lse, row, tiles.lse[None, state.index], full)
-        self.q.producer_commit(state)
-        self.do.producer_acquire(state)
-        full = self.do.producer_get_barrier(state)
-        loaders.do(block, state.index, full)
-        load_rows(sums.row_sums, row, tiles.row_sums[None, state.index], full)
-        self.do.producer_commit(state)
+
+class Supply(NamedTuple):
+    """What the producer warp loads, and where to."""
+
+    rings: Rings
+    loads: Loads
+    tiles: SharedTiles
+    batch: Int32
+    """Number of the sequence among the images that TMA sees: 0 where sequences are packed."""
+    q_start: Int32
+    """First row of the sequence's queries in its image."""
 
 
 @cute.jit
@@ -104,41 +87,72 @@ def produce(
     q_start, k_start = Int32(0), Int32(0)
     if cutlass.const_expr(spec.varlen):
         batch, q_start, k_start = Int32(0), seq.q_start, seq.k_start
-    once = producer_state(1)
-    load_k = tile_loader(loads.k, tiles.k, (spec.cta_keys, spec.dim), k_start, (at.kv_head, batch))
-    load_v = tile_loader(loads.v, tiles.v, (spec.cta_keys, spec.dim_v), k_start, (at.kv_head, batch))
+    site = site_of(spec, work, job, Int32(0), 0)
+    supply = Supply(rings, loads, tiles, batch, q_start)
+    image = (at.kv_head, batch)
+    load_k = tile_loader(loads.k, tiles.k, (spec.cta_keys, spec.dim), k_start, image)
+    load_v = tile_loader(loads.v, tiles.v, (spec.cta_keys, spec.dim_v), k_start, image)
     number = at.n * spec.ctas + rank_of(spec)
-    for ring, load, parts in ((rings.k, load_k, spec.ctas), (rings.v, load_v, 1)):
-        ring.producer_acquire(once)
-        for i in range(parts):
-            load(number ^ i, Int32(i), ring.producer_get_barrier(once))
-        ring.producer_commit(once)
+    load_once(rings.k, load_k, number, spec.ctas)
     state = producer_state(spec.stages)
-    if cutlass.const_expr(work.lists is not None):
-        for place in cutlass.range(walk.first, walk.first + walk.count, unroll=1):
-            query = listed_block(work, job, place)
-            load = query_loaders(spec, loads, tiles, q_start, (query.head, batch))
-            number = work.rows.number(spec.tile_q, spec.varlen, seq, at.batch, query.head, query.block)
-            rings.load(load, work.sums, tiles, query.block, number, state)
-            state.advance()
+    if walk.count > 0:
+        # The first product is of K and Q.
+        first = first_visit(spec, site)
+        load_queries(spec, supply, site, state, first)
+        load_once(rings.v, load_v, number, 1)
+        load_gradients(spec, supply, site, state, first)
+        state.advance()
+        for_each_block(spec, site, state, partial(load_block, spec, supply, site), skipped=1)
     else:
-        for member in cutlass.range(work.heads_per_kv, unroll=1):
-            head = at.kv_head * work.heads_per_kv + member
-            load = query_loaders(spec, loads, tiles, q_start, (head, batch))
-            for block in cutlass.range(walk.first, walk.end, unroll=1):
-                number = work.rows.number(spec.tile_q, spec.varlen, seq, at.batch, head, block)
-                rings.load(load, work.sums, tiles, block, number, state)
-                state.advance()
+        load_once(rings.v, load_v, number, 1)
 
 
-def query_loaders(
-    spec: BackwardSpec, loads: Loads, tiles: SharedTiles, start: Int32, image: tuple[Int32, Int32]
-) -> QueryLoaders:
-    """Loads of Q and dO of one (head, batch), whose rows begin at `start`."""
-    return QueryLoaders(
-        tile_loader(loads.q, tiles.q, (spec.tile_q, spec.dim), start, image, spec.ctas),
-        tile_loader(loads.do, tiles.do, (spec.tile_q, spec.dim_v), start, image, spec.ctas),
-    )
+def load_once(ring: pipeline.PipelineTmaAsync, load: Callable[..., None], number: Int32, parts: int) -> None:
+    """Starts the loads of K or V, of which other CTAs have tiles besides `number`."""
+    once = producer_state(1)
+    ring.producer_acquire(once)
+    for i in range(parts):
+        load(number ^ i, Int32(i), ring.producer_get_barrier(once))
+    ring.producer_commit(once)
+
+
+@cute.jit
+def load_block(
+    spec: cutlass.Constexpr, supply: Supply, site: Site, state: pipeline.PipelineState, visit: Visit
+) -> pipeline.PipelineState:
+    """Starts the loads of a query block, to the stage of `state`."""
+    load_queries(spec, supply, site, state, visit)
+    load_gradients(spec, supply, site, state, visit)
+    state.advance()
+    return state
+
+
+def load_queries(
+    spec: BackwardSpec, supply: Supply, site: Site, state: pipeline.PipelineState, visit: Visit
+) -> None:
+    """Starts the loads of Q of a block, and of its log-sum-exp."""
+    ring, tiles = supply.rings.q, supply.tiles
+    ring.producer_acquire(state)
+    full = ring.producer_get_barrier(state)
+    image = (visit.query.head, supply.batch)
+    load = tile_loader(supply.loads.q, tiles.q, (spec.tile_q, spec.dim), supply.q_start, image, spec.ctas)
+    load(visit.query.block, state.index, full)
+    load_rows(site.work.sums.lse, visit.number * spec.tile_q, tiles.lse[None, state.index], full)
+    ring.producer_commit(state)
+
+
+def load_gradients(
+    spec: BackwardSpec, supply: Supply, site: Site, state: pipeline.PipelineState, visit: Visit
+) -> None:
+    """Starts the loads of dO of a block, and of its row sums."""
+    ring, tiles = supply.rings.do, supply.tiles
+    ring.producer_acquire(state)
+    full = ring.producer_get_barrier(state)
+    image = (visit.query.head, supply.batch)
+    load = tile_loader(supply.loads.do, tiles.do, (spec.tile_q, spec.dim_v), supply.q_start, image, spec.ctas)
+    load(visit.query.block, state.index, full)
+    load_rows(site.work.sums.row_sums, visit.number * spec.tile_q, tiles.row_sums[None, state.index], full)
+    ring.producer_commit(state)
 
 
 @cute.jit
