@@ -166,6 +166,9 @@ TILE_COST = {64: 8.0, 128: 12.0, 192: 14.8}
 """Query rows of a tile -> relative time of one, as measured on an H200 with short sequences."""
 PAIR_COST = 11.6
 """The same for two CTAs of 64 rows on one SM, which head dimensions up to 64 leave room for."""
+MANY_ROUNDS, MANY_SHORT_KEYS = 16, (256, 512)
+"""Rounds of pairs from which on, above and up to so many keys, one CTA of 128 rows without turns is faster
+than two of 64 under a causal mask: K and V are read from L2 half as often. As measured on an H200."""
 FP8_TALL_COST = 16.5
 """The same for 192 rows of fp8 operands of head dimensions above 96, whose blocks of keys are small then."""
 FEW_KEYS = 512
@@ -217,6 +220,17 @@ def sm90_config(
     tile_n = _sm90_keys(widest, tile_m, variant, busy, extent.keys if extent is not None else 1 << 20)
     if widest == 192 and dv <= 128 and tile_n < 112:
         tile_n = 112
+    if ctas == 2 and variant.right and not variant.left and extent is not None:
+        rounds = extent.tiles(tile_m, pack) / (extent.sms * ctas)
+        low, high = MANY_SHORT_KEYS
+        if rounds >= MANY_ROUNDS and low < extent.keys <= high:
+            return Sm90AttentionConfig(
+                128, 128, d, dv, stages=3, pingpong=False, lazy_rescale=True, pack=pack
+            )
+        if rounds > 1:  # else latency counts, and fewer steps are better
+            return Sm90AttentionConfig(
+                tile_m, 64, d, dv, stages=4, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
+            )
     return Sm90AttentionConfig(
         tile_m, tile_n, d, dv, pingpong=widest <= 128, lazy_rescale=True, ctas_per_sm=ctas, pack=pack
     )

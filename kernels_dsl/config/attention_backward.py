@@ -57,7 +57,6 @@ class Sm90BackwardConfig:
     tile_k: int = 128
     ctas: int = 1
     sums_buffers: int = 1
-    apart_from: int = 0
 
     family = "sm90"
 

@@ -57,7 +57,8 @@ def test_every_choice_fits(variant):
         (Extent(512, 512, 96, 132), CAUSAL, (64, 2)),
         (Extent(512, 512, 32, 132), AttentionVariant(), (64, 2)),
         (Extent(512, 512, 1536, 132), AttentionVariant(), (192, 1)),  # 35 rounds against 47
-        (Extent(512, 512, 1536, 132), CAUSAL, (64, 2)),  # 192 rows would visit a fifth more keys
+        (Extent(512, 512, 1536, 132), CAUSAL, (128, 1)),  # K and V half as often from L2 as with 64 rows
+        (Extent(1024, 1024, 512, 132), CAUSAL, (64, 2)),
         (Extent(1024, 1024, 8, 132), AttentionVariant(), (64, 1)),  # alone on their SMs
         (Extent(4096, 4096, 128, 132), AttentionVariant(), (192, 1)),
         (Extent(4096, 4096, 128, 132), CAUSAL, (192, 1)),

@@ -36,7 +36,7 @@ from .backward_sm90_handoff import await_empty, before, give, give_back
 from .backward_sm90_producer import Rings, SharedTiles
 from .backward_sm90_spec import CONSUMERS, BackwardSpec
 from .backward_sm90_sums import await_turn, give_sums
-from .backward_sm90_visits import Site, Visit, blocks_of, first_visit, for_each_block, site_of
+from .backward_sm90_visits import Site, Visit, first_visit, for_each_block, site_of
 from .backward_work import (
     BackwardWork,
     KeyJob,
@@ -196,7 +196,7 @@ def step(
         rings.do.consumer_wait(state)
         clear_queries(spec, tiles, stage, site, visit.query.block)
     if cutlass.const_expr(first):
-        start_apart(spec, site)
+        start_apart(site)
     issue_product(mmas.s, scores, parts.k, parts.q[None, None, None, stage], False)
     if cutlass.const_expr(not spec.varlen):
         rings.do.consumer_wait(state)
@@ -208,7 +208,7 @@ def step(
     settle(probs)
     row_sums = query_values(spec, tiles.row_sums, stage, site, True)(0, spec.tile_q // 4)
     if cutlass.const_expr(first):
-        let_other_start(spec, site)
+        let_other_start(site)
     warpgroup.wait_group(0)
     if cutlass.const_expr(spec.gives_kv):
         issue_product(mmas.dv, parts.dv, probs, parts.do_rows[None, None, None, stage], True)
@@ -247,16 +247,16 @@ def issue_dq(shared: Shared, parts: Fragments, state: pipeline.PipelineState) ->
 
 
 @cute.jit
-def start_apart(spec: cutlass.Constexpr, site: Site):
+def start_apart(site: Site):
     """The second warpgroup starts when the first has its probabilities: half a step later."""
-    if site.group == 1 and blocks_of(site) >= spec.apart_from:
+    if site.group == 1:
         wait_turn(NamedBarrier.MMA_ORDER, site.group)
 
 
 @cute.jit
-def let_other_start(spec: cutlass.Constexpr, site: Site):
+def let_other_start(site: Site):
     """See `start_apart`."""
-    if site.group == 0 and blocks_of(site) >= spec.apart_from:
+    if site.group == 0:
         give_turn(NamedBarrier.MMA_ORDER, 1 - site.group)
 
 

@@ -44,7 +44,6 @@ class BackwardSpec:
     dq_share: tuple[int, int]
     """Queries and columns of dQ that a warpgroup computes at a time."""
     sums_buffers: int
-    apart_from: int
     """Buffers of dQ in shared memory, of each warpgroup that computes it."""
     sums: SumsOfTile
     variant: Any  # AttentionVariant
@@ -174,5 +173,5 @@ def make_spec(config: Any, variant: Any, dtype: type[cutlass.Numeric], varlen: b
     return BackwardSpec(
         config.tile_q, config.tile_k, config.ctas, config.dim, config.dim_v, config.stages,
         config.deterministic, varlen, dtype, epilogue(config.dim), epilogue(config.dim_v), config.dq_share,
-        config.sums_buffers, config.apart_from, config.sums, variant, config.gives_q, config.gives_kv,
+        config.sums_buffers, config.sums, variant, config.gives_q, config.gives_kv,
     )  # fmt: skip

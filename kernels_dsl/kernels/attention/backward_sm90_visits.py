@@ -58,12 +58,6 @@ def for_each_block(
     return state
 
 
-def blocks_of(site: Site) -> Int32:
-    """Query blocks that `for_each_block` visits."""
-    count = site.job.walk.count
-    return count if site.work.lists is not None else count * site.work.heads_per_kv
-
-
 def first_visit(spec: BackwardSpec, site: Site) -> Visit:
     """The first query block that `for_each_block` visits, where there is one."""
     work, job = site.work, site.job
