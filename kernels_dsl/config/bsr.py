@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from kernels_dsl.config.family import FAMILIES
@@ -67,6 +68,23 @@ MAX_TILE = {True: 128, False: 256}
 """Largest extent of a tile along a block, where it lies on WGMMA's M and on its N."""
 
 
+NAN_WORD = 1
+"""Of the words before counts of arrived pieces: not 0 where a launch found a sum that is NaN."""
+
+
+class NanRule(Enum):
+    """A launch's part in products of block rows that share tiles. There a block that a row does not keep is
+    multiplied as zeros, which makes NaN of what is not finite in the dense matrix.
+
+    TELL sets the word NAN_WORD where a sum is NaN. REDO, the product of the rows each for itself, works only
+    where that word is set.
+    """
+
+    NONE = "none"
+    TELL = "tell"
+    REDO = "redo"
+
+
 @frozen
 class BsrLayout:
     """Orientation of a call: part of the kernel's key.
@@ -76,7 +94,7 @@ class BsrLayout:
     matrix and its blocks are used as they are; True, a list is a block column and its blocks are
     transposed. `dense_left`: the dense matrix is the left factor, so the lists are those of the result's
     block columns. `operand_modes`: as in `kernels_dsl.config.gemm.EntryLayout`.
-    `scaled`: a scale a kept block comes before the epilogue's operands.
+    `scaled`: a scale a kept block comes before the epilogue's operands. `nans`: see `NanRule`.
     """
 
     block: tuple[int, int]
@@ -84,6 +102,7 @@ class BsrLayout:
     dense_left: bool = False
     operand_modes: tuple[str, ...] = ()
     scaled: bool = False
+    nans: NanRule = NanRule.NONE
 
 
 @frozen
@@ -137,6 +156,8 @@ class Sm90BsrConfig:
     CTAs that share kept blocks then wait for each other's progress along these only. `split`: lists may come
     in pieces. `pairs`: a cluster's two CTAs take two block rows that share columns, and multicast to each
     other what both need; or of a row without a partner two tiles along x, which is why `cluster_x` is 2.
+    `rows_together`: so many block rows are one of 64 rows, with the columns that any of them keeps; the
+    config is that of the product of such rows. `config.bsr_together` says where, and what for.
     """
 
     tile_s: int
@@ -152,6 +173,7 @@ class Sm90BsrConfig:
     kept_stages: int = 0
     split: bool = False
     pairs: bool = False
+    rows_together: int = 1
 
     family = "sm90"
     traits = FAMILIES[family]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
 from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr_together import problem_together, why_not_together
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
@@ -36,6 +37,10 @@ def why_not(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem, device:
         return f"the {config.family} kernels do not run on {device.name}"
     if isinstance(config, Sm80GemmConfig):
         return _why_not_sm80(config, problem, device)
+    reason = why_not_together(config, problem)
+    if reason is not None:
+        return reason
+    problem = problem_together(problem, config.rows_together)
     return (
         budget.not_positive(config, zero=("stages", "kept_stages"))
         or _why_not_tile(config, problem)

@@ -32,7 +32,7 @@ from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.blocks.mainloop.operand_ring import Layouts
 from kernels_dsl.blocks.reduce.partial_sums import SumMemory
 from kernels_dsl.blocks.schedule.block_lists import BlockLists, ListEnds, ListGrid
-from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.config.bsr import NanRule, Sm90BsrConfig
 from kernels_dsl.kernels.skeleton import Mmas, Output
 
 from .sm90_roles import BsrLoads, Pattern, bsr_kernel
@@ -55,13 +55,14 @@ def bsr_sm90(
     config: Sm90BsrConfig,
     epilogue: Callable[..., Any],
     scales: cute.Tensor | None = None,  # (blocks, L) float32: factors of the kept blocks
+    nans: NanRule = NanRule.NONE,
 ) -> None:
     """Launches D = epilogue(sum over each list of kept block @ its part of the dense matrix, *operands).
 
     S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. So is D where `config.epi_tma`, else
     it has any strides. `max_ctas`: CTAs that run at one time.
     """
-    spec = make_spec(config, mS, mX, mD, scales is not None)
+    spec = make_spec(config, mS, mX, mD, scales is not None, nans)
     mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
     a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes

@@ -28,6 +28,7 @@ from kernels_dsl.blocks.mainloop.operand_ring import (
     warpgroup_share,
 )
 from kernels_dsl.blocks.mainloop.promoted_blocks import promoted_blocks
+from kernels_dsl.blocks.reduce import nan_word
 from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
 from kernels_dsl.blocks.schedule import item_queue
 from kernels_dsl.blocks.schedule.block_lists import (
@@ -46,7 +47,7 @@ from kernels_dsl.blocks.schedule.block_lists import (
     place_word,
 )
 from kernels_dsl.blocks.schedule.tile_source import KRange
-from kernels_dsl.config.bsr import PIECE, SHARED
+from kernels_dsl.config.bsr import PIECE, SHARED, NanRule
 from kernels_dsl.kernels import skeleton
 from kernels_dsl.kernels.skeleton import Cta, Mmas, Output, this_cta
 
@@ -212,8 +213,7 @@ class ReceivedItems:
     def leave_first(self, position: Received, state: PipelineState) -> tuple[Received, PipelineState]:
         """Past the first item, which is the other warpgroup's."""
         state = skip(state, self.k_range(position.item).end)
-        # A cluster may have no item at all where only the GPU knows how many there are.
-        if not cutlass.const_expr(self.spec.split) or position.item.tile >= 0:
+        if not cutlass.const_expr(self.spec.may_idle) or position.item.tile >= 0:
             position = self.receive(position.state)
         return position, state
 
@@ -331,6 +331,8 @@ class BsrRoles:
         # Of the next item: first its number, then its line of the table. One register, for there are few.
         word = place_word(lists, list_place(cta.cluster, grid, heavy, sub_tiles))
         item = list_item(word, spec.split, sub_tiles)
+        if cutlass.const_expr(spec.nans is NanRule.REDO):
+            item = item._replace(tile=nan_word.tile_to_redo(counters, item.tile))
         if leader:
             item_queue.send(queue, sent, tuple(item), spec.cluster_size)
         else:
@@ -568,6 +570,8 @@ class BsrConsumer:
             else:
                 store()
         else:
+            if cutlass.const_expr(spec.nans is NanRule.TELL):
+                nan_word.tell(acc, roles.pattern.memory.counters)
             store()
 
     def partial_sums(self, item: ListItem) -> PartialSums:

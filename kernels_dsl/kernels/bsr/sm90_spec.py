@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
-from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
+from kernels_dsl.config.bsr import STAGE_K, NanRule, Sm90BsrConfig
 
 MOST_N = 256
 """Of one WGMMA."""
@@ -27,7 +27,7 @@ class BsrSpec(Warpgroups):
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
     `pairs`: the CTAs of a cluster may have two lists, and load kept blocks for themselves.
-    `promoted`: each block's sum is scaled and added to a second set of accumulators.
+    `promoted`: each block's sum is scaled and added to a second set of accumulators. `nans`: see `NanRule`.
     """
 
     tile_m: int
@@ -50,6 +50,7 @@ class BsrSpec(Warpgroups):
     kept_stages: int
     split: bool
     pairs: bool
+    nans: NanRule
 
     @property
     def cluster_size(self) -> int:
@@ -92,6 +93,11 @@ class BsrSpec(Warpgroups):
         return self.tile_n // self.wg_n
 
     @property
+    def may_idle(self) -> bool:
+        """A cluster may have no item at all: only the GPU knows how many there are."""
+        return self.split or self.nans is NanRule.REDO
+
+    @property
     def stage_bytes(self) -> int:  # type: ignore[override]
         """Bytes of one stage in shared memory, of A and B or of B, which are what TMA announces."""
         rows = self.tile_n if self.two_rings else self.tile_m + self.tile_n
@@ -116,7 +122,7 @@ class BsrSpec(Warpgroups):
 
 
 def make_spec(
-    config: Sm90BsrConfig, mS: cute.Tensor, mX: cute.Tensor, mD: cute.Tensor, promoted: bool
+    config: Sm90BsrConfig, mS: cute.Tensor, mX: cute.Tensor, mD: cute.Tensor, promoted: bool, nans: NanRule
 ) -> BsrSpec:
     """Completes a configuration for kept blocks mS (block, K, blocks, L). ValueError: what does not fit."""
     dtypes = (mS.element_type, mX.element_type)
@@ -161,5 +167,5 @@ def make_spec(
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         mma_dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
-        split=config.split, pairs=config.pairs,
+        split=config.split, pairs=config.pairs, nans=nans,
     )  # fmt: skip
