@@ -157,7 +157,8 @@ class Sm90BsrConfig:
     in pieces. `pairs`: a cluster's two CTAs take two block rows that share columns, and multicast to each
     other what both need; or of a row without a partner two tiles along x, which is why `cluster_x` is 2.
     `rows_together`: so many block rows are one of 64 rows, with the columns that any of them keeps; the
-    config is that of the product of such rows. `config.bsr_together` says where, and what for.
+    config is that of the product of such rows. `config.bsr_together` says where, and what for. `deep_boxes`:
+    a TMA box has all columns of a tile that the dense matrix, contiguous along them, has in whole 128 bytes.
     """
 
     tile_s: int
@@ -174,6 +175,7 @@ class Sm90BsrConfig:
     split: bool = False
     pairs: bool = False
     rows_together: int = 1
+    deep_boxes: bool = False
 
     family = "sm90"
     traits = FAMILIES[family]

@@ -20,6 +20,8 @@ MOST_STAGES = 12
 """Of the ring: its mbarriers and the queue of items share 1 KB."""
 MOST_UNIT_K = 256
 """Elements of K in a load: a box of TMA has no more."""
+ROW = 64
+"""Elements of 16 bits in a row of a box of TMA that goes to shared memory with a swizzle."""
 LANES = 32
 """Entries of a list that the lanes of a warp hold: blocks that share a stage divide them."""
 
@@ -46,6 +48,7 @@ def why_not(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem, device:
         or _why_not_tile(config, problem)
         or _why_not_cluster(config, problem)
         or _why_not_stages(config, problem)
+        or _why_not_deep_boxes(config, problem)
         or _why_not_registers(config, problem)
         or _why_not_smem(config, problem, device)
     )
@@ -115,6 +118,16 @@ def _why_not_stages(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
     if STAGE_K % config.unit_k:
         return f"unit_k is {config.unit_k}, must divide {STAGE_K} where kept blocks have a ring of their own"
     return None
+
+
+def _why_not_deep_boxes(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
+    columns = config.tile_x // (2 if config.sparse_on_m and config.tile_x > MOST_N else 1)
+    if not config.deep_boxes or not (problem.dense_k_major or problem.other % ROW or columns % ROW):
+        return None
+    return (
+        f"deep_boxes is True, must be False where the dense matrix is contiguous along K, or {problem.other} "
+        f"columns of it or {columns} of a tile are not in whole rows of {ROW}"
+    )
 
 
 def accumulator_registers(config: Sm90BsrConfig, problem: BsrProblem) -> int:

@@ -1,9 +1,9 @@
 """Products of block rows that share tiles: the lists of what any of them keeps, and a call's three launches.
 
 The values are packed into blocks of 64 rows, with zeros for what a row does not keep. Where the dense matrix
-is not finite these zeros make NaN of sums that may be numbers. The product notes it, on the GPU, and the launch
-behind it, of each row for itself, does nothing where all sums were finite. So nothing waits, and NaN stays where
-it belongs.
+is not finite these zeros make NaN of sums that may be numbers. The product notes it, on the GPU, and the
+launch behind it, of each row for itself, does nothing where all sums were finite. So nothing waits, and NaN
+stays where it belongs.
 """
 
 from __future__ import annotations

@@ -229,15 +229,18 @@ class ReceivedItems:
 
 
 def operand_loads(
-    atom: cute.CopyAtom, parts: tma.Partition, tile: Int32, batch: Int32, count: int, mask: Int16 | None
+    atom: cute.CopyAtom,
+    parts: tma.Partition,
+    tile: Int32,
+    batch: Int32,
+    count: int,
+    mask: Int16 | None,
+    step: int = 1,
 ) -> list[Load]:
-    """Loads of `count` tiles from number `tile` on; `mask`: the CTAs that this one loads for."""
-    return [
-        tma.tile_loader(
-            atom, cute.group_modes(parts.tiles[None, tile + i, None, None, batch], 1, 3), parts.shared, mask
-        )
-        for i in range(count)
-    ]
+    """Loads of `count` tiles from number `tile` on, each `step` parts; `mask`: the CTAs that this one loads
+    for."""
+    tiles = [parts.tiles[None, (tile + i) * step, None, None, batch] for i in range(count)]
+    return [tma.tile_loader(atom, cute.group_modes(x, 1, 3), parts.shared, mask) for x in tiles]
 
 
 @cute.jit
@@ -401,7 +404,13 @@ class BsrRoles:
         a = tma.load_partition(load_a.atom, gA, sA, peers_n, rank[1])
         b = tma.load_partition(load_b.atom, gB, sB, peers_m, rank[0])
         masks, shared = tma.multicast_masks(peers, rank), None
-        if spec.pairs:
+        if spec.halves:
+            tile = (spec.part_n, spec.unit_k)
+            mine = cute.domain_offset((in_cluster * spec.part_n, 0, 0, 0), load_shared.coordinates)
+            sX = cute.local_tile(sB, tile, (in_cluster, 0, None))
+            gX = cute.local_tile(mine, tile, every)
+            shared = tma.load_partition(load_shared.atom, gX, sX, peers_m, 0)
+        elif spec.pairs:
             tile = (spec.wg_n, spec.unit_k) if spec.sparse_on_m else (spec.tile_m, spec.kept_k)
             gX = cute.local_tile(load_shared.coordinates, tile, every)
             sX = sB if spec.sparse_on_m else sA
@@ -420,7 +429,8 @@ class BsrRoles:
         if operands.shared is None:
             return ItemLoads(a, b)
         x, both = (n if spec.sparse_on_m else m), Int16((1 << PAIR) - 1)
-        shared = operand_loads(self.loads.shared.atom, operands.shared, x, batch, spec.shares_n, both)
+        step = PAIR if spec.halves else 1
+        shared = operand_loads(self.loads.shared.atom, operands.shared, x, batch, spec.shares_n, both, step)
         return ItemLoads(a, b, shared_b=shared) if spec.sparse_on_m else ItemLoads(a, b, shared_a=shared)
 
     def load_piece(

@@ -14,6 +14,10 @@ MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
+ROW = 64
+"""Elements of 128 bytes, in a row of a box."""
+LEAST_BOX_K = 16
+"""Rows of the dense matrix in a box of TMA, at least, where it is contiguous along the other mode."""
 PAIR = 2
 """CTAs of a cluster that takes two lists."""
 LATE_GROUP = 32 << 10
@@ -28,6 +32,7 @@ class BsrSpec(Warpgroups):
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
     `pairs`: the CTAs of a cluster may have two lists, and load kept blocks for themselves.
     `promoted`: each block's sum is scaled and added to a second set of accumulators. `nans`: see `NanRule`.
+    `halves`: what a pair shares of the dense matrix is cut between columns, as boxes along K were too short.
     """
 
     tile_m: int
@@ -51,6 +56,7 @@ class BsrSpec(Warpgroups):
     split: bool
     pairs: bool
     nans: NanRule
+    halves: bool
 
     @property
     def cluster_size(self) -> int:
@@ -91,6 +97,11 @@ class BsrSpec(Warpgroups):
     def shares_n(self) -> int:
         """Warpgroups that share a tile along N; each has a load of B of its own."""
         return self.tile_n // self.wg_n
+
+    @property
+    def part_n(self) -> int:
+        """Columns of a warpgroup's tile that a CTA of a pair loads for both; all where it loads half of K."""
+        return self.wg_n // PAIR if self.halves else self.wg_n
 
     @property
     def may_idle(self) -> bool:
@@ -159,6 +170,8 @@ def make_spec(
     stages, epi_stages = stages_that_fit(
         config, config.stages, stage_bytes, subtile_bytes, most=12, taken=kept_bytes
     )
+    along_x = config.sparse_on_m and major_mode(mX) == cute.nvgpu.OperandMajorMode.MN
+    halves = config.pairs and along_x and config.unit_k < PAIR * LEAST_BOX_K and wg_n % (PAIR * ROW) == 0
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return BsrSpec(
@@ -167,5 +180,5 @@ def make_spec(
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         mma_dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
-        split=config.split, pairs=config.pairs, nans=nans,
+        split=config.split, pairs=config.pairs, nans=nans, halves=halves,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Blocks of rows that share tiles, packed: what each of some block rows keeps in a column, side by side.
 
-What is packed is contiguous along D's blocked mode, 128 bytes: TMA is slow with shorter rows. A thread has eight
-by eight elements of a block, and turns them where blocks are stored the other way round. What a row does not
-keep is written as zeros.
+What is packed is contiguous along D's blocked mode, 128 bytes: TMA is slow with shorter rows. A thread has
+eight by eight elements of a block, and turns them where blocks are stored the other way round. What a row
+does not keep is written as zeros.
 """
 
 import cutlass
