@@ -271,7 +271,7 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
     if on_m and tile_s == 64 and _shares_wide_tiles(problem, blocked // tile_s):
         return Sm90BsrConfig(
             tile_s, 512, True, STAGE_K // 2, cluster_x=2, epi_tma=epi_tma, kept_stages=KEPT_STAGES,
-            pairs=problem.block_mn == tile_s and _goes_in_pairs(problem, blocked // tile_s),
+            pairs=problem.block_mn == tile_s and goes_in_pairs(problem, blocked // tile_s),
         )  # fmt: skip
     chosen = replace(
         _tiles(problem, on_m, tile_s, kept_k),
@@ -301,7 +301,7 @@ def _shares_wide_tiles(problem: BsrProblem, tiles: int) -> bool:
     return tiles * -(-problem.other // 1024) * problem.l >= WIDE_ITEMS
 
 
-def _goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
+def goes_in_pairs(problem: BsrProblem, rows: int) -> bool:
     """True where block rows can be looked through for pairs that share columns."""
     return problem.nnz > 0 and 2 <= rows <= PAIR_ROWS and problem.k // problem.block_k <= PAIR_COLUMNS
 
@@ -314,7 +314,7 @@ def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bo
     tiles = -(-problem.other // config.tile_x)
     if not problem.dense_k_major or problem.block_k < 2 * MMA_K or tiles % 2:
         return False
-    return _goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
+    return goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
 
 
 def stores_by_tma(problem: BsrProblem) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
 from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
-from kernels_dsl.config.bsr_together import problem_together, why_not_together
+from kernels_dsl.config.bsr_together import ROW, problem_together, why_not_together
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
@@ -20,8 +20,6 @@ MOST_STAGES = 12
 """Of the ring: its mbarriers and the queue of items share 1 KB."""
 MOST_UNIT_K = 256
 """Elements of K in a load: a box of TMA has no more."""
-ROW = 64
-"""Elements of 16 bits in a row of a box of TMA that goes to shared memory with a swizzle."""
 LANES = 32
 """Entries of a list that the lanes of a warp hold: blocks that share a stage divide them."""
 

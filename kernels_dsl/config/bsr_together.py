@@ -15,6 +15,7 @@ from kernels_dsl.config.bsr import (
     WIDE_ITEMS,
     BsrProblem,
     Sm90BsrConfig,
+    goes_in_pairs,
     stores_by_tma,
 )
 
@@ -22,8 +23,10 @@ TOGETHER_COLUMNS = 512
 """Of a tile."""
 STAGE_K_TOGETHER = 32
 """Elements of K in a stage of such a tile."""
-LEAST_GAIN = {16: 1.15, 32: 1.15}
-"""Rows of a block -> the estimated gain from which on rows go together: packing costs, too."""
+ROW = 64
+"""Elements of 16 bits in a row of a box of TMA that goes to shared memory with a swizzle."""
+LEAST_GAIN = 1.15
+"""From which on rows go together: packing costs, too."""
 RATE = {16: 140, 32: 280}
 """Rows of a block -> useful TFLOPS of block rows each for itself, 25 % kept at 8192 x 8192 x 8192 (H200)."""
 RATE_TOGETHER = 500
@@ -60,29 +63,44 @@ def why_not_together(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
 def choose_together(problem: BsrProblem) -> Sm90BsrConfig | None:
     """The configuration with block rows together, where that is faster than each for itself; else None.
 
-    How many columns rows share only the GPU knows: random ones are assumed, and rows share more in patterns
-    that are not random, as a rule.
+    How many columns rows share only the GPU knows: random ones are assumed. Rows of a pattern that is not
+    random share more, as a rule.
     """
-    rows = SMALL_BLOCK // problem.block_mn
     if problem.block_mn not in RATE or problem.block_k != problem.block_mn or problem.dense_k_major:
         return None
-    blocked = problem.n if problem.dense_left else problem.m
-    panels, lists = -(-problem.other // (2 * TOGETHER_COLUMNS)), -(-blocked // SMALL_BLOCK)
-    density = problem.nnz * problem.block_mn * problem.block_k / max(1, blocked * problem.k)
-    if not 0.0 < density < 1.0 or lists * panels * problem.l < WIDE_ITEMS:
+    panels, lists = -(-problem.other // TOGETHER_COLUMNS), _lists(problem)
+    if panels % 2 or lists * (panels // 2) * problem.l < WIDE_ITEMS or not 0.0 < _density(problem) < 1.0:
         return None
-    gain = density / union_density(density, rows) * RATE_TOGETHER / RATE[problem.block_mn]
     packed = problem.nnz * SMALL_BLOCK * problem.block_k * 2 * problem.l
-    if gain < LEAST_GAIN[problem.block_mn] or packed > MOST_PACKED:
+    if gain_together(problem) < LEAST_GAIN or packed > MOST_PACKED:
         return None
     config = tiles_together(problem)
     return None if why_not_together(config, problem) else config
 
 
-def tiles_together(problem: BsrProblem, pairs: bool = False) -> Sm90BsrConfig:
-    """Tiles of 64 x 512 of block rows together."""
+def gain_together(problem: BsrProblem) -> float:
+    """The gain of a large product by rows together, where rows keep random blocks: 2 is twice as fast."""
+    density, rows = _density(problem), SMALL_BLOCK // problem.block_mn
+    return density / union_density(density, rows) * RATE_TOGETHER / RATE[problem.block_mn]
+
+
+def tiles_together(problem: BsrProblem) -> Sm90BsrConfig:
+    """Tiles of 64 x 512 of block rows together, in pairs that share columns where these can be found."""
     unit_k = max(MMA_K, min(problem.block_k, STAGE_K_TOGETHER))
     return Sm90BsrConfig(
         SMALL_BLOCK, TOGETHER_COLUMNS, True, unit_k, STAGE_K_TOGETHER // unit_k, cluster_x=2,
-        epi_tma=stores_by_tma(problem), pairs=pairs, rows_together=SMALL_BLOCK // problem.block_mn,
+        epi_tma=stores_by_tma(problem), pairs=goes_in_pairs(problem, _lists(problem)),
+        rows_together=SMALL_BLOCK // problem.block_mn,
+        deep_boxes=problem.other % ROW == 0 and not problem.dense_k_major,
     )  # fmt: skip
+
+
+def _lists(problem: BsrProblem) -> int:
+    """Lists of joined rows."""
+    return -(-(problem.n if problem.dense_left else problem.m) // SMALL_BLOCK)
+
+
+def _density(problem: BsrProblem) -> float:
+    """Kept blocks by all blocks."""
+    cells = (problem.n if problem.dense_left else problem.m) * problem.k
+    return problem.nnz * problem.block_mn * problem.block_k / max(1, cells)

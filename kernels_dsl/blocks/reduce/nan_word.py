@@ -6,14 +6,21 @@ from cutlass import Float32, Int32
 
 from kernels_dsl.config.bsr import NAN_WORD
 
+CHAINS = 8
+"""Additions that do not wait for each other; they divide a thread's sums."""
+
 
 @cute.jit
 def tell(acc: cute.Tensor, words: cute.Tensor):
     """Sets words[NAN_WORD] where one of this thread's float32 sums is NaN or infinite."""
-    zero = Float32(0.0)  # NaN by what is not finite
-    for i in cutlass.range_constexpr(cute.size(acc)):
-        zero += acc[i] * Float32(0.0)
-    if not zero == Float32(0.0):
+    zeros = cute.make_rmem_tensor(CHAINS, Float32)  # NaN by what is not finite
+    zeros.fill(0.0)
+    for i in cutlass.range_constexpr(cute.size(acc) // CHAINS):
+        for chain in cutlass.range_constexpr(CHAINS):
+            zeros[chain] = zeros[chain] + acc[i * CHAINS + chain] * Float32(0.0)
+    for chain in cutlass.range_constexpr(1, CHAINS):
+        zeros[0] = zeros[0] + zeros[chain]
+    if not zeros[0] == Float32(0.0):
         cute.arch.atomic_or(words.iterator + NAN_WORD, Int32(1), sem="relaxed", scope="gpu")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from kernels_dsl.config.bsr import (
     ALIGN,
     BsrLayout,
     BsrProblem,
-    NanRule,
     PiecesRule,
     Sm90BsrConfig,
     choose,
@@ -229,32 +229,11 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
         launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
         run = _prepared(launch, _Memory(packed, counter, rule is not None), *steps)
     else:
-        run = _rows_together(constexprs, shared, (pattern, packed), steps, target)
+        joined = together.Joined(shared, constexprs, pattern, packed)
+        launches = joined.launches(lambda f, choices: Launch(f, target, choices), FUNCTIONS["sm90"])
+        words = partial(counter_and_workspace, target.index, 0, together.WORDS)
+        run = together.runner(joined, launches, words, steps, target.device.sm_count)
     return Plan(run, operand_maker(call.operands, arguments.operands, target), shared or chosen, extents)
-
-
-def _rows_together(
-    constexprs: dict[str, Any], config: Sm90BsrConfig, lists: Any, steps: together.Steps, target: Target
-) -> Callable[..., torch.Tensor]:
-    """`run` of block rows that share tiles; `constexprs` are those of each row for itself."""
-    layout, (pattern, alone), index = constexprs["layout"], lists, target.index
-    rows = config.rows_together
-
-    def packed() -> together.Packed:
-        made = pattern.together(rows, layout.transposed)
-        return together.Packed(made, made.lists.in_pairs if config.pairs else made.lists.packed, alone())
-
-    block = together.packed_block(layout.block, rows, layout.transposed)
-    first = {"config": config, "layout": replace(layout, block=block, transposed=True, nans=NanRule.TELL)}
-    launches = together.Launches(
-        Launch(together.PACK, target, {"transposed": layout.transposed}),
-        Launch(FUNCTIONS["sm90"], target, constexprs | first),
-        Launch(FUNCTIONS["sm90"], target, constexprs | {"layout": replace(layout, nans=NanRule.REDO)}),
-    )
-    return together.runner(
-        launches, block, packed, lambda: counter_and_workspace(index, 0, together.WORDS)[0], steps,
-        target.device.sm_count,
-    )  # fmt: skip
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
