@@ -44,6 +44,7 @@ class BsrKind:
 
     `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D. `blocks`
     along D's blocked mode. `split`: there is a list that may come in pieces, on Hopper.
+    `ragged`: rows of the dense factor end within 128 bytes.
     """
 
     block: tuple[int, int]
@@ -53,6 +54,7 @@ class BsrKind:
     bias: bool = False
     blocks: int = 8
     split: bool = False
+    ragged: bool = False
 
     @property
     def label(self) -> str:
@@ -64,13 +66,14 @@ class BsrKind:
             "bias" * self.bias,
             "large" * (self.blocks > 8),
             "split" * self.split,
+            "ragged" * self.ragged,
         )
         return " ".join(filter(None, words))
 
     @property
     def other(self) -> int:
         """The extent of D that is not blocked: where it is small, one list may be more than a CTA's share."""
-        return _EXTENT // 4 if self.split else _EXTENT
+        return (_EXTENT // 4 if self.split else _EXTENT) - 8 * self.ragged
 
     @property
     def matrix(self) -> BsrTensor:
@@ -183,6 +186,8 @@ def kinds(device: Device) -> Iterator[BsrKind]:
             for split in (False, True) if hopper else (False,):
                 yield BsrKind(block, dtype, by_column, dense_left, split=split)
         yield BsrKind(block, dtype, False, True, bias=True)
+    for dtype, *forms in itertools.product(_DTYPES if hopper else (), (False, True), (False, True)):
+        yield BsrKind((16, 16), dtype, forms[0], split=forms[1], ragged=True)
     for dtype, by_column in itertools.product(_DTYPES if hopper else (), (False, True)):
         yield BsrKind((64, 64), dtype, by_column, False, blocks=LARGE)
         yield BsrKind((32, 32), dtype, by_column, True, blocks=LARGE)

@@ -16,6 +16,8 @@ ALIGN = 16
 """Bytes at whose multiples factors begin, for loads of so many."""
 STAGE_K = 64
 """Elements of K in a stage, 128 bytes: longer blocks take several stages, shorter ones share one."""
+ROW = 64
+"""Elements of 16 bits in a row of a box of TMA that goes to shared memory with a swizzle."""
 MMA_K = 16
 """Elements of K of a WGMMA, the smallest block's."""
 COPY_USES = 30
@@ -278,6 +280,7 @@ def choose(problem: BsrProblem) -> Sm90BsrConfig | None:
         unit_k=unit_k,
         units=_units(unit_k, on_m),
         epi_tma=epi_tma,
+        deep_boxes=_has_deep_boxes(problem, on_m),
     )
     if problem.block_mn in PAIRED_K_MAJOR and _shares_along_k(problem, chosen, blocked // tile_s):
         return replace(chosen, cluster_x=2, pairs=True)
@@ -315,6 +318,13 @@ def _shares_along_k(problem: BsrProblem, config: Sm90BsrConfig, rows: int) -> bo
     if not problem.dense_k_major or problem.block_k < 2 * MMA_K or tiles % 2:
         return False
     return goes_in_pairs(problem, rows) and rows * (tiles // 2) * problem.l >= WIDE_ITEMS
+
+
+def _has_deep_boxes(problem: BsrProblem, on_m: bool) -> bool:
+    """True where blocks of 16 along K make boxes of 16 rows, of which few have more: 8 to 20 % on an H200."""
+    if on_m or problem.block_k != MMA_K or problem.dense_k_major:
+        return False
+    return problem.other % ROW == 0
 
 
 def stores_by_tma(problem: BsrProblem) -> bool:

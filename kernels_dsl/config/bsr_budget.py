@@ -6,8 +6,8 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
-from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
-from kernels_dsl.config.bsr_together import ROW, problem_together, why_not_together
+from kernels_dsl.config.bsr import ROW, STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr_together import problem_together, why_not_together
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 

@@ -191,7 +191,7 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
             longest = pattern.longest[1 if arguments.by_column else 0]
             rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
         if config is None and rule is None and may_share:
-            shared = choose_together(problem)
+            shared = choose_together(problem, target.device.sm_count)
         chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
     else:

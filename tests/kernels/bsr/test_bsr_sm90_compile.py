@@ -181,7 +181,7 @@ def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
 def test_kernels_ahead_of_time_have_names_of_their_own() -> None:
     for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80")):
         names = [name for name, *_ in iter_bsr(arch)]
-        assert len(names) == len(set(names)) == (162 if family == "sm90" else 68)
+        assert len(names) == len(set(names)) == (170 if family == "sm90" else 68)
         lists = {f"bsr {kind} int{bits}" for kind in ("row_lists", "row_chunks") for bits in (32, 64)}
         assert lists < set(names)
         assert all(f" {family} " in name or " sddmm " in name for name in set(names) - lists)

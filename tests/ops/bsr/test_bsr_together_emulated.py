@@ -99,11 +99,12 @@ def test_large_products_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Sm90BsrConfig | None] = []
     choose = bsr_together.choose_together
 
-    def noted(problem):
-        taken.append(choose(problem))
+    def noted(problem, ctas):
+        taken.append(choose(problem, ctas))
         return taken[-1]
 
-    monkeypatch.setattr(bsr_together, "WIDE_ITEMS", 1)
+    monkeypatch.setattr(bsr_together, "LEAST_ITEMS", 1)
+    monkeypatch.setattr(bsr_together, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(plan, "choose_together", noted)
     with emulator.run(arch="sm_90a") as session:
         bsr_cases.run(Case("uniform", (8, 6), (16, 16), 576, kept=3), "cpu")
