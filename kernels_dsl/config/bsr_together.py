@@ -28,6 +28,8 @@ STAGE_K_TOGETHER = 32
 """Elements of K in a stage of such a tile."""
 LEAST_ITEMS = 100
 """Tiles of 64 x 1024, at least: fewer were not tried."""
+LEAST_DENSITY = 0.04
+"""Kept blocks by all, at least: fewer were not tried."""
 MOST_PACKED = 1 << 30
 """Bytes of packed blocks, at most."""
 LEAST_GAIN = 1.05
@@ -87,7 +89,7 @@ def choose_together(problem: BsrProblem, ctas: int) -> Sm90BsrConfig | None:
         return None
     if -(-problem.other // TOGETHER_COLUMNS) % 2 or _items(problem) < LEAST_ITEMS:
         return None
-    if not 0.0 < _density(problem) < 1.0 or _packed_bytes(problem) > MOST_PACKED:
+    if not LEAST_DENSITY <= _density(problem) < 1.0 or _packed_bytes(problem) > MOST_PACKED:
         return None
     return tiles_together(problem) if gain_together(problem, ctas) >= LEAST_GAIN else None
 

@@ -42,6 +42,7 @@ def test_large_products_of_small_blocks_with_many_of_them_kept() -> None:
         (32, {"n": 1024}),  # packing takes as long as is gained
         (16, {"n": 8192 + 512}),  # not in twos
         (16, {"nnz": 0}),
+        (16, {"nnz": 3 * 512 * 512 // 100}),  # below what was tried
         (16, {"l": 16}),  # the packed blocks would take too much memory
         (16, {"block_k": 32}),
         (48, {}),
