@@ -28,6 +28,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LARGE = 128
 """Blocks along D's blocked mode of a large product."""
 _EXTENT, _KEPT = 4096, 9  # only strides, alignment and how large is "large" count
+_MANY = 8192
+"""Elements along D's blocked mode of products whose block rows share tiles."""
 _LONG = 8192
 """Elements along K of a list that comes in pieces."""
 
@@ -42,6 +44,7 @@ class BsrKind:
 
     `by_column`: lists of block columns, for Aᵀ B and B A. A bias has a value for each column of D. `blocks`
     along D's blocked mode. `split`: there is a list that may come in pieces, on Hopper.
+    `ragged`: rows of the dense factor end within 128 bytes.
     """
 
     block: tuple[int, int]
@@ -51,6 +54,7 @@ class BsrKind:
     bias: bool = False
     blocks: int = 8
     split: bool = False
+    ragged: bool = False
 
     @property
     def label(self) -> str:
@@ -62,13 +66,14 @@ class BsrKind:
             "bias" * self.bias,
             "large" * (self.blocks > 8),
             "split" * self.split,
+            "ragged" * self.ragged,
         )
         return " ".join(filter(None, words))
 
     @property
     def other(self) -> int:
         """The extent of D that is not blocked: where it is small, one list may be more than a CTA's share."""
-        return _EXTENT // 4 if self.split else _EXTENT
+        return (_EXTENT // 4 if self.split else _EXTENT) - 8 * self.ragged
 
     @property
     def matrix(self) -> BsrTensor:
@@ -149,6 +154,27 @@ def list_kernels(arch: str) -> Iterator[Kernel]:
             yield kernel_of(f"bsr {call.function.name} {str(dtype).removeprefix('torch.')}", call)
 
 
+def together_kernels(arch: str) -> Iterator[Kernel]:
+    """The kernels of large products whose block rows share tiles: the packing and the two products."""
+    for (name, dtype), extent, by_column in itertools.product(_DTYPES.items(), (16, 32), (False, True)):
+        mask = torch.arange(_MANY // extent * 8).view(-1, 8) % 3 > 0
+        mask = mask.T if by_column else mask
+        size = mask.shape[0] * extent, mask.shape[1] * extent
+        kept = BsrTensor.from_dense(torch.zeros(size, dtype=dtype), mask, (extent, extent))
+        # On the left a dense matrix contiguous along K is read in the other order only for blocks of 16.
+        for dense_left in (False, True) if extent == 16 else (False,):
+            sparse = kept.t() if by_column != dense_left else kept
+            inner = sparse.size[0 if dense_left else 1]
+            dense = torch.empty((_EXTENT, inner) if dense_left else (inner, _EXTENT), dtype=dtype)
+            factors: tuple[Any, Any] = (dense, sparse) if dense_left else (sparse, dense)
+            *_, packing, together, alone = recorded(arch, partial(bsr_gemm, *factors))
+            label = BsrKind((extent, extent), name, by_column, dense_left).label
+            if not dense_left:
+                yield kernel_of(f"bsr sm90 packing {label}", packing)
+            yield kernel_of(f"bsr sm90 {label} together", together)
+            yield kernel_of(f"bsr sm90 {label} again", alone)
+
+
 def kinds(device: Device) -> Iterator[BsrKind]:
     """Products of a GPU, those that call for other tiles last."""
     hopper = FAMILIES[device.families()[0]].uses_tma
@@ -160,6 +186,8 @@ def kinds(device: Device) -> Iterator[BsrKind]:
             for split in (False, True) if hopper else (False,):
                 yield BsrKind(block, dtype, by_column, dense_left, split=split)
         yield BsrKind(block, dtype, False, True, bias=True)
+    for dtype, *forms in itertools.product(_DTYPES if hopper else (), (False, True), (False, True)):
+        yield BsrKind((16, 16), dtype, forms[0], split=forms[1], ragged=True)
     for dtype, by_column in itertools.product(_DTYPES if hopper else (), (False, True)):
         yield BsrKind((64, 64), dtype, by_column, False, blocks=LARGE)
         yield BsrKind((32, 32), dtype, by_column, True, blocks=LARGE)
@@ -178,4 +206,5 @@ def iter_bsr(arch: str) -> Iterator[Kernel]:
             yield sampled_kernel(block, dtype, True, arch, kept=LARGE)
     yield from list_kernels(arch)
     if hopper:
+        yield from together_kernels(arch)
         yield from pair_kernels(arch)

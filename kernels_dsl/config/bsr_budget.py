@@ -6,7 +6,8 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
-from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr import ROW, STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr_together import problem_together, why_not_together
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
@@ -36,11 +37,16 @@ def why_not(config: Sm90BsrConfig | Sm80GemmConfig, problem: BsrProblem, device:
         return f"the {config.family} kernels do not run on {device.name}"
     if isinstance(config, Sm80GemmConfig):
         return _why_not_sm80(config, problem, device)
+    reason = why_not_together(config, problem)
+    if reason is not None:
+        return reason
+    problem = problem_together(problem, config.rows_together)
     return (
         budget.not_positive(config, zero=("stages", "kept_stages"))
         or _why_not_tile(config, problem)
         or _why_not_cluster(config, problem)
         or _why_not_stages(config, problem)
+        or _why_not_deep_boxes(config, problem)
         or _why_not_registers(config, problem)
         or _why_not_smem(config, problem, device)
     )
@@ -110,6 +116,16 @@ def _why_not_stages(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
     if STAGE_K % config.unit_k:
         return f"unit_k is {config.unit_k}, must divide {STAGE_K} where kept blocks have a ring of their own"
     return None
+
+
+def _why_not_deep_boxes(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
+    columns = config.tile_x // (2 if config.sparse_on_m and config.tile_x > MOST_N else 1)
+    if not config.deep_boxes or not (problem.dense_k_major or problem.other % ROW or columns % ROW):
+        return None
+    return (
+        f"deep_boxes is True, must be False where the dense matrix is contiguous along K, or {problem.other} "
+        f"columns of it or {columns} of a tile are not in whole rows of {ROW}"
+    )
 
 
 def accumulator_registers(config: Sm90BsrConfig, problem: BsrProblem) -> int:

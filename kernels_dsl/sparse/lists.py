@@ -166,8 +166,9 @@ def merge_neighbours(
     """
     count, nnz, device = lists.table.shape[0], lists.kept.shape[0], lists.kept.device
     groups = -(-count // together)
-    owner = torch.arange(count, device=device)
-    owner = torch.repeat_interleave(owner, lists.first.diff().long(), output_size=nnz)
+    # Not `repeat_interleave`, which fails in a kernel where starts are not those of all blocks.
+    entries = torch.arange(nnz, dtype=torch.int32, device=device)
+    owner = (torch.searchsorted(lists.first, entries, right=True) - 1).clamp_(0, count - 1)
     key = (owner // together * extent + lists.across) * together + owner % together
     key, order = torch.sort(key, stable=True)
     cell, side = key // together, key % together

@@ -17,6 +17,7 @@ import torch
 
 from kernels_dsl.checks.eager_path import runs_kernels
 from kernels_dsl.sparse.lists import MOST_ROWS, Lists, merge_neighbours, row_chunks, row_lists
+from kernels_dsl.sparse.together import Together
 
 _MAX_PATTERNS = 64
 """Patterns from which on the oldest whose index tensor is gone makes way for a new one."""
@@ -40,6 +41,7 @@ class Pattern:
         self.rows, self.columns = rows, columns
         self.plans: dict[Any, Any] = {}
         self._chunks: dict[tuple[int, int, int], Any] = {}
+        self._together: dict[tuple[int, bool], Together] = {}
 
     @property
     def nnz(self) -> int:
@@ -88,6 +90,16 @@ class Pattern:
         columns = torch.arange(self.columns + 1, dtype=torch.int32, device=self.col.device)
         first = torch.searchsorted(ordered, columns, out_int32=True)
         return _lists(first, self.row_of[kept], kept.to(torch.int32), self.rows)
+
+    def together(self, rows: int, by_column: bool) -> Together:
+        """So many block rows, or block columns, each taken for one, which keeps what any of them keeps."""
+        key = rows, by_column
+        if key not in self._together:
+            lists, extent = (self.by_column, self.rows) if by_column else (self.by_row, self.columns)
+            first, across, kept = merge_neighbours(lists, extent, rows)
+            entries = torch.arange(self.nnz, dtype=torch.int32, device=self.col.device)
+            self._together[key] = Together(_lists(first, across, entries, extent), kept)
+        return self._together[key]
 
     def chunks(self, units: int, group: int = 0, together: int = 1) -> tuple[torch.Tensor, ...]:
         """Block rows cut into chunks of at most `units` kept blocks: rows and first entries of the chunks,

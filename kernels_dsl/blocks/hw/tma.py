@@ -31,13 +31,19 @@ class Partition(NamedTuple):
 
 
 def make_load_atom(
-    tensor: cute.Tensor, smem_layout: cute.ComposedLayout, tile: tuple[int, ...], multicast: int = 1
+    tensor: cute.Tensor,
+    smem_layout: cute.ComposedLayout,
+    tile: tuple[int, ...],
+    multicast: int = 1,
+    whole: bool = False,
 ) -> TmaCopy:
     """Loads of `tile` from the first modes of `tensor`, such as (MN, K) of (MN, K, L).
 
-    `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile.
+    `smem_layout` is staged, (MN, K, stages); `multicast` is the number of CTAs that share the tile. `whole`:
+    a multicast of all of it by one CTA.
     """
-    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    alone = multicast == 1 and not whole
+    op = cpasync.CopyBulkTensorTileG2SOp() if alone else cpasync.CopyBulkTensorTileG2SMulticastOp()
     one_stage = cute.slice_(smem_layout, (*(None for _ in tile), 0))
     # fp32 goes to the tensor cores as tf32. With this type TMA rounds on its way, to nearest even as an H200
     # shows; with its own, WGMMA would drop the low 13 bits: nearly three times the error.

@@ -33,8 +33,9 @@ def bsr_sm90_entry(
 ):
     """Launches the TMA + WGMMA kernel. `lists`: int32, see `block_lists.unpack_lists`; `counter`:
     int32 (1,), 0, see `item_queue`; with `config.split` more counters follow it, and `workspace` is that of
-    `partial_sums`. With `layout.scaled` the first of the operands is float32 (blocks) or (L, blocks), or
-    (blocks, 1, 1) or (L, blocks, 1, 1): the factor of each kept block.
+    `partial_sums`; with `layout.nans` the word NAN_WORD follows. With `layout.scaled` the first of the
+    operands is float32 (blocks) or (L, blocks), or (blocks, 1, 1) or (L, blocks, 1, 1): the factor of each
+    kept block.
     """
     scales = None
     if layout.scaled:
@@ -46,5 +47,5 @@ def bsr_sm90_entry(
     bsr_sm90(
         views.s, views.x, mD, views.lists(lists, layout, config.split, config.pairs),
         SumMemory(counter, workspace), extra, max_ctas, stream, config=config, epilogue=epilogue,
-        scales=scales_view(scales, mD.shape[2]) if layout.scaled else None,
+        scales=scales_view(scales, mD.shape[2]) if layout.scaled else None, nans=layout.nans,
     )  # fmt: skip

@@ -27,7 +27,7 @@ class Views:
         """The lists, one for each block along D's blocked mode, perhaps in pieces or pairs."""
         blocked = self.d.shape[1 if layout.dense_left else 0]
         entries = self.s.shape[2] * (2 if pairs else 1)
-        return unpack_lists(packed, blocked // self.s.shape[0], entries, split)
+        return unpack_lists(packed, cute.ceil_div(blocked, self.s.shape[0]), entries, split)
 
 
 def views_of(

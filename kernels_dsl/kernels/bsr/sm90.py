@@ -27,16 +27,16 @@ from cutlass import Int32
 
 from kernels_dsl.blocks.epilogue.operands import Operands
 from kernels_dsl.blocks.hw import tma
-from kernels_dsl.blocks.hw.layouts import major_mode, staged_smem_layout
+from kernels_dsl.blocks.hw.layouts import first_part, major_mode, staged_smem_layout
 from kernels_dsl.blocks.hw.wgmma import make_warpgroup_mma
 from kernels_dsl.blocks.mainloop.operand_ring import Layouts
 from kernels_dsl.blocks.reduce.partial_sums import SumMemory
 from kernels_dsl.blocks.schedule.block_lists import BlockLists, ListEnds, ListGrid
-from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.config.bsr import NanRule, Sm90BsrConfig
 from kernels_dsl.kernels.skeleton import Mmas, Output
 
 from .sm90_roles import BsrLoads, Pattern, bsr_kernel
-from .sm90_spec import PAIR, make_spec
+from .sm90_spec import PAIR, ROW, make_spec
 
 PANELS_BYTES = 6 << 20
 """Of the dense matrix, worked on together. 24 MB cost 5 to 15 % with blocks of 64 rows and less (H200)."""
@@ -55,15 +55,17 @@ def bsr_sm90(
     config: Sm90BsrConfig,
     epilogue: Callable[..., Any],
     scales: cute.Tensor | None = None,  # (blocks, L) float32: factors of the kept blocks
+    nans: NanRule = NanRule.NONE,
 ) -> None:
     """Launches D = epilogue(sum over each list of kept block @ its part of the dense matrix, *operands).
 
     S and X: 16-byte aligned base and strides, contiguous in mode 0 or 1. So is D where `config.epi_tma`, else
     it has any strides. `max_ctas`: CTAs that run at one time.
     """
-    spec = make_spec(config, mS, mX, mD, scales is not None)
+    spec = make_spec(config, mS, mX, mD, scales is not None, nans)
+    a_major, b_major = (major_mode(x) for x in ((mS, mX) if config.sparse_on_m else (mX, mS)))
+    mX = in_rows(mX) if config.deep_boxes else mX
     mA, mB = (mS, mX) if config.sparse_on_m else (mX, mS)
-    a_major, b_major = major_mode(mA), major_mode(mB)
     a_dtype, b_dtype = spec.mma_dtypes
     mmas = Mmas(
         make_warpgroup_mma(a_dtype, a_major, b_major, spec.wg_n, b_dtype=b_dtype),
@@ -81,7 +83,10 @@ def bsr_sm90(
     shared = None
     if spec.pairs:
         x_layout, x_tile = (layouts.b, b_tile) if config.sparse_on_m else (layouts.a, a_tile)
-        shared = tma.make_load_atom(mX, x_layout, x_tile, PAIR)
+        if spec.halves:
+            x_tile = (spec.part_n, spec.unit_k)
+            x_layout = first_part(x_layout, x_tile)
+        shared = tma.make_load_atom(mX, x_layout, x_tile, 1 if spec.halves else PAIR, whole=spec.halves)
     store = tma.TmaCopy(None, mD)
     if spec.epilogue.use_tma:
         store = tma.make_store_atom(mD, layouts.d, spec.epilogue.subtile)
@@ -110,6 +115,14 @@ def bsr_sm90(
         stream=stream,
         use_pdl=True,
     )
+
+
+def in_rows(mX: cute.Tensor) -> cute.Tensor:
+    """mX (X, ...), contiguous along X, as ((ROW, X / ROW), ...): two modes, of which a TMA box has both."""
+    extent, *shape = mX.shape
+    _, *strides = mX.stride
+    layout = cute.make_layout(((ROW, extent // ROW), *shape), stride=((1, ROW), *strides))
+    return cute.make_tensor(mX.iterator, layout)
 
 
 @cute.jit

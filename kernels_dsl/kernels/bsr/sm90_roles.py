@@ -28,6 +28,7 @@ from kernels_dsl.blocks.mainloop.operand_ring import (
     warpgroup_share,
 )
 from kernels_dsl.blocks.mainloop.promoted_blocks import promoted_blocks
+from kernels_dsl.blocks.reduce import nan_word
 from kernels_dsl.blocks.reduce.partial_sums import Part, PartialSums, Piece, SumMemory
 from kernels_dsl.blocks.schedule import item_queue
 from kernels_dsl.blocks.schedule.block_lists import (
@@ -46,7 +47,7 @@ from kernels_dsl.blocks.schedule.block_lists import (
     place_word,
 )
 from kernels_dsl.blocks.schedule.tile_source import KRange
-from kernels_dsl.config.bsr import PIECE, SHARED
+from kernels_dsl.config.bsr import PIECE, SHARED, NanRule
 from kernels_dsl.kernels import skeleton
 from kernels_dsl.kernels.skeleton import Cta, Mmas, Output, this_cta
 
@@ -212,8 +213,7 @@ class ReceivedItems:
     def leave_first(self, position: Received, state: PipelineState) -> tuple[Received, PipelineState]:
         """Past the first item, which is the other warpgroup's."""
         state = skip(state, self.k_range(position.item).end)
-        # A cluster may have no item at all where only the GPU knows how many there are.
-        if not cutlass.const_expr(self.spec.split) or position.item.tile >= 0:
+        if not cutlass.const_expr(self.spec.may_idle) or position.item.tile >= 0:
             position = self.receive(position.state)
         return position, state
 
@@ -229,15 +229,18 @@ class ReceivedItems:
 
 
 def operand_loads(
-    atom: cute.CopyAtom, parts: tma.Partition, tile: Int32, batch: Int32, count: int, mask: Int16 | None
+    atom: cute.CopyAtom,
+    parts: tma.Partition,
+    tile: Int32,
+    batch: Int32,
+    count: int,
+    mask: Int16 | None,
+    step: int = 1,
 ) -> list[Load]:
-    """Loads of `count` tiles from number `tile` on; `mask`: the CTAs that this one loads for."""
-    return [
-        tma.tile_loader(
-            atom, cute.group_modes(parts.tiles[None, tile + i, None, None, batch], 1, 3), parts.shared, mask
-        )
-        for i in range(count)
-    ]
+    """Loads of `count` tiles from number `tile` on, each `step` parts; `mask`: the CTAs that this one loads
+    for."""
+    tiles = [parts.tiles[None, (tile + i) * step, None, None, batch] for i in range(count)]
+    return [tma.tile_loader(atom, cute.group_modes(x, 1, 3), parts.shared, mask) for x in tiles]
 
 
 @cute.jit
@@ -331,6 +334,8 @@ class BsrRoles:
         # Of the next item: first its number, then its line of the table. One register, for there are few.
         word = place_word(lists, list_place(cta.cluster, grid, heavy, sub_tiles))
         item = list_item(word, spec.split, sub_tiles)
+        if cutlass.const_expr(spec.nans is NanRule.REDO):
+            item = item._replace(tile=nan_word.tile_to_redo(counters, item.tile))
         if leader:
             item_queue.send(queue, sent, tuple(item), spec.cluster_size)
         else:
@@ -399,7 +404,13 @@ class BsrRoles:
         a = tma.load_partition(load_a.atom, gA, sA, peers_n, rank[1])
         b = tma.load_partition(load_b.atom, gB, sB, peers_m, rank[0])
         masks, shared = tma.multicast_masks(peers, rank), None
-        if spec.pairs:
+        if spec.halves:
+            tile = (spec.part_n, spec.unit_k)
+            mine = cute.domain_offset((in_cluster * spec.part_n, 0, 0, 0), load_shared.coordinates)
+            sX = cute.local_tile(sB, tile, (in_cluster, 0, None))
+            gX = cute.local_tile(mine, tile, every)
+            shared = tma.load_partition(load_shared.atom, gX, sX, peers_m, 0)
+        elif spec.pairs:
             tile = (spec.wg_n, spec.unit_k) if spec.sparse_on_m else (spec.tile_m, spec.kept_k)
             gX = cute.local_tile(load_shared.coordinates, tile, every)
             sX = sB if spec.sparse_on_m else sA
@@ -418,7 +429,8 @@ class BsrRoles:
         if operands.shared is None:
             return ItemLoads(a, b)
         x, both = (n if spec.sparse_on_m else m), Int16((1 << PAIR) - 1)
-        shared = operand_loads(self.loads.shared.atom, operands.shared, x, batch, spec.shares_n, both)
+        step = PAIR if spec.halves else 1
+        shared = operand_loads(self.loads.shared.atom, operands.shared, x, batch, spec.shares_n, both, step)
         return ItemLoads(a, b, shared_b=shared) if spec.sparse_on_m else ItemLoads(a, b, shared_a=shared)
 
     def load_piece(
@@ -568,6 +580,8 @@ class BsrConsumer:
             else:
                 store()
         else:
+            if cutlass.const_expr(spec.nans is NanRule.TELL):
+                nan_word.tell(acc, roles.pattern.memory.counters)
             store()
 
     def partial_sums(self, item: ListItem) -> PartialSums:

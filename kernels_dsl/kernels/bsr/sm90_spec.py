@@ -8,12 +8,16 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
-from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
+from kernels_dsl.config.bsr import STAGE_K, NanRule, Sm90BsrConfig
 
 MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
 """Bytes of K in a WGMMA."""
+ROW = 64
+"""Elements of 128 bytes, in a row of a box."""
+LEAST_BOX_K = 16
+"""Rows of the dense matrix in a box of TMA, at least, where it is contiguous along the other mode."""
 PAIR = 2
 """CTAs of a cluster that takes two lists."""
 LATE_GROUP = 32 << 10
@@ -27,7 +31,8 @@ class BsrSpec(Warpgroups):
     A group of a list is one block, cut into `pieces` stages, or `units` blocks that share a stage; `pieces`
     has the instructions along K of each. `sub_clusters`: cluster tiles that a block takes along D.
     `pairs`: the CTAs of a cluster may have two lists, and load kept blocks for themselves.
-    `promoted`: each block's sum is scaled and added to a second set of accumulators.
+    `promoted`: each block's sum is scaled and added to a second set of accumulators. `nans`: see `NanRule`.
+    `halves`: what a pair shares of the dense matrix is cut between columns, as boxes along K were too short.
     """
 
     tile_m: int
@@ -50,6 +55,8 @@ class BsrSpec(Warpgroups):
     kept_stages: int
     split: bool
     pairs: bool
+    nans: NanRule
+    halves: bool
 
     @property
     def cluster_size(self) -> int:
@@ -92,6 +99,16 @@ class BsrSpec(Warpgroups):
         return self.tile_n // self.wg_n
 
     @property
+    def part_n(self) -> int:
+        """Columns of a warpgroup's tile that a CTA of a pair loads for both; all where it loads half of K."""
+        return self.wg_n // PAIR if self.halves else self.wg_n
+
+    @property
+    def may_idle(self) -> bool:
+        """A cluster may have no item at all: only the GPU knows how many there are."""
+        return self.split or self.nans is NanRule.REDO
+
+    @property
     def stage_bytes(self) -> int:  # type: ignore[override]
         """Bytes of one stage in shared memory, of A and B or of B, which are what TMA announces."""
         rows = self.tile_n if self.two_rings else self.tile_m + self.tile_n
@@ -116,7 +133,7 @@ class BsrSpec(Warpgroups):
 
 
 def make_spec(
-    config: Sm90BsrConfig, mS: cute.Tensor, mX: cute.Tensor, mD: cute.Tensor, promoted: bool
+    config: Sm90BsrConfig, mS: cute.Tensor, mX: cute.Tensor, mD: cute.Tensor, promoted: bool, nans: NanRule
 ) -> BsrSpec:
     """Completes a configuration for kept blocks mS (block, K, blocks, L). ValueError: what does not fit."""
     dtypes = (mS.element_type, mX.element_type)
@@ -153,6 +170,8 @@ def make_spec(
     stages, epi_stages = stages_that_fit(
         config, config.stages, stage_bytes, subtile_bytes, most=12, taken=kept_bytes
     )
+    along_x = config.sparse_on_m and major_mode(mX) == cute.nvgpu.OperandMajorMode.MN
+    halves = config.pairs and along_x and config.unit_k < PAIR * LEAST_BOX_K and wg_n % (PAIR * ROW) == 0
     m_major = config.epi_tma and major_mode(mD) == cute.nvgpu.OperandMajorMode.MN
     plan = EpiloguePlan((wg_m, wg_n), epi_n, epi_stages, mD.element_type, config.epi_tma, m_major)
     return BsrSpec(
@@ -161,5 +180,5 @@ def make_spec(
         sub_clusters=block // (config.tile_s * config.cluster_s), stages=stages,
         mma_dtypes=dtypes if config.sparse_on_m else dtypes[::-1], promoted=promoted, epilogue=plan,
         kept_k=STAGE_K if config.kept_stages else config.unit_k, kept_stages=config.kept_stages,
-        split=config.split, pairs=config.pairs,
+        split=config.split, pairs=config.pairs, nans=nans, halves=halves,
     )  # fmt: skip

@@ -51,8 +51,8 @@ def bsr_gemm(
 
     Returns (M, N) or (L, M, N). Differentiable in the values, the dense factor, c, bias and residual, but
     not with `epilogue` or `out`. Sums run in the order of the stored columns, those of long lists in pieces
-    that are added in order, those of block rows in pairs in an order that follows from the whole pattern, so
-    results repeat bit for bit.
+    that are added in order, those of block rows that are pairs or share tiles in an order that follows from
+    the whole pattern, so results repeat bit for bit.
     Raises TypeError and ValueError before any launch, naming the argument.
     """
     sparse: BsrTensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from kernels_dsl.config.bsr import (
 )
 from kernels_dsl.config.bsr_budget import fitted, why_not
 from kernels_dsl.config.bsr_sm80 import check_grid, choose_sm80
+from kernels_dsl.config.bsr_together import choose_together
 from kernels_dsl.config.family import FAMILIES
 from kernels_dsl.ops import allocate
 from kernels_dsl.ops.bsr.arguments import CONFIGS, BsrConfig, BsrProductArguments
@@ -35,8 +37,9 @@ from kernels_dsl.ops.gemm.steps import operand_maker, preparation
 from kernels_dsl.ops.launch import Launch
 from kernels_dsl.ops.target import Target
 from kernels_dsl.ops.tile_counter import counter_and_workspace, tile_counter
+from kernels_dsl.sparse import together
 from kernels_dsl.sparse.lists import check_pairs
-from kernels_dsl.sparse.tensor import BsrTensor
+from kernels_dsl.sparse.steps import one_block, values_step
 from lowering.records import frozen
 
 _FOLDER = "kernels_dsl.kernels.bsr"
@@ -176,10 +179,19 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
     chosen = _pick(problem, families) if config is None else _fitted(config, problem, target)
     rule: PiecesRule | None = None
     counter: Callable[[int], Any] = _no_counter
+    shared: Sm90BsrConfig | None = None
+    # The second launch reads the operands again, which may be D.
+    may_share = not fp8 and (arguments.out is None or not call.operands)
     if isinstance(chosen, Sm90BsrConfig):
-        if not fp8 and (config is None or chosen.split):
+        if chosen.rows_together > 1:
+            if not may_share:
+                raise ValueError(f"config is {config}, must have rows_together 1 with out and an epilogue")
+            shared, chosen = chosen, choose(problem) or chosen
+        elif not fp8 and (config is None or chosen.split):
             longest = pattern.longest[1 if arguments.by_column else 0]
             rule = pieces_rule(problem, unpaired(chosen), target.device.sm_count, longest)
+        if config is None and rule is None and may_share:
+            shared = choose_together(problem, target.device.sm_count)
         chosen = replace(chosen, split=False) if rule is None else replace(unpaired(chosen), split=True)
         counter = _counter(problem, chosen, rule)
     else:
@@ -198,7 +210,7 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
     }
     prepare: Callable[[torch.Tensor], torch.Tensor] | None
     if call.k == 0:
-        prepare = _one_block(problem.block_k, arguments.dense_left, factor.k_mode if fp8 else "row")
+        prepare = one_block(problem.block_k, arguments.dense_left, factor.k_mode if fp8 else "row")
     else:
         batch = dense.shape[0] if dense.dim() == 3 else None
         prepare = preparation(dense, factor.layout, factor.copy, batch)
@@ -212,10 +224,16 @@ def build(call: GemmCall, arguments: BsrProductArguments, target: Target) -> Pla
             return lists.in_pieces(rule)
         return lists.in_pairs if chosen.pairs else lists.packed
 
-    launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
-    memory = _Memory(packed, counter, rule is not None)
-    run = _prepared(launch, memory, _values_step(arguments.sparse, turned), prepare, make_out)
-    return Plan(run, operand_maker(call.operands, arguments.operands, target), chosen, extents)
+    steps = together.Steps(values_step(arguments.sparse, turned), prepare, make_out)
+    if shared is None:
+        launch = Launch(FUNCTIONS[chosen.family], target, constexprs)
+        run = _prepared(launch, _Memory(packed, counter, rule is not None), *steps)
+    else:
+        joined = together.Joined(shared, constexprs, pattern, packed)
+        launches = joined.launches(lambda f, choices: Launch(f, target, choices), FUNCTIONS["sm90"])
+        words = partial(counter_and_workspace, target.index, 0, together.WORDS)
+        run = together.runner(joined, launches, words, steps, target.device.sm_count)
+    return Plan(run, operand_maker(call.operands, arguments.operands, target), shared or chosen, extents)
 
 
 def _counter(problem: BsrProblem, config: Sm90BsrConfig, rule: PiecesRule | None) -> Callable[[int], Any]:
@@ -239,35 +257,6 @@ class _Memory:
     lists: Callable[[], torch.Tensor]
     counter: Callable[[int], Any]
     split: bool
-
-
-def _one_block(block_k: int, dense_left: bool, contiguous: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """For K = 0: a dense matrix of one block of zeros along K, which no list names."""
-
-    def zeros(dense: torch.Tensor) -> torch.Tensor:
-        shape = list(dense.shape)
-        shape[-1 if dense_left else -2] = block_k
-        if contiguous == "column":
-            return dense.new_zeros(*shape[:-2], shape[-1], shape[-2]).mT
-        # Rows that end on 16 bytes: the padding is cut off again by the view.
-        wide = -(-shape[-1] // 8) * 8
-        return dense.new_zeros(*shape[:-1], wide)[..., : shape[-1]]
-
-    return zeros
-
-
-def _values_step(sparse: BsrTensor, turned: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The step that prepares the values for the launch; None for nothing. `turned`: blocks are transposed."""
-    values = sparse.values
-    if sparse.nnz == 0:
-        block = sparse.block[::-1] if turned else sparse.block
-        shape = (*values.shape[:-3], 1, *block)
-        return lambda x: x.new_zeros(shape)
-    if turned:
-        return lambda x: x.mT.contiguous()
-    if values.is_contiguous() and values.data_ptr() % ALIGN == 0:
-        return None
-    return lambda x: x.clone(memory_format=torch.contiguous_format)
 
 
 def _prepared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 from kernels_dsl.aot.bsr import LARGE, BsrKind, bsr_kernel, iter_bsr, sampled_kernel
 from kernels_dsl.blocks.epilogue.functions import LinearEpilogue, ScaledEpilogue
-from kernels_dsl.config.bsr import TOGETHER, BsrLayout, BsrProblem, choose
+from kernels_dsl.config.bsr import TOGETHER, BsrLayout, BsrProblem, NanRule, choose
+from kernels_dsl.config.bsr_together import tiles_together
 from kernels_dsl.ops.bsr.plan import FUNCTIONS
+from kernels_dsl.sparse.together import PACK
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,35 @@ def test_lists_in_pairs(extent: int, left: bool) -> None:
         assert entry.count("HGMMA") and entry.count("UTMASTG")
 
 
+@pytest.mark.parametrize("rows", [4, 2])
+def test_block_rows_that_share_tiles(rows: int) -> None:
+    """A stage has 32 of K, of one or two joined blocks; the packing kernel turns them."""
+    extent, size, nnz = 64 // rows, 8192, 4096
+    problem = BsrProblem(size, size, size, nnz, extent, extent)
+    config = tiles_together(problem)
+    assert config.pairs and config.deep_boxes and config.rows_together == rows
+
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    int32, matrix = torch.int32, meta(size, size)
+    words = meta(2, dtype=int32)
+    args = (meta(nnz, extent, 64), matrix, matrix, meta(64, dtype=int32), words, None, (meta(size),), 132)
+    epilogue, layout = LinearEpilogue(bias=True), BsrLayout((extent, 64), True, operand_modes=("n",))
+    choices = {"config": config, "epilogue": epilogue, "layout": replace(layout, nans=NanRule.TELL)}
+    (entry,) = FUNCTIONS["sm90"].compile(*args, arch="sm_90a", **choices).resources()
+    assert entry.spill_loads == entry.spill_stores == entry.stack_bytes == 0
+    assert entry.count("HGMMA") == 4  # two of K, for the first group and the others
+    # Of each block of a stage the kept one, and the dense one of two warpgroups, for one CTA or for both.
+    assert entry.count("UTMALDG") == 5 * config.units and entry.count("UTMASTG")
+    places = meta(129, dtype=int32), meta(rows, nnz, dtype=int32), meta(nnz, extent, 64), words
+    for transposed in (False, True):
+        packing = PACK.compile(meta(nnz, extent, extent), *places, arch="sm_90a", transposed=transposed)
+        (entry,) = packing.resources()
+        assert entry.spill_loads == entry.stack_bytes == 0
+        assert entry.count("LDG.E.128") == entry.count("STG.E.128") == 8
+
+
 def test_lists_in_pieces() -> None:
     """Two warpgroups with 128 x 192 each, the most accumulators: the sum of pieces needs no spills."""
     made = bsr_kernel(BsrKind((128, 128), "bf16", bias=True, split=True), "sm_90a")
@@ -149,7 +181,7 @@ def test_sampled_product(block: tuple[int, int], columns: bool) -> None:
 def test_kernels_ahead_of_time_have_names_of_their_own() -> None:
     for arch, family in (("sm_90a", "sm90"), ("sm_89", "sm80")):
         names = [name for name, *_ in iter_bsr(arch)]
-        assert len(names) == len(set(names)) == (130 if family == "sm90" else 68)
+        assert len(names) == len(set(names)) == (170 if family == "sm90" else 68)
         lists = {f"bsr {kind} int{bits}" for kind in ("row_lists", "row_chunks") for bits in (32, 64)}
         assert lists < set(names)
         assert all(f" {family} " in name or " sddmm " in name for name in set(names) - lists)

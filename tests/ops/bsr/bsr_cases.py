@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -89,10 +90,10 @@ def check_pieces(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     assert not counters.any() and not workspace.isnan().all()
 
 
-def run(case: Case, device: str, *, exact: bool = True) -> None:
+def run(case: Case, device: str, *, exact: bool = True, **options: Any) -> None:
     """Run a case and check all of D: its values, that all of it is written and nothing else.
 
-    Rows of the dense factor that meet no kept block hold NaN.
+    `options`: of the call. Rows of the dense factor that meet no kept block hold NaN.
     """
     seed = case_seed(str(case))
     matrix = random_bsr(
@@ -116,9 +117,8 @@ def run(case: Case, device: str, *, exact: bool = True) -> None:
     if left:
         panel, expected, peer = panel.mT, expected.mT, peer.mT
     dense = buffers.embed(panel, contiguous=-2 if case.columns_contiguous else -1, pad=case.pad)
-    options: dict = {}
     if case.linear:
-        options = {
+        options |= {
             "alpha": 0.5,
             "bias": make((expected.shape[-1],), case.dtype, seed=seed + 3, device=device),
         }
