@@ -10,7 +10,8 @@ from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 
-TILE_ROWS = (64, 128, 192, 256)
+TILE_ROWS = (64, 128, 192, 256, 384, 512)
+"""Of a tile on WGMMA's M: those above 256 are for blocks with few columns."""
 MOST_N = 256
 """Of one WGMMA."""
 MMA_K_BYTES = 32
@@ -51,7 +52,7 @@ def consumers(config: Sm90BsrConfig) -> int:
     m, n = config.tile
     if config.schedule is Schedule.PINGPONG or n > MOST_N:
         return 2
-    return {64: 1, 128: 2, 192: 3, 256: 2}[m]
+    return {64: 1, 128: 2, 192: 3}.get(m, 2)
 
 
 def _why_not_tile(config: Sm90BsrConfig, problem: BsrProblem) -> str | None:
