@@ -6,7 +6,8 @@ The counterpart of `budget` for the kernels over lists of kept blocks.
 from __future__ import annotations
 
 from kernels_dsl.config import budget, wgmma
-from kernels_dsl.config.bsr import STAGE_K, BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr import BsrProblem, Sm90BsrConfig, stores_by_tma
+from kernels_dsl.config.bsr_tiles import STAGE_K
 from kernels_dsl.config.gemm import Schedule, Sm80GemmConfig
 from kernels_dsl.config.problem import ELEMENT_BYTES, Device, GemmProblem
 

@@ -8,7 +8,8 @@ import cutlass.cute as cute
 from kernels_dsl.blocks.epilogue.tile_store import EpiloguePlan, epilogue_columns
 from kernels_dsl.blocks.hw.layouts import major_mode
 from kernels_dsl.blocks.mainloop.operand_ring import Registers, Warpgroups, stages_that_fit
-from kernels_dsl.config.bsr import STAGE_K, Sm90BsrConfig
+from kernels_dsl.config.bsr import Sm90BsrConfig
+from kernels_dsl.config.bsr_tiles import STAGE_K
 
 MOST_N = 256
 """Of one WGMMA."""
